@@ -53,6 +53,8 @@ class WavelengthSwitch:
 
     1×N, N×1 or N×M by ``inputs`` and ``outputs``. The fibre pair in port *n* brings light in at
     ``in:n`` and takes away what leaves at ``out:n``, as far as there is such an input and output.
+    ``driver``, ``address``, ``user`` and ``password_env`` are as of an OCS; without a ``driver``
+    nobody changes it, and it is as the lab file says.
     """
 
     name: str
@@ -62,6 +64,10 @@ class WavelengthSwitch:
     switching_time_s: float = 0.05
     insertion_loss_db: float = 6.0
     initial: SpectrumMap = field(default_factory=SpectrumMap)
+    driver: str = ""
+    address: str = ""
+    user: str = "admin"
+    password_env: str | None = None
 
     @property
     def ports(self) -> int:

@@ -153,6 +153,8 @@ class CircuitSwitch:
     emulated: Emulation = field(default_factory=Emulation)
 
 
+OpticalSwitch = CircuitSwitch | WavelengthSwitch
+"""What a driver drives."""
 Device = Server | PacketSwitch | CircuitSwitch | WavelengthSwitch | PassivePart
 
 

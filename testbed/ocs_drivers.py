@@ -1,4 +1,4 @@
-"""The drivers of optical circuit switches that come with Patchlight: one row each, and no more.
+"""The drivers of optical switches that come with Patchlight: one row each, and no more.
 
 A row is all there is to registering a driver. The registry of drivers and that of emulated
 devices, the lab file's schema and checks, the conformance tests and the table of drivers in the
@@ -110,9 +110,25 @@ _ROWS = (
     ),
 )
 OCS_DRIVERS = {row.name: row for row in _ROWS}
+"""Those of circuit switches."""
+
+_WSS_ROWS = (
+    OcsDriver(
+        "dry-run",
+        "none: remembers, for rehearsals",
+        driver="dry_run:DryRunWavelengths",
+        has_users=False,
+        tested_with="itself",
+        hardware="–",
+    ),
+)
+WSS_DRIVERS = {row.name: row for row in _WSS_ROWS}
+"""Those of wavelength switches."""
 
 DRIVER_GROUP = "patchlight.ocs_drivers"
-"""The group of entry points with which other packages add drivers."""
+"""The group of entry points with which other packages add drivers of circuit switches."""
+WSS_DRIVER_GROUP = "patchlight.wss_drivers"
+"""The same of wavelength switches."""
 
 
 def drivers_table(drivers: Iterable[OcsDriver] = _ROWS) -> str:

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 from patchlight.testbed.errors import BadInput
 
@@ -63,6 +63,10 @@ class JoinsPorts(Protocol):
     @property
     def out(self) -> int:
         """The output's number."""
+
+    @property
+    def reverse(self) -> Self:
+        """The other direction, between the same ports."""
 
 
 C = TypeVar("C", bound=JoinsPorts)

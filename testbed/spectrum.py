@@ -191,6 +191,14 @@ class ChannelConnect(NamedTuple):
         """The same channel in the other direction."""
         return self._replace(inp=self.out, out=self.inp)
 
+    def clashes(self, other: ChannelConnect) -> bool:
+        """Whether one map cannot have both: channels that overlap, of one input or at one output.
+
+        So do two entries of the same way and channel with different attenuations.
+        """
+        same_fibre = self.inp == other.inp or self.out == other.out
+        return same_fibre and self != other and self.channel.overlaps(other.channel)
+
 
 def parse_channel_connects(text: str) -> tuple[ChannelConnect, ...]:
     """``"1>3@193.100"`` → itself; ``"1-3@193.100-2dB"`` → both directions, 2 dB weaker.
@@ -295,7 +303,7 @@ class SpectrumMap:
 
     def joined(self, additions: SpectrumMap) -> SpectrumMap:
         """This map with ``additions`` made, whatever stood in their way broken."""
-        kept = [w for w in self._ways if not any(_clash(w, new) for new in additions._ways)]
+        kept = [w for w in self._ways if not any(w.clashes(new) for new in additions._ways)]
         return SpectrumMap.of([*kept, *additions._ways])
 
     def check(self, inputs: int, outputs: int, grid: Grid) -> None:
@@ -321,11 +329,6 @@ def clashes(ways: Iterable[ChannelConnect]) -> Iterator[str]:
         else:
             for fibre in (("in", way.inp), ("out", way.out)):
                 by_fibre[fibre].append(way)
-
-
-def _clash(one: ChannelConnect, other: ChannelConnect) -> bool:
-    same_fibre = one.inp == other.inp or one.out == other.out
-    return same_fibre and one.channel.overlaps(other.channel)
 
 
 def _words(one: ChannelConnect, other: ChannelConnect) -> str:

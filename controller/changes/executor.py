@@ -65,7 +65,7 @@ async def _restore(driver: CircuitDriver, change: PortMapChange) -> PortMap:
     return after
 
 
-def raise_refusals(ocs: str, verb: str, refused: Iterable[Refusal]) -> None:
+def raise_refusals(ocs: str, verb: str, refused: Iterable[Refusal[CrossConnect]]) -> None:
     """``StepFailed`` in the device's words if it refused anything."""
     if refused:
         raise StepFailed(f"{ocs} refused to {verb} {'; '.join(map(str, refused))}")

@@ -53,7 +53,7 @@ async def _expect_map(driver: CircuitDriver, *added: CrossConnect) -> None:
     _expect("the map", await driver.read_map(), PortMap.of([*INITIAL, *added]))
 
 
-async def _complete(outcome: Awaitable[Outcome]) -> Outcome:
+async def _complete(outcome: Awaitable[Outcome[CrossConnect]]) -> Outcome[CrossConnect]:
     result = await outcome
     _expect("refused", result.refused, ())
     return result

@@ -1,4 +1,8 @@
-"""What every driver of an optical circuit switch (OCS) does, and in which words it answers.
+"""What every driver of an optical switch does, and in which words it answers.
+
+An optical circuit switch (OCS) joins ports: an entry of its map is a ``CrossConnect``. A
+wavelength switch (WSS) leads channels from port to port: an entry is a ``ChannelConnect``. Both
+keep the same promises (``SwitchDriver``).
 
 Ports are canonical and directed: ``in:n`` takes light in, ``out:n`` lets it out, both
 counted from 1. A driver maps them to its vendor's numbering. Drivers declare what their
@@ -7,14 +11,19 @@ device can do (``Capabilities``); callers ask that, never the driver's name.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.portmap import CrossConnect, PortMap
+from patchlight.testbed.portmap import CrossConnect, JoinsPorts, PortMap
+from patchlight.testbed.spectrum import Channel, ChannelConnect, Grid, SpectrumMap
+
+C = TypeVar("C", bound=JoinsPorts)
+M_co = TypeVar("M_co", covariant=True)
 
 Side = Literal["in", "out"]
 SIDES: tuple[Side, ...] = ("in", "out")
@@ -144,10 +153,10 @@ class AlarmLog:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """One cross-connect that the device would not do, and why in its own words."""
+class Refusal(Generic[C]):
+    """One entry that the device would not do, and why in its own words."""
 
-    cross_connect: CrossConnect
+    cross_connect: C
     words: str
 
     def __str__(self) -> str:
@@ -155,16 +164,16 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of a connect or disconnect; every cross-connect asked for is in one of the two.
+class Outcome(Generic[C]):
+    """What came of a connect or disconnect; every entry asked for is in one of the two.
 
     ``done``: after the call the device holds it (connect) or does not (disconnect), whether
     or not this call changed that. ``refused``: it did not happen, and nothing of it is left
     behind on the device. ``elapsed_s``: wall time, the device's switching time included.
     """
 
-    done: tuple[CrossConnect, ...]
-    refused: tuple[Refusal, ...]
+    done: tuple[C, ...]
+    refused: tuple[Refusal[C], ...]
     elapsed_s: float
 
     @property
@@ -197,22 +206,19 @@ class LoginRefused(PatchlightError):
 
 
 @runtime_checkable
-class CircuitDriver(Protocol):
-    """One OCS. Use from one event loop; calls may overlap, writes are serialised inside.
+class SwitchDriver(Protocol[C, M_co]):
+    """One optical switch. Use from one event loop; calls may overlap, writes are serialised inside.
 
-    Every method may raise ``DeviceUnreachable``, ``LoginRefused`` or ``DeviceRefused`` (the
-    device refused the whole question). ``connect`` and ``disconnect`` raise ``OutcomeUnknown``
-    where the device was told and did not say what came of it: read the map before anything
-    else. What it refuses of single cross-connects is in the ``Outcome``, never raised.
+    ``C`` is an entry of its map ``M``. Every method may raise ``DeviceUnreachable``,
+    ``LoginRefused`` or ``DeviceRefused`` (the device refused the whole question). ``connect`` and
+    ``disconnect`` raise ``OutcomeUnknown`` where the device was told and did not say what came of
+    it: read the map before anything else. What it refuses of single entries is in the
+    ``Outcome``, never raised.
     """
 
     @property
     def name(self) -> str:
-        """The OCS's name in the lab."""
-
-    @property
-    def ports(self) -> int:
-        """How many ports it has on each side."""
+        """The switch's name in the lab."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -227,18 +233,18 @@ class CircuitDriver(Protocol):
     async def identify(self) -> Identity:
         """Vendor, model, serial number and software of the device."""
 
-    async def read_map(self) -> PortMap:
-        """The cross-connects that are active on the device now, as the device says."""
+    async def read_map(self) -> M_co:
+        """What is active on the device now, as the device says."""
 
-    async def connect(self, pairs: Iterable[CrossConnect]) -> Outcome:
-        """Make these cross-connects and wait until the device says that they are up.
+    async def connect(self, pairs: Iterable[C]) -> Outcome[C]:
+        """Make these entries and wait until the device says that they are up.
 
-        Nothing else is broken to make room: a busy port is a refusal. ``BadInput`` (before
-        anything is sent) for a port outside the device or one used twice.
+        Nothing else is broken to make room: what is in the way is a refusal. ``BadInput`` (before
+        anything is sent) for a port outside the device, or entries that clash.
         """
 
-    async def disconnect(self, pairs: Iterable[CrossConnect]) -> Outcome:
-        """Break these cross-connects; one that is not there counts as done."""
+    async def disconnect(self, pairs: Iterable[C]) -> Outcome[C]:
+        """Break these entries; one that is not there counts as done."""
 
     async def port_states(self) -> Mapping[DirectedPort, PortState]:
         """The state of every port, both sides."""
@@ -257,6 +263,36 @@ class CircuitDriver(Protocol):
 
 
 @runtime_checkable
+class CircuitDriver(SwitchDriver[CrossConnect, PortMap], Protocol):
+    """One OCS."""
+
+    @property
+    def ports(self) -> int:
+        """How many ports it has on each side."""
+
+
+@runtime_checkable
+class WavelengthDriver(SwitchDriver[ChannelConnect, SpectrumMap], Protocol):
+    """One WSS. An entry that is connected or broken leaves the light of all others alone.
+
+    The attenuation is part of an entry: another one for the same channel clashes with the entry
+    that is there, and is made once that is broken.
+    """
+
+    @property
+    def inputs(self) -> int:
+        """How many inputs it has."""
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs it has."""
+
+    @property
+    def grid(self) -> Grid:
+        """Which channels there are."""
+
+
+@runtime_checkable
 class TellsFactoryLosses(Protocol):
     """A driver of a device that knows what its paths lost when it was made."""
 
@@ -264,6 +300,16 @@ class TellsFactoryLosses(Protocol):
         self, cross_connects: Iterable[CrossConnect]
     ) -> Mapping[CrossConnect, float]:
         """The insertion loss in dB of each of these paths that was measured in the factory."""
+
+
+@runtime_checkable
+class TellsChannelPowers(Protocol):
+    """A driver of a WSS that measures the power of each channel."""
+
+    async def channel_powers(
+        self, ports: Iterable[DirectedPort]
+    ) -> Mapping[DirectedPort, Mapping[Channel, float | None]]:
+        """Power in dBm of each channel that the map has there; ``None`` where it is dark."""
 
 
 def checked(pairs: Iterable[CrossConnect], port_count: int) -> tuple[CrossConnect, ...]:
@@ -276,4 +322,18 @@ def checked(pairs: Iterable[CrossConnect], port_count: int) -> tuple[CrossConnec
         if type(c.inp) is not int or type(c.out) is not int:
             raise BadInput(f"cross-connect {c}: ports are whole numbers")
     PortMap.of(unique).check(port_count)
+    return unique
+
+
+def checked_channels(
+    ways: Iterable[ChannelConnect], inputs: int, outputs: int, grid: Grid
+) -> tuple[ChannelConnect, ...]:
+    """The same of a WSS's entries: ``BadInput`` also for a channel off the grid."""
+    unique = tuple(dict.fromkeys(ways))
+    for way in unique:
+        if type(way.inp) is not int or type(way.out) is not int:
+            raise BadInput(f"{way}: ports are whole numbers")
+        if not 0 <= way.attenuation_db < math.inf:
+            raise BadInput(f"{way}: an attenuation is 0 dB or more")
+    SpectrumMap.of(unique).check(inputs, outputs, grid)
     return unique

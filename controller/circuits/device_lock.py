@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.lab import OpticalSwitch
 
 ROOT_FOLDER = Path("/run/patchlight-locks")
 USER_FOLDERS = Path("/run/user")
@@ -40,7 +40,7 @@ class DeviceLocked(PatchlightError):
 
 
 @contextlib.contextmanager
-def device_lock(switches: Iterable[CircuitSwitch], holder: str) -> Iterator[None]:
+def device_lock(switches: Iterable[OpticalSwitch], holder: str) -> Iterator[None]:
     """Hold these devices for the block; ``DeviceLocked`` names who holds one already.
 
     ``holder`` is what others are told, like ``the controller of lab ofc2022``.
@@ -54,7 +54,7 @@ def device_lock(switches: Iterable[CircuitSwitch], holder: str) -> Iterator[None
         yield
 
 
-def refuse_beside(switches: Iterable[CircuitSwitch], kind: str) -> None:
+def refuse_beside(switches: Iterable[OpticalSwitch], kind: str) -> None:
     """``DeviceLocked`` if one of these devices is held by this kind of program."""
     for switch in switches:
         try:
@@ -66,7 +66,7 @@ def refuse_beside(switches: Iterable[CircuitSwitch], kind: str) -> None:
 
 
 @contextlib.contextmanager
-def _locked(switch: CircuitSwitch) -> Iterator[int | None]:
+def _locked(switch: OpticalSwitch) -> Iterator[int | None]:
     """The switch's lock file, locked; ``None`` for a rehearsal, which commands no device."""
     if switch.driver == "dry-run":
         yield None
@@ -87,7 +87,7 @@ def _locked(switch: CircuitSwitch) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-def _held(switch: CircuitSwitch, holder: str) -> DeviceLocked:
+def _held(switch: OpticalSwitch, holder: str) -> DeviceLocked:
     return DeviceLocked(
         f"{switch.name} at {switch.address} is held by {holder}",
         holder=holder,

@@ -1,7 +1,8 @@
 """Drivers by name: ours (``testbed/ocs_drivers.py``), and those that other packages add.
 
 A package adds one with an entry point in the group ``patchlight.ocs_drivers``: its name is
-the driver's, and it loads a callable ``(CircuitSwitch, password) -> CircuitDriver``.
+the driver's, and it loads a callable ``(CircuitSwitch, password) -> CircuitDriver``. In the group
+``patchlight.wss_drivers`` it is ``(WavelengthSwitch, password) -> WavelengthDriver``.
 """
 
 import difflib
@@ -10,14 +11,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pkgutil import resolve_name
-from typing import cast
+from typing import cast, overload
 
-from patchlight.controller.circuits.contract import CircuitDriver
+from patchlight.controller.circuits.contract import CircuitDriver, WavelengthDriver
+from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import CircuitSwitch
-from patchlight.testbed.ocs_drivers import DRIVER_GROUP, OCS_DRIVERS
+from patchlight.testbed.lab import CircuitSwitch, OpticalSwitch
+from patchlight.testbed.ocs_drivers import (
+    DRIVER_GROUP,
+    OCS_DRIVERS,
+    WSS_DRIVER_GROUP,
+    WSS_DRIVERS,
+    OcsDriver,
+)
 
 DriverFactory = Callable[[CircuitSwitch, str], CircuitDriver]
+_AnyFactory = Callable[[OpticalSwitch, str], CircuitDriver | WavelengthDriver]
 
 
 @dataclass(frozen=True)
@@ -55,39 +64,50 @@ class PlugIns:
         return {point.name: point for point in entry_points(group=self.group)}
 
 
-_DRIVERS = PlugIns(
-    DRIVER_GROUP,
-    {d.name: f"patchlight.controller.circuits.drivers.{d.driver}" for d in OCS_DRIVERS.values()},
-)
+def _plug_ins(group: str, rows: Mapping[str, OcsDriver]) -> PlugIns:
+    places = {d.name: f"patchlight.controller.circuits.drivers.{d.driver}" for d in rows.values()}
+    return PlugIns(group, places)
+
+
+_DRIVERS = _plug_ins(DRIVER_GROUP, OCS_DRIVERS)
+_WSS_DRIVERS = _plug_ins(WSS_DRIVER_GROUP, WSS_DRIVERS)
 driver_names = _DRIVERS.names
+wss_driver_names = _WSS_DRIVERS.names
 
 
-def open_driver(circuit_switch: CircuitSwitch, password: str = "") -> CircuitDriver:
-    """The driver of this OCS, not yet connected: ``await driver.open()`` does that.
+@overload
+def open_driver(switch: CircuitSwitch, password: str = "") -> CircuitDriver: ...
+@overload
+def open_driver(switch: WavelengthSwitch, password: str = "") -> WavelengthDriver: ...
+def open_driver(switch: OpticalSwitch, password: str = "") -> CircuitDriver | WavelengthDriver:
+    """The driver of this switch, not yet connected: ``await driver.open()`` does that.
 
     ``BadInput`` if no driver has that name, ``PatchlightError`` if it cannot be loaded.
     """
-    name = circuit_switch.driver
+    name, drivers = switch.driver, _DRIVERS
+    other, kind = _WSS_DRIVERS, "wavelength"
+    if isinstance(switch, WavelengthSwitch):
+        drivers, other, kind = _WSS_DRIVERS, _DRIVERS, "circuit"
     try:
-        factory = cast(DriverFactory, _DRIVERS.load(name))
+        factory = cast(_AnyFactory, drivers.load(name))
     except KeyError:
-        known = driver_names()
+        known = drivers.names()
         near = difflib.get_close_matches(name, known, n=1)
-        raise BadInput(
-            f"{circuit_switch.name}: no driver is called {name!r}: "
-            + (f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}")
-        ) from None
-    return factory(circuit_switch, password)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+        if name in other.names():
+            hint = f"that one drives {kind} switches; known: {', '.join(known)}"
+        raise BadInput(f"{switch.name}: no driver is called {name!r}: {hint}") from None
+    return factory(switch, password)
 
 
-def password_of(circuit_switch: CircuitSwitch) -> str:
-    """The OCS's password from the environment variable that the lab file names, or ``""``."""
-    variable = circuit_switch.password_env
+def password_of(switch: OpticalSwitch) -> str:
+    """The switch's password from the environment variable that the lab file names, or ``""``."""
+    variable = switch.password_env
     if variable is None:
         return ""
     if variable not in os.environ:
         raise BadInput(
-            f"the password of {circuit_switch.name} is to be in the environment variable "
+            f"the password of {switch.name} is to be in the environment variable "
             f"{variable}, which is not set",
             hint=f"export {variable}=… before starting",
         )

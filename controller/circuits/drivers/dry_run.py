@@ -1,6 +1,7 @@
 """The driver ``dry-run``: talks to nothing and remembers, for rehearsals."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from patchlight.controller.circuits.contract import (
     Alarm,
@@ -9,20 +10,24 @@ from patchlight.controller.circuits.contract import (
     Identity,
     PortState,
 )
-from patchlight.controller.circuits.drivers.base import UP, Row, TableDriver
+from patchlight.controller.circuits.drivers.base import CircuitTableDriver
+from patchlight.controller.circuits.drivers.table import UP, Row, TableDriver
+from patchlight.controller.circuits.drivers.wavelength import WavelengthTableDriver
+from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.lab import CircuitSwitch
-from patchlight.testbed.portmap import CrossConnect, PortMapChange
+from patchlight.testbed.portmap import CrossConnect, JoinsPorts, PortMap
+from patchlight.testbed.spectrum import ChannelConnect, SpectrumMap
+
+C = TypeVar("C", bound=JoinsPorts)
+M = TypeVar("M")
 
 
-class DryRun(TableDriver[Row]):
-    """An OCS that exists only in memory; begins with the lab file's cross-connects."""
+class _Rehearsed(TableDriver[C, M, Row]):
+    """A switch that exists only in memory."""
 
     capabilities = Capabilities()
     _list_limit = 1 << 16
-
-    def __init__(self, switch: CircuitSwitch, password: str = "") -> None:
-        super().__init__(switch)
-        self._map = switch.initial
+    _entries: Mapping[C, Row]
 
     async def open(self) -> None:
         """Nothing to reach."""
@@ -47,16 +52,31 @@ class DryRun(TableDriver[Row]):
         """There are none."""
         return ()
 
-    async def _table(self) -> Mapping[CrossConnect, Row]:
-        return dict.fromkeys(self._map, UP)
+    async def _table(self) -> Mapping[C, Row]:
+        return self._entries
 
-    async def _make(self, pairs: Sequence[CrossConnect]) -> None:
-        self._map = self._map.apply(PortMapChange(makes=tuple(pairs)))
+    async def _make(self, pairs: Sequence[C]) -> None:
+        self._entries = {**self._entries, **dict.fromkeys(pairs, UP)}
 
-    async def _break(
-        self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, Row]
-    ) -> None:
-        self._map = self._map.apply(PortMapChange(breaks=tuple(pairs)))
+    async def _break(self, pairs: Sequence[C], table: Mapping[C, Row]) -> None:
+        gone = frozenset(pairs)
+        self._entries = {c: row for c, row in self._entries.items() if c not in gone}
+
+
+class DryRun(_Rehearsed[CrossConnect, PortMap], CircuitTableDriver[Row]):
+    """An OCS that exists only in memory; begins with the lab file's cross-connects."""
+
+    def __init__(self, switch: CircuitSwitch, password: str = "") -> None:
+        super().__init__(switch)
+        self._entries = dict.fromkeys(switch.initial, UP)
 
     def _in_use(self, port: DirectedPort, by: CrossConnect) -> str:
         return f"{port} is in use: {by}"
+
+
+class DryRunWavelengths(_Rehearsed[ChannelConnect, SpectrumMap], WavelengthTableDriver[Row]):
+    """A WSS that exists only in memory; begins with the lab file's channels."""
+
+    def __init__(self, switch: WavelengthSwitch, password: str = "") -> None:
+        super().__init__(switch)
+        self._entries = dict.fromkeys(switch.initial, UP)

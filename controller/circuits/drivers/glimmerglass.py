@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 
 from patchlight.controller.circuits.contract import Capabilities, DirectedPort, Identity, PortState
 from patchlight.controller.circuits.dialects import power_dbm
-from patchlight.controller.circuits.drivers.base import Row
 from patchlight.controller.circuits.drivers.numbered import Numbering
+from patchlight.controller.circuits.drivers.table import Row
 from patchlight.controller.circuits.drivers.tl1_lists import Tl1ListDriver, matching
 from patchlight.controller.circuits.protocols.tl1.dialects import GLIMMERGLASS, GlimmerglassDialect
 

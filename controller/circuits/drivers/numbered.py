@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from patchlight.controller.circuits.contract import Capabilities, DirectedPort, Side
 from patchlight.controller.circuits.dialects import NumberedDialect
-from patchlight.controller.circuits.drivers.base import Row, SessionDriver
+from patchlight.controller.circuits.drivers.base import SessionDriver
+from patchlight.controller.circuits.drivers.table import Row
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.portmap import CrossConnect
 

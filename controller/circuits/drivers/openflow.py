@@ -24,11 +24,12 @@ from patchlight.controller.circuits.contract import (
     Standing,
 )
 from patchlight.controller.circuits.dialects import corrected
-from patchlight.controller.circuits.drivers.base import Row, TableDriver
+from patchlight.controller.circuits.drivers.base import CircuitTableDriver
 from patchlight.controller.circuits.drivers.openflow_connection import (
     OpenFlowConnection,
     OpenFlowDialect,
 )
+from patchlight.controller.circuits.drivers.table import Row
 from patchlight.controller.openflow.client import SpeakerRefused
 from patchlight.controller.openflow.flowtable import FlowEntry, Match
 from patchlight.testbed.errors import BadInput
@@ -48,7 +49,7 @@ class FlowRow(Row):
     entry: FlowEntry
 
 
-class OpenFlowSwitch(TableDriver[FlowRow]):
+class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
     """An OCS that speaks OpenFlow 1.3. See ``CircuitDriver`` for what the methods do.
 
     Opening it means to listen for the switch, and to wait until it has connected.

@@ -13,10 +13,11 @@ from patchlight.controller.circuits.contract import (
     Refusal,
 )
 from patchlight.testbed.errors import OutcomeUnknown
-from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.portmap import JoinsPorts
 
 _JUST_READ_S = 0.01
 T = TypeVar("T")
+C = TypeVar("C", bound=JoinsPorts)
 
 
 class SerialWrites:
@@ -86,9 +87,7 @@ class JustRead(Generic[T]):
         self._table = None
 
 
-def outcome(
-    asked: tuple[CrossConnect, ...], refused: dict[CrossConnect, str], elapsed_s: float
-) -> Outcome:
+def outcome(asked: tuple[C, ...], refused: dict[C, str], elapsed_s: float) -> Outcome[C]:
     """What came of ``asked``, given the words for those that were refused."""
     return Outcome(
         done=tuple(c for c in asked if c not in refused),

@@ -24,8 +24,9 @@ from patchlight.controller.circuits.contract import (
     Standing,
 )
 from patchlight.controller.circuits.dialects import Bare, filled
-from patchlight.controller.circuits.drivers.base import Row, RowState, SessionDriver
+from patchlight.controller.circuits.drivers.base import SessionDriver
 from patchlight.controller.circuits.drivers.numbered import Numbering
+from patchlight.controller.circuits.drivers.table import Row, RowState
 from patchlight.controller.circuits.protocols.http import answers
 from patchlight.controller.circuits.protocols.http.client import HttpClient, in_json, in_url
 from patchlight.controller.circuits.protocols.http.dialects import SONIC, SonicOcsDialect

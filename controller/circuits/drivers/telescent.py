@@ -19,7 +19,8 @@ from patchlight.controller.circuits.contract import (
     PortState,
 )
 from patchlight.controller.circuits.dialects import Pattern, Template, filled
-from patchlight.controller.circuits.drivers.base import Row, SessionDriver
+from patchlight.controller.circuits.drivers.base import SessionDriver
+from patchlight.controller.circuits.drivers.table import Row
 from patchlight.controller.circuits.protocols.ssh.shell import ShellClient, ShellDialect
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.portmap import CrossConnect

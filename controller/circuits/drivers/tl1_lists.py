@@ -6,8 +6,8 @@ from typing import Generic, TypeVar
 
 from patchlight.controller.circuits.contract import Alarm
 from patchlight.controller.circuits.dialects import Bare
-from patchlight.controller.circuits.drivers.base import UP, Row
 from patchlight.controller.circuits.drivers.numbered import NumberedDriver
+from patchlight.controller.circuits.drivers.table import UP, Row
 from patchlight.controller.circuits.protocols.session import shortened
 from patchlight.controller.circuits.protocols.tl1.client import Reply, Tl1Client
 from patchlight.controller.circuits.protocols.tl1.dialects import ListDialect

@@ -36,7 +36,7 @@ from patchlight.controller.circuits.protocols.connection import (
     FramingError,
 )
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
-from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.lab import OpticalSwitch
 
 # Without tab and line feed, which a reply of several lines has.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -103,9 +103,9 @@ class Session:
 
     @classmethod
     def of(
-        cls, switch: CircuitSwitch, password: str, timeouts: Timeouts = DEFAULT_TIMEOUTS
+        cls, switch: OpticalSwitch, password: str, timeouts: Timeouts = DEFAULT_TIMEOUTS
     ) -> Session:
-        """The session with an OCS of the lab; ``BadInput`` if its address is none."""
+        """The session with a switch of the lab; ``BadInput`` if its address is none."""
         host, _, port = switch.address.rpartition(":")
         if not host or not port.isdigit():
             raise BadInput(f"{switch.name}: {switch.address!r} is no address: expected host:port")
@@ -127,7 +127,7 @@ class Session:
         return LoginRefused(
             f"logging in to {self.name} as {self.user!r} was refused: {words}",
             words=words,
-            hint="check user and password_env of the circuit switch in the lab file",
+            hint="check user and password_env of the switch in the lab file",
         )
 
 

@@ -57,7 +57,7 @@ async def test_a_change_that_cannot_be_undone_locks_its_ports(
     await bench.parts.port_states.of("ocs1")
     connect = bench.driver.connect
 
-    async def dying(pairs: Sequence[CrossConnect]) -> Outcome:
+    async def dying(pairs: Sequence[CrossConnect]) -> Outcome[CrossConnect]:
         bench.device.kill()
         return await connect(pairs)
 
@@ -149,11 +149,11 @@ async def test_several_devices_change_one_after_the_other_and_go_back_together(
     order = []
     connect_o1, connect_o2 = drivers["o1"].connect, drivers["o2"].connect
 
-    async def first(pairs: Sequence[CrossConnect]) -> Outcome:
+    async def first(pairs: Sequence[CrossConnect]) -> Outcome[CrossConnect]:
         order.append("o1")
         return await connect_o1(pairs)
 
-    async def second(pairs: Sequence[CrossConnect]) -> Outcome:
+    async def second(pairs: Sequence[CrossConnect]) -> Outcome[CrossConnect]:
         order.append("o2")
         if on_fire:
             raise PatchlightError("o2 is on fire")

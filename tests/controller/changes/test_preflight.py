@@ -158,7 +158,7 @@ async def test_the_stop_button_halts_between_steps_and_refuses_until_cleared(
 ) -> None:
     button, disconnect = bench.parts.stop, bench.driver.disconnect
 
-    async def pressed_meanwhile(pairs: Sequence[CrossConnect]) -> Outcome:
+    async def pressed_meanwhile(pairs: Sequence[CrossConnect]) -> Outcome[CrossConnect]:
         outcome = await disconnect(pairs)
         if not button.pressed:
             button.press("eva", "smoke")

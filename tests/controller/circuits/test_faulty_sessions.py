@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from patchlight.controller.circuits.contract import DirectedPort
-from patchlight.controller.circuits.drivers.base import TableDriver
+from patchlight.controller.circuits.drivers.table import TableDriver
 from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT
 from patchlight.controller.circuits.protocols.session import DeviceSession
 from patchlight.emulation.optical.crossbar import NoCrossbar

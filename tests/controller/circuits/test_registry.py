@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort
+from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort, WavelengthDriver
 from patchlight.controller.circuits.dialects import DIRECTORY_VARIABLE, Dialect, corrected
 from patchlight.controller.circuits.drivers.base import SessionDriver
 from patchlight.controller.circuits.drivers.calient.tl1 import CalientTl1
@@ -14,9 +14,11 @@ from patchlight.controller.circuits.protocols import scpi
 from patchlight.controller.circuits.protocols.tl1.dialects import CALIENT
 from patchlight.controller.circuits.registry import driver_names, open_driver, password_of
 from patchlight.emulation.optical.protocols.server import emulated_drivers, server_class
+from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.ocs_drivers import OCS_DRIVERS, OcsDriver
+from patchlight.testbed.spectrum import SpectrumMap
 from tests.support.ocs_drivers import SESSION_DRIVERS
 
 
@@ -156,3 +158,34 @@ def test_every_mistake_of_a_dialect_is_told(
     (tmp_path / "calient-tl1.toml").write_text("bulk = \n")
     with pytest.raises(BadInput, match="reading the dialect"):
         corrected("calient-tl1", CALIENT)
+
+
+async def test_a_wavelength_switch_is_driven_through_the_same_contract() -> None:
+    wss = WavelengthSwitch(
+        "wss1", 2, 3, initial=SpectrumMap.parse(["1>2@193.100"]), driver="dry-run"
+    )
+    driver = open_driver(wss)
+    assert isinstance(driver, WavelengthDriver)
+    assert await driver.read_map() == wss.initial
+    beside, meeting = SpectrumMap.parse(["1>3@193.150"]), SpectrumMap.parse(["2>2@193.100"])
+    outcome = await driver.connect([*beside, *meeting])
+    assert outcome.done == tuple(beside)
+    assert [str(refusal) for refusal in outcome.refused] == [
+        "2>2@193.100: its channel is in use on the device: 1>2@193.100"
+    ]
+    with pytest.raises(BadInput, match="input 3 is outside 1–2"):
+        await driver.connect(SpectrumMap.parse(["3>1@193.100"]))
+    with pytest.raises(BadInput, match=r"off the grid of 50 GHz: expected 193\.100 or 193\.150"):
+        await driver.connect(SpectrumMap.parse(["1>1@193.125"]))
+    # Another attenuation is another entry: broken, then made.
+    weaker = SpectrumMap.parse(["1>2@193.100-2dB"])
+    assert not (await driver.connect(weaker)).complete
+    change = (await driver.read_map()).diff(weaker)
+    await driver.disconnect(change.breaks)
+    assert (await driver.connect(change.makes)).complete
+    assert await driver.read_map() == weaker
+
+
+def test_a_driver_of_the_other_kind_of_switch_is_said_to_be_that() -> None:
+    with pytest.raises(BadInput, match="'sonic-ocs': that one drives circuit switches"):
+        open_driver(WavelengthSwitch("wss1", 2, 3, driver="sonic-ocs"))

@@ -18,7 +18,7 @@ from patchlight.controller.circuits.contract import (
     PortState,
 )
 from patchlight.controller.circuits.dialects import power_dbm
-from patchlight.controller.circuits.drivers.base import Row, RowState
+from patchlight.controller.circuits.drivers.table import Row, RowState
 from patchlight.controller.circuits.protocols.http.dialects import CalientRestDialect
 from patchlight.controller.circuits.protocols.tl1.dialects import CircuitDialect
 from patchlight.testbed.errors import BadInput

@@ -18,7 +18,7 @@ from patchlight.controller.circuits.contract import (
     PortState,
 )
 from patchlight.controller.circuits.dialects import Bare
-from patchlight.controller.circuits.drivers.base import TABLES_KEPT, SessionDriver
+from patchlight.controller.circuits.drivers.base import SessionDriver
 from patchlight.controller.circuits.drivers.calient.table import (
     CalientRow,
     circuits_at_port,
@@ -31,6 +31,7 @@ from patchlight.controller.circuits.drivers.calient.table import (
     read_power,
     to_aid,
 )
+from patchlight.controller.circuits.drivers.table import TABLES_KEPT
 from patchlight.controller.circuits.protocols.session import shortened
 from patchlight.controller.circuits.protocols.tl1.client import Tl1Client
 from patchlight.controller.circuits.protocols.tl1.dialects import CALIENT, CircuitDialect

@@ -27,9 +27,9 @@ from patchlight.controller.circuits.dialects import (
     condition,
     filled,
 )
-from patchlight.controller.circuits.drivers.base import UP, Row
 from patchlight.controller.circuits.drivers.numbered import Numbering
 from patchlight.controller.circuits.drivers.polatis.base import PolatisDriver
+from patchlight.controller.circuits.drivers.table import UP, Row
 from patchlight.controller.circuits.protocols.netconf import NetconfClient
 from patchlight.testbed.portmap import CrossConnect
 

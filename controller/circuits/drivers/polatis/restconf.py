@@ -19,9 +19,9 @@ from patchlight.controller.circuits.contract import (
     Standing,
 )
 from patchlight.controller.circuits.dialects import Bare, condition, filled
-from patchlight.controller.circuits.drivers.base import UP, Row
 from patchlight.controller.circuits.drivers.numbered import Numbering
 from patchlight.controller.circuits.drivers.polatis.base import PolatisDriver
+from patchlight.controller.circuits.drivers.table import UP, Row
 from patchlight.controller.circuits.protocols.http import answers
 from patchlight.controller.circuits.protocols.http.client import HttpClient, in_json, in_url
 from patchlight.controller.circuits.protocols.http.dialects import POLATIS, PolatisRestconfDialect

@@ -17,9 +17,9 @@ from patchlight.controller.circuits.contract import (
     Side,
 )
 from patchlight.controller.circuits.dialects import Bare, condition, filled
-from patchlight.controller.circuits.drivers.base import TABLES_KEPT, UP, Row
 from patchlight.controller.circuits.drivers.numbered import Numbering
 from patchlight.controller.circuits.drivers.polatis.base import PolatisDriver
+from patchlight.controller.circuits.drivers.table import TABLES_KEPT, UP, Row
 from patchlight.controller.circuits.protocols.scpi import (
     POLATIS,
     PolatisScpiDialect,

@@ -1,0 +1,323 @@
+"""What drivers have in common whose device holds a table of entries, ports joined or channels led.
+
+A device makes an entry in one step, or in two: it is entered, then activated. It may
+break what stands in the way of a new one without a word. So the table is read before each
+write, and what would need a busy port is refused here; it is read again after, and what it
+then shows is the outcome.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from patchlight.controller.circuits.contract import (
+    SIDES,
+    DeviceRefused,
+    DirectedPort,
+    Outcome,
+    Side,
+)
+from patchlight.controller.circuits.drivers.serial_writes import JustRead, SerialWrites, outcome
+from patchlight.controller.circuits.protocols.session import Session
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab import OpticalSwitch
+from patchlight.testbed.portmap import JoinsPorts
+
+_SETTLE_S = 10.0  # a circuit that is not up by then has failed (G2MPLS waits as long)
+_NOT_HELD = "the command was accepted, but the device does not hold it"
+TABLES_KEPT = 2
+"""So many of a device's answers are kept with what they say: most reads find one of them."""
+_FIRST_POLL_S, _POLL_GROWTH, _LAST_POLL_S = 0.001, 1.6, 1.0
+
+RowState = Literal["up", "coming", "failed", "entered"]
+
+
+class Client(Protocol):
+    """What a driver talks to its device with."""
+
+    def __init__(self, session: Session, dialect: Any) -> None: ...
+
+    async def open(self) -> None:
+        """Reach the device and log in."""
+
+    async def close(self) -> None:
+        """Log out and let go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How a cross-connect stands in the device's table; ``words`` are the device's.
+
+    ``entered``: it is in the table, and carries nothing until it is activated. ``conn`` is
+    what the device calls the circuit. The directions of a ``two_way`` circuit come and go
+    together.
+    """
+
+    state: RowState = "up"
+    words: str = ""
+    conn: str = ""
+    two_way: bool = False
+
+
+UP = Row()
+C = TypeVar("C", bound=JoinsPorts)
+M = TypeVar("M")
+R = TypeVar("R", bound=Row)
+
+
+class TableDriver(ABC, Generic[C, M, R]):
+    """See ``SwitchDriver`` for what the methods do. A driver sets ``client``."""
+
+    client: Client
+
+    def __init__(self, switch: OpticalSwitch) -> None:
+        self._switch = switch
+        self._writes = SerialWrites(switch.name)
+        self._just_read = JustRead[Mapping[C, R]]()
+        self._last_map: tuple[Mapping[C, R], M] | None = None
+
+    # --- what a kind of switch adds ---------------------------------------------------------
+
+    @abstractmethod
+    def _checked(self, pairs: Iterable[C]) -> tuple[C, ...]:
+        """The pairs without repeats, in order; ``BadInput`` if they cannot be."""
+
+    @abstractmethod
+    def _map_of(self, entries: Iterable[C]) -> M:
+        """The map of these entries; ``BadInput`` if they cannot be."""
+
+    @abstractmethod
+    def _busy(self, pairs: Sequence[C], table: Mapping[C, R]) -> dict[C, str]:
+        """Those that are not in the table and need what an entry of it has, with words."""
+
+    @abstractmethod
+    def _count(self, side: Side) -> int:
+        """How many ports there are on that side."""
+
+    # --- what a device adds -----------------------------------------------------------------
+
+    @abstractmethod
+    async def _table(self) -> Mapping[C, R]:
+        """The device's cross-connects."""
+
+    @abstractmethod
+    async def _make(self, pairs: Sequence[C]) -> None:
+        """Tell the device to make (or enter) these; raises ``DeviceRefused``."""
+
+    @abstractmethod
+    async def _break(self, pairs: Sequence[C], table: Mapping[C, R]) -> None:
+        """Tell the device to break the circuits of these; raises ``DeviceRefused``."""
+
+    async def _activate(self, pairs: Sequence[C], table: Mapping[C, R]) -> None:
+        """Tell the device to finish what is only entered; raises ``DeviceRefused``.
+
+        A device whose second step is a command of its own is told that one instead.
+        """
+        await self._make(pairs)
+
+    async def _beside(self, pairs: Sequence[C]) -> Mapping[C, R]:
+        """The table as far as it concerns the ports of ``pairs``, or more of it."""
+        return await self._just_read.again(self._table)
+
+    async def _about(self, pairs: Sequence[C]) -> Mapping[C, R]:
+        """The table as far as it concerns ``pairs``, or more of it."""
+        return await self._table()
+
+    async def _left(self, pairs: Sequence[C], words: Mapping[C, str]) -> Container[C]:
+        """What the table still holds of ``pairs``; ``words`` for those it refused to break."""
+        return await self._just_read.read(self._table)
+
+    @property
+    def _list_limit(self) -> int:
+        """Cross-connects in one command."""
+        return 1
+
+    @property
+    def _first_look_s(self) -> float:
+        """How long after making some the table is read."""
+        return 0.0
+
+    @property
+    def name(self) -> str:
+        """The switch's name in the lab."""
+        return self._switch.name
+
+    async def open(self) -> None:
+        """Reach the device and log in."""
+        await self.client.open()
+
+    async def close(self) -> None:
+        """Log out; circuits stay."""
+        await self.client.close()
+
+    async def read_map(self) -> M:
+        """What the device's table holds active, with what failed: that holds its ports."""
+        table = await self._just_read.read(self._table)
+        if self._last_map is None or self._last_map[0] is not table:
+            try:
+                port_map = self._map_of(c for c, row in table.items() if row.state != "entered")
+            except BadInput as error:
+                raise self._nonsense("the question for its map", error.message) from error
+            self._last_map = table, port_map
+        return self._last_map[1]
+
+    async def connect(self, pairs: Iterable[C]) -> Outcome[C]:
+        """In lists as long as the device takes; what a list did not bring about, singly."""
+        loop = asyncio.get_running_loop()
+        began, asked = loop.time(), self._checked(pairs)
+        async with self._writes.change():
+            table = await self._beside(asked)
+            refused = self._busy(asked, table)
+            new, ours, failed = [], [], []
+            for c in asked:
+                row = table.get(c)
+                if (row and row.state == "up") or (refused and c in refused):
+                    continue
+                new.append(c)
+                if row is None:
+                    ours.append(c)
+                elif row.state == "failed" and (not row.two_way or c.reverse in asked):
+                    ours.append(c)
+                    failed.append(c)
+            await self._send(partial(self._break, table=table), _once(failed, table))
+            words = await self._send(self._make, ours)
+            await self._settle(new, ours, words, refused)
+        return outcome(asked, refused, loop.time() - began)
+
+    async def disconnect(self, pairs: Iterable[C]) -> Outcome[C]:
+        """In lists as long as the device takes; what a list did not bring about, singly.
+
+        A two-way circuit breaks whole or not at all.
+        """
+        loop = asyncio.get_running_loop()
+        began, asked = loop.time(), self._checked(pairs)
+        async with self._writes.change():
+            table = self._just_read.table
+            if table is None:
+                table = await self._about(asked)
+            refused: dict[C, str] = {}
+            going = []
+            for c in asked:
+                if (row := table.get(c)) is None:
+                    continue
+                if row.two_way and c.reverse not in asked:
+                    refused[c] = (
+                        f"{row.conn} is a two-way circuit on the device: {c.reverse} would "
+                        "break with it"
+                    )
+                elif not row.two_way or c.inp < c.out:
+                    going.append(c)
+            send = partial(self._break, table=table)
+            words = await self._send(send, going)
+            left = await self._left(going, words) if going else ()
+            again = [c for c in going if c in left]
+            if again and len(going) > 1 and self._list_limit > 1:
+                words = await self._send(send, again, most=1)
+                left = await self._left(again, words)
+            for c in again:
+                if c in left:
+                    kept = "the command was accepted, but the device holds it still"
+                    refused[c] = words.get(c, kept)
+                    if table[c].two_way:
+                        refused[c.reverse] = refused[c]
+        return outcome(asked, refused, loop.time() - began)
+
+    def _checked_ports(self, ports: Iterable[DirectedPort]) -> list[DirectedPort]:
+        """Each once, in order; ``BadInput`` for one outside the device."""
+        unique = sorted(set(ports))
+        for port in unique:
+            last = self._count(port.side)
+            if type(port.number) is not int or not 1 <= port.number <= last:
+                raise BadInput(f"{self.name} has ports 1–{last}, not {port}")
+        return unique
+
+    def _all_ports(self) -> list[DirectedPort]:
+        return [DirectedPort(side, n) for side in SIDES for n in range(1, self._count(side) + 1)]
+
+    def _nonsense(self, command: str, answer: str) -> DeviceRefused:
+        return DeviceRefused(
+            f"{self.name} answered {command} with what cannot be: {answer}",
+            words=answer,
+            hint=f"if its firmware says it differently, correct the dialect {self._switch.driver}",
+        )
+
+    def _raise_if(self, refused: Sequence[str]) -> None:
+        """``DeviceRefused`` with the words of all that were refused, if any were."""
+        if refused:
+            raise DeviceRefused(f"{self.name} refused {refused[0]}", words="; ".join(refused))
+
+    async def _send(
+        self,
+        send: Callable[[Sequence[C]], Awaitable[None]],
+        pairs: Sequence[C],
+        most: int | None = None,
+    ) -> dict[C, str]:
+        """Tell the device in lists; its words for the pairs of each list that it refused."""
+        limit, words = most or self._list_limit, dict[C, str]()
+        for start in range(0, len(pairs), limit):
+            chunk = pairs[start : start + limit]
+            self._just_read.forget()
+            try:
+                await send(chunk)
+            except DeviceRefused as refusal:
+                words.update(dict.fromkeys(chunk, refusal.words))
+            finally:
+                self._just_read.forget()
+            # Of a refused list some may have been done.
+            self._writes.told = True
+        return words
+
+    async def _settle(
+        self, waiting: list[C], ours: Sequence[C], words: dict[C, str], refused: dict[C, str]
+    ) -> None:
+        """Poll until every circuit is up or known not to come up.
+
+        Of the latter those are cleared away that are ``ours``; others were there before.
+        """
+        loop, longest_s = asyncio.get_running_loop(), self._switch.switching_time_s + _SETTLE_S
+        deadline, step_s = loop.time() + longest_s, _FIRST_POLL_S
+        pause_s = self._first_look_s if any(c not in words for c in ours) else 0.0
+        singly = len(waiting) > 1 and self._list_limit > 1
+        asked, activated = waiting, set[C]()
+        while waiting:
+            await asyncio.sleep(pause_s)
+            pause_s, step_s = step_s, min(step_s * _POLL_GROWTH, _LAST_POLL_S)
+            table = await self._about(waiting)
+            coming, missing, entered = [], [], []
+            for c in waiting:
+                row = table.get(c)
+                if row is None and singly:
+                    missing.append(c)
+                elif row is None:
+                    refused[c] = words.get(c, _NOT_HELD)
+                elif row.state == "entered":
+                    if c not in activated and (not row.two_way or c.reverse in asked):
+                        entered.append(c)
+                    else:
+                        refused[c] = words.get(c, f"{_NOT_HELD} active")
+                elif row.state == "failed" or (row.state == "coming" and loop.time() > deadline):
+                    refused[c] = f"{c} did not come up: {row.words}"
+                elif row.state == "coming":
+                    coming.append(c)
+            singly = False
+            if missing:
+                # One bad entry may deny a list: each has the device's own words this way.
+                words = await self._send(self._make, missing, most=1)
+            activate = partial(self._activate, table=table)
+            words |= await self._send(activate, _once(entered, table), most=1)
+            activated.update(entered)
+            if missing or entered:
+                pause_s, deadline = self._first_look_s, loop.time() + longest_s
+            if refused:
+                mine = set(ours)
+                failed = [c for c in waiting if c in refused and c in mine and c in table]
+                await self._send(partial(self._break, table=table), failed)
+            waiting = coming + missing + entered
+
+
+def _once(pairs: Iterable[C], table: Mapping[C, Row]) -> list[C]:
+    """One direction of each circuit."""
+    return [c for c in pairs if not table[c].two_way or c.inp < c.out]

@@ -1,0 +1,48 @@
+"""What drivers of wavelength switches have in common: a table of which channel goes where."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from patchlight.controller.circuits.contract import Side, checked_channels
+from patchlight.controller.circuits.drivers.table import R, TableDriver
+from patchlight.testbed.colours import WavelengthSwitch
+from patchlight.testbed.spectrum import ChannelConnect, Grid, SpectrumMap
+
+
+class WavelengthTableDriver(TableDriver[ChannelConnect, SpectrumMap, R]):
+    """See ``WavelengthDriver`` for what the methods do. A driver sets ``client``."""
+
+    _switch: WavelengthSwitch
+
+    @property
+    def inputs(self) -> int:
+        """How many inputs it has."""
+        return self._switch.inputs
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs it has."""
+        return self._switch.outputs
+
+    @property
+    def grid(self) -> Grid:
+        """Which channels there are."""
+        return self._switch.grid
+
+    def _checked(self, pairs: Iterable[ChannelConnect]) -> tuple[ChannelConnect, ...]:
+        return checked_channels(pairs, self.inputs, self.outputs, self.grid)
+
+    def _map_of(self, entries: Iterable[ChannelConnect]) -> SpectrumMap:
+        return SpectrumMap.of(entries)
+
+    def _count(self, side: Side) -> int:
+        return self.inputs if side == "in" else self.outputs
+
+    def _busy(
+        self, pairs: Sequence[ChannelConnect], table: Mapping[ChannelConnect, R]
+    ) -> dict[ChannelConnect, str]:
+        """Those whose light would meet that of an entry of the table, or leave its way."""
+        words = {}
+        for way in pairs:
+            if way not in table and (other := next((w for w in table if way.clashes(w)), None)):
+                words[way] = f"its channel is in use on the device: {other}"
+        return words
