@@ -152,18 +152,38 @@ class Light:
     @cached_property
     def arrivals(self) -> Mapping[Endpoint, tuple[LightPath, ...]]:
         """By transmitter, the receivers that its light arrives at strong enough and alone."""
-        lost = {
-            fibre: {signal for pair in pairs for signal in pair}
-            for fibre, pairs in self._meeting_at.items()
-        }
         return {
             signal.source: tuple(
                 path
                 for path, fibres in found.arrivals
-                if not any(signal in lost.get(fibre, ()) for fibre in fibres)
-                and not self._too_weak(path)
+                if self._destroyed_at(signal, fibres) is None and not self._too_weak(path)
             )
             for signal, found in self._found.items()
+        }
+
+    @cached_property
+    def destroyed(self) -> Mapping[Endpoint, tuple[Endpoint, ...]]:
+        """By transmitter, where its light meets another signal first on ways to its receivers.
+
+        The fibres by the end that light leaves.
+        """
+        met = {
+            signal.source: dict.fromkeys(
+                self._destroyed_at(signal, fibres) for _, fibres in found.arrivals
+            )
+            for signal, found in self._found.items()
+        }
+        return {source: tuple(at for at in ends if at is not None) for source, ends in met.items()}
+
+    def _destroyed_at(self, signal: Signal, fibres: tuple[Endpoint, ...]) -> Endpoint | None:
+        return next((at for at in fibres if signal in self._lost.get(at, ())), None)
+
+    @cached_property
+    def _lost(self) -> Mapping[Endpoint, set[Signal]]:
+        """By the end that a fibre's light leaves, the signals on it that are disturbed there."""
+        return {
+            fibre: {signal for pair in pairs for signal in pair}
+            for fibre, pairs in self._meeting_at.items()
         }
 
     @cached_property

@@ -66,10 +66,10 @@ class LightClient:
         self.ask({"tune": str(port), "channel": None})
 
     def transceivers(self) -> dict[str, dict[str, Any]]:
-        """By port: ``channel``, ``state`` (on, off, tuning), ``band``, ``to``, ``meets_at``.
+        """By port: ``channel``, ``state`` (on, off, tuning), ``band``, ``to``, ``destroyed_at``.
 
-        ``to`` are the ports that get its frames; ``meets_at`` the ends of fibres on which another
-        signal of its channel destroys them.
+        ``to`` are the ports that get its frames; ``destroyed_at`` are fibres on which another
+        signal of its channel destroys them, by the end that light leaves.
         """
         return dict(self.ask({"look": True})["transceivers"])
 

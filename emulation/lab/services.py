@@ -22,6 +22,7 @@ from patchlight.testbed.linux.namespaces import namespace_path
 from patchlight.testbed.linux.sockets import free_ports, unix_socket_answers
 from patchlight.testbed.nic import Nic
 from patchlight.testbed.policies import NOTHING_SAID, PolicyChoice
+from patchlight.testbed.tuning import LIGHT_SOCKET
 from patchlight.testbed.units import format_rate
 
 _MOST_SERVERS_WITH_AGENTS = 16
@@ -194,6 +195,8 @@ class LabServices:
         self, plan: FabricPlan, supervisor: Supervisor, servers: Iterable[Service] = ()
     ) -> None:
         """Start everything, ``servers`` too, and return once all of it answers."""
+        # Emulated switches tell it what they let through.
+        supervisor.start([*self._light()])
         devices = [*self._circuit_switches(), *self._gpus(), *self._agents(), *servers]
         if devices:
             self._say(f"starting {', '.join(service.name for service in devices)}")
@@ -249,7 +252,7 @@ class LabServices:
             options = {
                 "--ocs": switch.name,
                 "--listen": switch.address,
-                "--netns": namespace_name(self._lab.name, switch.name),
+                **self._carried_by(switch.name),
                 "--state": directory / f"{switch.name}.json",
                 "--control": directory / f"{switch.name}.control",
                 "--ready-file": ready_file,
@@ -257,6 +260,24 @@ class LabServices:
             yield self._module(
                 switch.name, "patchlight.emulation.optical", options, ready=ready_file.exists
             )
+
+    def _light(self) -> Iterator[Service]:
+        if not self._lab.coloured:
+            return
+        path = self._run_dir / LIGHT_SOCKET
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        yield self._module(
+            "light",
+            "patchlight.emulation.light",
+            {"--socket": path},
+            ready=lambda: unix_socket_answers(path),
+        )
+
+    def _carried_by(self, switch: str) -> dict[str, object]:
+        """The options that tell an emulated optical switch what carries its light."""
+        if self._lab.coloured:
+            return {"--light": self._run_dir / LIGHT_SOCKET}
+        return {"--netns": namespace_name(self._lab.name, switch)}
 
     def _gpus(self) -> Iterator[Service]:
         # A server with a root file system of its own has its GPUs, and no others, in /dev.

@@ -22,8 +22,7 @@ from patchlight.testbed.spectrum import Channel, SpectrumMap
 class Fate:
     """What becomes of a transmitter's frames: who gets them, and where others destroy them.
 
-    ``sinks`` are NICs and packet-switch ports; ``met`` the ends that fibres' light leaves on which
-    another signal of the channel is.
+    ``sinks`` are NICs and packet-switch ports; ``met`` are fibres, by the end that light leaves.
     """
 
     sinks: tuple[Endpoint, ...] = ()
@@ -126,16 +125,17 @@ class EmulatedLight:
                 "state": laser.state,
                 "band": self.lasers.band_of(end),
                 "to": [str(sink) for sink in self._fates[end].sinks],
-                "meets_at": [str(at) for at in self._fates[end].met],
+                "destroyed_at": [str(at) for at in self._fates[end].met],
             }
             for end in self.lasers
             if (laser := self.lasers[end])
         }
 
     def losses(self) -> dict[str, dict[str, int]]:
-        """How many frames were lost so far: ``destroyed`` by others on each fibre, and ``dark``.
+        """How many frames were lost so far: ``destroyed`` by fibre, and ``dark`` by transmitter.
 
-        Fibres by the end that their light leaves; ``dark`` by the transmitter.
+        A fibre is named by the end that its light leaves. A frame that others destroy on several
+        fibres, on its ways to several receivers, counts on each.
         """
         self._count()
         return {
@@ -206,11 +206,9 @@ class EmulatedLight:
 
 
 def _fates_of(light: Light, ends: Iterable[Endpoint]) -> dict[Endpoint, Fate]:
-    met: dict[Endpoint, dict[Endpoint, None]] = {}
-    for meeting in light.meetings:
-        for signal in (meeting.one, meeting.other):
-            met.setdefault(signal.source, {})[meeting.at] = None
     return {
-        end: Fate(tuple(path.sink for path in light.arrivals.get(end, ())), tuple(met.get(end, ())))
+        end: Fate(
+            tuple(path.sink for path in light.arrivals.get(end, ())), light.destroyed.get(end, ())
+        )
         for end in ends
     }

@@ -20,8 +20,9 @@ _READ_BYTES = 1 << 16
 class LightRequests:
     """Takes one JSON object a line and answers each with one, in order on each connection.
 
-    ``tune`` (a port; ``channel``, ``null`` for dark; ``wait`` until it is tuned), ``circuits`` and
-    ``spectrum`` (a switch; ``lit``: all that it lets through now), ``arriving`` (a device), ``look``.
+    ``tune`` (a port; ``channel``, ``null`` for dark; ``wait`` until it is tuned), ``circuits``
+    and ``spectrum`` (a switch; ``lit``: all that it lets through now), ``arriving`` (a device),
+    ``look``.
     """
 
     def __init__(self, light: EmulatedLight) -> None:
@@ -90,7 +91,10 @@ class LightRequests:
 
     async def _tune(self, port: Endpoint, channel: Channel, request: Mapping[str, Any]) -> None:
         self._light.tune(port, channel)
-        while request.get("wait") and (laser := self._light.lasers[port]).tuned_at is not None:
+        while request.get("wait"):
+            laser = self._light.lasers[port]
             if laser.channel != channel or not laser.on:
                 raise BadInput(f"{port} was tuned elsewhere while it was tuned to {channel}")
+            if laser.tuned_at is None:
+                return
             await asyncio.sleep(max(laser.tuned_at - asyncio.get_running_loop().time(), 0.0))

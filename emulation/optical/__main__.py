@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 from patchlight.emulation.fabric.plan import namespace_name
-from patchlight.emulation.optical.crossbar import KernelCrossbar, NoCrossbar, arriving_dbm
+from patchlight.emulation.optical.crossbar import Crossbar, KernelCrossbar, NoCrossbar, arriving_dbm
 from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.light_crossbars import LightCrossbar
 from patchlight.emulation.optical.protocols.server import server_class
 from patchlight.emulation.optical.serving import serve_until_stopped
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab import CircuitSwitch, Lab
 from patchlight.testbed.labfile.reader import read_lab
 from patchlight.testbed.linux.namespaces import namespace_path
 
@@ -39,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     argument("--lab", required=True, type=Path, metavar="FILE")
     argument("--ocs", required=True, metavar="NAME")
     argument("--netns", metavar="NAME|PATH", help="where the ports are (default: pl.LAB.OCS)")
+    argument("--light", type=Path, metavar="SOCKET", help="what carries light by wavelength")
     argument("--no-fabric", action="store_true", help="carry no packets; needs no root")
     listen_help = "default: the address in the lab file; port 0: any"
     argument("--listen", metavar="HOST:PORT", help=listen_help)
@@ -51,9 +53,7 @@ def _parser() -> argparse.ArgumentParser:
 
 async def _run(lab: Lab, options: argparse.Namespace) -> None:
     switch = lab.circuit_switch(options.ocs)
-    where = options.netns or namespace_name(lab.name, switch.name)
-    namespace = Path(where) if "/" in where else namespace_path(where)
-    crossbar = NoCrossbar() if options.no_fabric else KernelCrossbar(namespace)
+    crossbar = _crossbar(lab, switch, options)
     device = EmulatedOcs(switch, arriving_dbm(lab, switch), crossbar, state_file=options.state)
 
     async def ready(host: str, port: int) -> None:
@@ -62,6 +62,15 @@ async def _run(lab: Lab, options: argparse.Namespace) -> None:
 
     protocol, address = server_class(switch.driver)(device), options.listen or switch.address
     await serve_until_stopped(device, protocol, address, control=options.control, ready=ready)
+
+
+def _crossbar(lab: Lab, switch: CircuitSwitch, options: argparse.Namespace) -> Crossbar:
+    if options.light is not None:
+        return LightCrossbar(options.light, switch.name)
+    if options.no_fabric:
+        return NoCrossbar()
+    where = options.netns or namespace_name(lab.name, switch.name)
+    return KernelCrossbar(Path(where) if "/" in where else namespace_path(where))
 
 
 def _announce(path: Path, text: str) -> None:

@@ -15,6 +15,7 @@ from typing import TypeVar, TypeVarTuple
 
 from patchlight.emulation.fabric import redirects
 from patchlight.emulation.optical.switch_matrix import LightChange
+from patchlight.testbed.colours import PassivePart, WavelengthSwitch
 from patchlight.testbed.lab import CircuitSwitch, Endpoint, Lab
 from patchlight.testbed.light import launch_power_dbm
 from patchlight.testbed.linux import namespaces
@@ -26,8 +27,8 @@ _OCS_LAUNCH_DBM = 0.0
 def arriving_dbm(lab: Lab, switch: CircuitSwitch) -> dict[int, float]:
     """Power in dBm at each plugged input of ``switch`` while its transmitter is on.
 
-    Behind another OCS the light depends on that device's circuits, which this one cannot
-    see: it is counted as 0 dBm less one insertion loss.
+    Behind another OCS, wavelength switch or passive part the light depends on what that lets
+    through, which this one cannot see: it is counted as 0 dBm less one insertion loss.
     """
     return {
         int(end.port): _launch_dbm(lab, other) - fibre.loss_db
@@ -37,10 +38,12 @@ def arriving_dbm(lab: Lab, switch: CircuitSwitch) -> dict[int, float]:
 
 
 def _launch_dbm(lab: Lab, source: Endpoint) -> float:
-    """What the transmitter (or OCS output) at ``source`` sends, in dBm."""
+    """What the transmitter (or output of another device) at ``source`` sends, in dBm."""
     device = lab.device(source.device)
-    if isinstance(device, CircuitSwitch):
+    if isinstance(device, CircuitSwitch | WavelengthSwitch):
         return _OCS_LAUNCH_DBM - device.insertion_loss_db
+    if isinstance(device, PassivePart):
+        return _OCS_LAUNCH_DBM - device.loss_db
     return launch_power_dbm(lab, source)
 
 
