@@ -183,7 +183,7 @@ class LabServices:
         """Raise before anything is made if a program or a part of the kernel is missing."""
         if any(fibre.delay_s or fibre.packet_loss for fibre in self._lab.fibres):
             netem.check_supported()
-        if self.datapath != "bridge":
+        if self.datapath != "bridge" and self._lab.packet_switches:
             openvswitch.check_installed()
 
     def expect(self, supervisor: Supervisor) -> None:
@@ -201,7 +201,9 @@ class LabServices:
         if devices:
             self._say(f"starting {', '.join(service.name for service in devices)}")
             supervisor.launch(devices)
-        if self.datapath == "bridge":
+        if not plan.bridges or self.datapath == "bridge":
+            if self.has_controller:
+                self._launch_controller(supervisor)
             supervisor.wait()
             return
         switches = openvswitch.OpenVSwitch(self._run_dir / "ovs", namespace_path(plan.fabric))
@@ -210,8 +212,7 @@ class LabServices:
         switches.start(supervisor.start)
         if self.has_controller:
             # It starts while the switches get their ports, and hears of them afterwards.
-            self._say(f"starting the controller at http://{self._lab.controller_api}")
-            supervisor.launch([self._controller()])
+            self._launch_controller(supervisor)
         switches.add_bridges(plan, self.datapath, learning=not self.has_controller)
         build.limit_switch_ports(plan)
         supervisor.wait()
@@ -225,6 +226,10 @@ class LabServices:
             )
         # Open vSwitch configures its ports again with every change of its database.
         build.verify_switch_ports(plan)
+
+    def _launch_controller(self, supervisor: Supervisor) -> None:
+        self._say(f"starting the controller at http://{self._lab.controller_api}")
+        supervisor.launch([self._controller()])
 
     def _controller_status(self) -> dict[str, Any] | None:
         """What our controller says of itself; not that of a lab that was quicker at the port."""
