@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from patchlight.testbed.emulated import Emulation
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.spectrum import Band, Channel, Grid, SpectrumMap
 
@@ -68,6 +69,7 @@ class WavelengthSwitch:
     address: str = ""
     user: str = "admin"
     password_env: str | None = None
+    emulated: Emulation = field(default_factory=Emulation)
 
     @property
     def ports(self) -> int:

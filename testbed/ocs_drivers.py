@@ -7,6 +7,10 @@ documentation (``python -m patchlight.testbed.ocs_drivers`` prints it) are made 
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
+
+from patchlight.testbed.colours import WavelengthSwitch
+from patchlight.testbed.errors import BadInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +22,8 @@ class OcsDriver:
     ``patchlight.emulation.optical.vendors`` (empty: it drives no device at all). They are
     imported when first used, so that a driver's libraries need not be there for the others.
 
+    ``shape``: what its wavelength switches are: any N×M; ``one-sided``, 1×N or N×1, with a grid; a
+    ``roadm``, one-sided or with a line at port 1 that all channels come from or go to.
     ``has_users``: its protocol has logins. ``makes_room``: its devices may take busy ports from
     their circuits. ``dials_in``: the device connects to Patchlight, and says a datapath id.
     """
@@ -26,6 +32,7 @@ class OcsDriver:
     transport: str
     driver: str
     device: str = ""
+    shape: Literal["any", "one-sided", "roadm"] = "any"
     has_users: bool = True
     makes_room: bool = False
     dials_in: bool = False
@@ -114,6 +121,21 @@ OCS_DRIVERS = {row.name: row for row in _ROWS}
 
 _WSS_ROWS = (
     OcsDriver(
+        "waveshaper-http",
+        "REST over HTTP, profiles of the whole band",
+        driver="waveshaper.rest:WaveShaper",
+        device="waveshaper:WaveShaperServer",
+        shape="one-sided",
+        has_users=False,
+    ),
+    OcsDriver(
+        "lumentum-netconf",
+        "NETCONF over SSH (830; extra `netconf`)",
+        driver="lumentum:LumentumRoadm",
+        device="lumentum:LumentumServer",
+        shape="roadm",
+    ),
+    OcsDriver(
         "dry-run",
         "none: remembers, for rehearsals",
         driver="dry_run:DryRunWavelengths",
@@ -125,13 +147,38 @@ _WSS_ROWS = (
 WSS_DRIVERS = {row.name: row for row in _WSS_ROWS}
 """Those of wavelength switches."""
 
+
+def check_shape(switch: WavelengthSwitch) -> None:
+    """``BadInput`` if no device of its driver is like that. Drivers of others may be any."""
+    row = WSS_DRIVERS.get(switch.driver)
+    if row is None or row.shape == "any":
+        return
+    one_sided = 1 in (switch.inputs, switch.outputs)
+    if row.shape == "one-sided":
+        if not one_sided:
+            raise BadInput(
+                f"a {row.name} has one common port, not {switch.inputs} inputs and "
+                f"{switch.outputs} outputs: expected 'inputs: 1' or 'outputs: 1'"
+            )
+        if switch.grid.spacing_ghz is None:
+            raise BadInput(
+                f"a profile of a {row.name} does not say where one channel ends and the next "
+                "begins: expected a grid that is not flexible, like 'grid: 50GHz'"
+            )
+    elif not one_sided:
+        for way in switch.initial:
+            if (way.inp == 1) == (way.out == 1):
+                raise BadInput(f"{way}: {NO_LINE} of a {row.name}")
+
+
+NO_LINE = "expected a channel from or to port 1, the line"
 DRIVER_GROUP = "patchlight.ocs_drivers"
 """The group of entry points with which other packages add drivers of circuit switches."""
 WSS_DRIVER_GROUP = "patchlight.wss_drivers"
 """The same of wavelength switches."""
 
 
-def drivers_table(drivers: Iterable[OcsDriver] = _ROWS) -> str:
+def drivers_table(drivers: Iterable[OcsDriver] = (*_ROWS, *_WSS_ROWS[:-1])) -> str:
     """The Markdown table of the drivers: transport, what each was tested with, on what hardware."""
     head = ("driver", "transport", "emulated device", "hardware")
     rows = [(f"`{d.name}`", d.transport, d.tested_with, d.hardware) for d in drivers]

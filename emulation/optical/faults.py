@@ -1,4 +1,4 @@
-"""Faults that an emulated OCS shows on demand: in its answers, its ports and its connections."""
+"""Faults that an emulated switch shows on demand: in its answers, its ports and its connections."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -38,6 +38,8 @@ class Faults:
     Used up by the next answers, whatever to: ``garble`` and ``answer_twice``: so many come
     broken, or twice. ``strays``: before so many comes another, to nothing that was sent (TL1: a
     denial with CTAG 0). ``flood``: so many alarms come before the next one.
+
+    ``parse_map`` raises ``BadInput`` for texts that are no entries of such a switch's map.
     """
 
     refuse_ports: list[int] = field(default_factory=list)
@@ -58,9 +60,10 @@ class Faults:
     flood: int = 0
 
     def __post_init__(self) -> None:
+        self.parse_map: Callable[[list[str]], object] = PortMap.parse
         self.changes = 0
         self.before_change: Callable[[int], None] = lambda changes: None
-        self.on_meddling: Callable[[PortMap], Awaitable[None]] | None = None
+        self.on_meddling: Callable[[str], Awaitable[None]] | None = None
 
     def update(self, request: dict[str, Any]) -> None:
         """Replace fields; ``BadInput`` names the first that is not one or has a wrong type."""
@@ -72,8 +75,8 @@ class Faults:
                 raise BadInput(f"{key} cannot be {value!r}: like {known[key]!r}")
             if key in _CHOICES and value not in _CHOICES[key]:
                 raise BadInput(f"{key} cannot be {value!r}: one of {_CHOICES[key]}")
-            if key == "meddle":
-                _cross_connects(value)
+            if key == "meddle" and value:
+                self.parse_map(value.split(","))
         for key, value in request.items():
             setattr(self, key, value)
 
@@ -93,7 +96,7 @@ class Faults:
         self.before_change(self.changes)
         self.changes += 1
         refusal, cut, stall_s = self.refuse_next, self.cut, self.stall_s
-        meddled = _cross_connects(self.meddle)
+        meddled = self.meddle
         self.refuse_next, self.cut, self.stall_s, self.meddle = "", "", 0.0, ""
         if meddled and self.on_meddling is not None:
             await self.on_meddling(meddled)
@@ -125,10 +128,6 @@ class Faults:
         """How many alarms come now."""
         count, self.flood = self.flood, 0
         return count
-
-
-def _cross_connects(text: str) -> PortMap:
-    return PortMap.parse(text.split(",")) if text else PortMap()
 
 
 def _fits(value: object, like: object) -> bool:

@@ -1,4 +1,4 @@
-"""Runs one emulated OCS: listens, takes faults, and ends cleanly when it is told to."""
+"""Runs one emulated switch: listens, takes faults, and ends cleanly when it is told to."""
 
 import asyncio
 import contextlib
@@ -10,12 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
 from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import OcsFault
 from patchlight.testbed.linux.sockets import free_ports, listen, split_address
-from patchlight.testbed.portmap import parse_cross_connects
 
 log = logging.getLogger("patchlight.optical")
 
@@ -23,7 +22,7 @@ _DIALS_AGAIN_S = 0.1
 
 
 async def serve_until_stopped(
-    device: EmulatedOcs,
+    device: EmulatedSwitch,
     protocol: ProtocolServer,
     address: str,
     *,
@@ -79,7 +78,7 @@ class FaultRequests:
     The control socket takes one JSON object a line and answers each with one.
     """
 
-    def __init__(self, device: EmulatedOcs, protocol: ProtocolServer) -> None:
+    def __init__(self, device: EmulatedSwitch, protocol: ProtocolServer) -> None:
         self._device, self._protocol = device, protocol
         self._tasks: set[asyncio.Task[None]] = set()
         self._actions: dict[str, Callable[[object], Awaitable[None]]] = {
@@ -172,8 +171,7 @@ class FaultRequests:
         self._protocol.report(str(text))
 
     async def _lose(self, text: object) -> None:
-        for c in parse_cross_connects(str(text)):
-            await self._device.lose(c)
+        await self._device.lose(str(text))
 
     async def _reboot(self, how: object) -> None:
         if how not in ("keep", "forget"):

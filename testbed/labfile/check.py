@@ -18,27 +18,42 @@ from patchlight.testbed.labfile.colours_check import (
 )
 from patchlight.testbed.labfile.fibres_check import check_fibres
 from patchlight.testbed.labfile.listed import devices, items, repeated, value_of
-from patchlight.testbed.ocs_drivers import OCS_DRIVERS
+from patchlight.testbed.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS, OcsDriver
 from patchlight.testbed.portmap import CrossConnect, parse_cross_connects
 
 # An agent's answer to the release of a worker waits for it.
 MOST_RELOCK_S = 20.0
 
 
-def _check_emulated(switch: Fields, issues: FileIssues) -> None:
-    """Faults of ports that are not there, and what the driver's device cannot do."""
+def _check_emulated(
+    switch: Fields, drivers: Mapping[str, OcsDriver], issues: FileIssues, mark: str = ""
+) -> None:
+    """Faults of ports that are not there, and what the driver's device cannot do.
+
+    ``mark`` is in every entry of the map of a switch of its kind, and in none of others.
+    """
     if "emulated" not in switch:
         return
     emulated: Fields = switch["emulated"].value
     driver = switch["driver"].value if "driver" in switch else None
+    known = drivers.get(driver or "")
     if "users" in emulated:
-        _check_users(driver, emulated["users"], issues)
-    known = OCS_DRIVERS.get(driver or "")
+        _check_users(known, emulated["users"], issues)
+    for fault in items(emulated, "faults"):
+        for key in ("lose", "meddle"):
+            if key in fault and any(
+                ("@" in c) != (mark == "@") for c in fault[key].value.split(",")
+            ):
+                example = "3>9@193.100" if mark else "3>9"
+                issues.at(
+                    fault[key], f"that is no entry of this switch: expected one like {example}"
+                )
     if driver is not None and not (known and known.makes_room) and "conflict_time" in emulated:
         message = f"an emulated {driver} has no conflict_time: expected it with a Calient's driver"
         issues.at(emulated["conflict_time"], message)
-    if "ports" in switch and "faults" in emulated:
-        count = switch["ports"].value
+    counts = [switch[key].value for key in ("ports", "inputs", "outputs") if key in switch]
+    if counts and "faults" in emulated:
+        count = max(counts)
         for fault in emulated["faults"].value:
             for port, position in _ports(fault.value):
                 if port > count:
@@ -46,10 +61,9 @@ def _check_emulated(switch: Fields, issues: FileIssues) -> None:
                     issues.at(position, message)
 
 
-def _check_users(driver: str | None, users: Located[Any], issues: FileIssues) -> None:
-    known = OCS_DRIVERS.get(driver or "")
+def _check_users(known: OcsDriver | None, users: Located[Any], issues: FileIssues) -> None:
     if known is not None and not known.has_users and users.value:
-        issues.at(users, f"nobody logs in to a {driver}: expected no users")
+        issues.at(users, f"nobody logs in to a {known.name}: expected no users")
     names = (item.value["name"] for item in users.value if "name" in item.value)
     for name, before in repeated(names):
         message = f"user {name.value} is listed twice, first on line {before.line}"
@@ -63,7 +77,7 @@ def _ports(fault: Fields) -> Iterator[tuple[int, Located[Any]]]:
     if "drift_db" in fault:
         yield from ((int(port), item) for port, item in fault["drift_db"].value.items())
     if "lose" in fault:
-        lost = parse_cross_connects(fault["lose"].value)[0]
+        lost = parse_cross_connects(fault["lose"].value.partition("@")[0])[0]
         yield from ((port, fault["lose"]) for port in (lost.inp, lost.out))
 
 
@@ -72,7 +86,8 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
     _once("device", "name", devices(lab), issues)
     switches = [*items(lab, "packet_switches"), *items(lab, "circuit_switches")]
     _once("datapath id", "datapath_id", switches, issues, show=hex)
-    _once("address of a circuit switch", "address", items(lab, "circuit_switches"), issues)
+    driven = [*items(lab, "circuit_switches"), *items(lab, "wavelength_switches")]
+    _once("address of a switch", "address", driven, issues)
     _once("management address", "management", items(lab, "servers"), issues)
     for server in items(lab, "servers"):
         _check_server(server, issues)
@@ -97,7 +112,7 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
     for switch in items(lab, "circuit_switches"):
         _check_datapath_id(switch, issues)
         _check_cross_connects(switch, issues)
-        _check_emulated(switch, issues)
+        _check_emulated(switch, OCS_DRIVERS, issues)
     for nic in nics:
         if "transceiver" in nic:
             check_transceiver(nic["transceiver"], issues)
@@ -105,6 +120,7 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
         _check_transceivers(packet_switch, issues)
     for wavelength_switch in items(lab, "wavelength_switches"):
         check_wavelength_switch(wavelength_switch, issues)
+        _check_emulated(wavelength_switch, WSS_DRIVERS, issues, "@")
     for part in items(lab, "passive_parts"):
         check_passive_part(part, issues)
     check_fibres(lab, issues)

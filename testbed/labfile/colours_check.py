@@ -3,11 +3,12 @@
 from collections.abc import Iterable
 from typing import Any
 
-from patchlight.testbed.colours import Transceiver
+from patchlight.testbed.colours import Transceiver, WavelengthSwitch
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.groups import Fields
 from patchlight.testbed.files.issues import FileIssues, Located
 from patchlight.testbed.labfile.colours_schema import part_channels, transceiver_of
+from patchlight.testbed.ocs_drivers import check_shape
 from patchlight.testbed.spectrum import ChannelConnect, Grid, SpectrumMap, clashes
 
 
@@ -49,6 +50,17 @@ def check_wavelength_switch(switch: Fields, issues: FileIssues) -> None:
             issues.at(item, error.message)
         else:
             before += [(way, item.line) for way in ways]
+    if "driver" in switch and whole:
+        initial = SpectrumMap(tuple(way for way, _ in before))
+        driver = switch["driver"]
+        try:
+            check_shape(WavelengthSwitch("", inputs, outputs, grid, 0, 0, initial, driver.value))
+        except BadInput as error:
+            issues.at(driver, error.message)
+    for key, other in (("driver", "address"), ("address", "driver")):
+        if key in switch and other not in switch and other not in switch.broken:
+            message = f"a wavelength switch with {key!r} lacks {other!r}: expected both or neither"
+            issues.at(switch[key], message)
 
 
 def _check_apart(ways: Iterable[ChannelConnect], before: list[tuple[ChannelConnect, int]]) -> None:

@@ -10,6 +10,7 @@ from patchlight.testbed.colours import (
     WavelengthSwitch,
     channels_in,
 )
+from patchlight.testbed.emulated import Emulation
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.fields import FieldType, ListOf, MapOf, Text, Whole, choice, quantity
 from patchlight.testbed.files.groups import Fields, Group, Key, required
@@ -77,8 +78,8 @@ TRANSCEIVERS = MapOf(
 PASSIVE_PART_LOSS = "of a coupler what it splits into, and 0.5dB; 4dB (awg), 3dB (multiplexer)"
 
 
-def wavelength_switch_group(device_name: FieldType) -> Group:
-    """The keys of a wavelength switch, given the type of a device's name."""
+def wavelength_switch_group(device_name: FieldType, *driven: Key) -> Group:
+    """The keys of a wavelength switch, given the type of a device's name, and how it is driven."""
     return Group(
         "a wavelength switch",
         required("name", device_name, "what it is called, like 'wss1'", example="wss1"),
@@ -95,6 +96,7 @@ def wavelength_switch_group(device_name: FieldType) -> Group:
             default="none",
             example='["1-3@193.100", "1>2@193.150-2dB"]',
         ),
+        *driven,
     )
 
 
@@ -138,9 +140,10 @@ def transceiver_of(fields: Fields) -> Transceiver:
     return Transceiver(**found)
 
 
-def wavelength_switch_of(fields: Fields) -> WavelengthSwitch:
-    """The wavelength switch of a group without mistakes."""
+def wavelength_switch_of(fields: Fields, emulated: Emulation) -> WavelengthSwitch:
+    """The wavelength switch of a group without mistakes, but for ``emulated``."""
     found = {_FIELD_OF.get(key, key): item.value for key, item in fields.items()}
+    found["emulated"] = emulated
     ways = [way for item in found.pop("cross_connects", []) for way in item.value]
     found.setdefault("outputs", found["inputs"])
     return WavelengthSwitch(initial=SpectrumMap.of(ways), **found)
@@ -208,6 +211,9 @@ def wavelength_switch_document(switch: WavelengthSwitch) -> dict[str, Any]:
         written["insertion_loss"] = write_loss(switch.insertion_loss_db)
     if switch.initial:
         written["cross_connects"] = list(switch.initial.texts)
+    for key in ("driver", "address", "user", "password_env"):
+        if (value := getattr(switch, key)) != getattr(usual, key):
+            written[key] = value
     return written
 
 

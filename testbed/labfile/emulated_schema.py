@@ -24,6 +24,7 @@ from patchlight.testbed.files.fields import (
 from patchlight.testbed.files.groups import Fields, Group, Key, required
 from patchlight.testbed.files.issues import FileIssues, Located, nearest, short
 from patchlight.testbed.portmap import parse_cross_connects
+from patchlight.testbed.spectrum import parse_channel_connects
 
 _MOST = 100_000
 
@@ -58,8 +59,9 @@ def _words(text: str) -> str:
 
 
 def _circuit(text: str) -> str:
-    one_way, *back = parse_cross_connects(text)
-    return f"{one_way.inp}-{one_way.out}" if back else str(one_way)
+    # Which of the two fits is for the check of the whole file, as is which ports there are.
+    one_way, *back = (parse_channel_connects if "@" in text else parse_cross_connects)(text)
+    return str(one_way).replace(">", "-" if back else ">", 1)
 
 
 def _circuits(text: str) -> str:
@@ -172,7 +174,7 @@ def emulated_group(name: FieldType, variable: FieldType) -> Group:
         ),
     )
     return Group(
-        "an emulated circuit switch",
+        "an emulated optical switch",
         Key(
             "faults",
             ListOf(FAULT, "faults"),

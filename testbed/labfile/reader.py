@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.fields import plain
 from patchlight.testbed.files.groups import Fields
@@ -158,7 +159,7 @@ def _build(fields: Fields) -> Lab:
         servers=tuple(map(_server, items(fields, "servers"))),
         packet_switches=tuple(map(_packet_switch, items(fields, "packet_switches"))),
         circuit_switches=tuple(map(_circuit_switch, items(fields, "circuit_switches"))),
-        wavelength_switches=tuple(map(wavelength_switch_of, items(fields, _COLOURED[0]))),
+        wavelength_switches=tuple(map(_wavelength_switch, items(fields, _COLOURED[0]))),
         passive_parts=tuple(map(passive_part_of, items(fields, _COLOURED[1]))),
         fibres=tuple(map(_fibre, items(fields, "fibres"))),
         **{f"controller_{key}": address for key, address in _values(controller, "access").items()},
@@ -209,10 +210,19 @@ def _packet_switch(fields: Fields) -> PacketSwitch:
 def _circuit_switch(fields: Fields) -> CircuitSwitch:
     listed = fields["cross_connects"].value if "cross_connects" in fields else []
     initial = PortMap.of(cross_connect for item in listed for cross_connect in item.value)
-    emulated = _emulated(fields["emulated"].value) if "emulated" in fields else Emulation()
     return CircuitSwitch(
-        initial=initial, emulated=emulated, **_values(fields, "cross_connects", "emulated")
+        initial=initial,
+        emulated=_emulated_of(fields),
+        **_values(fields, "cross_connects", "emulated"),
     )
+
+
+def _wavelength_switch(fields: Fields) -> WavelengthSwitch:
+    return wavelength_switch_of(fields, _emulated_of(fields))
+
+
+def _emulated_of(switch: Fields) -> Emulation:
+    return _emulated(switch["emulated"].value) if "emulated" in switch else Emulation()
 
 
 def _emulated(fields: Fields) -> Emulation:

@@ -51,6 +51,7 @@ from patchlight.testbed.labfile.values import (
     UUID,
     VARIABLE_NAME,
     VLAN,
+    WSS_DRIVER,
 )
 from patchlight.testbed.labfile.workers_schema import WORKERS
 
@@ -159,6 +160,16 @@ PACKET_SWITCH = Group(
     ),
     LAUNCH_POWER,
 )
+LOGIN = (
+    Key("user", USER_NAME, "whom to log in as", default="admin"),
+    Key("password_env", VARIABLE_NAME, "the environment variable that holds the password"),
+)
+EMULATED = Key(
+    "emulated",
+    emulated_group(USER_NAME, VARIABLE_NAME),
+    "what its emulation alone heeds: faults, more users",
+    example="{users: [{name: viewer, read_only: true}]}",
+)
 CIRCUIT_SWITCH = Group(
     "a circuit switch",
     required("name", DEVICE_NAME, "what the switch is called, like 'ocs1'", example="ocs1"),
@@ -177,8 +188,7 @@ CIRCUIT_SWITCH = Group(
     required("ports", CIRCUIT_PORTS, "how many duplex ports it has", example="320"),
     Key("switching_time", TIME, "how long a new circuit stays dark", default="25ms"),
     Key("insertion_loss", LOSS, "what a circuit through it loses", default="1.5dB"),
-    Key("user", USER_NAME, "whom to log in as", default="admin"),
-    Key("password_env", VARIABLE_NAME, "the environment variable that holds the password"),
+    *LOGIN,
     Key(
         "cross_connects",
         ListOf(CROSS_CONNECT, "cross-connects"),
@@ -186,12 +196,14 @@ CIRCUIT_SWITCH = Group(
         default="none",
         example="[1-7, 2>8]",
     ),
-    Key(
-        "emulated",
-        emulated_group(USER_NAME, VARIABLE_NAME),
-        "what its emulation alone heeds: faults, more users",
-        example="{users: [{name: viewer, read_only: true}]}",
-    ),
+    EMULATED,
+)
+WAVELENGTH_SWITCH = wavelength_switch_group(
+    DEVICE_NAME,
+    Key("driver", WSS_DRIVER, "the driver that speaks to it", default="none: nobody changes it"),
+    Key("address", HOST_PORT, "where it answers: host:port; needed with a driver"),
+    *LOGIN,
+    EMULATED,
 )
 FIBRE = Group(
     "a fibre",
@@ -330,7 +342,7 @@ LAB = Group(
     ),
     Key(
         "wavelength_switches",
-        ListOf(wavelength_switch_group(DEVICE_NAME), "wavelength switches"),
+        ListOf(WAVELENGTH_SWITCH, "wavelength switches"),
         "the wavelength-selective switches (WSS)",
         default="none",
         example="[{name: wss1, inputs: 4}]",

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import entry_points
 from ipaddress import AddressValueError, IPv4Address, IPv4Interface, IPv4Network
@@ -13,7 +14,13 @@ from patchlight.testbed.files.fields import Text, Whole, choice, matching, quant
 from patchlight.testbed.files.issues import short
 from patchlight.testbed.lab import Endpoint
 from patchlight.testbed.nic import NicMode, RdmaUse, Route
-from patchlight.testbed.ocs_drivers import DRIVER_GROUP, OCS_DRIVERS
+from patchlight.testbed.ocs_drivers import (
+    DRIVER_GROUP,
+    OCS_DRIVERS,
+    WSS_DRIVER_GROUP,
+    WSS_DRIVERS,
+    OcsDriver,
+)
 from patchlight.testbed.portmap import CrossConnect, parse_cross_connects
 
 # An OpenFlow 1.3 switch numbers its ports below OFPP_MAX; Open vSwitch ends at 65279.
@@ -141,16 +148,26 @@ def _cross_connects(text: str) -> tuple[CrossConnect, ...]:
     return both
 
 
-def _driver(text: str) -> str:
-    _DRIVER_NAME.take(text)
-    if text in OCS_DRIVERS:
-        return text
-    known = (*OCS_DRIVERS, *sorted(point.name for point in entry_points(group=DRIVER_GROUP)))
-    if text in known:
-        return text
-    near = difflib.get_close_matches(text, known, n=1)
-    hint = f"did you mean {near[0]!r}? the drivers are" if near else "expected one of"
-    raise BadInput(f"no driver is called {short(text)!r}: {hint} {', '.join(known)}")
+def _taking(
+    ours: Mapping[str, OcsDriver], group: str, others: Mapping[str, OcsDriver], of_others: str
+) -> Callable[[str], str]:
+    """What takes the name of a driver of ours, or of the packages in ``group``."""
+
+    def take(text: str) -> str:
+        _DRIVER_NAME.take(text)
+        if text in ours:
+            return text
+        known = (*ours, *sorted(point.name for point in entry_points(group=group)))
+        if text in known:
+            return text
+        if text in others:
+            message = f"the driver {text} is for {of_others} switches: expected one of"
+            raise BadInput(f"{message} {', '.join(known)}")
+        near = difflib.get_close_matches(text, known, n=1)
+        hint = f"did you mean {near[0]!r}? the drivers are" if near else "expected one of"
+        raise BadInput(f"no driver is called {short(text)!r}: {hint} {', '.join(known)}")
+
+    return take
 
 
 LAB_NAME = _name("a lab's name", "ofc2022", 24)
@@ -179,7 +196,15 @@ _DRIVER_NAME = matching(
     63,
 )
 DRIVER = replace(
-    _DRIVER_NAME, take=_driver, json={**_DRIVER_NAME.json, "examples": list(KNOWN_DRIVERS)}
+    _DRIVER_NAME,
+    take=_taking(OCS_DRIVERS, DRIVER_GROUP, WSS_DRIVERS, "wavelength"),
+    json={**_DRIVER_NAME.json, "examples": list(KNOWN_DRIVERS)},
+)
+WSS_DRIVER = replace(
+    _DRIVER_NAME,
+    take=_taking(WSS_DRIVERS, WSS_DRIVER_GROUP, OCS_DRIVERS, "circuit"),
+    json={**_DRIVER_NAME.json, "examples": [d.name for d in WSS_DRIVERS.values() if d.device]},
+    example="waveshaper-http",
 )
 MODEL = Text("a GPU model", _model, {"minLength": 1, "maxLength": 64}, example="Tesla M40")
 UUID = matching("[A-Za-z0-9-]+", "a GPU's UUID", "what nvidia-smi -L prints", "GPU-6f2a1b3c")

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.files.nodes import is_bare_text
 from patchlight.testbed.lab import (
     NO_NETWORK,
@@ -115,10 +116,8 @@ def lab_document(lab: Lab) -> dict[str, Any]:
     if lab.circuit_switches:
         document["circuit_switches"] = [_circuit_switch(switch) for switch in lab.circuit_switches]
     if lab.wavelength_switches:
-        document["wavelength_switches"] = [
-            {key: _inline(value) for key, value in wavelength_switch_document(switch).items()}
-            for switch in lab.wavelength_switches
-        ]
+        switches = lab.wavelength_switches
+        document["wavelength_switches"] = [_wavelength_switch(switch) for switch in switches]
     if lab.passive_parts:
         parts = map(passive_part_document, lab.passive_parts)
         document["passive_parts"] = [_OnOneLine(part) for part in parts]
@@ -197,6 +196,13 @@ def _circuit_switch(switch: CircuitSwitch) -> dict[str, Any]:
         written["datapath_id"] = _Hex(switch.datapath_id)
     if switch.initial:
         written["cross_connects"] = _Listed(switch.initial.texts)
+    if switch.emulated:
+        written["emulated"] = _emulated(switch.emulated)
+    return written
+
+
+def _wavelength_switch(switch: WavelengthSwitch) -> dict[str, Any]:
+    written = {key: _inline(value) for key, value in wavelength_switch_document(switch).items()}
     if switch.emulated:
         written["emulated"] = _emulated(switch.emulated)
     return written

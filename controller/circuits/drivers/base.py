@@ -1,12 +1,9 @@
 """What drivers of circuit switches have in common: a table of cross-connects, over a session."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar
 
 from patchlight.controller.circuits.contract import DirectedPort, Side, checked
-from patchlight.controller.circuits.dialects import Dialect, corrected
-from patchlight.controller.circuits.drivers.table import Client, R, TableDriver
-from patchlight.controller.circuits.protocols.session import DEFAULT_TIMEOUTS, Session, Timeouts
+from patchlight.controller.circuits.drivers.table import R, SessionTable, TableDriver
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import CrossConnect, PortMap
 
@@ -49,20 +46,5 @@ class CircuitTableDriver(TableDriver[CrossConnect, PortMap, R]):
         return words
 
 
-class SessionDriver(CircuitTableDriver[R]):
+class SessionDriver(SessionTable[CrossConnect, PortMap, R], CircuitTableDriver[R]):
     """See ``CircuitDriver``. A driver says which ``client_class`` it talks with, and its table."""
-
-    built_in: ClassVar[Dialect]
-    client_class: ClassVar[type[Client]]
-    _dialect: Dialect
-
-    def __init__(
-        self,
-        switch: CircuitSwitch,
-        password: str,
-        dialect: Dialect | None = None,
-        timeouts: Timeouts = DEFAULT_TIMEOUTS,
-    ) -> None:
-        super().__init__(switch)
-        self._dialect = dialect or corrected(switch.driver, self.built_in)
-        self.client = self.client_class(Session.of(switch, password, timeouts), self._dialect)

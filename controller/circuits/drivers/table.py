@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from patchlight.controller.circuits.contract import (
     SIDES,
@@ -20,8 +20,9 @@ from patchlight.controller.circuits.contract import (
     Outcome,
     Side,
 )
+from patchlight.controller.circuits.dialects import Dialect, corrected
 from patchlight.controller.circuits.drivers.serial_writes import JustRead, SerialWrites, outcome
-from patchlight.controller.circuits.protocols.session import Session
+from patchlight.controller.circuits.protocols.session import DEFAULT_TIMEOUTS, Session, Timeouts
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import OpticalSwitch
 from patchlight.testbed.portmap import JoinsPorts
@@ -316,6 +317,25 @@ class TableDriver(ABC, Generic[C, M, R]):
                 failed = [c for c in waiting if c in refused and c in mine and c in table]
                 await self._send(partial(self._break, table=table), failed)
             waiting = coming + missing + entered
+
+
+class SessionTable(TableDriver[C, M, R]):
+    """A driver over a session: it says which ``client_class`` it talks with."""
+
+    built_in: ClassVar[Dialect]
+    client_class: ClassVar[type[Client]]
+    _dialect: Dialect
+
+    def __init__(
+        self,
+        switch: OpticalSwitch,
+        password: str,
+        dialect: Dialect | None = None,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+    ) -> None:
+        super().__init__(switch)
+        self._dialect = dialect or corrected(switch.driver, self.built_in)
+        self.client = self.client_class(Session.of(switch, password, timeouts), self._dialect)
 
 
 def _once(pairs: Iterable[C], table: Mapping[C, Row]) -> list[C]:

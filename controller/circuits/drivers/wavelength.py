@@ -3,8 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from patchlight.controller.circuits.contract import Side, checked_channels
-from patchlight.controller.circuits.drivers.table import R, TableDriver
+from patchlight.controller.circuits.dialects import Dialect
+from patchlight.controller.circuits.drivers.table import R, SessionTable, TableDriver
+from patchlight.controller.circuits.protocols.session import DEFAULT_TIMEOUTS, Timeouts
 from patchlight.testbed.colours import WavelengthSwitch
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.ocs_drivers import check_shape
 from patchlight.testbed.spectrum import ChannelConnect, Grid, SpectrumMap
 
 
@@ -46,3 +50,22 @@ class WavelengthTableDriver(TableDriver[ChannelConnect, SpectrumMap, R]):
             if way not in table and (other := next((w for w in table if way.clashes(w)), None)):
                 words[way] = f"its channel is in use on the device: {other}"
         return words
+
+
+class WavelengthSessionDriver(
+    SessionTable[ChannelConnect, SpectrumMap, R], WavelengthTableDriver[R]
+):
+    """See ``WavelengthDriver``. A driver says its ``client_class``, and its table."""
+
+    def __init__(
+        self,
+        switch: WavelengthSwitch,
+        password: str,
+        dialect: Dialect | None = None,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+    ) -> None:
+        try:
+            check_shape(switch)
+        except BadInput as error:
+            raise BadInput(f"{switch.name}: {error.message}") from error
+        super().__init__(switch, password, dialect, timeouts)

@@ -32,6 +32,7 @@ try:
     from ncclient.operations import RPCError, TimeoutExpiredError
     from ncclient.transport import AuthenticationError, SSHSession, TransportError
     from ncclient.transport.session import END_DELIM, MSG_DELIM, NetconfBase
+    from ncclient.xml_ import to_ele
 except ImportError as error:
     raise PatchlightError(
         f"NETCONF needs the Python package ncclient, which is not installed: {error}",
@@ -219,6 +220,14 @@ class NetconfClient(KeptSession[NetconfConnection, Dialect]):
             manager.edit_config(target="running", config=wrapped)
 
         await self._ask(ask, config, changes=True)
+
+    async def tell(self, operation: str) -> None:
+        """An operation of the device's own that changes something."""
+
+        def ask(manager: Any) -> None:
+            manager.dispatch(to_ele(operation))
+
+        await self._ask(ask, operation, changes=True)
 
     def hear(self) -> tuple[Alarm, ...]:
         """All notifications so far."""

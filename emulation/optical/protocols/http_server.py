@@ -1,4 +1,4 @@
-"""The HTTPS side of an emulated device: requests in, answers out, Basic authentication."""
+"""The HTTP side of an emulated device: requests in, answers out, Basic authentication."""
 
 import asyncio
 import base64
@@ -12,7 +12,7 @@ import ssl
 import tempfile
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import h11
@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 
-from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
 from patchlight.emulation.optical.faults import HungUp
 from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.emulation.optical.switch_matrix import RequestRefused
@@ -49,21 +49,23 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """``body`` is sent as JSON unless it is ``None``."""
+    """``body`` is sent as JSON unless it is ``None``, then ``text`` as it is."""
 
     status: int = 200
     body: Any = None
     headers: dict[str, str] = field(default_factory=dict)
+    text: str = ""
 
 
 class HttpServer(ProtocolServer):
-    """Serves HTTP over TLS, with Basic authentication."""
+    """Serves HTTP over TLS, with Basic authentication; neither of them if it is not ``secure``."""
 
     media_type = "application/json"
+    secure: ClassVar[bool] = True
 
-    def __init__(self, device: EmulatedOcs) -> None:
+    def __init__(self, device: EmulatedSwitch) -> None:
         super().__init__(device)
-        self.tls = server_context()
+        self.tls = server_context() if self.secure else None
 
     @abstractmethod
     async def _answer(self, request: Request) -> Response:
@@ -100,7 +102,7 @@ class HttpServer(ProtocolServer):
         except HungUp:
             writer.transport.abort()
             return False
-        body = b"" if response.body is None else json.dumps(response.body).encode()
+        body = (response.text if response.body is None else json.dumps(response.body)).encode()
         headers = {"Content-Type": self.media_type, "Content-Length": str(len(body))}
         headers |= response.headers
         # A status that has no body has no length either.
@@ -119,7 +121,7 @@ class HttpServer(ProtocolServer):
     async def _respond(self, head: h11.Request, data: bytes, refusal: str) -> Response:
         headers = {name.decode(): value.decode("latin-1") for name, value in head.headers}
         method, target = head.method.decode(), urlsplit(head.target.decode())
-        user = self._known(headers.get("authorization", ""))
+        user = self._known(headers.get("authorization", "")) if self.secure else ""
         if user is None:
             denied = self._problem(401, "invalid user or password")
             return Response(401, denied.body, {"WWW-Authenticate": 'Basic realm="switch"'})

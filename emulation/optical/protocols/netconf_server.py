@@ -12,12 +12,12 @@ import re
 import time
 import xml.etree.ElementTree as ET
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 from xml.sax.saxutils import escape, quoteattr
 
-from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
 from patchlight.emulation.optical.protocols.ssh_server import SshServer
 from patchlight.emulation.optical.switch_matrix import RequestRefused
 
@@ -30,7 +30,6 @@ _CAPABILITIES = (
     "urn:ietf:params:netconf:capability:notification:1.0",
     "urn:ietf:params:netconf:capability:interleave:1.0",
 )
-_CHANGING = ("edit-config", "port-set-state")
 _LIMIT = 1 << 20
 _END = b"]]>]]>"
 _CHUNK = re.compile(rb"\n#(\d{1,10})\n")
@@ -54,13 +53,14 @@ class NetconfServer(SshServer):
     """Serves NETCONF over SSH. A vendor's server adds its operations to ``_operations``.
 
     They go by local name, get the element and return XML. ``module`` is the capability of the
-    device's own YANG module.
+    device's own YANG module, ``changing`` names the operations that change something.
     """
 
     subsystem = "netconf"
     module: ClassVar[str]
+    changing: ClassVar[tuple[str, ...]] = ("edit-config",)
 
-    def __init__(self, device: EmulatedOcs) -> None:
+    def __init__(self, device: EmulatedSwitch) -> None:
         super().__init__(device)
         self._operations: dict[str, Execute] = {}
         self._sessions: set[_Session] = set()
@@ -92,6 +92,23 @@ class NetconfServer(SshServer):
         finally:
             self._sessions.discard(session)
 
+    async def _data(
+        self, request: ET.Element, containers: Mapping[str, Callable[[], Awaitable[ET.Element]]]
+    ) -> str:
+        """What the request's filter selects of these containers, by their tags."""
+        asked = request.find(f"{{{BASE}}}filter")
+        if asked is None:
+            data = [await read() for read in containers.values()]
+        elif asked.get("type", "subtree") != "subtree":
+            raise NetconfError("operation-not-supported", "filters are subtrees", "protocol")
+        else:
+            data = []
+            for subtree in asked:
+                if subtree.tag in containers:
+                    kept = selected(await containers[subtree.tag](), subtree)
+                    data += [] if kept is None else [kept]
+        return f"<data>{''.join(ET.tostring(each, encoding='unicode') for each in data)}</data>"
+
     def _notify(self, event: str) -> None:
         """Say this to every session that has subscribed."""
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -112,7 +129,7 @@ class NetconfServer(SshServer):
         if kind != "rpc" or len(root) != 1:
             return False
         verb, faults = local(root[0].tag), self._device.faults
-        async with faults.around_command(changes=verb in _CHANGING) as refusal:
+        async with faults.around_command(changes=verb in self.changing) as refusal:
             try:
                 answer = await self._execute(session, root[0], refusal)
             except NetconfError as error:
@@ -132,7 +149,7 @@ class NetconfServer(SshServer):
         if verb in ("close-session", "create-subscription"):
             session.subscribed = session.subscribed or verb == "create-subscription"
             return ""
-        if verb in _CHANGING:
+        if verb in self.changing:
             if refusal:
                 raise NetconfError("operation-failed", refusal)
             if not self._device.may_change(session.user):

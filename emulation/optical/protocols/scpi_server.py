@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from patchlight.controller.circuits.protocols.connection import FramingError, LineFramer
 from patchlight.controller.circuits.protocols.scpi import units
-from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
 from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.emulation.optical.switch_matrix import RequestRefused
 
@@ -46,7 +46,7 @@ class ScpiServer(ProtocolServer):
 
     short_forms: ClassVar[Mapping[str, str]] = {}
 
-    def __init__(self, device: EmulatedOcs) -> None:
+    def __init__(self, device: EmulatedSwitch) -> None:
         super().__init__(device)
         self._errors: deque[ScpiError] = deque()
         self._commands: dict[str, Execute] = {

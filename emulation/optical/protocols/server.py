@@ -10,10 +10,10 @@ from abc import ABC, abstractmethod
 from typing import ClassVar, cast
 
 from patchlight.controller.circuits.registry import PlugIns
-from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.issues import nearest
-from patchlight.testbed.ocs_drivers import OCS_DRIVERS
+from patchlight.testbed.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS
 
 
 class ProtocolServer(ABC):
@@ -43,7 +43,7 @@ class ProtocolServer(ABC):
     datapath_id: ClassVar[int | None] = None
     tls: ssl.SSLContext | None = None
 
-    def __init__(self, device: EmulatedOcs) -> None:
+    def __init__(self, device: EmulatedSwitch) -> None:
         self._device = device
         self.writers: set[asyncio.StreamWriter] = set()
 
@@ -76,7 +76,7 @@ _SERVERS = PlugIns(
     "patchlight.emulated_ocs",
     {
         driver.name: f"patchlight.emulation.optical.vendors.{driver.device}"
-        for driver in OCS_DRIVERS.values()
+        for driver in (*OCS_DRIVERS.values(), *WSS_DRIVERS.values())
         if driver.device
     },
 )

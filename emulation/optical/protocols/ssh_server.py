@@ -25,7 +25,7 @@ from paramiko.common import (
 )
 
 from patchlight.controller.circuits.protocols.ssh.channel import joined
-from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
 from patchlight.emulation.optical.protocols.server import ProtocolServer
 
 log = logging.getLogger("patchlight.optical")
@@ -43,7 +43,7 @@ class SshServer(ProtocolServer):
 
     subsystem: ClassVar[str] = ""
 
-    def __init__(self, device: EmulatedOcs) -> None:
+    def __init__(self, device: EmulatedSwitch) -> None:
         super().__init__(device)
         self._key = _host_key()
 
@@ -100,7 +100,7 @@ class SshServer(ProtocolServer):
 class _Door(paramiko.ServerInterface):
     """Lets in who has the password; called in paramiko's thread."""
 
-    device: EmulatedOcs
+    device: EmulatedSwitch
     subsystem: str
     loop: asyncio.AbstractEventLoop
     opened: asyncio.Future[paramiko.Channel]

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from patchlight.controller.circuits.protocols.connection import TelnetFilter
-from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
 from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.emulation.optical.protocols.tl1_messages import (
     Answer,
@@ -49,7 +49,7 @@ Result = Answer | Sequence[str] | None
 class Tl1Server(ProtocolServer):
     """Serves TL1 on TCP. A vendor's server adds its commands to ``_handlers``."""
 
-    def __init__(self, device: EmulatedOcs) -> None:
+    def __init__(self, device: EmulatedSwitch) -> None:
         super().__init__(device)
         self._connections: set[Connection] = set()
         self._sid = device.switch.name.upper()

@@ -38,6 +38,8 @@ class CalientTl1Server(Tl1Server):
     port = 3082
     by_hand = read_map_by_hand("RTRV-CRS:::2::ALL;")
 
+    _device: EmulatedOcs
+
     def __init__(self, device: EmulatedOcs) -> None:
         super().__init__(device)
         self._handlers |= {

@@ -34,6 +34,8 @@ class CalientRestServer(HttpServer):
     port = 443
     by_hand = read_map_by_hand("/rest/crossconnects/?id=list")
 
+    _device: EmulatedOcs
+
     def __init__(self, device: EmulatedOcs) -> None:
         super().__init__(device)
         self._resources: dict[tuple[str, str, str], Callable[[Request], Awaitable[object]]] = {

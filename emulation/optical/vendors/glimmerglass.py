@@ -23,6 +23,8 @@ class GlimmerglassTl1Server(Tl1Server):
     port = 10034
     by_hand = read_map_by_hand("RTRV-CRS-FIBER:::2:;")
 
+    _device: EmulatedOcs
+
     def __init__(self, device: EmulatedOcs) -> None:
         super().__init__(device)
         ports = device.switch.ports

@@ -39,6 +39,8 @@ class OpenFlowServer(ProtocolServer):
     dials = True
     datapath_id = 0x51
 
+    _device: EmulatedOcs
+
     def __init__(self, device: EmulatedOcs) -> None:
         super().__init__(device)
         self._features = wire.features(device.switch.datapath_id or self.datapath_id)

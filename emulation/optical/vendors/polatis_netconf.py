@@ -4,7 +4,7 @@ Of it: product information, cross-connects, port configuration, optical power, p
 """
 
 import xml.etree.ElementTree as ET
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.netconf_server import (
@@ -12,7 +12,6 @@ from patchlight.emulation.optical.protocols.netconf_server import (
     NetconfError,
     NetconfServer,
     local,
-    selected,
 )
 from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused
 from patchlight.emulation.optical.vendors.polatis import STATUS, PolatisSwitch
@@ -30,6 +29,9 @@ class PolatisNetconfServer(NetconfServer):
     port = 830
     by_hand = "ssh -s -p {port} {user}@{host} netconf"
     module = f"{NAMESPACE}?module=optical-switch&revision=2018-03-22"
+    changing = ("edit-config", "port-set-state")
+
+    _device: EmulatedOcs
 
     def __init__(self, device: EmulatedOcs) -> None:
         super().__init__(device)
@@ -56,10 +58,10 @@ class PolatisNetconfServer(NetconfServer):
 
     async def _get(self, request: ET.Element) -> str:
         containers = {
-            "product-information": self._product,
-            "port-config": self._ports,
-            "opm-power": self._power,
-            "cross-connects": self._cross_connects,
+            _tag("product-information"): self._product,
+            _tag("port-config"): self._ports,
+            _tag("opm-power"): self._power,
+            _tag("cross-connects"): self._cross_connects,
         }
         return await self._data(request, containers)
 
@@ -67,24 +69,7 @@ class PolatisNetconfServer(NetconfServer):
         source = request.find(f"{{{BASE}}}source/{{{BASE}}}running")
         if source is None:
             raise NetconfError("invalid-value", "the only datastore is running", "protocol")
-        return await self._data(request, {"cross-connects": self._cross_connects})
-
-    async def _data(
-        self, request: ET.Element, containers: Mapping[str, Callable[[], Awaitable[ET.Element]]]
-    ) -> str:
-        asked = request.find(f"{{{BASE}}}filter")
-        if asked is None:
-            data = [await read() for read in containers.values()]
-        elif asked.get("type", "subtree") != "subtree":
-            raise NetconfError("operation-not-supported", "filters are subtrees", "protocol")
-        else:
-            data = []
-            for subtree in asked:
-                name = local(subtree.tag)
-                if name in containers and subtree.tag == _tag(name):
-                    kept = selected(await containers[name](), subtree)
-                    data += [] if kept is None else [kept]
-        return f"<data>{''.join(map(_text, data))}</data>"
+        return await self._data(request, {_tag("cross-connects"): self._cross_connects})
 
     async def _product(self) -> ET.Element:
         leaves = (_element(name, value) for name, value in self._switch.product().items())

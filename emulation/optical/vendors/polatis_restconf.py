@@ -30,6 +30,8 @@ class PolatisRestconfServer(HttpServer):
     by_hand = read_map_by_hand("/api/data/cross-connects/pair")
     media_type = "application/yang-data+json"
 
+    _device: EmulatedOcs
+
     def __init__(self, device: EmulatedOcs) -> None:
         super().__init__(device)
         self._switch = PolatisSwitch(device)

@@ -26,6 +26,8 @@ class PolatisScpiServer(ScpiServer):
     by_hand = "printf ':oxc:swit:conn:stat?\\n' | nc -q 1 {host} {port}"
     short_forms = _SHORT
 
+    _device: EmulatedOcs
+
     def __init__(self, device: EmulatedOcs) -> None:
         super().__init__(device)
         self._switch = switch = PolatisSwitch(device)

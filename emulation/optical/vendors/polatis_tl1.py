@@ -16,6 +16,8 @@ class PolatisTl1Server(Tl1Server):
     port = 3082
     by_hand = read_map_by_hand("RTRV-PATCH:::2:;")
 
+    _device: EmulatedOcs
+
     def __init__(self, device: EmulatedOcs) -> None:
         super().__init__(device)
         self._switch = PolatisSwitch(device)

@@ -40,6 +40,8 @@ class SonicOcsServer(HttpServer):
     by_hand = read_map_by_hand(_CIRCUITS)
     media_type = "application/yang-data+json"
 
+    _device: EmulatedOcs
+
     def __init__(self, device: EmulatedOcs) -> None:
         super().__init__(device)
         self.unconfigured: set[CrossConnect] = set()

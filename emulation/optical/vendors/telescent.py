@@ -28,6 +28,8 @@ class TelescentSshServer(SshServer):
     port = 9861
     by_hand = "ssh -t -p {port} {user}@{host}, then: switchstate"
 
+    _device: EmulatedOcs
+
     def __init__(self, device: EmulatedOcs) -> None:
         super().__init__(device)
         self._shells: set[asyncio.StreamWriter] = set()

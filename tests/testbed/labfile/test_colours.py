@@ -220,3 +220,58 @@ def labs(draw: st.DrawFn) -> Lab:
 @given(labs())
 def test_any_lab_with_wavelengths_reads_back(lab: Lab) -> None:
     assert parse_lab(write_lab(lab)) == lab
+
+
+DRIVEN = """
+name: driven
+wavelength_switches:
+  - {name: wss1, inputs: 4, outputs: 4, driver: waveshaper-http, address: "10.0.0.1:80"}
+  - {name: wss2, inputs: 4, outputs: 1, driver: waveshaper-htp, address: "10.0.0.1:80"}
+  - {name: wss3, inputs: 4, outputs: 1, driver: calient-tl1, address: "10.0.0.2:80"}
+  - {name: wss4, inputs: 4, outputs: 1, driver: dry-run}
+  - {name: wss5, inputs: 4, address: "10.0.0.3:80"}
+  - {name: wss6, inputs: 1, outputs: 4, driver: waveshaper-http, address: "10.0.0.4:80",
+     grid: flexible, emulated: {users: [{name: a}], faults: [{lose: "1>2"}, {fail_ports: [5]}]}}
+circuit_switches:
+  - {name: ocs1, driver: waveshaper-http, ports: 4, address: "10.0.0.2:80"}
+  - {name: ocs2, driver: dry-run, ports: 4, address: "10.0.0.5:80",
+     emulated: {faults: [{meddle: "1>2@193.100"}]}}
+"""
+
+
+def test_a_wavelength_switch_has_a_driver_as_an_ocs_has() -> None:
+    written = (
+        "name: driven\nwavelength_switches:\n- {name: wss1, inputs: 1, outputs: 4, "
+        'driver: waveshaper-http, address: "10.0.0.1:80", user: op, password_env: PW, emulated: '
+        '{faults: [{lose: 1>2@193.100, after: 3s}, {meddle: "1-2@193.100-2dB,1>3@193.150"}]}}\n'
+    )
+    lab = parse_lab(written)
+    (wss,) = lab.wavelength_switches
+    assert (wss.driver, wss.address) == ("waveshaper-http", "10.0.0.1:80")
+    assert (wss.user, wss.password_env) == ("op", "PW")
+    assert [fault.control for fault in wss.emulated.faults] == [
+        {"lose": "1>2@193.100"},
+        {"meddle": "1-2@193.100-2dB,1>3@193.150"},
+    ]
+    assert parse_lab(write_lab(lab)) == lab
+
+
+def test_drivers_that_do_not_fit_are_mistakes_in_their_place() -> None:
+    with pytest.raises(LabFileError) as raised:
+        parse_lab(DRIVEN)
+    found = [(issue.line, issue.message) for issue in raised.value.issues]
+    for place, words in (
+        (4, "a waveshaper-http has one common port, not 4 inputs and 4 outputs"),
+        (5, "no driver is called 'waveshaper-htp': did you mean 'waveshaper-http'?"),
+        (5, "address of a switch 10.0.0.1:80 is used twice, first on line 4"),
+        (6, "the driver calient-tl1 is for circuit switches: expected one of waveshaper-http"),
+        (7, "a wavelength switch with 'driver' lacks 'address': expected both or neither"),
+        (8, "a wavelength switch with 'address' lacks 'driver': expected both or neither"),
+        (9, "does not say where one channel ends and the next begins: expected a grid that is not"),
+        (10, "nobody logs in to a waveshaper-http: expected no users"),
+        (10, "that is no entry of this switch: expected one like 3>9@193.100"),
+        (10, "port 5 is outside the switch: expected 1 to 4"),
+        (12, "the driver waveshaper-http is for wavelength switches: expected one of calient-tl1"),
+        (14, "that is no entry of this switch: expected one like 3>9"),
+    ):
+        assert any(line == place and words in message for line, message in found), found

@@ -3,7 +3,8 @@
 An exchange that changes something and whose answer did not come raises ``OutcomeUnknown``
 as soon as any of it may have been sent; one that only reads is tried once more after a lost
 connection, then raises ``DeviceUnreachable``. Redirects and proxies are not followed: the
-password goes to the address in the lab file only. It never reaches a log or an error.
+password goes to the address in the lab file only. It never reaches a log or an error. Over plain
+HTTP, for devices that have nothing else (``HttpDialect.tls``), it is not sent at all.
 """
 
 import asyncio
@@ -88,6 +89,7 @@ class HttpClient:
         self._session, self._dialect = session, dialect
         host = f"[{session.host}]" if ":" in session.host else session.host
         self._address = f"{host}:{session.port}"
+        self._scheme = "https" if dialect.tls else "http"
         self._trust = Trust(self._address, dialect.verify, old_tls=dialect.old_tls)
         self._lock = asyncio.Lock()
         self.alarms = AlarmLog()
@@ -131,6 +133,11 @@ class HttpClient:
             return Reply(raw.status, json.loads(raw.text), raw.etag)
         except (ValueError, RecursionError) as error:
             raise self.nonsense(shown, raw.text or "nothing") from error
+
+    async def get_text(self, path: str) -> str:
+        """Read what is no JSON."""
+        raw = await self._exchange("GET", path, None, {}, f"GET {path}", changes=False)
+        return raw.text
 
     async def read(self, path: str, reader: Callable[[Any], T]) -> T:
         """What ``reader`` makes of an answer's JSON; its ``ValueError`` is a ``DeviceRefused``."""
@@ -213,7 +220,7 @@ class HttpClient:
             asyncio.timeout(longest_s),
             client.stream(
                 method,
-                f"https://{self._address}{self._dialect.base}{path}",
+                f"{self._scheme}://{self._address}{self._dialect.base}{path}",
                 content=body.encode() if body else None,
                 headers=sent,
             ) as response,
@@ -237,7 +244,8 @@ class HttpClient:
         headers = {"Accept": self._dialect.media_type, "Accept-Encoding": "identity"}
         session = self._session
         return httpx.AsyncClient(
-            auth=httpx.BasicAuth(session.user, session.password),
+            # In the clear anybody on the way could read it.
+            auth=httpx.BasicAuth(session.user, session.password) if self._dialect.tls else None,
             verify=self._trust.context(),
             headers=headers if keep else {**headers, "Connection": "close"},
             timeout=httpx.Timeout(session.timeouts.answer_s, connect=session.timeouts.connect_s),
@@ -290,8 +298,8 @@ class HttpClient:
         reason = str(error) or f"no answer in {self._session.timeouts.connect_s:g} s"
         return DeviceUnreachable(
             f"connecting to {name} at {self._address}: {self._mask(reason)}",
-            hint="check that the device is on and speaks HTTPS there, and its address in the "
-            "lab file",
+            hint=f"check that the device is on and speaks {self._scheme.upper()} there, and its "
+            "address in the lab file",
         )
 
     def _mask(self, text: str) -> str:

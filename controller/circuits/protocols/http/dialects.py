@@ -19,10 +19,12 @@ class HttpDialect(Dialect):
     ``old_tls`` allows what today's libraries call unsafe, for old units. ``keep_connection``
     saves a TLS handshake for each exchange; an exchange on a connection of its own cannot
     take another's answer for its own, nor find that the device has just hung up.
-    ``error_words`` is searched in the body of a refusal.
+    ``error_words`` is searched in the body of a refusal. Without ``tls`` it is plain HTTP, and no
+    password is ever sent.
     """
 
     base: str = ""
+    tls: bool = True
     media_type: str = "application/json"
     verify: str = "first-use"
     old_tls: bool = False
@@ -177,3 +179,24 @@ class SonicOcsDialect(HttpDialect):
 CALIENT = CalientRestDialect()
 POLATIS = PolatisRestconfDialect()
 SONIC = SonicOcsDialect()
+
+
+@dataclass(frozen=True)
+class WaveShaperDialect(HttpDialect):
+    """What a WaveShaper takes. The ``…_key`` entries are keys of its answers."""
+
+    tls: bool = False
+    error_words: Pattern = r'"rctext"\s*:\s*(?P<words>"(?:[^"\\]|\\.)*")'
+    about: str = "/waveshaper/devinfo"
+    profile: str = "/waveshaper/getprofile"
+    load: str = "/waveshaper/loadprofile"
+    vendor: str = "Finisar"
+    model_key: str = "model"
+    serial_key: str = "sno"
+    software_key: str = "ver"
+    port_count_key: str = "portcount"
+    result_key: str = "rc"
+    words_key: str = "rctext"
+
+
+WAVESHAPER = WaveShaperDialect()

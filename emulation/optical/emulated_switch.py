@@ -1,0 +1,219 @@
+"""What emulated optical switches have in common: users, faults, memory, and light that follows.
+
+A protocol server calls what changes it (plain methods), then awaits ``settle`` before it answers:
+then the crossbar has done what the answer says. It awaits ``settle`` before reading, too.
+"""
+
+import asyncio
+import functools
+import json
+import os
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from patchlight.emulation.optical.channel_crossbar import ChannelCrossbar
+from patchlight.emulation.optical.crossbar import Crossbar
+from patchlight.emulation.optical.faults import Faults
+from patchlight.emulation.optical.switch_matrix import RequestRefused
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab import OpticalSwitch
+
+_VARIATION_DB = 0.3
+
+
+class Timer(Protocol):
+    """Something due later that can be called off."""
+
+    def cancel(self) -> None:
+        """Call it off."""
+
+
+class Clock(Protocol):
+    """Seconds that only go forward, and calls at a time, as an event loop has them."""
+
+    def time(self) -> float:
+        """The time."""
+
+    def call_at(self, when: float, callback: Callable[[], None], /) -> Timer:
+        """Call ``callback`` at ``when``."""
+
+
+class Matrix(Protocol):
+    """What switches: see ``SwitchMatrix`` and ``SpectrumMatrix``."""
+
+    locked: set[int]
+    failed: set[int]
+
+    def next_due(self) -> float | None:
+        """When the next thing comes to rest, or ``None`` if nothing moves."""
+
+
+class EmulatedSwitch(ABC):
+    """One emulated device.
+
+    ``state_file`` keeps its map over a restart. ``users`` may log in, with these passwords or,
+    where that is ``None``, with any: else the lab file's users, with the passwords in their
+    environment variables. ``clock``: else the running event loop.
+    """
+
+    switch: OpticalSwitch
+    matrix: Matrix
+    _crossbar: Crossbar | ChannelCrossbar
+
+    def __init__(
+        self,
+        switch: OpticalSwitch,
+        faults: Faults,
+        *,
+        users: Mapping[str, str | None] | None,
+        state_file: Path | None,
+        clock: Clock | None,
+    ) -> None:
+        self.faults = faults
+        self.faults.on_meddling = self._meddle
+        self.seed = switch.name
+        self._users = _lab_users(switch) if users is None else users
+        self._viewers = frozenset(u.name for u in switch.emulated.users if u.read_only)
+        self._own_clock = clock
+        self._state_file = state_file
+        self._lock = asyncio.Lock()
+        self._timer: Timer | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = False
+
+    # --- what a kind of switch adds ---------------------------------------------------------
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Make what the lab file says it has at the start."""
+
+    @abstractmethod
+    async def _follow(self, now: float) -> None:
+        """Let the crossbar do what has changed for the light up to ``now``."""
+
+    @abstractmethod
+    def _kept(self) -> list[dict[str, Any]]:
+        """What the state file keeps, entry by entry."""
+
+    @abstractmethod
+    def _restore(self, kept: list[dict[str, Any]]) -> None:
+        """Make what the state file kept."""
+
+    @abstractmethod
+    async def lose(self, entries: str) -> None:
+        """Let these entries of the map be gone without a word; ``BadInput`` if they are none."""
+
+    @abstractmethod
+    async def _meddle(self, entries: str) -> None:
+        """Another client breaks these entries, and makes those that are not there."""
+
+    @abstractmethod
+    async def reboot(self, *, keep_map: bool) -> None:
+        """Power off and on: everything dark, then what was active comes anew, or nothing."""
+
+    # --- from here on the same for all ------------------------------------------------------
+
+    async def open(self) -> None:
+        """Power on: the remembered map, else the lab file's, is lit at once."""
+        await self._crossbar.open()
+        if self._state_file is not None and self._state_file.exists():
+            self._remember(self._state_file)
+        else:
+            self._begin()
+        self.apply_faults()
+        async with self._lock:
+            # The mirrors were where they are before we began to count time.
+            await self._follow(float("inf"))
+            self._save()
+
+    async def close(self) -> None:
+        """Power off; what the crossbar carries it goes on carrying."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._crossbar.close()
+
+    @property
+    def _clock(self) -> Clock:
+        return self._own_clock or asyncio.get_running_loop()
+
+    def lets_in(self, user: str, password: str) -> bool:
+        """Whether there is such a user with that password."""
+        return user in self._users and self._users[user] in (None, password)
+
+    def may_change(self, user: str) -> bool:
+        """Whether this user may do more than look."""
+        return not self.faults.read_only and user not in self._viewers
+
+    async def settle(self) -> None:
+        """Let the crossbar catch up with the matrix, and the file with the map."""
+        async with self._lock:
+            await self._follow(self._clock.time())
+            if self._changed:
+                self._changed = False
+                self._save()
+            if self._timer is not None:
+                self._timer.cancel()
+            due = self.matrix.next_due()
+            self._timer = None if due is None else self._clock.call_at(due, self._on_due)
+
+    async def come_to_rest(self) -> None:
+        """Wait until nothing moves any more."""
+        while True:
+            await self.settle()
+            due = self.matrix.next_due()
+            if due is None:
+                return
+            await asyncio.sleep(max(due - self._clock.time(), 0.0))
+
+    async def faults_changed(self) -> None:
+        """Take over what ``faults`` says of ports."""
+        self.apply_faults()
+        await self.settle()
+
+    def apply_faults(self) -> None:
+        """The same at once; what it is for the light follows with ``settle``."""
+        self.matrix.locked = set(self.faults.refuse_ports)
+        self.matrix.failed = set(self.faults.fail_ports)
+
+    def loss_db(self, entry: object) -> float:
+        """The insertion loss of one path: nearly the device's, a little off for each."""
+        own = _own_loss_db(f"{self.seed}/{entry}")
+        return max(self.switch.insertion_loss_db + own, 0.0)
+
+    def _on_due(self) -> None:
+        task = asyncio.get_running_loop().create_task(self.settle())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _save(self) -> None:
+        if self._state_file is None:
+            return
+        beside = self._state_file.with_name(self._state_file.name + ".new")
+        beside.write_text(json.dumps({"version": 1, "circuits": self._kept()}))
+        os.replace(beside, self._state_file)
+
+    def _remember(self, path: Path) -> None:
+        try:
+            self._restore(json.loads(path.read_text())["circuits"])
+        except (OSError, ValueError, KeyError, TypeError, RequestRefused, PatchlightError) as error:
+            raise PatchlightError(
+                f"{self.switch.name}: reading its circuits from {path}: {error}",
+                hint="delete the file to begin with the lab file's cross-connects",
+            ) from error
+
+
+def _lab_users(switch: OpticalSwitch) -> dict[str, str | None]:
+    variables = {switch.user: switch.password_env}
+    variables |= {user.name: user.password_env for user in switch.emulated.users}
+    return {name: os.environ.get(var) if var else None for name, var in variables.items()}
+
+
+@functools.lru_cache(maxsize=1 << 17)
+def _own_loss_db(path: str) -> float:
+    return random.Random(path).uniform(-_VARIATION_DB, _VARIATION_DB)
