@@ -16,7 +16,7 @@ from patchlight.emulation.fabric.lab_state import LabState, recorded_labs, run_d
 from patchlight.emulation.fabric.plan import FabricPlan, fabric_namespace, namespace_name
 from patchlight.emulation.fabric.processes import Service, Supervisor, get_json
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab import Lab, OpticalSwitch
 from patchlight.testbed.linux import deploy_file, docker_engine, netem
 from patchlight.testbed.linux.namespaces import namespace_path
 from patchlight.testbed.linux.sockets import free_ports, unix_socket_answers
@@ -59,7 +59,7 @@ def has_controller(lab: Lab, options: "LabOptions") -> bool:
 def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice) -> Lab:
     """``lab`` as the controller and the agents of its emulation will know it.
 
-    Agents, where there are some, answer on Unix sockets of the runtime directory, circuit
+    Agents, where there are some, answer on Unix sockets of the runtime directory, optical
     switches and the controller's API on free loopback ports. Switches reach the controller
     inside their own namespace, where its OpenFlow port is always free. ``policies`` go before the
     lab's; their files are looked for in the working directory.
@@ -69,7 +69,9 @@ def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice) -> Lab:
     alone = not set(recorded_labs()) - {lab.name}
     port = lab.controller_api.rpartition(":")[2]
     usual = 0 if not alone else int(port) if port.isdigit() else _USUAL_API_PORT
-    api, *ports = free_ports(1 + len(lab.circuit_switches), usual)
+    driven = [switch.name for switch in _driven(lab)]
+    api, *ports = free_ports(1 + len(driven), usual)
+    at = {name: f"127.0.0.1:{port}" for name, port in zip(driven, ports, strict=True)}
     return lab.with_changes(
         servers=tuple(
             replace(
@@ -79,14 +81,19 @@ def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice) -> Lab:
             )
             for server in lab.servers
         ),
-        circuit_switches=tuple(
-            replace(switch, address=f"127.0.0.1:{port}")
-            for switch, port in zip(lab.circuit_switches, ports, strict=True)
+        circuit_switches=tuple(replace(c, address=at[c.name]) for c in lab.circuit_switches),
+        wavelength_switches=tuple(
+            replace(w, address=at.get(w.name, w.address)) for w in lab.wavelength_switches
         ),
         controller_api=f"127.0.0.1:{api}",
         controller_openflow=f"127.0.0.1:{lab.controller_openflow.rpartition(':')[2]}",
         policies=policies.beside(Path.cwd()).over(lab.policies),
     )
+
+
+def _driven(lab: Lab) -> tuple[OpticalSwitch, ...]:
+    """The optical switches that a driver drives: each is an emulated device."""
+    return (*lab.circuit_switches, *(w for w in lab.wavelength_switches if w.driver))
 
 
 def _emulated(nic: Nic) -> Nic:
@@ -197,7 +204,7 @@ class LabServices:
         """Start everything, ``servers`` too, and return once all of it answers."""
         # Emulated switches tell it what they let through.
         supervisor.start([*self._light()])
-        devices = [*self._circuit_switches(), *self._gpus(), *self._agents(), *servers]
+        devices = [*self._optical_switches(), *self._gpus(), *self._agents(), *servers]
         if devices:
             self._say(f"starting {', '.join(service.name for service in devices)}")
             supervisor.launch(devices)
@@ -249,9 +256,9 @@ class LabServices:
                 "use --scale to divide rates"
             )
 
-    def _circuit_switches(self) -> Iterator[Service]:
+    def _optical_switches(self) -> Iterator[Service]:
         directory = self._run_dir / "optical"
-        for switch in self._lab.circuit_switches:
+        for switch in _driven(self._lab):
             directory.mkdir(mode=0o700, exist_ok=True)
             ready_file = directory / f"{switch.name}.address"
             options = {

@@ -1,4 +1,7 @@
-"""One emulated OCS: ``python -m patchlight.emulation.optical --lab LAB --ocs ocs1 …``."""
+"""One emulated optical switch: ``python -m patchlight.emulation.optical --lab LAB --ocs ocs1 …``.
+
+A circuit switch, or a wavelength switch with a driver.
+"""
 
 import argparse
 import asyncio
@@ -8,14 +11,18 @@ import sys
 from pathlib import Path
 
 from patchlight.emulation.fabric.plan import namespace_name
+from patchlight.emulation.optical.channel_crossbar import ChannelCrossbar, NoChannelCrossbar
 from patchlight.emulation.optical.crossbar import Crossbar, KernelCrossbar, NoCrossbar, arriving_dbm
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.light_crossbars import LightCrossbar
+from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
+from patchlight.emulation.optical.light_crossbars import LightChannelCrossbar, LightCrossbar
 from patchlight.emulation.optical.protocols.server import server_class
 from patchlight.emulation.optical.serving import serve_until_stopped
+from patchlight.emulation.optical.wavelength_device import EmulatedWss
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import CircuitSwitch, Lab
 from patchlight.testbed.labfile.reader import read_lab
+from patchlight.testbed.light import Light
 from patchlight.testbed.linux.namespaces import namespace_path
 
 
@@ -52,9 +59,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _run(lab: Lab, options: argparse.Namespace) -> None:
-    switch = lab.circuit_switch(options.ocs)
-    crossbar = _crossbar(lab, switch, options)
-    device = EmulatedOcs(switch, arriving_dbm(lab, switch), crossbar, state_file=options.state)
+    device = _device(lab, options)
+    switch = device.switch
 
     async def ready(host: str, port: int) -> None:
         if options.ready_file is not None:
@@ -62,6 +68,25 @@ async def _run(lab: Lab, options: argparse.Namespace) -> None:
 
     protocol, address = server_class(switch.driver)(device), options.listen or switch.address
     await serve_until_stopped(device, protocol, address, control=options.control, ready=ready)
+
+
+def _device(lab: Lab, options: argparse.Namespace) -> EmulatedSwitch:
+    wss = next((w for w in lab.wavelength_switches if w.name == options.ocs), None)
+    if wss is not None:
+        if options.light is not None:
+            channels: ChannelCrossbar = LightChannelCrossbar(options.light, wss.name)
+        else:
+            arriving = Light(lab, lab.initial_maps).arriving(wss.name)
+            channels = NoChannelCrossbar(
+                {
+                    inp: {signal.channel: dbm for signal, dbm in light.items() if signal.channel}
+                    for inp, light in arriving.items()
+                }
+            )
+        return EmulatedWss(wss, channels, state_file=options.state)
+    ocs = lab.circuit_switch(options.ocs)
+    crossbar = _crossbar(lab, ocs, options)
+    return EmulatedOcs(ocs, arriving_dbm(lab, ocs), crossbar, state_file=options.state)
 
 
 def _crossbar(lab: Lab, switch: CircuitSwitch, options: argparse.Namespace) -> Crossbar:

@@ -1,12 +1,15 @@
 """Packets through an emulated lab of tunable transceivers, a wavelength switch and two stars."""
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 
+from patchlight.controller.circuits.registry import open_driver
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
+from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.spectrum import SpectrumMap
 from patchlight.testbed.tuning import LightClient
 from tests.support.emulated_labs import left_of
@@ -66,10 +69,21 @@ def _collide(lab: EmulatedLab, light: LightClient) -> None:
 
 
 def _two_networks(lab: EmulatedLab, light: LightClient) -> None:
-    window = "193.175/200"
-    ways = [f"1-5@{window}", f"2-6@{window}", f"3-9@{window}", f"4-10@{window}"]
-    light.ask({"spectrum": "wss1", "lit": SpectrumMap.parse(ways).one_way_texts})
-    # The same two channels in both.
+    """The drivers of two wavelength switches move their servers to the other star."""
+
+    async def move(switch: WavelengthSwitch) -> None:
+        wanted = SpectrumMap.parse(["1-3@193.175/200"])
+        driver = open_driver(switch)
+        await driver.open()
+        try:
+            assert (await driver.disconnect(switch.initial)).complete
+            assert (await driver.connect(wanted)).complete
+        finally:
+            await driver.close()
+
+    for switch in lab.lab.wavelength_switches[2:]:
+        asyncio.run(move(switch))
+    # The same two channels in both networks.
     for port, channel in (("server1", "193.100"), ("server3", "193.100"), ("server4", "193.150")):
         light.tune(f"{port}.nic0", channel)
     assert lost(lab) == {(a, b) for a in (1, 2) for b in (3, 4)} | {
@@ -78,7 +92,7 @@ def _two_networks(lab: EmulatedLab, light: LightClient) -> None:
 
 
 def _cut(lab: EmulatedLab) -> None:
-    fibre = lab.wires.between("star1.1", "wss1.5")
+    fibre = lab.wires.between("star1.1", "wss1.2")
     lab.wires.set_up(fibre, up=False)
     wait_until(lambda: (1, 2) in lost(lab), "the cut fibre to be dark")
     lab.wires.set_up(fibre, up=True)
