@@ -1,4 +1,4 @@
-"""The conformance suite for drivers of optical circuit switches, for whoever writes one.
+"""The conformance suite for drivers of optical switches, for whoever writes one.
 
 On the command line, against any device; an emulated one runs in another terminal, started by
 ``patchlight ocs emulate --driver polatis-scpi --switching-time 5ms``::
@@ -14,7 +14,9 @@ With pytest, a test of each check (``run_check`` rewires the device, whatever it
     def test_conformance(check, switch):
         asyncio.run(run_check(check, lambda: Driver(switch, "password")))
 
-The driver is a callable ``(CircuitSwitch, password) -> CircuitDriver``; what it has to do is in
+The driver is a callable ``(CircuitSwitch, password) -> CircuitDriver``, or of a wavelength switch
+``(WavelengthSwitch, password) -> WavelengthDriver``, for which there are ``WAVELENGTH_CHECKS`` and
+on the command line ``--inputs`` and ``--outputs``. What it has to do is in
 ``patchlight.controller.circuits.contract``.
 """
 
@@ -34,13 +36,13 @@ from patchlight.cli.ocs.emulate import send_fault
 from patchlight.cli.rendering import Coloured, Column, Table, say
 from patchlight.controller.circuits.conformance import (
     CHECKS,
-    INITIAL,
-    PORTS,
+    WAVELENGTH_CHECKS,
     Check,
     CheckFailed,
     RaiseAlarm,
     alarms_arrive,
 )
+from patchlight.controller.circuits.conformance_ground import INITIAL, PORTS
 from patchlight.controller.circuits.conformance_run import (
     CheckResult,
     NewDriver,
@@ -49,19 +51,22 @@ from patchlight.controller.circuits.conformance_run import (
 )
 from patchlight.controller.circuits.device_lock import device_lock
 from patchlight.controller.circuits.registry import DriverFactory, open_driver, password_of
+from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.spectrum import Grid, SpectrumMap
 from patchlight.testbed.units import parse_time
 
 __all__ = ["CHECKS", "INITIAL", "PORTS", "Check", "CheckFailed", "CheckResult", "NewDriver"]
-__all__ += ["RaiseAlarm", "alarms_arrive", "run_check", "run_checks"]
+__all__ += ["WAVELENGTH_CHECKS", "RaiseAlarm", "alarms_arrive", "run_check", "run_checks"]
 
 
 @click.command(
     context_settings={"show_default": True},
-    epilog="The checks make and break circuits on ports 1 to 24. A device that carries circuits is "
-    "left alone unless they are those of --initial; in the end the device has its circuits again. "
+    epilog="The checks make and break circuits on ports 1 to 24; of a wavelength switch, channels "
+    "from and to port 1. A device that carries light is left alone unless it is that of --initial; "
+    "in the end it has its map again. "
     "Exit codes: 0 all passed, 1 some failed, 2 wrong input or a device in use: nothing was done.",
 )
 @click.argument("driver", metavar="MODULE:CLASS|NAME")
@@ -69,6 +74,9 @@ __all__ += ["RaiseAlarm", "alarms_arrive", "run_check", "run_checks"]
     "--device", "address", required=True, metavar="HOST:PORT", help="Where the device answers."
 )
 @click.option("--ports", type=click.IntRange(PORTS), default=32, help="On each side.")
+@click.option("--inputs", type=click.IntRange(1), help="Of a wavelength switch.")
+@click.option("--outputs", type=click.IntRange(1), help="Of a wavelength switch.")
+@click.option("--grid", metavar="GRID", help="Of a wavelength switch: 50GHz if it says none.")
 @click.option("--user", default="admin", help="Whom to log in as.")
 @click.option("--password-env", metavar="VARIABLE", help="Environment variable of the password.")
 @click.option("--switching-time", default="25ms", metavar="TIME")
@@ -77,7 +85,6 @@ __all__ += ["RaiseAlarm", "alarms_arrive", "run_check", "run_checks"]
 )
 @click.option(
     "--initial",
-    default=",".join(INITIAL.texts),
     metavar="CIRCUITS",
     help="What the device carries and may lose for as long as this takes.",
 )
@@ -92,7 +99,7 @@ __all__ += ["RaiseAlarm", "alarms_arrive", "run_check", "run_checks"]
 def conformance(
     driver: str,
     switching_time: str,
-    initial: str,
+    initial: str | None,
     any_map: bool,
     check_timeout: str,
     control: Path | None,
@@ -100,19 +107,16 @@ def conformance(
 ) -> int:
     """Check that a driver does what every driver must. It REWIRES the device.
 
-    The driver is MODULE:CLASS, or the NAME of one that is installed.
+    The driver is MODULE:CLASS, or the NAME of one that is installed. With --inputs or --outputs
+    it is one of a wavelength switch.
     """
     named = ":" not in driver
-    switch = CircuitSwitch(
-        name="device",
-        driver=driver,
-        switching_time_s=parse_time(switching_time),
-        initial=INITIAL,
-        **options,
-    )
+    switch = _switch(driver, parse_time(switching_time), options)
     factory = open_driver if named else _factory(driver)
     password = password_of(switch)
-    expected = PortMap.parse(text for text in initial.split(",") if text.strip())
+    texts = [text for text in (initial or "").split(",") if text.strip()]
+    of_circuits = isinstance(switch, CircuitSwitch)
+    expected = (PortMap.parse if of_circuits else SpectrumMap.parse)(texts)
     longest_s = parse_time(check_timeout)
 
     async def run() -> list[CheckResult]:
@@ -143,6 +147,19 @@ def conformance(
     failed = sum(bool(result.failure) for result in results)
     say(f"{len(results) - failed} of {len(results)} checks passed")
     return int(failed > 0)
+
+
+def _switch(driver: str, switching_time_s: float, options: dict[str, Any]) -> Any:
+    """The device, as a lab file would have it."""
+    shape = {key: options.pop(key) for key in ("inputs", "outputs", "grid")}
+    rest = {"name": "device", "driver": driver, "switching_time_s": switching_time_s, **options}
+    if not any(shape.values()):
+        return CircuitSwitch(**rest, initial=INITIAL)
+    del rest["ports"], rest["datapath_id"]
+    if shape["inputs"] is None or shape["outputs"] is None:
+        raise BadInput("a wavelength switch has --inputs and --outputs, say both")
+    grid = Grid.parse(shape["grid"]) if shape["grid"] else Grid()
+    return WavelengthSwitch(**rest, inputs=shape["inputs"], outputs=shape["outputs"], grid=grid)
 
 
 async def _raise_alarm(control: Path) -> None:

@@ -1,28 +1,38 @@
-"""What every OCS driver must do, whatever its device, checked on one device.
+"""What every driver must do, whatever its device, checked on one device.
 
-A check gets a fresh open driver of a device with at least ``PORTS`` ports whose map is ``INITIAL``.
-It raises ``CheckFailed`` where the driver does not do as ``CircuitDriver`` says.
+A check gets a fresh open driver of a device whose map is that of its ground (``ground_of``). It
+raises ``CheckFailed`` where the driver does not do as its contract says.
 """
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
+from patchlight.controller.circuits.conformance_ground import (
+    INITIAL,
+    Driver,
+    ground_of,
+    large_enough,
+    ports_of,
+)
 from patchlight.controller.circuits.contract import (
+    SIDES,
     Capabilities,
     CircuitDriver,
     DirectedPort,
     Outcome,
+    TellsChannelPowers,
+    WavelengthDriver,
 )
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.portmap import CrossConnect, PortMap
+from patchlight.testbed.spectrum import ChannelConnect, SpectrumMap
 
-PORTS = 24
-"""How many ports on each side the checks need."""
-INITIAL = PortMap.of([(1, 7), (7, 1), (2, 8)])
-"""The cross-connects that each check begins with."""
+ENTRIES = (CrossConnect, ChannelConnect)
 
-Check = Callable[[CircuitDriver], Awaitable[None]]
+Check = Callable[[Any], Awaitable[None]]
+"""Of a driver of the kind that it is for."""
 
 
 class CheckFailed(AssertionError):
@@ -40,131 +50,137 @@ def _require(holds: bool, what: str) -> None:
 
 
 def _text(value: object) -> str:
-    if isinstance(value, PortMap | tuple | list) and not isinstance(value, CrossConnect):
+    if isinstance(value, PortMap | SpectrumMap | tuple | list) and not isinstance(value, ENTRIES):
         return f"[{', '.join(map(str, value))}]"
     return str(value)
 
 
-def _pairs(*texts: str) -> list[CrossConnect]:
-    return list(PortMap.parse(texts))
+async def _expect_map(driver: Driver, *added: object) -> None:
+    ground = ground_of(driver)
+    _expect("the map", await driver.read_map(), ground.map_of([*ground.initial, *added]))
 
 
-async def _expect_map(driver: CircuitDriver, *added: CrossConnect) -> None:
-    _expect("the map", await driver.read_map(), PortMap.of([*INITIAL, *added]))
-
-
-async def _complete(outcome: Awaitable[Outcome[CrossConnect]]) -> Outcome[CrossConnect]:
+async def _complete(outcome: Awaitable[Outcome[Any]]) -> Outcome[Any]:
     result = await outcome
     _expect("refused", result.refused, ())
     return result
 
 
-async def says_who_it_is(driver: CircuitDriver) -> None:
-    """It has all of ``CircuitDriver``, and tells vendor, model, ports and capabilities."""
-    _require(isinstance(driver, CircuitDriver), "it lacks methods of CircuitDriver")
+async def says_who_it_is(driver: Driver) -> None:
+    """It has all of its contract, and tells vendor, model, ports and capabilities."""
+    whole = isinstance(driver, CircuitDriver | WavelengthDriver)
+    _require(whole, "it lacks methods of CircuitDriver, or of WavelengthDriver")
     identity = await driver.identify()
     _require(bool(identity.vendor), "identify() names no vendor")
     _require(bool(identity.model), "identify() names no model")
-    _require(driver.ports >= PORTS, f"ports is {driver.ports}: the checks need {PORTS}")
+    missing = large_enough(driver)
+    _require(not missing, f"it has {ports_of(driver)} ports: the checks need {missing}")
     _require(isinstance(driver.capabilities, Capabilities), "capabilities are no Capabilities")
 
 
-async def reads_the_map(driver: CircuitDriver) -> None:
+async def reads_the_map(driver: Driver) -> None:
     """``read_map`` is what the device holds."""
     await _expect_map(driver)
 
 
-async def connects_one(driver: CircuitDriver) -> None:
-    """A cross-connect is made, and is in the map."""
-    (pair,) = _pairs("3>9")
-    outcome = await _complete(driver.connect([pair]))
-    _expect("done", outcome.done, (pair,))
+async def connects_one(driver: Any) -> None:
+    """An entry is made, and is in the map."""
+    entry = ground_of(driver).single[0]
+    outcome = await _complete(driver.connect([entry]))
+    _expect("done", outcome.done, (entry,))
     _require(outcome.elapsed_s >= 0, f"elapsed_s is {outcome.elapsed_s}")
-    await _expect_map(driver, pair)
+    await _expect_map(driver, entry)
 
 
-async def connects_many_at_once(driver: CircuitDriver) -> None:
-    """So are 16 in one call, inputs to outputs of the same number."""
-    pairs = [CrossConnect(n, n) for n in range(9, PORTS + 1)]
-    outcome = await driver.connect(pairs)
-    _expect("done", outcome.done, tuple(pairs))
-    await _expect_map(driver, *pairs)
+async def connects_many_at_once(driver: Any) -> None:
+    """So are 16 in one call; of circuits inputs to outputs of the same number."""
+    entries = ground_of(driver).many
+    outcome = await driver.connect(entries)
+    _expect("done", outcome.done, tuple(entries))
+    await _expect_map(driver, *entries)
 
 
-async def disconnects_one(driver: CircuitDriver) -> None:
-    """A cross-connect is broken; the others stay."""
-    (pair,) = _pairs("2>8")
-    outcome = await driver.disconnect([pair])
-    _expect("done", outcome.done, (pair,))
-    _expect("the map", await driver.read_map(), PortMap.of([(1, 7), (7, 1)]))
+async def disconnects_one(driver: Any) -> None:
+    """An entry is broken; the others stay."""
+    ground = ground_of(driver)
+    outcome = await driver.disconnect([ground.last])
+    _expect("done", outcome.done, (ground.last,))
+    _expect("the map", await driver.read_map(), ground.initial.without([ground.last]))
 
 
-async def disconnects_all(driver: CircuitDriver) -> None:
+async def disconnects_all(driver: Any) -> None:
     """All are broken in one call."""
-    outcome = await _complete(driver.disconnect(INITIAL))
-    _expect("done", sorted(outcome.done), sorted(INITIAL))
-    _expect("the map", await driver.read_map(), PortMap())
+    ground = ground_of(driver)
+    outcome = await _complete(driver.disconnect(ground.initial))
+    _expect("done", sorted(outcome.done), sorted(ground.initial))
+    _expect("the map", await driver.read_map(), ground.map_of([]))
 
 
 async def one_direction_goes_alone(driver: CircuitDriver) -> None:
     """Of two directions between the same ports the other one stays."""
-    await _complete(driver.disconnect(_pairs("1>7")))
+    await _complete(driver.disconnect([CrossConnect(1, 7)]))
     _expect("the map", await driver.read_map(), PortMap.of([(7, 1), (2, 8)]))
 
 
-async def what_is_done_already_is_done(driver: CircuitDriver) -> None:
+async def what_is_done_already_is_done(driver: Any) -> None:
     """Connecting what is there, and disconnecting what is not, counts as done."""
-    there, absent = _pairs("2>8"), _pairs("5>6")
+    ground = ground_of(driver)
+    there, absent, new = [ground.last], [ground.single[1]], ground.single[0]
     for _ in range(2):
-        await _complete(driver.connect([*there, *_pairs("4>4")]))
+        await _complete(driver.connect([*there, new]))
     _expect("done of what was there", (await driver.connect(there)).done, tuple(there))
     _expect("done of what was not", (await driver.disconnect(absent)).done, tuple(absent))
     await _complete(driver.disconnect([*absent, *there]))
-    _expect("the map", await driver.read_map(), PortMap.of([(1, 7), (7, 1), (4, 4)]))
+    left = ground.map_of([*ground.initial.without(there), new])
+    _expect("the map", await driver.read_map(), left)
 
 
-async def a_busy_port_is_refused_and_nothing_else(driver: CircuitDriver) -> None:
+async def a_busy_port_is_refused_and_nothing_else(driver: Any) -> None:
     """Nothing is broken to make room; what can be done of the call is done."""
-    possible, busy = _pairs("3>9", "5>11"), _pairs("1>10", "4>8")
+    ground = ground_of(driver)
+    possible, busy = ground.single, ground.busy
     outcome = await driver.connect([possible[0], *busy, possible[1]])
     _expect("done", outcome.done, tuple(possible))
-    _expect("refused", [refusal.cross_connect for refusal in outcome.refused], busy)
+    _expect("refused", [refusal.cross_connect for refusal in outcome.refused], list(busy))
     _require(all(refusal.words for refusal in outcome.refused), "a refusal has no words")
     await _expect_map(driver, *possible)
 
 
-async def one_refused_alone_leaves_the_map(driver: CircuitDriver) -> None:
-    """Nothing of a refused cross-connect is left, and nothing of it holds the ports."""
-    outcome = await driver.connect(_pairs("1>10"))
+async def one_refused_alone_leaves_the_map(driver: Any) -> None:
+    """Nothing of a refused entry is left, and nothing of it holds the ports or the channel."""
+    ground = ground_of(driver)
+    outcome = await driver.connect([ground.busy[0]])
     _expect("done", outcome.done, ())
     _require(bool(outcome.refused and outcome.refused[0].words), "the refusal has no words")
     await _expect_map(driver)
-    await _complete(driver.connect(_pairs("3>10")))
+    await _complete(driver.connect([ground.beside]))
 
 
-async def bad_input_changes_nothing(driver: CircuitDriver) -> None:
-    """A port outside the device, or one used twice, is ``BadInput`` before anything is sent."""
-    outside = CrossConnect(3, driver.ports + 1)
-    no_ports = [CrossConnect(0, 3), CrossConnect(-1, 9), CrossConnect(3, -9)]
-    no_ports.append(CrossConnect(True, 9))
-    lists = [[outside], *([c] for c in no_ports), [CrossConnect(3, 9), CrossConnect(3, 10)]]
-    calls = [("connect", driver.connect, [CrossConnect(6, 6)], wrong) for wrong in lists]
-    for method, call, fine, wrong in [*calls, ("disconnect", driver.disconnect, [], [outside])]:
+async def bad_input_changes_nothing(driver: Any) -> None:
+    """A port outside the device, or entries that clash, are ``BadInput`` before anything is sent.
+
+    So is a channel off the grid.
+    """
+    ground = ground_of(driver)
+    outside, fine = ground.wrong[0], ground.single[1]
+    calls = [("connect", driver.connect, [fine], wrong) for wrong in ground.wrong]
+    for method, call, beside, wrong in [*calls, ("disconnect", driver.disconnect, [], outside)]:
         try:
-            outcome = await call([*fine, *wrong])
+            outcome = await call([*beside, *wrong])
         except BadInput:
             continue
         raise CheckFailed(f"{method}() with {_text(wrong)}: expected BadInput, got {outcome}")
-    for number in (0, -1, True, driver.ports + 1):
+    for port in ground.wrong_ports:
         try:
-            powers = await driver.power([DirectedPort("in", number)])
+            powers = await driver.power([port])
         except BadInput:
             continue
-        raise CheckFailed(f"power() of port {number}: expected BadInput, got {powers}")
+        words = f"power() of port {port.number}: expected BadInput, got {powers}"
+        raise CheckFailed(words)
     await _expect_map(driver)
 
 
-async def nothing_asked_is_nothing_done(driver: CircuitDriver) -> None:
+async def nothing_asked_is_nothing_done(driver: Any) -> None:
     """Empty lists are no errors."""
     await _complete(driver.connect([]))
     await _complete(driver.disconnect([]))
@@ -172,28 +188,73 @@ async def nothing_asked_is_nothing_done(driver: CircuitDriver) -> None:
     await _expect_map(driver)
 
 
-async def overlapping_calls_keep_in_order(driver: CircuitDriver) -> None:
+async def overlapping_calls_keep_in_order(driver: Any) -> None:
     """Six calls at once, and a read among them, all come to their end."""
-    pairs = [CrossConnect(n, n) for n in range(10, 16)]
-    calls = [asyncio.create_task(_complete(driver.connect([pair]))) for pair in pairs]
+    entries = ground_of(driver).many[1:7]
+    calls = [asyncio.create_task(_complete(driver.connect([entry]))) for entry in entries]
     try:
         await asyncio.gather(driver.read_map(), *calls)
     finally:
         # Whatever failed, nothing goes on behind the next check's back.
         await asyncio.gather(*calls, return_exceptions=True)
-    await _expect_map(driver, *pairs)
+    await _expect_map(driver, *entries)
 
 
-async def knows_its_ports(driver: CircuitDriver) -> None:
+async def another_attenuation_takes_a_break(driver: WavelengthDriver) -> None:
+    """The same channel of another attenuation is refused, and made once the first is broken."""
+    ground = ground_of(driver)
+    weaker = ground.last._replace(attenuation_db=ground.last.attenuation_db + 2)
+    _expect("done", (await driver.connect([weaker])).done, ())
+    await _expect_map(driver)
+    change = ground.initial.diff(ground.map_of([*ground.initial.without([ground.last]), weaker]))
+    await _complete(driver.disconnect(change.breaks))
+    await _complete(driver.connect(change.makes))
+    _expect("the map", await driver.read_map(), ground.initial.apply(change))
+
+
+async def channels_side_by_side_are_apart(driver: WavelengthDriver) -> None:
+    """Of three neighbours that go the same way the one between is broken alone, and made again."""
+    ground = ground_of(driver)
+    first = ground.many[0]
+    three = [first._replace(channel=other.channel) for other in ground.many[:3]]
+    await _complete(driver.connect(three))
+    await _expect_map(driver, *three)
+    await _complete(driver.disconnect([three[1]]))
+    await _expect_map(driver, three[0], three[2])
+    await _complete(driver.connect([three[1]]))
+    await _expect_map(driver, *three)
+
+
+async def other_channels_keep_their_power(driver: WavelengthDriver) -> None:
+    """Where the device measures channels, a change of one leaves all others as strong as before."""
+    if not isinstance(driver, TellsChannelPowers):
+        return
+    ground = ground_of(driver)
+    ports = {DirectedPort("out", way.out) for way in ground.initial}
+    before = await driver.channel_powers(ports)
+    await _complete(driver.connect(ground.single[:1]))
+    await _complete(driver.disconnect(ground.single[:1]))
+    after = await driver.channel_powers(ports)
+    for port, channels in before.items():
+        for channel, dbm in channels.items():
+            now = after[port].get(channel)
+            same = now == dbm or (dbm is not None and now is not None and abs(now - dbm) < 1.0)
+            _require(same, f"channel {channel} at {port} had {dbm} dBm, and has {now}")
+
+
+async def knows_its_ports(driver: Driver) -> None:
     """``port_states`` has both sides of every port, and those without trouble are ready."""
     states = await driver.port_states()
-    _expect("port states", len(states), 2 * driver.ports)
-    _expect("the last input", states[DirectedPort("in", driver.ports)].condition, "ready")
+    inputs, outputs = ports_of(driver)
+    _expect("port states", len(states), inputs + outputs)
+    for port in (DirectedPort("in", inputs), DirectedPort("out", outputs)):
+        _expect(f"the state of {port}", states[port].condition, "ready")
 
 
-async def power_where_there_are_monitors(driver: CircuitDriver) -> None:
+async def power_where_there_are_monitors(driver: Driver) -> None:
     """``power`` answers for the ports of the sides that have monitors, in believable dBm."""
-    ports = [DirectedPort(side, n) for side in ("in", "out") for n in range(1, 13)]
+    counts = zip(SIDES, ports_of(driver), strict=True)
+    ports = [DirectedPort(side, n) for side, count in counts for n in range(1, min(count, 12) + 1)]
     monitored = {"in": driver.capabilities.power_in, "out": driver.capabilities.power_out}
     for asked in (ports, ports[:1], ports[-2:]):
         powers = await driver.power(asked)
@@ -226,15 +287,15 @@ async def light_comes_out_where_it_is_led(driver: CircuitDriver) -> None:
         _require(leaving is None or leaving < arriving + 0.5, f"{words}: {leaving} dBm at {here}")
 
 
-async def alarms_can_be_asked_for(driver: CircuitDriver) -> None:
+async def alarms_can_be_asked_for(driver: Driver) -> None:
     """``alarms`` answers with a tuple."""
     alarms: object = await driver.alarms()
     _require(isinstance(alarms, tuple), f"alarms() gave a {type(alarms).__name__}")
 
 
-async def closing_clears_nothing(driver: CircuitDriver) -> None:
-    """Circuits outlive the connection; closing twice is no error; it can be opened again."""
-    pairs = _pairs("3>9")
+async def closing_clears_nothing(driver: Any) -> None:
+    """The map outlives the connection; closing twice is no error; it can be opened again."""
+    pairs = ground_of(driver).single[:1]
     await _complete(driver.connect(pairs))
     await driver.close()
     await driver.close()
@@ -242,14 +303,13 @@ async def closing_clears_nothing(driver: CircuitDriver) -> None:
     await _expect_map(driver, *pairs)
 
 
-CHECKS: Sequence[Check] = (
+_SHARED: Sequence[Check] = (
     says_who_it_is,
     reads_the_map,
     connects_one,
     connects_many_at_once,
     disconnects_one,
     disconnects_all,
-    one_direction_goes_alone,
     what_is_done_already_is_done,
     a_busy_port_is_refused_and_nothing_else,
     one_refused_alone_leaves_the_map,
@@ -258,17 +318,31 @@ CHECKS: Sequence[Check] = (
     overlapping_calls_keep_in_order,
     knows_its_ports,
     power_where_there_are_monitors,
-    light_comes_out_where_it_is_led,
     alarms_can_be_asked_for,
     closing_clears_nothing,
 )
+CHECKS = (*_SHARED, one_direction_goes_alone, light_comes_out_where_it_is_led)
+"""What every driver of a circuit switch must do."""
+WAVELENGTH_CHECKS: Sequence[Check] = (
+    *_SHARED,
+    another_attenuation_takes_a_break,
+    channels_side_by_side_are_apart,
+    other_channels_keep_their_power,
+)
+"""What every driver of a wavelength switch must do."""
+
+
+def checks_of(driver: Driver) -> Sequence[Check]:
+    """Those for its kind."""
+    return WAVELENGTH_CHECKS if isinstance(driver, WavelengthDriver) else CHECKS
+
 
 RaiseAlarm = Callable[[], Awaitable[None]]
 """Has the device report something, if it can be made to."""
 _ALARM_WITHIN_S = 10.0
 
 
-async def alarms_arrive(driver: CircuitDriver, raise_alarm: RaiseAlarm) -> None:
+async def alarms_arrive(driver: Driver, raise_alarm: RaiseAlarm) -> None:
     """What the device reports is among its alarms, after those that it had, and has its time."""
     before = await driver.alarms()
     began = time.time()

@@ -7,19 +7,24 @@ import logging
 import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from patchlight.controller.circuits.conformance import (
-    CHECKS,
-    INITIAL,
-    PORTS,
     Check,
     CheckFailed,
     RaiseAlarm,
     alarms_arrive,
+    checks_of,
 )
-from patchlight.controller.circuits.contract import CircuitDriver
+from patchlight.controller.circuits.conformance_ground import (
+    Driver,
+    ground_of,
+    large_enough,
+    ports_of,
+)
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.spectrum import SpectrumMap
 
 
 class _Heard(logging.Handler):
@@ -59,7 +64,7 @@ def _kept_secret(password: str) -> Iterator[None]:
             raise CheckFailed("the password is in the log or in an error") from None
 
 
-NewDriver = Callable[[], CircuitDriver]
+NewDriver = Callable[[], Driver]
 """Makes a new driver of the device, not yet connected."""
 
 
@@ -75,23 +80,24 @@ class CheckResult:
 async def run_check(
     check: Check, new_driver: NewDriver, *, password: str = "", is_initial: bool = False
 ) -> None:
-    """Bring the device's map to ``INITIAL``, run one check with a fresh driver, bring it back.
+    """Bring the device to the map of its ground, run one check with a fresh driver, bring it back.
 
     Rewires the device, whatever it carries. Raises ``CheckFailed``, or what the driver raises.
     With ``password`` also if the driver lets that into a log or an error meanwhile.
-    ``is_initial``: the map is ``INITIAL`` already, as it is after a check that passed.
+    ``is_initial``: the map is that already, as it is after a check that passed.
     """
     with _kept_secret(password):
         if not is_initial:
-            await bring_to(INITIAL, new_driver)
+            async with _opened(new_driver) as driver:
+                await _bring(driver, ground_of(driver).initial)
         async with _opened(new_driver) as driver:
             await check(driver)
-            await _bring(driver, INITIAL)
+            await _bring(driver, ground_of(driver).initial)
 
 
 async def run_checks(
     new_driver: NewDriver,
-    expected: PortMap = INITIAL,
+    expected: PortMap | SpectrumMap | None = None,
     *,
     any_map: bool = False,
     longest_s: float = 120.0,
@@ -104,22 +110,25 @@ async def run_checks(
     lets the ``password`` into a log or an error. ``raise_alarm`` adds ``alarms_arrive``. Close the
     generator if it is left early (``contextlib.aclosing``): that is what puts the map back.
 
-    ``BadInput`` before anything is changed where the device carries circuits and they are not
-    the ``expected`` ones: they would be interrupted. ``any_map`` interrupts what there is.
+    ``BadInput`` before anything is changed where the device carries light and it is not the
+    ``expected`` one: that would be interrupted. ``any_map`` interrupts what there is.
     """
     async with _opened(new_driver) as driver:
         before = await driver.read_map()
-        ports = driver.ports
-    if before and before not in (expected, INITIAL) and not any_map:
+        inputs, outputs = ports_of(driver)
+        missing, initial = large_enough(driver), ground_of(driver).initial
+        of_kind = checks_of(driver)
+    if before and before not in (expected, initial) and not any_map:
         raise BadInput(
             f"the device carries circuits: {', '.join(before.texts)}",
             hint="the checks rewire it; where that harms nobody, name exactly these circuits with "
             "--initial, or say --any-map: they are put back in the end",
         )
-    if ports < PORTS or any(max(c.inp, c.out) > ports for c in before):
-        raise BadInput(f"the device has {ports} ports: the checks need {PORTS}")
+    if missing or any(c.inp > inputs or c.out > outputs for c in before):
+        has = f"{inputs} ports" if inputs == outputs else f"{inputs} inputs and {outputs} outputs"
+        raise BadInput(f"the device has {has}: the checks need {missing or 'those in use'}")
     try:
-        checks = {check.__name__: (check, check.__doc__) for check in CHECKS}
+        checks = {check.__name__: (check, check.__doc__) for check in of_kind}
         if raise_alarm is not None:
             arrive = functools.partial(alarms_arrive, raise_alarm=raise_alarm)
             checks[alarms_arrive.__name__] = (arrive, alarms_arrive.__doc__)
@@ -132,13 +141,13 @@ async def run_checks(
         await bring_to(before, new_driver)
 
 
-async def bring_to(target: PortMap, new_driver: NewDriver) -> None:
+async def bring_to(target: PortMap | SpectrumMap, new_driver: NewDriver) -> None:
     """Make the device carry this map and no more; ``PatchlightError`` if it refuses."""
     async with _opened(new_driver) as driver:
         await _bring(driver, target)
 
 
-async def _bring(driver: CircuitDriver, target: PortMap) -> None:
+async def _bring(driver: Any, target: PortMap | SpectrumMap) -> None:
     change = (await driver.read_map()).diff(target)
     outcomes = [await driver.disconnect(change.breaks), await driver.connect(change.makes)]
     refused = [str(refusal) for outcome in outcomes for refusal in outcome.refused]
@@ -160,7 +169,7 @@ async def _failure(check: Awaitable[None], longest_s: float) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _opened(new_driver: NewDriver) -> AsyncIterator[CircuitDriver]:
+async def _opened(new_driver: NewDriver) -> AsyncIterator[Driver]:
     driver = new_driver()
     await driver.open()
     try:

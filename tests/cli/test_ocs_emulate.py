@@ -20,14 +20,17 @@ from click.testing import CliRunner
 from patchlight.cli.ocs.group import ocs
 from patchlight.controller.circuits.contract import LoginRefused
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.emulation.optical.protocols.server import emulated_drivers
+from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.labfile.reader import parse_lab
 from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.portmap import CrossConnect, PortMap
+from patchlight.testbed.spectrum import SpectrumMap
 from tests.support.programs import ROOT, patchlight
 
 emulate = functools.partial(patchlight, "ocs", "emulate")
+EMULATED = [driver.name for driver in OCS_DRIVERS.values() if driver.device]
 
 
 @contextmanager
@@ -72,7 +75,7 @@ def _own_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state-home"))
 
 
-@pytest.mark.parametrize("driver", emulated_drivers())
+@pytest.mark.parametrize("driver", EMULATED)
 def test_every_driver_drives_its_device(driver: str) -> None:
     async def drive(where: str) -> None:
         device = open_driver(switch_at(driver, where), "whatever")
@@ -92,6 +95,29 @@ def test_every_driver_drives_its_device(driver: str) -> None:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=10)
         assert (process.returncode, out, err) == (0, "", "ended\n")
+
+
+def test_a_wavelength_switch_alone() -> None:
+    first = SpectrumMap.parse(["1>2@193.100"])
+
+    async def drive(switch: WavelengthSwitch) -> None:
+        device = open_driver(switch)
+        await device.open()
+        try:
+            assert await device.read_map() == first
+            added = SpectrumMap.parse(["1>3@193.150-2dB"])
+            assert (await device.connect(added)).complete
+            assert await device.read_map() == first.joined(added)
+        finally:
+            await device.close()
+
+    shape = ("--driver", "waveshaper-http", "--inputs", "1", "--outputs", "4")
+    options = (*shape, "--listen", "127.0.0.1:0", "--switching-time", "1ms")
+    with emulated(*options, "--map", "1>2@193.100") as (_, printed):
+        line = re.search("lab file: +(.*)\n", printed)
+        assert line is not None
+        (switch,) = parse_lab(line[1]).wavelength_switches
+        asyncio.run(drive(switch))
 
 
 @pytest.mark.parametrize(
@@ -153,7 +179,7 @@ def test_circuits_outlive_it_and_faults_are_taken(tmp_path: Path) -> None:
             assert process.wait(10) == 0
 
 
-@pytest.mark.parametrize("driver", [d for d in emulated_drivers() if OCS_DRIVERS[d].has_users])
+@pytest.mark.parametrize("driver", [d for d in EMULATED if OCS_DRIVERS[d].has_users])
 def test_a_wrong_password_is_refused(driver: str) -> None:
     async def drive(where: str) -> None:
         device = open_driver(switch_at(driver, where), "wrong-one")
@@ -178,6 +204,8 @@ def test_a_wrong_password_is_refused(driver: str) -> None:
         (("polatis-scpi", "--password-env", "NOT_SET_AT_ALL"), "is not set"),
         (("polatis-scpi", "--state", "/no/such/folder/file"), "no directory"),
         (("polatis-scpi", "--viewer", "guest"), "nobody logs in to a polatis-scpi"),
+        (("waveshaper-http",), "has --inputs and --outputs"),
+        (("waveshaper-http", "--inputs", "2", "--outputs", "4"), "has one common port"),
         (("telescent-ssh", "--conflict-time", "500ms"), "is for calient-tl1 and calient-rest"),
     ],
 )

@@ -75,11 +75,11 @@ def running(
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, env=everything)
     assert process.stderr is not None
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not ready.exists():
             if process.poll() is not None:
                 raise AssertionError(f"the device ended: {process.stderr.read().decode()}")
-            assert time.monotonic() < deadline, "the device was not ready within 20 s"
+            assert time.monotonic() < deadline, "the device was not ready within 60 s"
             time.sleep(0.01)
         switch = replace(read_lab(lab).circuit_switch("ocs1"), address=ready.read_text().strip())
         yield Running(switch, control, process)

@@ -6,20 +6,27 @@ import os
 import shlex
 import socket
 from pathlib import Path
+from typing import Any
 
 import click
 
 from patchlight.cli.rendering import print_json, say
+from patchlight.emulation.optical.channel_crossbar import NoChannelCrossbar
 from patchlight.emulation.optical.crossbar import NoCrossbar
 from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
 from patchlight.emulation.optical.protocols.server import ProtocolServer, server_class
 from patchlight.emulation.optical.serving import serve_until_stopped
+from patchlight.emulation.optical.wavelength_device import EmulatedWss
+from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import CircuitSwitch, Emulation, OcsUser
+from patchlight.testbed.lab import CircuitSwitch, Emulation, OcsUser, OpticalSwitch
+from patchlight.testbed.labfile.colours_schema import MOST_PORTS
 from patchlight.testbed.labfile.values import MOST_CIRCUIT_PORTS
 from patchlight.testbed.linux.sockets import is_loopback
-from patchlight.testbed.ocs_drivers import OCS_DRIVERS
+from patchlight.testbed.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS, check_shape
 from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.spectrum import Channel, Grid, SpectrumMap
 from patchlight.testbed.units import parse_loss, parse_time
 
 _ARRIVING_DBM = 0.0
@@ -28,7 +35,9 @@ _FAULTS = (
     '{"refuse_next": "busy"}, {"cut": "after"}, {"stall_s": 2}, {"fail_ports": [7]}, '
     '{"lose": "3>9"}, {"reboot": "keep"}'
 )
-_EMULATED = [driver for driver in OCS_DRIVERS.values() if driver.device]
+_DRIVERS = {**OCS_DRIVERS, **WSS_DRIVERS}
+_EMULATED = [driver for driver in _DRIVERS.values() if driver.device]
+_CHANNELS = range(-36, 64)  # of 50 GHz, from 193.1 THz: the C band
 
 
 @click.command(
@@ -48,11 +57,14 @@ _EMULATED = [driver for driver in OCS_DRIVERS.values() if driver.device]
     metavar="N",
     help="Ports on each side.",
 )
+@click.option("--inputs", type=click.IntRange(1, MOST_PORTS), help="Of a wavelength switch.")
+@click.option("--outputs", type=click.IntRange(1, MOST_PORTS), help="Of a wavelength switch.")
+@click.option("--grid", default="50GHz", metavar="GRID", help="Of a wavelength switch.")
 @click.option(
     "--listen", metavar="HOST:PORT", help="Port 0: any. [default: 127.0.0.1, the vendor's port]"
 )
-@click.option("--switching-time", default="25ms", metavar="TIME")
-@click.option("--insertion-loss", default="1.5dB", metavar="LOSS")
+@click.option("--switching-time", metavar="TIME", help="[default: 25ms, or 50ms]")
+@click.option("--insertion-loss", metavar="LOSS", help="[default: 1.5dB, or 6dB]")
 @click.option("--user", default="admin", help="Who may log in.")
 @click.option("--password-env", metavar="VARIABLE", help="Environment variable of the password.")
 @click.option(
@@ -67,15 +79,18 @@ _EMULATED = [driver for driver in OCS_DRIVERS.values() if driver.device]
     metavar="TIME",
     help="A Calient that takes busy ports from their circuits, in such a time.",
 )
-@click.option("--map", "circuits", metavar="CIRCUITS", help="To begin with: 1-7,2>8.")
+@click.option("--map", "circuits", metavar="CIRCUITS", help="To begin with: 1-7,2>8; 1-3@193.100.")
 @click.option("--state", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE")
 @click.option("--control", type=click.Path(path_type=Path, dir_okay=False), metavar="SOCKET")
 def emulate(
     driver: str,
     ports: int,
+    inputs: int | None,
+    outputs: int | None,
+    grid: str,
     listen: str | None,
-    switching_time: str,
-    insertion_loss: str,
+    switching_time: str | None,
+    insertion_loss: str | None,
     user: str,
     password_env: str | None,
     viewers: tuple[str, ...],
@@ -86,11 +101,12 @@ def emulate(
 ) -> None:
     """Run one emulated switch alone: no root, no lab; Ctrl-C ends it.
 
-    Light at 0 dBm comes in at every port; no packets are carried. With driver openflow it
-    connects to HOST:PORT, again and again, rather than listen there.
+    Light at 0 dBm comes in at every port, of a wavelength switch on each channel of 50 GHz in the C
+    band; no packets are carried. With driver openflow it connects to HOST:PORT, again and again,
+    rather than listen there.
     """
     server = server_class(driver)
-    known = OCS_DRIVERS.get(driver)
+    known = _DRIVERS.get(driver)
     if viewers and known is not None and not known.has_users:
         raise BadInput(f"nobody logs in to a {driver}: leave out --viewer")
     if conflict_time is not None and not (known and known.makes_room):
@@ -99,29 +115,29 @@ def emulate(
     for folder in (path.parent for path in (state, control) if path is not None):
         if not folder.is_dir():
             raise BadInput(f"{folder} is no directory")
-    initial = PortMap.parse(text for text in (circuits or "").split(",") if text.strip())
-    initial.check(ports)
     if password_env is not None and password_env not in os.environ:
         hint = f"export {password_env}=… before starting"
         raise BadInput(f"{password_env} is not set", hint=hint)
-    switch = CircuitSwitch(
-        name="ocs1",
-        driver=driver,
-        address=listen or f"127.0.0.1:{server.port}",
-        ports=ports,
-        switching_time_s=parse_time(switching_time),
-        insertion_loss_db=parse_loss(insertion_loss),
-        user=user,
-        password_env=password_env,
-        initial=initial,
-        datapath_id=server.datapath_id,
-        emulated=Emulation(
+    about: dict[str, Any] = {
+        "driver": driver,
+        "address": listen or f"127.0.0.1:{server.port}",
+        "user": user,
+        "password_env": password_env,
+        "emulated": Emulation(
             users=tuple(OcsUser(name, read_only=True) for name in viewers),
             conflict_time_s=None if conflict_time is None else parse_time(conflict_time),
         ),
-    )
-    arriving_dbm = dict.fromkeys(range(1, ports + 1), _ARRIVING_DBM)
-    device = EmulatedOcs(switch, arriving_dbm, NoCrossbar(), state_file=state)
+    }
+    if switching_time is not None:
+        about["switching_time_s"] = parse_time(switching_time)
+    if insertion_loss is not None:
+        about["insertion_loss_db"] = parse_loss(insertion_loss)
+    texts = [text for text in (circuits or "").split(",") if text.strip()]
+    device: EmulatedSwitch
+    if driver in WSS_DRIVERS or inputs is not None or outputs is not None:
+        device = _wss(about, inputs, outputs, Grid.parse(grid), texts, state)
+    else:
+        device = _ocs(about, ports, server.datapath_id, texts, state)
     protocol = server(device)
 
     async def ready(host: str, port: int) -> None:
@@ -133,14 +149,44 @@ def emulate(
                 + (", or give --password-env and no --viewer" if asks else ""),
                 err=True,
             )
-        _print_how_to_use(protocol, switch, host, port, control)
+        _print_how_to_use(protocol, device.switch, host, port, control)
 
-    asyncio.run(serve_until_stopped(device, protocol, switch.address, control=control, ready=ready))
+    address = device.switch.address
+    asyncio.run(serve_until_stopped(device, protocol, address, control=control, ready=ready))
     say("ended", err=True)
 
 
+def _ocs(
+    about: dict[str, Any], ports: int, datapath_id: int | None, texts: list[str], state: Path | None
+) -> EmulatedOcs:
+    initial = PortMap.parse(texts)
+    initial.check(ports)
+    switch = CircuitSwitch("ocs1", ports=ports, initial=initial, datapath_id=datapath_id, **about)
+    light = dict.fromkeys(range(1, ports + 1), _ARRIVING_DBM)
+    return EmulatedOcs(switch, light, NoCrossbar(), state_file=state)
+
+
+def _wss(
+    about: dict[str, Any],
+    inputs: int | None,
+    outputs: int | None,
+    grid: Grid,
+    texts: list[str],
+    state: Path | None,
+) -> EmulatedWss:
+    if inputs is None or outputs is None:
+        raise BadInput(f"a {about['driver']} has --inputs and --outputs: say both, one may be 1")
+    initial = SpectrumMap.parse(texts)
+    initial.check(inputs, outputs, grid)
+    switch = WavelengthSwitch("wss1", inputs, outputs, grid, initial=initial, **about)
+    check_shape(switch)
+    light = {Channel(8 * n): _ARRIVING_DBM for n in _CHANNELS}
+    crossbar = NoChannelCrossbar(dict.fromkeys(range(1, inputs + 1), light))
+    return EmulatedWss(switch, crossbar, state_file=state)
+
+
 def _print_how_to_use(
-    protocol: ProtocolServer, switch: CircuitSwitch, host: str, port: int, control: Path | None
+    protocol: ProtocolServer, switch: OpticalSwitch, host: str, port: int, control: Path | None
 ) -> None:
     password = f", password_env: {switch.password_env}" if switch.password_env else ""
     shown = f"[{host}]" if ":" in host else host
@@ -153,11 +199,16 @@ def _print_how_to_use(
         secret = f"${switch.password_env}" if switch.password_env else "x"
         fields = {"host": host, "port": port, "user": switch.user, "password": secret}
         say(f"by hand:     {protocol.by_hand.format_map(fields)}")
-    more = f", datapath_id: {switch.datapath_id:#x}" if switch.datapath_id else ""
+    if isinstance(switch, CircuitSwitch):
+        kind, shape = "circuit", f"ports: {switch.ports}"
+        shape += f", datapath_id: {switch.datapath_id:#x}" if switch.datapath_id else ""
+    else:
+        kind, shape = "wavelength", f"inputs: {switch.inputs}, outputs: {switch.outputs}"
+        shape += "" if switch.grid == Grid() else f", grid: {switch.grid}"
     say(
-        f"lab file:    {{name: bench, circuit_switches: [{{name: {switch.name}, "
-        f'driver: {switch.driver}, address: "{shown}:{port}", ports: {switch.ports}, '
-        f"user: {switch.user}{password}{more}}}]}}"
+        f"lab file:    {{name: bench, {kind}_switches: [{{name: {switch.name}, "
+        f'driver: {switch.driver}, address: "{shown}:{port}", {shape}, '
+        f"user: {switch.user}{password}}}]}}"
     )
     say("with it:     patchlight ocs show --lab FILE --direct")
     if control is not None:

@@ -9,42 +9,23 @@ import pytest
 from patchlight.controller.circuits.contract import DirectedPort, TellsChannelPowers
 from patchlight.controller.circuits.drivers.lumentum import LumentumRoadm
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.emulation.optical.channel_crossbar import NoChannelCrossbar
-from patchlight.emulation.optical.vendors.lumentum import LumentumServer
 from patchlight.emulation.optical.wavelength_device import EmulatedWss
 from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.spectrum import Channel, Grid, SpectrumMap
-from tests.support.ocs_drivers import listening
+from patchlight.testbed.spectrum import Channel, SpectrumMap
+from tests.support.emulated_wss import emulated_wss
 
 
 @contextlib.asynccontextmanager
 async def roadm(
     *initial: str, inputs: int = 5, outputs: int = 5
 ) -> AsyncIterator[tuple[LumentumRoadm, EmulatedWss]]:
-    switch = WavelengthSwitch(
-        "wss1",
-        inputs,
-        outputs,
-        Grid(None),
-        switching_time_s=0.01,
-        initial=SpectrumMap.parse(initial),
-        driver="lumentum-netconf",
-    )
-    light = {inp: {Channel.parse("193.100"): -3.0} for inp in range(1, inputs + 1)}
-    device = EmulatedWss(switch, NoChannelCrossbar(light))
-    await device.open()
-    server = LumentumServer(device)
-    async with listening(server.serve, server.tls) as address:
-        driver = open_driver(replace(switch, address=address))
-        assert isinstance(driver, LumentumRoadm)
-        await driver.open()
-        try:
-            yield driver, device
-        finally:
-            await driver.close()
-            server.cut()
-            await device.close()
+    name = "lumentum-netconf"
+    async with emulated_wss(
+        name, *initial, inputs=inputs, outputs=outputs, grid="flexible"
+    ) as bench:
+        assert isinstance(bench.driver, LumentumRoadm)
+        yield bench.driver, bench.device
 
 
 async def test_a_roadm_is_one_switch_whose_first_port_is_the_line() -> None:
@@ -79,7 +60,7 @@ async def test_it_measures_each_port_and_each_channel() -> None:
         there, here = DirectedPort("in", 1), DirectedPort("out", 3)
         dark = DirectedPort("out", 2)
         powers = await driver.power([there, here, dark])
-        assert powers[there] == -3.0
+        assert powers[there] == 0.0  # two channels of -3 dBm
         assert powers[dark] is None
         assert powers[here] == pytest.approx(-11.0, abs=0.4)  # 6 dB and the attenuation
         channel = Channel.parse("193.100")

@@ -12,53 +12,25 @@ from patchlight.controller.circuits.contract import DeviceRefused
 from patchlight.controller.circuits.drivers.waveshaper.profile import Passing, Profile
 from patchlight.controller.circuits.drivers.waveshaper.rest import WaveShaper
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.emulation.optical.channel_crossbar import ChannelCrossbar
 from patchlight.emulation.optical.vendors.waveshaper import WaveShaperServer
 from patchlight.emulation.optical.wavelength_device import EmulatedWss
 from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.spectrum import Channel, Grid, SpectrumMap
+from tests.support.emulated_wss import Recorder, emulated_wss
 from tests.support.ocs_drivers import listening
 
 FIRST, LAST = 191_250, 196_275
-
-
-class Recorder(ChannelCrossbar):
-    """Remembers every map that was lit, in turn."""
-
-    def __init__(self) -> None:
-        self.shown: list[SpectrumMap] = []
-
-    async def change(self, lit: SpectrumMap) -> None:
-        self.shown.append(lit)
 
 
 @contextlib.asynccontextmanager
 async def waveshaper(
     *initial: str, inputs: int = 1, outputs: int = 4
 ) -> AsyncIterator[tuple[WaveShaper, EmulatedWss, Recorder]]:
-    switch = WavelengthSwitch(
-        "wss1",
-        inputs,
-        outputs,
-        switching_time_s=0.01,
-        initial=SpectrumMap.parse(initial),
-        driver="waveshaper-http",
-    )
-    recorder = Recorder()
-    device = EmulatedWss(switch, recorder)
-    await device.open()
-    server = WaveShaperServer(device)
-    async with listening(server.serve, server.tls) as address:
-        driver = open_driver(replace(switch, address=address))
-        assert isinstance(driver, WaveShaper)
-        await driver.open()
-        try:
-            yield driver, device, recorder
-        finally:
-            await driver.close()
-            server.cut()
-            await device.close()
+    name = "waveshaper-http"
+    async with emulated_wss(name, *initial, inputs=inputs, outputs=outputs) as bench:
+        assert isinstance(bench.driver, WaveShaper)
+        yield bench.driver, bench.device, bench.recorder
 
 
 async def load(driver: WaveShaper, text: str) -> Mapping[str, Any]:
@@ -192,7 +164,7 @@ def test_channels_side_by_side_are_told_apart_by_the_grid() -> None:
 
 async def test_the_lab_may_not_say_more_ports_than_there_are() -> None:
     switch = WavelengthSwitch("wss1", 1, 2, driver="waveshaper-http")
-    server = WaveShaperServer(EmulatedWss(switch, Recorder()))
+    server = WaveShaperServer(EmulatedWss(switch, Recorder(1)))
     async with listening(server.serve) as address:
         driver = open_driver(replace(switch, outputs=4, address=address))
         with pytest.raises(PatchlightError, match="has 2 ports beside its common one"):

@@ -1,0 +1,124 @@
+"""What the conformance checks do to a device, by the kind of switch: which entries, and where."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort, WavelengthDriver
+from patchlight.testbed.portmap import CrossConnect, PortMap
+from patchlight.testbed.spectrum import Channel, ChannelConnect, Grid, SpectrumMap
+
+PORTS = 24
+"""How many ports on each side the checks need of a circuit switch."""
+BRANCHES = 4
+"""How many inputs or outputs they need of a wavelength switch, on the side that has more."""
+INITIAL = PortMap.of([(1, 7), (7, 1), (2, 8)])
+"""The cross-connects that each check of a circuit switch begins with."""
+_FIRST_CHANNEL = -8  # from 193.1 THz: 22 channels of 200 GHz and less are in the C band
+
+Driver = CircuitDriver | WavelengthDriver
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Entries of one kind of switch.
+
+    ``initial``: the map that each check begins with. ``many``: 16 that can be made beside it,
+    and all together. ``single``: two such. ``busy``: two that need what an entry of ``initial``
+    has. ``beside``: one that needs what the first of these needs beside that. ``wrong``: lists that
+    are ``BadInput``, alone or with the last ``single``; the first of them for a port outside.
+    """
+
+    initial: Any
+    many: Sequence[Any]
+    single: Sequence[Any]
+    busy: Sequence[Any]
+    beside: Any
+    wrong: Sequence[Sequence[Any]]
+    wrong_ports: Sequence[DirectedPort]
+    map_of: Callable[[Iterable[Any]], Any]
+
+    @property
+    def last(self) -> Any:
+        """An entry of ``initial`` that has no other direction."""
+        return tuple(self.initial)[-1]
+
+
+def ground_of(driver: Driver) -> Ground:
+    """What the checks do to a device of this driver."""
+    if isinstance(driver, WavelengthDriver):
+        return _spectrum(driver.inputs, driver.outputs, driver.grid)
+    return _circuits(driver.ports)
+
+
+def ports_of(driver: Driver) -> tuple[int, int]:
+    """How many inputs and outputs it has."""
+    if isinstance(driver, WavelengthDriver):
+        return driver.inputs, driver.outputs
+    return driver.ports, driver.ports
+
+
+def large_enough(driver: Driver) -> str:
+    """What the checks miss in it; empty if nothing."""
+    inputs, outputs = ports_of(driver)
+    if isinstance(driver, WavelengthDriver):
+        if max(inputs, outputs) >= BRANCHES:
+            return ""
+        return f"{BRANCHES} inputs or outputs"
+    return "" if driver.ports >= PORTS else f"{PORTS} ports"
+
+
+def _circuits(ports: int) -> Ground:
+    no_ports = [(3, ports + 1), (0, 3), (-1, 9), (3, -9), (True, 9)]
+    return Ground(
+        initial=INITIAL,
+        many=[CrossConnect(n, n) for n in range(9, PORTS + 1)],
+        single=[CrossConnect(3, 9), CrossConnect(5, 11)],
+        busy=[CrossConnect(1, 10), CrossConnect(4, 8)],
+        beside=CrossConnect(3, 10),
+        wrong=[
+            *([CrossConnect(*pair)] for pair in no_ports),
+            [CrossConnect(3, 9), CrossConnect(3, 10)],
+        ],
+        wrong_ports=[DirectedPort("in", n) for n in (0, -1, True, ports + 1)],
+        map_of=PortMap.of,
+    )
+
+
+def _spectrum(inputs: int, outputs: int, grid: Grid) -> Ground:
+    """Channels from and to port 1 only: that is what every wavelength switch can do."""
+    spacing_ghz = grid.spacing_ghz or 50.0
+    apart, slots = int(spacing_ghz / 6.25), int(spacing_ghz / 12.5)
+    channels = [Channel((_FIRST_CHANNEL + n) * apart, slots) for n in range(22)]
+
+    def way(branch: int, number: int, less_db: float = 0.0) -> ChannelConnect:
+        # Of a switch with a line at port 1 every other one goes back to it.
+        both = inputs > 1 and outputs > 1
+        count = max(inputs, outputs) - both
+        other = 1 + branch % count + both
+        to_line = outputs == 1 or (both and branch % 2 == 1)
+        ports = (other, 1) if to_line else (1, other)
+        return ChannelConnect(*ports, channels[number], less_db)
+
+    first, second = way(0, 0), way(1, 1)
+    elsewhere = way(2, 0)
+    other_channel = Channel(apart // 2, slots) if grid.spacing_ghz else None
+    return Ground(
+        initial=SpectrumMap.of([first, second, way(2, 2, 2.5)]),
+        many=[way(n, n, 1.5 * (n % 3)) for n in range(3, 19)],
+        single=[way(19, 19), way(20, 20, 0.5)],
+        busy=[elsewhere, second._replace(attenuation_db=3.0)],
+        beside=elsewhere._replace(channel=channels[3]),
+        wrong=[
+            [first._replace(inp=inputs + 1, channel=channels[21])],
+            [first._replace(out=outputs + 1, channel=channels[21])],
+            [first._replace(inp=0, channel=channels[21])],
+            [way(0, 21), way(2, 21)],
+            [way(0, 21), way(0, 21, 1.0)],
+            [way(0, 21, -1.0)],
+            *([[first._replace(channel=other_channel)]] if other_channel else []),
+        ],
+        wrong_ports=[DirectedPort("in", inputs + 1), DirectedPort("out", outputs + 1)]
+        + [DirectedPort("out", n) for n in (0, -1, True)],
+        map_of=SpectrumMap.of,
+    )
