@@ -22,6 +22,7 @@ from patchlight.testbed.errors import PatchlightError
 
 MODULES = (
     "benchmarks.fabric",
+    "benchmarks.colours",
     "benchmarks.experiment",
     "benchmarks.prediction",
     "benchmarks.nics",

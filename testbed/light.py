@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -71,9 +71,13 @@ class Meeting(NamedTuple):
 
 @dataclass
 class _Found:
-    """Where one signal goes: the fibres that it is on by their end, and the paths that end well."""
+    """Where one signal goes: the fibres that it is on by their end, and the paths that end well.
+
+    ``lost_db``: what it has lost where each of these fibres ends.
+    """
 
     fibres: list[Endpoint] = field(default_factory=list)
+    lost_db: list[float] = field(default_factory=list)
     arrivals: list[tuple[LightPath, tuple[Endpoint, ...]]] = field(default_factory=list)
 
 
@@ -90,7 +94,10 @@ class _Ray(NamedTuple):
 
 
 class Light:
-    """All light of a lab under these maps. ``channels``: what tunable transmitters send now."""
+    """All light of a lab under these maps.
+
+    ``channels``: what tunable transmitters send now; those in ``off`` send nothing.
+    """
 
     def __init__(
         self,
@@ -98,20 +105,41 @@ class Light:
         maps: Mapping[str, PortMap],
         spectra: Mapping[str, SpectrumMap] | None = None,
         channels: Mapping[Endpoint, Channel] | None = None,
+        off: Collection[Endpoint] = (),
     ) -> None:
         self._lab = lab
         self._out_of = {name: port_map.out_of for name, port_map in maps.items()}
         initial = {switch.name: switch.initial for switch in lab.wavelength_switches}
         self._spectra = initial if spectra is None else spectra
-        self._channels = channels or {}
+        self._channels, self._off = channels or {}, off
+        self._followed: dict[Signal, _Found] = {}
+
+    def retuned(self, channels: Mapping[Endpoint, Channel], off: Collection[Endpoint]) -> Light:
+        """The light with other channels, and others off: what stays is not followed again."""
+        light = Light(self._lab, {}, self._spectra, channels, off)
+        light._out_of, light._followed = self._out_of, self._followed
+        return light
 
     @cached_property
     def signals(self) -> tuple[Signal, ...]:
         """What is sent: by every NIC and packet-switch port with a fibre."""
         ends = self._lab.fibre_ends
         return tuple(
-            Signal(end, self._channel(end)) for end in ends if _is_end(self._lab, end.device)
+            Signal(end, self._channel(end))
+            for end in ends
+            if is_end(self._lab, end.device) and end not in self._off
         )
+
+    def arriving(self, device: str) -> dict[int, dict[Signal, float]]:
+        """The signals that come in at each port of a device, with their power there in dBm."""
+        arriving: dict[int, dict[Signal, float]] = {}
+        for signal, found in self._found.items():
+            for end, lost_db in zip(found.fibres, found.lost_db, strict=True):
+                at = self._lab.fibre_ends[end][0]
+                if at.device == device:
+                    power_dbm = launch_power_dbm(self._lab, signal.source) - lost_db
+                    arriving.setdefault(int(at.port), {})[signal] = power_dbm
+        return arriving
 
     @cached_property
     def meetings(self) -> tuple[Meeting, ...]:
@@ -126,18 +154,38 @@ class Light:
     @cached_property
     def arrivals(self) -> Mapping[Endpoint, tuple[LightPath, ...]]:
         """By transmitter, the receivers that its light arrives at strong enough and alone."""
-        lost = {
-            fibre: {signal for pair in pairs for signal in pair}
-            for fibre, pairs in self._meeting_at.items()
-        }
         return {
             signal.source: tuple(
                 path
                 for path, fibres in found.arrivals
-                if not any(signal in lost.get(fibre, ()) for fibre in fibres)
-                and not self._too_weak(path)
+                if self._destroyed_at(signal, fibres) is None and not self._too_weak(path)
             )
             for signal, found in self._found.items()
+        }
+
+    @cached_property
+    def destroyed(self) -> Mapping[Endpoint, tuple[Endpoint, ...]]:
+        """By transmitter, where its light meets another signal first on ways to its receivers.
+
+        The fibres by the end that light leaves.
+        """
+        met = {
+            signal.source: dict.fromkeys(
+                self._destroyed_at(signal, fibres) for _, fibres in found.arrivals
+            )
+            for signal, found in self._found.items()
+        }
+        return {source: tuple(at for at in ends if at is not None) for source, ends in met.items()}
+
+    def _destroyed_at(self, signal: Signal, fibres: tuple[Endpoint, ...]) -> Endpoint | None:
+        return next((at for at in fibres if signal in self._lost.get(at, ())), None)
+
+    @cached_property
+    def _lost(self) -> Mapping[Endpoint, set[Signal]]:
+        """By the end that a fibre's light leaves, the signals on it that are disturbed there."""
+        return {
+            fibre: {signal for pair in pairs for signal in pair}
+            for fibre, pairs in self._meeting_at.items()
         }
 
     @cached_property
@@ -179,7 +227,10 @@ class Light:
 
     @cached_property
     def _found(self) -> dict[Signal, _Found]:
-        return {signal: self._follow(signal) for signal in self.signals}
+        for signal in self.signals:
+            if signal not in self._followed:
+                self._followed[signal] = self._follow(signal)
+        return {signal: self._followed[signal] for signal in self.signals}
 
     def _channel(self, end: Endpoint) -> Channel | None:
         own = transceiver_of(self._lab, end)
@@ -199,13 +250,14 @@ class Light:
         first, fibre = self._lab.fibre_ends[signal.source]
         rays = deque([_Ray(first, (signal.source,), (), (), (), fibre.loss_db, fibre.rate_bps)])
         found.fibres.append(signal.source)
+        found.lost_db.append(fibre.loss_db)
         while rays:
             ray = rays.popleft()
             # What comes round, or by two ways to one place, is followed once.
             if ray.at in seen:
                 continue
             seen.add(ray.at)
-            if _is_end(self._lab, ray.at.device):
+            if is_end(self._lab, ray.at.device):
                 path = LightPath(
                     *(signal.source, ray.at, ray.hops, ray.rate_bps, ray.loss_db, ray.lost_db),
                     *(ray.through, signal.channel),
@@ -215,8 +267,9 @@ class Light:
             for out, loss_db in self._outputs(ray.at, signal.channel):
                 left = Endpoint(ray.at.device, str(out))
                 if left in self._lab.fibre_ends:
-                    found.fibres.append(left)
                     rays.append(self._onward(ray, left, loss_db))
+                    found.fibres.append(left)
+                    found.lost_db.append(rays[-1].loss_db)
         return found
 
     def _onward(self, ray: _Ray, left: Endpoint, lost_db: float) -> _Ray:
@@ -279,7 +332,8 @@ def _slower(rate_bps: int | None, fibre: Fibre) -> int | None:
     return min(rate_bps, fibre.rate_bps)
 
 
-def _is_end(lab: Lab, name: str) -> bool:
+def is_end(lab: Lab, name: str) -> bool:
+    """Whether light begins and ends at this device: all others pass it on."""
     return isinstance(lab.device(name), Server | PacketSwitch)
 
 

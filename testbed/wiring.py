@@ -99,6 +99,18 @@ class Links:
         sink = self._sinks.get(endpoint)
         return sink if sink is not None and self._sinks.get(sink) == endpoint else None
 
+    def peers(self, endpoint: Endpoint) -> tuple[Endpoint, ...]:
+        """All who receive what is sent at ``endpoint`` and are received there.
+
+        Several where light is split; no link then, as ``peer`` says.
+        """
+        if self.light is None:
+            peer = self.peer(endpoint)
+            return () if peer is None else (peer,)
+        arrivals = self.light.arrivals
+        sinks = [path.sink for path in arrivals.get(endpoint, ())]
+        return tuple(s for s in sinks if any(p.sink == endpoint for p in arrivals.get(s, ())))
+
     def pairs(self) -> tuple[tuple[Endpoint, Endpoint], ...]:
         """Every link that is up once, its ends in order."""
         peers = ((end, self.peer(end)) for end in self._sinks)

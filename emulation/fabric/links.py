@@ -23,7 +23,7 @@ from patchlight.testbed.linux.netlink import attributes as split_attributes
 _NEWLINK, _GETLINK = 16, 18
 _NEWADDR, _NEWROUTE, _GETROUTE, _NEWRULE = 20, 24, 26, 32
 _GETNSID = 90
-_IFF_UP = 1
+_IFF_UP, _LOWER_UP = 1, 0x10000
 _AF_INET = 2
 # Family, type, index, flags, and which of the flags are meant.
 _IFINFO = struct.Struct("=BxHiII")
@@ -34,7 +34,7 @@ _IFADDR = struct.Struct("=BBBBI")
 _ROUTE = struct.Struct("=BBBBBBBBI")
 _NUMBER = struct.Struct("=I")
 _IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_LINK, _IFLA_MASTER, _IFLA_LINKINFO = 1, 3, 5, 10, 18
-_IFLA_IFALIAS, _IFLA_NET_NS_FD, _IFLA_LINK_NETNSID = 20, 28, 37
+_IFLA_IFALIAS, _IFLA_STATS64, _IFLA_NET_NS_FD, _IFLA_LINK_NETNSID = 20, 23, 28, 37
 _IFLA_INFO_KIND, _IFLA_INFO_DATA, _VETH_INFO_PEER = 1, 2, 1
 _BRIDGE_FORWARD_DELAY, _BRIDGE_STP_STATE, _BRIDGE_MCAST_SNOOPING = 1, 5, 23
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_BROADCAST = 1, 2, 4
@@ -44,6 +44,8 @@ _NETNSA_NSID, _NETNSA_FD = 1, 3
 _SCOPE_LINK = 253
 _PROTOCOL_STATIC, _UNICAST, _TO_TABLE = 4, 1, 1
 LOOPBACK = 1
+HELD_DARK = "held dark"
+"""The alias of an interface that is down because no light comes out of its fibre."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,10 @@ class LinkEnd:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An interface as the kernel shows it. ``peer_*`` are set where its other end is elsewhere."""
+    """An interface as the kernel shows it. ``peer_*`` are set where its other end is elsewhere.
+
+    ``rx_packets`` came in since it was made.
+    """
 
     index: int
     name: str
@@ -72,6 +77,9 @@ class Link:
     kind: str
     peer_index: int | None
     peer_namespace_id: int | None
+    carrier: bool
+    alias: str
+    rx_packets: int
 
 
 def _number(kind: int, value: int) -> bytes:
@@ -222,6 +230,9 @@ def _parse_link(body: bytes) -> Link:
         kind=info.get(_IFLA_INFO_KIND, b"").rstrip(b"\0").decode(),
         peer_index=_integer(values.get(_IFLA_LINK)),
         peer_namespace_id=_integer(values.get(_IFLA_LINK_NETNSID)),
+        carrier=bool(flags & _LOWER_UP),
+        alias=values.get(_IFLA_IFALIAS, b"").rstrip(b"\0").decode(errors="replace"),
+        rx_packets=int.from_bytes(values.get(_IFLA_STATS64, b"")[:8], "little"),
     )
 
 

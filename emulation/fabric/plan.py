@@ -3,17 +3,20 @@
 A fibre becomes a veth pair, its ends in the namespaces of its devices. A limit of a fibre,
 or of the NIC at its end, is a limit of what each end may *send*: the queue at an end shapes
 one direction, so both ends have one and nothing depends on what lies behind an OCS.
+
+Where wavelengths matter, all that passes light on is in one namespace, ``pl.<lab>.light``.
 """
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Interface
 from itertools import count
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Endpoint, Fibre, Lab, Nic, PacketSwitch, Server
+from patchlight.testbed.light import is_end
 from patchlight.testbed.linux.netem import NOT_IMPAIRED, Impairment
 from patchlight.testbed.wiring import trace_links
 
@@ -36,6 +39,11 @@ def namespace_prefix(lab: str) -> str:
 def fabric_namespace(lab: str) -> str:
     """The namespace that holds the lab's packet switches."""
     return namespace_name(lab, "fabric")
+
+
+def light_namespace(lab: str) -> str:
+    """The namespace of all that passes light on, in a lab where wavelengths matter."""
+    return namespace_name(lab, "light")
 
 
 def switch_port_name(switch: str, port: str) -> str:
@@ -62,7 +70,7 @@ def interface_name(lab: Lab, endpoint: Endpoint) -> str:
     device = lab.device(endpoint.device)
     if isinstance(device, Server):
         return endpoint.port
-    if isinstance(device, PacketSwitch):
+    if isinstance(device, PacketSwitch) or lab.coloured:
         return switch_port_name(device.name, endpoint.port)
     return f"p{endpoint.port}"
 
@@ -100,18 +108,18 @@ class PlannedBridge:
 
 @dataclass(frozen=True, slots=True)
 class FabricPlan:
-    """Everything to be made, in order."""
+    """Everything to be made, in order. ``optical`` are the namespaces of what passes light on."""
 
     fabric: str
     servers: tuple[str, ...]
-    circuit_switches: tuple[str, ...]
+    optical: tuple[str, ...]
     cables: tuple[tuple[PlannedEnd, PlannedEnd], ...]
     bridges: tuple[PlannedBridge, ...]
 
     @property
     def namespaces(self) -> tuple[str, ...]:
         """Every namespace, the fabric's first."""
-        return (self.fabric, *self.circuit_switches, *self.servers)
+        return (self.fabric, *self.optical, *self.servers)
 
 
 def plan_fabric(lab: Lab) -> FabricPlan:
@@ -141,30 +149,66 @@ def plan_fabric(lab: Lab) -> FabricPlan:
         )
         for switch in lab.packet_switches
     )
+    optical = [namespace_name(lab.name, c.name) for c in lab.circuit_switches]
+    if lab.coloured:
+        optical = [light_namespace(lab.name)]
     return FabricPlan(
         fabric=fabric,
         servers=tuple(namespace_name(lab.name, s.name) for s in lab.servers),
-        circuit_switches=tuple(namespace_name(lab.name, c.name) for c in lab.circuit_switches),
+        optical=tuple(optical),
         cables=tuple(cables),
         bridges=bridges,
     )
 
 
 def check_can_be_emulated(lab: Lab) -> None:
-    """``BadInput`` for what sorts light by wavelength: the emulated crossbar does not."""
-    if lab.sorting:
-        raise BadInput(
-            f"lab {lab.name} has {lab.sorting[0].name}, which sorts or splits light: such labs "
-            "cannot be emulated yet",
-            hint="check and show it: patchlight lab check, patchlight lab show",
-        )
+    """``BadInput`` where wavelengths matter and a fibre asks for what is not emulated then.
+
+    Frames pass all fibres between two optical devices at once, and take the rate, delay and loss
+    of those at NICs and packet switches.
+    """
+    if not lab.coloured:
+        return
+    inner = [f for f in lab.fibres if not (_is_end(lab, f.a) or _is_end(lab, f.b))]
+    outer = [f for f in lab.fibres if f not in inner]
+    slowest_bps = min((rate for f in outer if (rate := _rate_bps(lab, f))), default=None)
+    for fibre in inner:
+        where = f"the fibre {fibre.a} – {fibre.b} between two optical devices"
+        if fibre.delay_s or fibre.packet_loss:
+            raise BadInput(
+                f"lab {lab.name} delays or loses packets on {where}: that is not emulated in labs "
+                "with wavelengths",
+                hint="Write delay and packet_loss at the fibres of NICs and packet switches.",
+            )
+        if fibre.rate_bps and (slowest_bps is None or fibre.rate_bps < slowest_bps):
+            raise BadInput(
+                f"lab {lab.name} limits {where} more than those at NICs and packet switches: that "
+                "is not emulated in labs with wavelengths",
+                hint="Write the rate at the fibres of NICs and packet switches.",
+            )
 
 
-def with_swapped(plan: FabricPlan, lab: Lab, swaps: Iterable[Sequence[str]]) -> FabricPlan:
+def _is_end(lab: Lab, endpoint: Endpoint) -> bool:
+    return is_end(lab, endpoint.device)
+
+
+def _rate_bps(lab: Lab, fibre: Fibre) -> int | None:
+    """The least limit of a fibre and of the NICs at its ends."""
+    nics = (_nic(lab, fibre.a), _nic(lab, fibre.b))
+    limits = [fibre.rate_bps, *(nic.rate_bps for nic in nics if nic)]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def with_swapped(plan: FabricPlan, lab: Lab, swaps: Sequence[Sequence[str]]) -> FabricPlan:
     """The plan with two fibres each plugged in the wrong way round at these pairs of ports.
 
-    ``BadInput`` for a port that no fibre of the lab ends on.
+    ``BadInput`` for a port that no fibre of the lab ends on, and where wavelengths matter.
     """
+    if lab.coloured and swaps:
+        raise BadInput(
+            f"fibres of lab {lab.name} cannot be swapped: its light is followed by wavelength, as "
+            "the lab file says that it is plugged"
+        )
     ends = [list(cable) for cable in plan.cables]
     places = {
         end: (at, side)
@@ -193,9 +237,8 @@ def _nic(lab: Lab, endpoint: Endpoint) -> Nic | None:
 
 def _cable(lab: Lab, fibre: Fibre, indexes: _Indexes) -> tuple[PlannedEnd, PlannedEnd]:
     nics = (_nic(lab, fibre.a), _nic(lab, fibre.b))
-    limits = [fibre.rate_bps, *(nic.rate_bps for nic in nics if nic)]
-    known = [limit for limit in limits if limit is not None]
-    rate_bps = min(known) / lab.scale if known else None
+    limit_bps = _rate_bps(lab, fibre)
+    rate_bps = None if limit_bps is None else limit_bps / lab.scale
     impairment = Impairment(fibre.delay_s, fibre.jitter_s, fibre.packet_loss)
     return (
         _end(lab, fibre.a, nics[0], rate_bps, indexes, impairment),
@@ -212,7 +255,9 @@ def _end(
     impairment: Impairment = NOT_IMPAIRED,
 ) -> PlannedEnd:
     is_switch = isinstance(lab.device(endpoint.device), PacketSwitch)
-    namespace = namespace_name(lab.name, "fabric" if is_switch else endpoint.device)
+    passes_light_on = lab.coloured and not _is_end(lab, endpoint)
+    where = "fabric" if is_switch else "light" if passes_light_on else endpoint.device
+    namespace = namespace_name(lab.name, where)
     return PlannedEnd(
         namespace=namespace,
         name=interface_name(lab, endpoint),
@@ -251,7 +296,7 @@ def check_without_controller(lab: Lab) -> None:
             name = group[name]
         return name
 
-    if lab.circuit_switches:
+    if lab.circuit_switches or lab.coloured:
         links = trace_links(lab, lab.initial_maps).pairs()
     else:
         links = tuple((fibre.a, fibre.b) for fibre in lab.fibres)

@@ -48,6 +48,7 @@ from patchlight.testbed.labfile.reader import find_lab, read_lab
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux import docker_engine
 from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.tuning import LIGHT_SOCKET, LightClient
 
 _POLL_S = 0.2
 
@@ -315,6 +316,11 @@ class EmulatedLab:
     def wires(self) -> Wires:
         """The fibres: as they are now, cut, spliced, delayed."""
         return Wires(self.lab, self.plan, self.state)
+
+    @property
+    def light(self) -> LightClient:
+        """Its transceivers: tuned, looked at. Close it, or use it in a ``with`` block."""
+        return LightClient(self.run_dir / LIGHT_SOCKET)
 
     def pingall(self, wait_s: float = 1.0) -> Reachability:
         """Have every host ping every other; true if all answered."""

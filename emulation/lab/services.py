@@ -17,12 +17,13 @@ from patchlight.emulation.fabric.lab_state import LabState, recorded_labs, run_d
 from patchlight.emulation.fabric.plan import FabricPlan, fabric_namespace, namespace_name
 from patchlight.emulation.fabric.processes import Service, Supervisor, get_json
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab import Lab, OpticalSwitch
 from patchlight.testbed.linux import deploy_file, docker_engine, netem
 from patchlight.testbed.linux.namespaces import namespace_path
 from patchlight.testbed.linux.sockets import free_ports, unix_socket_answers
 from patchlight.testbed.nic import Nic
 from patchlight.testbed.policies import NOTHING_SAID, PolicyChoice
+from patchlight.testbed.tuning import LIGHT_SOCKET
 from patchlight.testbed.units import format_rate
 
 _MOST_SERVERS_WITH_AGENTS = 16
@@ -65,7 +66,7 @@ def has_controller(lab: Lab, options: "LabOptions") -> bool:
 def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice) -> Lab:
     """``lab`` as the controller and the agents of its emulation will know it.
 
-    Agents, where there are some, answer on Unix sockets of the runtime directory, circuit
+    Agents, where there are some, answer on Unix sockets of the runtime directory, optical
     switches and the controller's API on free loopback ports. Switches reach the controller
     inside their own namespace, where its OpenFlow port is always free. ``policies`` go before the
     lab's; their files are looked for in the working directory.
@@ -75,7 +76,9 @@ def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice) -> Lab:
     alone = not set(recorded_labs()) - {lab.name}
     port = lab.controller_api.rpartition(":")[2]
     usual = 0 if not alone else int(port) if port.isdigit() else _USUAL_API_PORT
-    api, *ports = free_ports(1 + len(lab.circuit_switches), usual)
+    driven = [switch.name for switch in _driven(lab)]
+    api, *ports = free_ports(1 + len(driven), usual)
+    at = {name: f"127.0.0.1:{port}" for name, port in zip(driven, ports, strict=True)}
     return lab.with_changes(
         servers=tuple(
             replace(
@@ -85,14 +88,19 @@ def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice) -> Lab:
             )
             for server in lab.servers
         ),
-        circuit_switches=tuple(
-            replace(switch, address=f"127.0.0.1:{port}")
-            for switch, port in zip(lab.circuit_switches, ports, strict=True)
+        circuit_switches=tuple(replace(c, address=at[c.name]) for c in lab.circuit_switches),
+        wavelength_switches=tuple(
+            replace(w, address=at.get(w.name, w.address)) for w in lab.wavelength_switches
         ),
         controller_api=f"127.0.0.1:{api}",
         controller_openflow=f"127.0.0.1:{lab.controller_openflow.rpartition(':')[2]}",
         policies=policies.beside(Path.cwd()).over(lab.policies),
     )
+
+
+def _driven(lab: Lab) -> tuple[OpticalSwitch, ...]:
+    """The optical switches that a driver drives: each is an emulated device."""
+    return (*lab.circuit_switches, *(w for w in lab.wavelength_switches if w.driver))
 
 
 def _emulated(nic: Nic) -> Nic:
@@ -189,7 +197,7 @@ class LabServices:
         """Raise before anything is made if a program or a part of the kernel is missing."""
         if any(fibre.delay_s or fibre.packet_loss for fibre in self._lab.fibres):
             netem.check_supported()
-        if self.datapath != "bridge":
+        if self.datapath != "bridge" and self._lab.packet_switches:
             openvswitch.check_installed()
 
     def expect(self) -> None:
@@ -201,11 +209,15 @@ class LabServices:
         self, plan: FabricPlan, supervisor: Supervisor, servers: Iterable[Service] = ()
     ) -> None:
         """Start everything, ``servers`` too, and return once all of it answers."""
-        devices = [*self._circuit_switches(), *self._gpus(), *self._agents(), *servers]
+        # Emulated switches tell it what they let through.
+        supervisor.start([*self._light()])
+        devices = [*self._optical_switches(), *self._gpus(), *self._agents(), *servers]
         if devices:
             self._say(f"starting {', '.join(service.name for service in devices)}")
             supervisor.launch(devices)
-        if self.datapath == "bridge":
+        if not plan.bridges or self.datapath == "bridge":
+            if self.has_controller:
+                self._launch_controller(supervisor)
             supervisor.wait()
             return
         switches = openvswitch.OpenVSwitch(self._run_dir / "ovs", namespace_path(plan.fabric))
@@ -214,8 +226,7 @@ class LabServices:
         switches.start(supervisor.start)
         if self.has_controller:
             # It starts while the switches get their ports, and hears of them afterwards.
-            self._say(f"starting the controller at http://{self._lab.controller_api}")
-            supervisor.launch([self._controller()])
+            self._launch_controller(supervisor)
         switches.add_bridges(plan, self.datapath, learning=not self.has_controller)
         build.limit_switch_ports(plan)
         supervisor.wait()
@@ -229,6 +240,10 @@ class LabServices:
             )
         # Open vSwitch configures its ports again with every change of its database.
         build.verify_switch_ports(plan)
+
+    def _launch_controller(self, supervisor: Supervisor) -> None:
+        self._say(f"starting the controller at http://{self._lab.controller_api}")
+        supervisor.launch([self._controller()])
 
     def _controller_status(self) -> dict[str, Any] | None:
         """What our controller says of itself; not that of a lab that was quicker at the port."""
@@ -248,15 +263,15 @@ class LabServices:
                 "use --scale to divide rates"
             )
 
-    def _circuit_switches(self) -> Iterator[Service]:
+    def _optical_switches(self) -> Iterator[Service]:
         directory = self._run_dir / "optical"
-        for switch in self._lab.circuit_switches:
+        for switch in _driven(self._lab):
             directory.mkdir(mode=0o700, exist_ok=True)
             ready_file = directory / f"{switch.name}.address"
             options = {
                 "--ocs": switch.name,
                 "--listen": switch.address,
-                "--netns": namespace_name(self._lab.name, switch.name),
+                **self._carried_by(switch.name),
                 "--state": directory / f"{switch.name}.json",
                 "--control": directory / f"{switch.name}.control",
                 "--ready-file": ready_file,
@@ -264,6 +279,24 @@ class LabServices:
             yield self._module(
                 switch.name, "patchlight.emulation.optical", options, ready=ready_file.exists
             )
+
+    def _light(self) -> Iterator[Service]:
+        if not self._lab.coloured:
+            return
+        path = self._run_dir / LIGHT_SOCKET
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        yield self._module(
+            "light",
+            "patchlight.emulation.light",
+            {"--socket": path},
+            ready=lambda: unix_socket_answers(path),
+        )
+
+    def _carried_by(self, switch: str) -> dict[str, object]:
+        """The options that tell an emulated optical switch what carries its light."""
+        if self._lab.coloured:
+            return {"--light": self._run_dir / LIGHT_SOCKET}
+        return {"--netns": namespace_name(self._lab.name, switch)}
 
     def _gpus(self) -> Iterator[Service]:
         # A server with a root file system of its own has its GPUs, and no others, in /dev.

@@ -15,6 +15,7 @@ from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd
 from patchlight.emulation.lab.hosts import EmulatedHost
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Endpoint, Fibre, Lab
+from patchlight.testbed.light import is_end
 from patchlight.testbed.linux import netem
 from patchlight.testbed.linux.namespaces import namespace_path
 from patchlight.testbed.linux.netem import Impairment
@@ -95,7 +96,8 @@ class Wires:
                         )
                 here, impaired = seen[end.namespace]
                 link = here[end.planned.name]
-                up = up and link.up
+                # What is dark for lack of light is not cut.
+                up = up and (link.up or link.alias == links.HELD_DARK)
                 worst = max(worst, impaired.get(link.index, worst), key=_badness)
             states.append(FibreState(fibre, up, worst))
         return states
@@ -105,14 +107,23 @@ class Wires:
         ends = sorted(self._ends(fibre), key=lambda end: end.planned.address is not None)
         with Netlink(ends[0].namespace) as netlink:
             name = ends[0].planned.name
-            index = links.list_links(netlink)[name].index
-            netlink.run([(links.set_up if up else links.set_down)(index, name)])
+            link = links.list_links(netlink)[name]
+            requests = [(links.set_up if up else links.set_down)(link.index, name)]
+            if link.alias:
+                # The emulated light looks anew whether any comes out of the fibre.
+                requests.insert(0, links.set_alias(link.index, ""))
+            netlink.run(requests)
 
     def impair(self, fibre: Fibre, impairment: Impairment) -> None:
         """Delay or lose what the fibre carries, both ways, beside its rate; ``NoNetem``."""
         if not 0 <= impairment.packet_loss <= 1 or impairment.jitter_s > impairment.delay_s:
             raise BadInput(
                 "expected a packet loss from 0 to 100%, and a jitter of at most the delay"
+            )
+        if self._lab.coloured and not any(is_end(self._lab, e.device) for e in (fibre.a, fibre.b)):
+            raise BadInput(
+                f"no frame passes the fibre {fibre.a} – {fibre.b} by itself: packets are delayed "
+                "or lost on fibres of NICs and packet switches only, where wavelengths matter"
             )
         netem.check_supported()
         with ExitStack() as stack:

@@ -1,4 +1,7 @@
-"""One emulated OCS: ``python -m patchlight.emulation.optical --lab LAB --ocs ocs1 …``."""
+"""One emulated optical switch: ``python -m patchlight.emulation.optical --lab LAB --ocs ocs1 …``.
+
+A circuit switch, or a wavelength switch with a driver.
+"""
 
 import argparse
 import asyncio
@@ -8,13 +11,18 @@ import sys
 from pathlib import Path
 
 from patchlight.emulation.fabric.plan import namespace_name
-from patchlight.emulation.optical.crossbar import KernelCrossbar, NoCrossbar, arriving_dbm
+from patchlight.emulation.optical.channel_crossbar import ChannelCrossbar, NoChannelCrossbar
+from patchlight.emulation.optical.crossbar import Crossbar, KernelCrossbar, NoCrossbar, arriving_dbm
 from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
+from patchlight.emulation.optical.light_crossbars import LightChannelCrossbar, LightCrossbar
 from patchlight.emulation.optical.protocols.server import server_class
 from patchlight.emulation.optical.serving import serve_until_stopped
+from patchlight.emulation.optical.wavelength_device import EmulatedWss
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab import CircuitSwitch, Lab
 from patchlight.testbed.labfile.reader import read_lab
+from patchlight.testbed.light import Light
 from patchlight.testbed.linux.namespaces import namespace_path
 
 
@@ -39,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     argument("--lab", required=True, type=Path, metavar="FILE")
     argument("--ocs", required=True, metavar="NAME")
     argument("--netns", metavar="NAME|PATH", help="where the ports are (default: pl.LAB.OCS)")
+    argument("--light", type=Path, metavar="SOCKET", help="what carries light by wavelength")
     argument("--no-fabric", action="store_true", help="carry no packets; needs no root")
     listen_help = "default: the address in the lab file; port 0: any"
     argument("--listen", metavar="HOST:PORT", help=listen_help)
@@ -50,11 +59,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _run(lab: Lab, options: argparse.Namespace) -> None:
-    switch = lab.circuit_switch(options.ocs)
-    where = options.netns or namespace_name(lab.name, switch.name)
-    namespace = Path(where) if "/" in where else namespace_path(where)
-    crossbar = NoCrossbar() if options.no_fabric else KernelCrossbar(namespace)
-    device = EmulatedOcs(switch, arriving_dbm(lab, switch), crossbar, state_file=options.state)
+    device = _device(lab, options)
+    switch = device.switch
 
     async def ready(host: str, port: int) -> None:
         if options.ready_file is not None:
@@ -62,6 +68,34 @@ async def _run(lab: Lab, options: argparse.Namespace) -> None:
 
     protocol, address = server_class(switch.driver)(device), options.listen or switch.address
     await serve_until_stopped(device, protocol, address, control=options.control, ready=ready)
+
+
+def _device(lab: Lab, options: argparse.Namespace) -> EmulatedSwitch:
+    wss = next((w for w in lab.wavelength_switches if w.name == options.ocs), None)
+    if wss is not None:
+        if options.light is not None:
+            channels: ChannelCrossbar = LightChannelCrossbar(options.light, wss.name)
+        else:
+            arriving = Light(lab, lab.initial_maps).arriving(wss.name)
+            channels = NoChannelCrossbar(
+                {
+                    inp: {signal.channel: dbm for signal, dbm in light.items() if signal.channel}
+                    for inp, light in arriving.items()
+                }
+            )
+        return EmulatedWss(wss, channels, state_file=options.state)
+    ocs = lab.circuit_switch(options.ocs)
+    crossbar = _crossbar(lab, ocs, options)
+    return EmulatedOcs(ocs, arriving_dbm(lab, ocs), crossbar, state_file=options.state)
+
+
+def _crossbar(lab: Lab, switch: CircuitSwitch, options: argparse.Namespace) -> Crossbar:
+    if options.light is not None:
+        return LightCrossbar(options.light, switch.name)
+    if options.no_fabric:
+        return NoCrossbar()
+    where = options.netns or namespace_name(lab.name, switch.name)
+    return KernelCrossbar(Path(where) if "/" in where else namespace_path(where))
 
 
 def _announce(path: Path, text: str) -> None:

@@ -13,19 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
+from patchlight.emulation.fabric import redirects
 from patchlight.emulation.optical.switch_matrix import LightChange
+from patchlight.testbed.colours import PassivePart, WavelengthSwitch
 from patchlight.testbed.lab import CircuitSwitch, Endpoint, Lab
 from patchlight.testbed.light import launch_power_dbm
 from patchlight.testbed.linux import namespaces
-from patchlight.testbed.linux.netlink import (
-    F_CREATE,
-    F_DUMP,
-    F_EXCL,
-    Netlink,
-    Request,
-    attribute,
-    attributes,
-)
+from patchlight.testbed.linux.netlink import F_DUMP, Netlink, Request, attribute, attributes
 
 _OCS_LAUNCH_DBM = 0.0
 
@@ -33,8 +27,8 @@ _OCS_LAUNCH_DBM = 0.0
 def arriving_dbm(lab: Lab, switch: CircuitSwitch) -> dict[int, float]:
     """Power in dBm at each plugged input of ``switch`` while its transmitter is on.
 
-    Behind another OCS the light depends on that device's circuits, which this one cannot
-    see: it is counted as 0 dBm less one insertion loss.
+    Behind another OCS, wavelength switch or passive part the light depends on what that lets
+    through, which this one cannot see: it is counted as 0 dBm less one insertion loss.
     """
     return {
         int(end.port): _launch_dbm(lab, other) - fibre.loss_db
@@ -44,10 +38,12 @@ def arriving_dbm(lab: Lab, switch: CircuitSwitch) -> dict[int, float]:
 
 
 def _launch_dbm(lab: Lab, source: Endpoint) -> float:
-    """What the transmitter (or OCS output) at ``source`` sends, in dBm."""
+    """What the transmitter (or output of another device) at ``source`` sends, in dBm."""
     device = lab.device(source.device)
-    if isinstance(device, CircuitSwitch):
+    if isinstance(device, CircuitSwitch | WavelengthSwitch):
         return _OCS_LAUNCH_DBM - device.insertion_loss_db
+    if isinstance(device, PassivePart):
+        return _OCS_LAUNCH_DBM - device.loss_db
     return launch_power_dbm(lab, source)
 
 
@@ -84,20 +80,9 @@ class NoCrossbar(Crossbar):
 
 
 _NEWLINK, _GETLINK = 16, 18
-_NEWQDISC, _DELQDISC, _GETQDISC = 36, 37, 38
-_NEWTFILTER, _DELTFILTER = 44, 45
-_KIND, _OPTIONS = 1, 2
-_CLSACT, _CLSACT_HANDLE, _CLSACT_INGRESS = 0xFFFFFFF1, 0xFFFF0000, 0xFFFFFFF2
-_PRIORITY_AND_ANY_PROTOCOL = 1 << 16 | 0x0300  # htons(ETH_P_ALL)
-_TC_MESSAGE = struct.Struct("=BxxxiIII")
 _LINK_MESSAGE = struct.Struct("=BxHiII")
 _INTERFACE_NAME, _EXT_MASK, _SKIP_STATS = 3, 29, 1 << 3
 _LOWER_UP = 0x10000
-_U32_SEL, _U32_ACT, _ACT_KIND, _ACT_OPTIONS, _MIRRED_PARMS = 5, 7, 1, 2, 2
-# One key that every frame matches: mask 0, value 0, at offset 0.
-_MATCH_ALL = struct.pack("=BBBxHHhhI", 1, 0, 1, 0, 0, 0, 0, 0) + struct.pack("=IIii", 0, 0, 0, 0)
-_MIRRED = struct.Struct("=IIiiiiI")
-_STOLEN, _EGRESS_REDIRECT = 4, 1
 _PORT_NAME = re.compile(r"p([1-9]\d{0,5})")
 
 
@@ -147,10 +132,9 @@ class KernelCrossbar(Crossbar):
             if match := _PORT_NAME.fullmatch(next(names, b"").rstrip(b"\0").decode()):
                 self._index[int(match[1])] = index
         ours = set(self._index.values())
-        left = [index for index in self._with_clsact() if index in ours]
-        self._netlink.run([_qdisc(_DELQDISC, 0, index) for index in left])
-        create = F_CREATE | F_EXCL
-        self._netlink.run([_qdisc(_NEWQDISC, create, index) for index in sorted(ours)])
+        left = [index for index in redirects.with_ingress(self._netlink) if index in ours]
+        self._netlink.run([redirects.remove_ingress(index) for index in left])
+        self._netlink.run([redirects.add_ingress(index) for index in sorted(ours)])
         self._redirected.clear()
 
     def _close(self) -> None:
@@ -161,12 +145,14 @@ class KernelCrossbar(Crossbar):
     def _change(self, change: LightChange) -> None:
         assert self._netlink is not None
         dark = [inp for inp in change.dark if inp in self._redirected]
-        self._netlink.run([_undirect(inp, self._index[inp]) for inp in dark])
+        self._netlink.run(
+            [r for inp in dark for r in redirects.undirect(f"in:{inp}", self._index[inp])]
+        )
         self._redirected.difference_update(dark)
         requests = []
         for c in change.light:
             if c.inp in self._index and c.out in self._index:
-                requests.append(_redirect(str(c), self._index[c.inp], self._index[c.out]))
+                requests += redirects.redirect(str(c), self._index[c.inp], [self._index[c.out]])
                 self._redirected.add(c.inp)
         self._netlink.run(requests)
 
@@ -185,35 +171,3 @@ class KernelCrossbar(Crossbar):
                 _, _, index, flags, _ = _LINK_MESSAGE.unpack_from(answer)
                 links.append((index, flags, answer[_LINK_MESSAGE.size :]))
         return links
-
-    def _with_clsact(self) -> list[int]:
-        assert self._netlink is not None
-        body = _TC_MESSAGE.pack(0, 0, 0, 0, 0)
-        answers = self._netlink.ask(Request(_GETQDISC, F_DUMP, body, "listing ports"))
-        queues = (_TC_MESSAGE.unpack_from(answer) for _, answer in answers)
-        return [index for _, index, _, parent, _ in queues if parent == _CLSACT]
-
-
-def _qdisc(kind: int, flags: int, index: int) -> Request:
-    head = _TC_MESSAGE.pack(0, index, _CLSACT_HANDLE, _CLSACT, 0)
-    body = head + attribute(_KIND, b"clsact\0")
-    return Request(kind, flags, body, f"readying an OCS port (interface {index})")
-
-
-def _redirect(path: str, inp: int, out: int) -> Request:
-    """Every frame that enters at interface ``inp`` leaves at interface ``out``."""
-    parms = _MIRRED.pack(0, 0, _STOLEN, 0, 0, _EGRESS_REDIRECT, out)
-    mirred = attribute(_ACT_OPTIONS, attribute(_MIRRED_PARMS, parms))
-    action = attribute(1, (attribute(_ACT_KIND, b"mirred\0"), mirred))
-    options = (attribute(_U32_SEL, _MATCH_ALL), attribute(_U32_ACT, action))
-    body = _filter_on(inp) + attribute(_OPTIONS, options)
-    return Request(_NEWTFILTER, F_CREATE | F_EXCL, body, f"lighting the path {path}")
-
-
-def _undirect(port: int, index: int) -> Request:
-    return Request(_DELTFILTER, 0, _filter_on(index), f"darkening in:{port}")
-
-
-def _filter_on(index: int) -> bytes:
-    head = _TC_MESSAGE.pack(0, index, 0, _CLSACT_INGRESS, _PRIORITY_AND_ANY_PROTOCOL)
-    return head + attribute(_KIND, b"u32\0")

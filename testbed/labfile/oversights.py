@@ -8,8 +8,6 @@ from patchlight.testbed.lab import Endpoint
 from patchlight.testbed.labfile.listed import SWITCHES, items
 from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 
-_COLOURED = ("wavelength_switches", "passive_parts")
-
 
 def note_oversights(lab: Fields, issues: FileIssues) -> None:
     """Note what a good lab file seems to lack."""
@@ -31,11 +29,6 @@ def note_oversights(lab: Fields, issues: FileIssues) -> None:
                 issues.at(name, message)
     emulated = {driver.name for driver in OCS_DRIVERS.values() if driver.device}
     emulated |= {point.name for point in entry_points(group="patchlight.emulated_ocs")}
-    for kind in _COLOURED:
-        if kind in lab:
-            what = kind.replace("_", " ")
-            message = f"{what} cannot be emulated yet, nor changed by the controller"
-            issues.at(lab[kind], f"{message}: expected to check and show the lab only")
     for switch in items(lab, "circuit_switches"):
         driver = switch["driver"]
         if driver.value not in emulated:

@@ -131,6 +131,7 @@ def test_show_as_json_has_the_documented_shape() -> None:
         "mac": "02:4c:c0:a8:0a:0b",
         "rate_bps": 40_000_000_000,
         "peer": "tor1.1",
+        "peers": ["tor1.1"],
         "switch": "tor1",
         "link_rate_bps": 40_000_000_000,
         "loss_db": 2.1,
@@ -144,6 +145,16 @@ def test_show_as_json_has_the_documented_shape() -> None:
     assert seen["dark"] == ["tor1.3", "tor1.4", "tor1.6", "tor2.1", "tor2.2", "tor2.5"]
     kinds = [device["kind"] for device in seen["devices"]]
     assert kinds == ["server"] * 4 + ["packet-switch"] * 2 + ["circuit-switch"]
+
+
+def test_on_a_star_every_host_is_lit_onto_all_others() -> None:
+    seen = json.loads(run("show", "oddl4", "--json", "--start").output)
+    assert seen["dark"] == []
+    assert (seen["hosts"][0]["peer"], seen["hosts"][0]["peers"]) == (
+        None,
+        ["server2.nic0", "server3.nic0", "server4.nic0"],
+    )
+    assert "3 ports" in run("show", "oddl4", "--start").output
 
 
 def test_show_takes_another_map(tmp_path: Path) -> None:

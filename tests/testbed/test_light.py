@@ -182,3 +182,44 @@ def test_light_without_a_channel_passes_no_filter() -> None:
     lab = parse_lab(MIXED.replace(", transceiver: {channel: 193.15}}", "}"))
     links = trace_links(lab, lab.initial_maps)
     assert names(links) == ["server1-tor1"]
+
+
+def test_light_that_is_retuned_is_as_light_that_is_followed_anew() -> None:
+    lab = parse_lab(STAR)
+    ends = [host.endpoint for host in lab.hosts]
+    channels = {end: Channel(8 * n) for n, end in enumerate(ends)}
+    light = Light(lab, {}, None, channels)
+    assert {len(paths) for paths in light.arrivals.values()} == {3}
+    off, moved = [ends[3]], channels | {ends[1]: channels[ends[0]]}
+    retuned, anew = light.retuned(moved, off), Light(lab, {}, None, moved, off)
+    assert retuned.arrivals == anew.arrivals
+    assert retuned.meetings == anew.meetings
+    assert ends[3] not in retuned.arrivals
+    # And what was followed before is as it was.
+    assert light.retuned(channels, ()).arrivals == light.arrivals
+
+
+def test_where_light_is_destroyed_is_the_first_fibre_on_each_way() -> None:
+    lab = parse_lab(STAR)
+    assert not any(Light(lab, {}).destroyed.values())
+    one, two = (Endpoint(f"server{n}", "nic0") for n in (1, 2))
+    same = Light(lab, {}, None, {one: Channel(0), two: Channel(0)})
+    assert [str(at) for at in same.destroyed[one]] == ["star1.3", "star1.4"]
+    assert [str(path.sink) for path in same.arrivals[one]] == ["server2.nic0"]
+
+
+def test_what_arrives_at_a_device_is_told_with_its_power() -> None:
+    light = Light(parse_lab(STAR), {})
+    arriving = light.arriving("star1")
+    assert {port: [str(s) for s in signals] for port, signals in arriving.items()} == {
+        n: [f"server{n}.nic0 ({193.05 + 0.05 * n:.3f})"] for n in (1, 2, 3, 4)
+    }
+    assert {round(dbm, 2) for signals in arriving.values() for dbm in signals.values()} == {-0.3}
+
+
+def test_on_a_star_all_are_peers_though_no_two_have_a_link() -> None:
+    links = trace_links(parse_lab(STAR), {})
+    one = Endpoint("server1", "nic0")
+    assert links.peer(one) is None
+    assert [str(peer) for peer in links.peers(one)] == [f"server{n}.nic0" for n in (2, 3, 4)]
+    assert links.peers(Endpoint("server9", "nic0")) == ()

@@ -11,8 +11,10 @@ from typing import Any
 import click
 
 from patchlight.cli.completion import complete_host
-from patchlight.cli.connection import complete_lab, lab_option, only_lab, which_lab
+from patchlight.cli.connection import complete_lab, lab_option, which_lab
+from patchlight.cli.lab.attached import attached, meant
 from patchlight.cli.lab.fibres import fibre_line, fibre_row
+from patchlight.cli.lab.tune import tune
 from patchlight.cli.numbers import ANY
 from patchlight.cli.policy.options import chosen_policies, policy_options
 from patchlight.cli.rendering import (
@@ -24,7 +26,7 @@ from patchlight.cli.rendering import (
     print_json,
     say,
 )
-from patchlight.emulation.fabric.lab_state import RUN_ROOT, recorded_labs
+from patchlight.emulation.fabric.lab_state import recorded_labs
 from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab, require_root
 from patchlight.emulation.lab.status import lab_status
 from patchlight.testbed.errors import BadInput
@@ -159,7 +161,7 @@ def down(lab: str | None, every: bool) -> None:
     if (lab is None) == (not every):
         raise BadInput("expected the name of a lab, or --all")
     require_root(f"patchlight emulate down {lab or '--all'}")
-    for name in recorded_labs() if lab is None else [_known(lab)]:
+    for name in recorded_labs() if lab is None else [meant(lab)]:
         removed = down_lab(name)
         _say(f"lab {name} is down" if removed else f"lab {name} was not up")
 
@@ -169,7 +171,7 @@ def down(lab: str | None, every: bool) -> None:
 @listing_options
 def status(lab: str | None, as_json: bool) -> None:
     """Say what of LAB is there. Exits with 0 if it is up, else with 1."""
-    state = lab_status(only_lab(recorded_labs()) if lab is None else _known(lab))
+    state = lab_status(meant(lab))
     state["hosts"] = []
     if "run_dir" in state and (Path(state["run_dir"]) / "lab.yaml").exists():
         emulated = EmulatedLab.attach(state["name"], half_there=True)
@@ -347,17 +349,4 @@ def capture(
     say(f"wrote {path}: {done.frames} frames{missed}")
 
 
-def attached(lab: str | None) -> EmulatedLab:
-    """The lab of that name, or the only one that is up."""
-    return EmulatedLab.attach(only_lab(recorded_labs()) if lab is None else _known(lab))
-
-
-def _known(lab: str) -> str:
-    """The name of the lab meant: one that is here, or the one in the file of that name."""
-    if lab in recorded_labs():
-        return lab
-    if Path(lab).is_file():
-        return read_lab(lab).name
-    if "/" in lab:
-        raise BadInput(f"no lab is called {lab!r}, and there is no such file (see {RUN_ROOT})")
-    return lab
+emulate.add_command(tune)

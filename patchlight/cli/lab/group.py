@@ -218,7 +218,8 @@ def show(lab: str | None, as_json: bool, map_file: str | None, at_start: bool) -
                 wavelength-switch | coupler | awg | multiplexer), ports,
                 fibres, and what is particular to the kind
       hosts     name, server, gpu, model, nic, address, mac, rate_bps; and,
-                null or empty while dark: peer, switch, link_rate_bps,
+                null or empty while dark: peer, peers (several where
+                light is split; then there is no peer), switch, link_rate_bps,
                 loss_db, channel (THz), via (a list of ocs, inp, out: all
                 devices that the light passes)
       links     two-way links: a, b, rate_bps, loss_db, channel, via (from a on)

@@ -17,6 +17,7 @@ from patchlight.testbed.units import format_rate
 if TYPE_CHECKING:
     from patchlight.emulation.lab.emulated_lab import EmulatedLab
     from patchlight.emulation.lab.hosts import EmulatedHost
+    from patchlight.emulation.lab.wires import FibreState
 
 _HELP = """\
 HOST COMMAND …   run a command as a host; host names among its arguments become addresses:
@@ -126,6 +127,25 @@ class LabShell:
 
     def _print_links(self) -> None:
         from patchlight.cli.lab.fibres import fibre_line
+
+        lab = self._lab.lab
+        states = self._lab.wires.states(lab.fibres)
+        if lab.coloured:
+            self._print_lights()
+        else:
+            self._print_circuits(states)
+        for state in states:
+            if not state.up or state.impairment:
+                say(f"fibre {fibre_line(state)}")
+
+    def _print_lights(self) -> None:
+        with self._lab.light as light:
+            for port, found in light.transceivers().items():
+                receivers = ", ".join(found["to"])
+                what = f"{found['channel']} to {receivers}" if receivers else "dark"
+                say(f"{port}  {what}")
+
+    def _print_circuits(self, states: Sequence[FibreState]) -> None:
         from patchlight.testbed.wiring import trace_links
 
         lab = self._lab.lab
@@ -134,7 +154,6 @@ class LabShell:
         except PatchlightError as error:
             say(f"as the lab file has them: {error.message}", err=True)
             maps = lab.initial_maps
-        states = self._lab.wires.states(lab.fibres)
         cut = {end for state in states if not state.up for end in (state.fibre.a, state.fibre.b)}
         links = trace_links(lab, maps)
         for a, b in links.pairs():
@@ -147,9 +166,6 @@ class LabShell:
         for host in lab.hosts:
             if links.peer(host.endpoint) is None:
                 say(f"{host.endpoint}  dark")
-        for state in states:
-            if not state.up or state.impairment:
-                say(f"fibre {fibre_line(state)}")
 
     def _pingall(self) -> None:
         reached = self._lab.pingall()

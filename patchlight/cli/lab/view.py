@@ -1,7 +1,7 @@
 """What ``patchlight lab`` says of a lab: as JSON (stable) and as tables."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from patchlight.cli.rendering import Coloured, Column, Table
@@ -35,12 +35,12 @@ def describe_lab(lab: Lab, maps: Mapping[str, PortMap]) -> dict[str, Any]:
 
 
 def dark_ports(lab: Lab, links: Links) -> tuple[Endpoint, ...]:
-    """NICs, and packet-switch ports with a fibre, that have no two-way link now."""
+    """NICs, and packet-switch ports with a fibre, whose light and somebody's meet nowhere now."""
     optical = {device.name for device in (*lab.circuit_switches, *lab.sorting)}
     ends = [host.endpoint for host in lab.hosts]
     nics = set(ends)
     ends += [end for end in lab.fibre_ends if end not in nics]
-    return tuple(end for end in ends if end.device not in optical and links.peer(end) is None)
+    return tuple(end for end in ends if end.device not in optical and not links.peers(end))
 
 
 def _devices(lab: Lab) -> Iterable[dict[str, Any]]:
@@ -103,6 +103,7 @@ def _host(host: Host, links: Links, lab: Lab) -> dict[str, Any]:
         "mac": host.nic.mac,
         "rate_bps": host.nic.rate_bps,
         "peer": str(peer) if peer else None,
+        "peers": [str(end) for end in links.peers(host.endpoint)],
         "switch": links.switch_of(lab, host.endpoint),
         "link_rate_bps": path.get("rate_bps"),
         "loss_db": path.get("loss_db"),
@@ -141,7 +142,7 @@ def tables(lab: Lab, maps: Mapping[str, PortMap]) -> list[Table]:
             host["nic"],
             host["address"],
             format_rate(host["rate_bps"]),
-            host["peer"] if up else Coloured("dark", "bad"),
+            _lit_onto(host["peers"]),
             _through(host["via"]) if up else "",
             f"{host['loss_db']:g} dB" if up else "",
             *([host["channel"] or ""] if lab.coloured else []),
@@ -161,6 +162,12 @@ def tables(lab: Lab, maps: Mapping[str, PortMap]) -> list[Table]:
             trunks.add_row(ends, format_rate(link["rate_bps"]), loss, _through(link["via"]))
         shown.append(trunks)
     return shown
+
+
+def _lit_onto(peers: Sequence[str]) -> str | Coloured:
+    if not peers:
+        return Coloured("dark", "bad")
+    return peers[0] if len(peers) == 1 else f"{len(peers)} ports"
 
 
 def dark_line(lab: Lab, maps: Mapping[str, PortMap]) -> str:

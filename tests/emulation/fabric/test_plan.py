@@ -9,10 +9,11 @@ from patchlight.emulation.fabric.plan import (
     check_without_controller,
     plan_fabric,
     switch_port_name,
+    with_swapped,
 )
 from patchlight.testbed import generate
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.labfile.reader import load_lab, parse_lab
+from patchlight.testbed.labfile.reader import builtin_lab, load_lab, parse_lab
 
 NIC_ON_SWITCH = """
 name: small
@@ -69,7 +70,24 @@ def test_bridges_cannot_be_a_lab_with_an_optical_switch() -> None:
         check_bridge_fabric(load_lab("ofc2022"))
 
 
-def test_a_lab_that_sorts_light_cannot_be_emulated_yet() -> None:
-    lab = parse_lab(f"{NIC_ON_SWITCH}wavelength_switches: [{{name: wss1, inputs: 4}}]")
-    with pytest.raises(BadInput, match="lab small has wss1, which sorts or splits light"):
+def test_where_wavelengths_matter_one_namespace_passes_all_light_on() -> None:
+    lab = load_lab("oddl4")
+    plan = plan_fabric(lab)
+    assert plan.namespaces[:2] == ("pl.oddl4.fabric", "pl.oddl4.light")
+    assert len(plan.cables) == len(lab.fibres)
+    names = [(near.name, far.name, far.namespace) for near, far in plan.cables]
+    assert names[0] == ("nic0", "wss1-1", "pl.oddl4.light")
+    assert names[4] == ("star1-1", "wss1-2", "pl.oddl4.light")
+    with pytest.raises(BadInput, match="cannot be swapped"):
+        with_swapped(plan, lab, [("wss1.1", "wss2.1")])
+
+
+@pytest.mark.parametrize("asks", ["delay: 1ms", "rate: 10Gbps"])
+def test_a_fibre_that_no_frame_passes_by_itself_can_ask_for_little(asks: str) -> None:
+    text = builtin_lab("oddl4").read_text()
+    inner = "star1.[1-4] - wss[1-4].2"
+    lab = parse_lab(text.replace(inner, f"{{ends: ['star1.[1-4]', 'wss[1-4].2'], {asks}}}"))
+    with pytest.raises(BadInput, match=r"star1\.1 – wss1\.2 between two optical devices"):
         plan_fabric(lab)
+    fast = "{ends: ['star1.[1-4]', 'wss[1-4].2'], rate: 100Gbps}"
+    plan_fabric(parse_lab(text.replace(inner, fast)))

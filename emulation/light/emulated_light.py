@@ -1,0 +1,214 @@
+"""All light of one lab: where it goes now, followed at every change, and what was lost in it.
+
+A change of a laser, a map or a fibre is followed through the whole lab, and the redirects of those
+transmitters are made anew whose frames then go elsewhere.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from patchlight.emulation.light.glass import Glass
+from patchlight.emulation.light.lasers import Lasers
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab import Endpoint, Fibre, Lab
+from patchlight.testbed.light import Light, is_end, transceiver_of
+from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.spectrum import Channel, SpectrumMap
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What becomes of a transmitter's frames: who gets them, and where others destroy them.
+
+    ``sinks`` are NICs and packet-switch ports; ``met`` are fibres, by the end that light leaves.
+    """
+
+    sinks: tuple[Endpoint, ...] = ()
+    met: tuple[Endpoint, ...] = ()
+
+
+class EmulatedLight:
+    """The light of a lab, carried by ``glass``. Calls come one at a time.
+
+    Circuit switches are dark until ``set_circuits``, wavelength switches as in the lab file
+    until ``set_spectrum``.
+    """
+
+    def __init__(self, lab: Lab, glass: Glass) -> None:
+        self._lab, self._glass = lab, glass
+        self.lasers = Lasers(lab)
+        self._maps: dict[str, PortMap] = {c.name: PortMap() for c in lab.circuit_switches}
+        self._spectra = {switch.name: switch.initial for switch in lab.wavelength_switches}
+        # What carries a transmitter's frames is the far end of its fibre, at a device of light.
+        self._far = {
+            end: far
+            for end, (far, _) in lab.fibre_ends.items()
+            if is_end(lab, end.device) and not is_end(lab, far.device)
+        }
+        # Who notices that it is dark.
+        self._hears = frozenset(
+            end
+            for end in self._far
+            if (receiver := transceiver_of(lab, end)) and receiver.sensitivity_dbm is not None
+        )
+        self._plugs = glass.plugs()
+        self._cut: frozenset[Fibre] = frozenset()
+        self._light: Light | None = None
+        self._fates: dict[Endpoint, Fate] = dict.fromkeys(self._far, Fate())
+        self._held: frozenset[Endpoint] = frozenset()
+        self._sent: dict[Endpoint, int] = {}
+        self._destroyed: Counter[Endpoint] = Counter()
+        self._lost: Counter[Endpoint] = Counter()
+        self._tuning: asyncio.TimerHandle | None = None
+        self._count()
+        self._lost.clear()
+        self._follow()
+
+    # --- changes: done when they return ------------------------------------------------------
+
+    def tune(self, end: Endpoint, channel: Channel | None) -> float:
+        """See ``Lasers.tune``; in how many seconds it sends so. Needs a running event loop."""
+        now = asyncio.get_running_loop().time()
+        due = self.lasers.tune(end, channel, now)
+        self.lasers.come_to(now)
+        self._follow()
+        self._await_tuned()
+        return due - now
+
+    def set_circuits(self, switch: str, lit: PortMap) -> None:
+        """These cross-connects of an OCS pass light now, and no others."""
+        if switch not in self._maps:
+            raise BadInput(f"lab {self._lab.name} has no circuit switch {switch!r}")
+        lit.check(self._lab.circuit_switch(switch).ports)
+        self._maps[switch], self._light = lit, None
+        self._follow()
+
+    def set_spectrum(self, switch: str, lit: SpectrumMap) -> None:
+        """These ways of channels through a wavelength switch pass light now, and no others."""
+        device = next((w for w in self._lab.wavelength_switches if w.name == switch), None)
+        if device is None:
+            raise BadInput(f"lab {self._lab.name} has no wavelength switch {switch!r}")
+        lit.check(device.inputs, device.outputs, device.grid)
+        self._spectra[switch], self._light = lit, None
+        self._follow()
+
+    def fibres_changed(self) -> None:
+        """Look whether fibres were cut or spliced, or interfaces at them went up or down."""
+        before, self._plugs = self._plugs, self._glass.plugs()
+        if (before.up, before.receiving) != (self._plugs.up, self._plugs.receiving):
+            self._follow()
+
+    def _await_tuned(self) -> None:
+        if self._tuning is not None:
+            self._tuning.cancel()
+            self._tuning = None
+        due = self.lasers.next_due()
+        if due is not None:
+            self._tuning = asyncio.get_running_loop().call_at(due, self._tuned)
+
+    def _tuned(self) -> None:
+        self._tuning = None
+        # The loop may call a little early, within the resolution of its clock.
+        self.lasers.come_to(max(asyncio.get_running_loop().time(), self.lasers.next_due() or 0.0))
+        self._follow()
+        self._await_tuned()
+
+    # --- readings ----------------------------------------------------------------------------
+
+    def transceivers(self) -> dict[str, dict[str, object]]:
+        """Of each transmitter with a transceiver, by its port: what it sends, and to whom."""
+        return {
+            str(end): {
+                "channel": str(laser.channel),
+                "state": laser.state,
+                "band": self.lasers.band_of(end),
+                "to": [str(sink) for sink in self._fates[end].sinks],
+                "destroyed_at": [str(at) for at in self._fates[end].met],
+            }
+            for end in self.lasers
+            if (laser := self.lasers[end])
+        }
+
+    def losses(self) -> dict[str, dict[str, int]]:
+        """How many frames were lost so far: ``destroyed`` by fibre, and ``dark`` by transmitter.
+
+        A fibre is named by the end that its light leaves. A frame that others destroy on several
+        fibres, on its ways to several receivers, counts on each.
+        """
+        self._count()
+        return {
+            name: {str(end): count for end, count in sorted(counter.items()) if count}
+            for name, counter in (("destroyed", self._destroyed), ("dark", self._lost))
+        }
+
+    def arriving(self, device: str) -> dict[int, list[tuple[str, float]]]:
+        """By port of a device, the channels that come in there (``""``: none), and power in dBm."""
+        self._lab.device(device)
+        return {
+            port: [(str(s.channel or ""), round(dbm, 3)) for s, dbm in signals.items()]
+            for port, signals in self._followed().arriving(device).items()
+        }
+
+    # --- following ---------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        """Bring the glass to what is now; it is touched only where something is different."""
+        fates = _fates_of(self._followed(), self._far)
+        changed = {end: fate for end, fate in fates.items() if fate != self._fates[end]}
+        if changed:
+            self._count()
+            self._glass.lead(
+                {
+                    self._far[end]: [self._far[sink] for sink in fate.sinks]
+                    for end, fate in changed.items()
+                    if fate.sinks != self._fates[end].sinks
+                }
+            )
+            self._fates = fates
+        dark = self._hears - {sink for fate in fates.values() for sink in fate.sinks}
+        if dark != self._held:
+            new, gone = dark - self._held, self._held - dark
+            self._glass.hold_dark([self._far[end] for end in new], [self._far[end] for end in gone])
+            self._held = dark
+
+    def _followed(self) -> Light:
+        """All light as it is now; what only lasers change leaves what was followed before."""
+        cut = frozenset(
+            fibre
+            for fibre in self._lab.fibres
+            for end in (fibre.a, fibre.b)
+            if not is_end(self._lab, end.device) and end not in self._plugs.up
+        )
+        off = self.lasers.dark | {
+            end for end, far in self._far.items() if far not in self._plugs.receiving
+        }
+        if self._light is None or cut != self._cut:
+            whole = tuple(fibre for fibre in self._lab.fibres if fibre not in cut)
+            lab = self._lab.with_changes(fibres=whole)
+            self._light = Light(lab, self._maps, self._spectra, self.lasers.channels, off)
+        else:
+            self._light = self._light.retuned(self.lasers.channels, off)
+        self._cut = cut
+        return self._light
+
+    def _count(self) -> None:
+        """Note what the transmitters have sent since they were counted last, by its fate."""
+        frames = self._glass.plugs().frames
+        for end, fate in self._fates.items():
+            now = frames.get(self._far[end], 0)
+            sent, self._sent[end] = now - self._sent.get(end, 0), now
+            for at in fate.met:
+                self._destroyed[at] += sent
+            if not fate.sinks and not fate.met:
+                self._lost[end] += sent
+
+
+def _fates_of(light: Light, ends: Iterable[Endpoint]) -> dict[Endpoint, Fate]:
+    return {
+        end: Fate(
+            tuple(path.sink for path in light.arrivals.get(end, ())), light.destroyed.get(end, ())
+        )
+        for end in ends
+    }

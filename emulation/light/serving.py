@@ -1,0 +1,100 @@
+"""Runs the light of one lab: takes requests on a Unix socket, and watches the fibres."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from patchlight.emulation.light.emulated_light import EmulatedLight
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.lab import Endpoint
+from patchlight.testbed.linux.sockets import bind_unix
+from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.spectrum import Channel, SpectrumMap
+
+_READ_BYTES = 1 << 16
+
+
+class LightRequests:
+    """Takes one JSON object a line and answers each with one, in order on each connection.
+
+    ``tune`` (a port; ``channel``, ``null`` for dark; ``wait`` until it is tuned), ``circuits``
+    and ``spectrum`` (a switch; ``lit``: all that it lets through now), ``arriving`` (a device),
+    ``look``.
+    """
+
+    def __init__(self, light: EmulatedLight) -> None:
+        self._light = light
+
+    async def listen(self, path: Path) -> asyncio.Server:
+        """Take requests there, in place of one that has ended."""
+        return await asyncio.start_unix_server(self._serve, sock=bind_unix(path, "emulated light"))
+
+    def watch(self, changes: socket.socket) -> None:
+        """Look at the fibres whenever this socket can be read from."""
+
+        def changed() -> None:
+            try:
+                while changes.recv(_READ_BYTES):
+                    pass
+            except BlockingIOError:
+                pass
+            except OSError:
+                # Too many at once for the socket: all fibres are looked at in any case.
+                pass
+            self._light.fibres_changed()
+
+        asyncio.get_running_loop().add_reader(changes, changed)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while line := await reader.readline():
+                writer.write(json.dumps(await self._answer(line)).encode() + b"\n")
+                await writer.drain()
+        except (OSError, ValueError):
+            # The other end went, or its line was longer than a line may be.
+            return
+        finally:
+            writer.close()
+
+    async def _answer(self, line: bytes) -> dict[str, Any]:
+        try:
+            request = json.loads(line)
+            if not isinstance(request, dict):
+                raise BadInput("expected a JSON object")
+            return {"ok": True, **await self._take(request)}
+        except PatchlightError as error:
+            return {"ok": False, "error": error.message, "hint": error.hint}
+        except (ValueError, TypeError, KeyError) as error:
+            return {"ok": False, "error": f"expected another request: {error!r}"}
+
+    async def _take(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        light = self._light
+        match request:
+            case {"tune": str(port), "channel": None}:
+                light.tune(Endpoint.parse(port), None)
+            case {"tune": str(port), "channel": str(channel)}:
+                await self._tune(Endpoint.parse(port), Channel.parse(channel), request)
+            case {"circuits": str(switch), "lit": list(lit)}:
+                light.set_circuits(switch, PortMap.parse(lit))
+            case {"spectrum": str(switch), "lit": list(lit)}:
+                light.set_spectrum(switch, SpectrumMap.parse(lit))
+            case {"arriving": str(device)}:
+                return {"arriving": light.arriving(device)}
+            case {"look": True}:
+                return {"transceivers": light.transceivers(), **light.losses()}
+            case _:
+                raise BadInput("expected tune, circuits, spectrum, arriving or look")
+        return {}
+
+    async def _tune(self, port: Endpoint, channel: Channel, request: Mapping[str, Any]) -> None:
+        self._light.tune(port, channel)
+        while request.get("wait"):
+            laser = self._light.lasers[port]
+            if laser.channel != channel or not laser.on:
+                raise BadInput(f"{port} was tuned elsewhere while it was tuned to {channel}")
+            if laser.tuned_at is None:
+                return
+            await asyncio.sleep(max(laser.tuned_at - asyncio.get_running_loop().time(), 0.0))

@@ -1,0 +1,269 @@
+"""Light followed at every change, without a kernel: who gets whose frames, and which are lost."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchlight.emulation.light.emulated_light import EmulatedLight
+from patchlight.emulation.light.glass import Plugs
+from patchlight.emulation.light.lasers import Lasers
+from patchlight.emulation.light.serving import LightRequests
+from patchlight.emulation.optical.light_crossbars import LightChannelCrossbar, LightCrossbar
+from patchlight.emulation.optical.switch_matrix import LightChange
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.lab import Endpoint, Lab
+from patchlight.testbed.labfile.reader import builtin_lab, load_lab, parse_lab
+from patchlight.testbed.light import is_end
+from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.spectrum import Channel, SpectrumMap
+from patchlight.testbed.tuning import LightClient
+from tests.support.waiting import eventually
+
+ODDL4 = load_lab("oddl4")
+ONE, TWO, THREE, FOUR = (Endpoint(f"server{n}", "nic0") for n in (1, 2, 3, 4))
+C100, C150, C200 = map(Channel.parse, ("193.100", "193.150", "193.200"))
+CASCADE = parse_lab(
+    """
+name: cascade
+network: 10.0.0.0/24
+defaults:
+  nic: {transceiver: {tunable: 193.100-193.150, sensitivity: -10dBm}}
+servers: [{name: "server[1-3]", nics: [{name: nic0, address: "10.0.0.[1-3]"}]}]
+circuit_switches:
+  - {name: ocs1, driver: dry-run, address: "127.0.0.1:1", ports: 4, insertion_loss: 1dB}
+wavelength_switches:
+  - {name: wss1, inputs: 3, cross_connects: ["1-2@193.100", "1-3@193.150-5dB"]}
+fibres: [server1.nic0 - ocs1.1, ocs1.2 - wss1.1, "server[2-3].nic0 - wss1.[2-3]"]
+"""
+)
+
+
+class CountingGlass:
+    """Carries frames by counting them; fibres are cut and interfaces set down by hand."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.ends = frozenset(e for e in lab.fibre_ends if not is_end(lab, e.device))
+        self.far = {end: far for end, (far, _) in lab.fibre_ends.items() if end not in self.ends}
+        self.cut: set[Endpoint] = set()
+        self.silent: set[Endpoint] = set()
+        self.held: set[Endpoint] = set()
+        self.frames: Counter[Endpoint] = Counter()
+        self.got: Counter[Endpoint] = Counter()
+        self.leads: dict[Endpoint, Sequence[Endpoint]] = {}
+        self.led = 0
+
+    def plugs(self) -> Plugs:
+        up = self.ends - self.cut
+        return Plugs(up, up - self.silent, dict(self.frames))
+
+    def lead(self, changes: Mapping[Endpoint, Sequence[Endpoint]]) -> None:
+        self.leads |= changes
+        self.led += len(changes)
+
+    def hold_dark(self, dark: Iterable[Endpoint], lit: Iterable[Endpoint]) -> None:
+        self.held = (self.held | set(dark)) - set(lit)
+
+    def send(self, source: Endpoint) -> None:
+        self.frames[self.far[source]] += 1
+        self.got.update(self.leads.get(self.far[source], ()))
+
+    def reach(self, source: Endpoint) -> set[Endpoint]:
+        """Who gets a frame."""
+        self.got.clear()
+        self.send(source)
+        return {end for end, far in self.far.items() if self.got[far]}
+
+
+def test_a_laser_is_dark_while_it_is_tuned() -> None:
+    lasers = Lasers(ODDL4)
+    assert lasers.dark == set()
+    assert lasers.tune(ONE, C200, now=5.0) == 5.001
+    assert (lasers[ONE].state, lasers.next_due()) == ("tuning", 5.001)
+    lasers.tune(ONE, None, now=5.0002)
+    lasers.come_to(5.0005)
+    # Turned on again for the channel that it is on its way to: no sooner, no later.
+    assert lasers.tune(ONE, C200, now=5.0006) == 5.001
+    assert lasers.dark == {ONE}
+    lasers.come_to(5.001)
+    assert (lasers[ONE].state, lasers.next_due()) == ("on", None)
+    # Off and on again on the same channel takes no time.
+    lasers.tune(ONE, None, now=6.0)
+    assert lasers.dark == {ONE}
+    assert lasers.tune(ONE, C200, now=6.5) == 6.5
+    assert lasers.dark == set()
+
+
+def test_a_channel_that_a_laser_cannot_send_changes_nothing() -> None:
+    lasers = Lasers(ODDL4)
+    with pytest.raises(BadInput, match="outside its band"):
+        lasers.tune(ONE, Channel.parse("194.000"), now=0.0)
+    with pytest.raises(BadInput, match=r"no transceiver at wss1\.1"):
+        lasers.tune(Endpoint("wss1", "1"), C100, now=0.0)
+    assert (lasers[ONE].channel, lasers[ONE].state) == (C100, "on")
+
+
+async def test_two_on_one_channel_destroy_each_others_frames() -> None:
+    glass = CountingGlass(ODDL4)
+    light = EmulatedLight(ODDL4, glass)
+    assert glass.reach(ONE) == {TWO, THREE, FOUR}
+    light.tune(ONE, C150)
+    assert glass.reach(ONE) == set()  # it is being tuned
+    await _on(light, ONE)
+    # Only to the other's own receiver its light comes alone: a star sends none back.
+    assert (glass.reach(ONE), glass.reach(TWO)) == ({TWO}, {ONE})
+    assert (glass.reach(THREE), glass.reach(FOUR)) == ({ONE, TWO, FOUR}, {ONE, TWO, THREE})
+    # One frame of each was destroyed on each of the two fibres.
+    destroyed = {"star1.3": 2, "star1.4": 2}
+    assert light.losses() == {"destroyed": destroyed, "dark": {"server1.nic0": 1}}
+    light.tune(TWO, None)
+    assert (glass.reach(ONE), glass.reach(TWO)) == ({TWO, THREE, FOUR}, set())
+    losses = {"server1.nic0": 1, "server2.nic0": 1}
+    assert light.losses() == {"destroyed": destroyed, "dark": losses}
+
+
+async def test_a_change_touches_those_alone_whose_frames_go_elsewhere() -> None:
+    glass = CountingGlass(ODDL4)
+    light = EmulatedLight(ODDL4, glass)
+    assert glass.led == 4
+    light.tune(THREE, None)
+    assert glass.led == 5
+    light.fibres_changed()
+    assert glass.led == 5
+
+
+async def test_a_wavelength_switch_takes_a_server_to_another_star() -> None:
+    glass = CountingGlass(ODDL4)
+    light = EmulatedLight(ODDL4, glass)
+    light.set_spectrum("wss3", SpectrumMap())
+    light.set_spectrum("wss4", SpectrumMap())
+    assert (glass.reach(ONE), glass.reach(THREE)) == ({TWO}, set())
+    for name in ("wss3", "wss4"):
+        light.set_spectrum(name, SpectrumMap.parse(["1-3@193.175/200"]))
+    # Two networks, and one channel in both.
+    light.tune(THREE, C100)
+    await _on(light, THREE)
+    assert (glass.reach(ONE), glass.reach(THREE)) == ({TWO}, {FOUR})
+    assert light.losses()["destroyed"] == {}
+    with pytest.raises(BadInput, match="outside 1–3"):
+        light.set_spectrum("wss1", SpectrumMap.parse(["1-13@193.100"]))
+    assert glass.reach(ONE) == {TWO}
+
+
+async def test_light_that_is_too_weak_is_no_link(tmp_path: Path) -> None:
+    glass = CountingGlass(CASCADE)
+    light = EmulatedLight(CASCADE, glass)
+    # Without the circuit all are dark, and notice it.
+    assert {str(end) for end in glass.held} == {"ocs1.1", "wss1.2", "wss1.3"}
+    async with _served(light, tmp_path / "light.sock") as path:
+        ocs = LightCrossbar(path, "ocs1")
+        await ocs.open()
+        both = (CrossConnect(1, 2), CrossConnect(2, 1))
+        await ocs.change(LightChange(light=both))
+        # Servers 2 and 3 are on the first channel of the band; 3 has no way for it.
+        assert {str(end) for end in glass.held} == {"wss1.3"}
+        assert (glass.reach(ONE), glass.reach(TWO)) == ({TWO}, {ONE})
+        assert await ocs.receiving({1, 2, 3, 4}) == {1, 2}
+        wss = LightChannelCrossbar(path, "wss1")
+        assert await wss.arriving() == {
+            1: {C100: pytest.approx(-1.6)},
+            2: {C100: pytest.approx(-0.3)},
+            3: {C100: pytest.approx(-0.3)},
+        }
+        # Onto the other channel, 5 dB are too much.
+        await asyncio.to_thread(_tune, path, ONE, C150)
+        assert glass.reach(ONE) == set()
+        await wss.change(SpectrumMap.parse(["1-3@193.150-2dB", "1-2@193.100"]))
+        assert glass.reach(ONE) == {THREE}
+        await ocs.change(LightChange(dark=(1,)))
+        assert glass.reach(ONE) == set()
+        assert glass.reach(TWO) == {ONE}
+        await asyncio.gather(ocs.close(), wss.close())
+
+
+async def test_what_is_cut_or_down_sends_no_light() -> None:
+    glass = CountingGlass(ODDL4)
+    light = EmulatedLight(ODDL4, glass)
+    light.tune(ONE, C150)
+    await _on(light, ONE)
+    assert glass.reach(ONE) == {TWO}
+    glass.silent.add(Endpoint("wss2", "1"))
+    light.fibres_changed()
+    assert glass.reach(ONE) == {TWO, THREE, FOUR}
+    glass.cut.add(Endpoint("star1", "4"))
+    light.fibres_changed()
+    assert glass.reach(ONE) == {TWO, THREE}
+    assert glass.reach(FOUR) == set()
+
+
+async def test_requests_over_the_socket(tmp_path: Path) -> None:
+    glass = CountingGlass(ODDL4)
+    async with _served(EmulatedLight(ODDL4, glass), tmp_path / "light.sock") as path:
+
+        def talk() -> None:
+            with LightClient(path) as client:
+                client.tune(ONE, C200)
+                assert client.transceivers()[str(ONE)] == {
+                    "channel": "193.200",
+                    "state": "on",
+                    "band": "193.100-193.250",
+                    "to": ["server3.nic0"],
+                    "destroyed_at": ["star1.2", "star1.4"],
+                }
+                client.darken("server1.nic0")
+                assert client.transceivers()[str(ONE)]["state"] == "off"
+                with pytest.raises(BadInput, match=r"no transceiver at server9\.nic0"):
+                    client.tune("server9.nic0", C100)
+                with pytest.raises(BadInput, match="is not a channel"):
+                    client.tune(ONE, "green")
+                nonsense: list[dict[str, Any]] = [{"lit": []}, {"tune": 7}]
+                for request in [*nonsense, {"spectrum": "ocs7", "lit": []}]:
+                    with pytest.raises(BadInput):
+                        client.ask(request)
+                assert client.transceivers()[str(ONE)]["state"] == "off"
+
+        await asyncio.to_thread(talk)
+    with pytest.raises(PatchlightError, match="asking the emulated light"):
+        LightClient(tmp_path / "nobody.sock")
+
+
+async def test_who_waits_for_a_channel_hears_that_another_was_tuned_to(tmp_path: Path) -> None:
+    slow = parse_lab(
+        builtin_lab("oddl4").read_text().replace("tuning_time: 1ms", "tuning_time: 1s")
+    )
+    light = EmulatedLight(slow, CountingGlass(slow))
+    async with _served(light, tmp_path / "light.sock") as path:
+        first = asyncio.create_task(asyncio.to_thread(_tune, path, ONE, C150))
+        await eventually(lambda: light.lasers[ONE].state == "tuning")
+        light.tune(ONE, C200)
+        with pytest.raises(BadInput, match="was tuned elsewhere"):
+            await first
+
+
+def _tune(path: Path, port: Endpoint, channel: Channel) -> None:
+    with LightClient(path) as client:
+        client.tune(port, channel)
+
+
+async def _on(light: EmulatedLight, end: Endpoint) -> None:
+    await eventually(lambda: light.lasers[end].state == "on")
+
+
+class _served:
+    """The light at a socket, inside the block."""
+
+    def __init__(self, light: EmulatedLight, path: Path) -> None:
+        self._light, self._path = light, path
+
+    async def __aenter__(self) -> Path:
+        self._server = await LightRequests(self._light).listen(self._path)
+        return self._path
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        with suppress(asyncio.CancelledError):
+            await self._server.wait_closed()

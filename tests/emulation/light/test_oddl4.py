@@ -1,0 +1,99 @@
+"""Packets through an emulated lab of tunable transceivers, a wavelength switch and two stars."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from patchlight.controller.circuits.registry import open_driver
+from patchlight.emulation.lab.emulated_lab import EmulatedLab
+from patchlight.testbed.colours import WavelengthSwitch
+from patchlight.testbed.spectrum import SpectrumMap
+from patchlight.testbed.tuning import LightClient
+from tests.support.emulated_labs import left_of
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.root
+
+NAME = "test-oddl4"
+
+
+@pytest.fixture
+def lab() -> Iterator[EmulatedLab]:
+    with EmulatedLab.from_file(
+        "oddl4", 1000, name=NAME, replace=True, fabric="bridge", controller=False
+    ) as emulated:
+        yield emulated
+    assert left_of(NAME) == []
+
+
+def lost(lab: EmulatedLab) -> set[tuple[int, int]]:
+    """The pairs of servers of which the first has no answer from the second."""
+    for host in lab.hosts:
+        host.run("ip neigh flush all")
+    return {(int(a[6]), int(b[6])) for a, b in lab.pingall(wait_s=0.25).lost}
+
+
+def test_packets_go_where_light_goes(lab: EmulatedLab) -> None:
+    with lab.light as light:
+        assert lost(lab) == set()
+        _collide(lab, light)
+        _two_networks(lab, light)
+        _cut(lab)
+
+
+def _collide(lab: EmulatedLab, light: LightClient) -> None:
+    before = light.losses()["destroyed"]
+    assert before == {}
+    light.tune("server1.nic0", "193.150")
+    # Server 2 is on that channel, so 3 and 4 hear neither; 1 and 2 hear each other.
+    assert lost(lab) == {(a, b) for a in (1, 2) for b in (3, 4)} | {
+        (b, a) for a in (1, 2) for b in (3, 4)
+    }
+    destroyed = light.losses()["destroyed"]
+    assert set(destroyed) == {"star1.3", "star1.4"}
+    assert all(count >= 2 for count in destroyed.values())
+    shown = subprocess.run(
+        [sys.executable, "-m", "patchlight", "emulate", "tune", "server1", "off", "--lab", NAME],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "off" in shown
+    assert "frames destroyed on the fibre at star1.3" in shown
+    # Who is dark sends nothing, and disturbs nobody.
+    assert lost(lab) == {(1, b) for b in (2, 3, 4)} | {(b, 1) for b in (2, 3, 4)}
+    assert light.losses()["dark"]["server1.nic0"] > 0
+
+
+def _two_networks(lab: EmulatedLab, light: LightClient) -> None:
+    """The drivers of two wavelength switches move their servers to the other star."""
+
+    async def move(switch: WavelengthSwitch) -> None:
+        wanted = SpectrumMap.parse(["1-3@193.175/200"])
+        driver = open_driver(switch)
+        await driver.open()
+        try:
+            assert (await driver.disconnect(switch.initial)).complete
+            assert (await driver.connect(wanted)).complete
+        finally:
+            await driver.close()
+
+    for switch in lab.lab.wavelength_switches[2:]:
+        asyncio.run(move(switch))
+    # The same two channels in both networks.
+    for port, channel in (("server1", "193.100"), ("server3", "193.100"), ("server4", "193.150")):
+        light.tune(f"{port}.nic0", channel)
+    assert lost(lab) == {(a, b) for a in (1, 2) for b in (3, 4)} | {
+        (b, a) for a in (1, 2) for b in (3, 4)
+    }
+
+
+def _cut(lab: EmulatedLab) -> None:
+    fibre = lab.wires.between("star1.1", "wss1.2")
+    lab.wires.set_up(fibre, up=False)
+    wait_until(lambda: (1, 2) in lost(lab), "the cut fibre to be dark")
+    lab.wires.set_up(fibre, up=True)
+    wait_until(lambda: (1, 2) not in lost(lab), "the fibre to be lit again")
