@@ -28,6 +28,10 @@ class Scheduling(ABC):
         """The paths in use, as they were given."""
         return list(self._occupancy.granted.values())
 
+    def has(self, flow: int) -> bool:
+        """Whether a flow waits or has a path."""
+        return flow in self._waiting or flow in self._occupancy.granted
+
     def admit(self, flows: Sequence[FlowRequest], now_s: float) -> list[Refusal]:
         """Take flows in to wait, but those that are refused: too late, or no light goes there.
 
@@ -36,10 +40,9 @@ class Scheduling(ABC):
         fresh = set[int]()
         for flow in flows:
             self.network.check(flow)
-            number = flow.flow
-            if number in fresh or number in self._waiting or number in self._occupancy.granted:
-                raise BadInput(f"there is a flow {number} already: expected another number")
-            fresh.add(number)
+            if flow.flow in fresh or self.has(flow.flow):
+                raise BadInput(f"there is a flow {flow.flow} already: expected another number")
+            fresh.add(flow.flow)
         refused = []
         for flow in flows:
             if refusal := self._occupancy.refusal(flow, now_s):
