@@ -61,6 +61,9 @@ class Bounds:
         return sorted(set(self.owners))[destination % len(set(self.owners))]
 
 
+Kind = Literal["ask", "give", "release"]
+
+
 class Message(NamedTuple):
     """One word from ``sender`` to ``to`` on an attempt of whoever asks.
 
@@ -68,7 +71,7 @@ class Message(NamedTuple):
     ``NO_CHANNEL``, when asking ``ANY_CHANNEL``, or one.
     """
 
-    kind: Literal["ask", "give", "release"]
+    kind: Kind
     epoch: int
     sender: int
     to: int
