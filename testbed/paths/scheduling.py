@@ -63,11 +63,17 @@ class Scheduling(ABC):
     def release(self, flow: int, now_s: float) -> None:
         """Give a flow's path back, or its place if it waits. ``BadInput`` if there is none."""
         if flow in self._occupancy.granted:
+            grant = self._occupancy.granted[flow]
             self._occupancy.give_back(flow)
+            self._freed(grant)
         elif flow in self._waiting:
             self._leave(self._waiting.pop(flow))
         else:
             raise BadInput(f"there is no flow {flow}: it was released, or never admitted")
+
+    def _freed(self, grant: PathGrant) -> None:
+        """Take note that a path was given back."""
+        return
 
     @abstractmethod
     def _enter(self, flow: FlowRequest) -> None:
