@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -139,8 +139,10 @@ class ControllerProcess:
 
 
 @contextlib.contextmanager
-def controller_process(folder: Path) -> Iterator[ControllerProcess]:
-    process = ControllerProcess(folder)
+def controller_process(
+    folder: Path, make: Callable[[Path], ControllerProcess] = ControllerProcess
+) -> Iterator[ControllerProcess]:
+    process = make(folder)
     process.start()
     try:
         yield process
