@@ -33,10 +33,12 @@ _AT_ONCE = 1e-12
 class Program:
     """What runs: jobs, the sessions of each one after the other, and the links of those.
 
-    Job j has the sessions ``rounds[j]`` to ``rounds[j + 1]``; session s uses the links
+    ``capacity_bps`` has a value for each link that ``links`` names. Job j has the sessions
+    ``rounds[j]`` to ``rounds[j + 1]``; session s uses the links
     ``links[first[s]:first[s + 1]]``, each so often as ``weights`` says and never named twice.
     """
 
+    capacity_bps: Floats
     begins_s: Floats
     iterations: Ints
     compute_s: Floats
@@ -93,7 +95,7 @@ class _Running(NamedTuple):
     sessions_done: Ints
 
 
-def run(capacity_bps: Floats, program: Program, least: int = 0, unmeasured: int = 0) -> Outcome:
+def run(program: Program, least: int = 0, unmeasured: int = 0) -> Outcome:
     """Play a program to its end, or until each job has done ``least`` iterations if that is not 0.
 
     The first ``unmeasured`` iterations of each job come before its mark.
@@ -126,7 +128,7 @@ def run(capacity_bps: Floats, program: Program, least: int = 0, unmeasured: int 
         communicated_s=zeros(jobs),
         sessions_done=numbers(sessions),
     )
-    s = sharing(capacity_bps, program.first, program.links, program.weights)
+    s = sharing(program.capacity_bps, program.first, program.links, program.weights)
     _play(r, s, least, unmeasured)
     wanted = program.iterations if least == 0 else np.minimum(program.iterations, least)
     stuck = np.flatnonzero(r.done < wanted)

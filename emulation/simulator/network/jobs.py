@@ -110,12 +110,34 @@ def _turns(each: Round, switching: Switching) -> list[Round]:
     ]
 
 
-def program_of(jobs: Sequence[PlacedJob], sessions: Sequence[Sessions]) -> Program:
-    """Jobs and their sessions as arrays."""
-    links = [each for one in sessions for each in one.links]
-    weights = [each for one in sessions for each in one.weights]
+def program_of(
+    network: Network, jobs: Sequence[PlacedJob], sessions: Sequence[Sessions]
+) -> Program:
+    """Jobs and their sessions as arrays.
+
+    A job's sessions follow each other, so of the links that no other job uses only the tightest
+    matters to each: it stands for all of them, as a link of the session's own.
+    """
+    capacity_bps = network.capacity_bps
+    users = np.zeros(len(capacity_bps), np.int64)
+    for one in sessions:
+        users[np.unique(np.concatenate([*one.links, np.zeros(0, np.int64)]))] += 1
+    own_bps: list[float] = []
+    links: list[Ints] = []
+    weights: list[Floats] = []
+    for one in sessions:
+        for each, count in zip(one.links, one.weights, strict=True):
+            shared = users[each] > 1
+            own = ~shared
+            links.append(each[shared])
+            weights.append(count[shared])
+            if own.any():
+                links[-1] = np.append(links[-1], len(capacity_bps) + len(own_bps))
+                weights[-1] = np.append(weights[-1], 1.0)
+                own_bps.append(float((capacity_bps[each[own]] / count[own]).min()))
     dark_s = [one.starts_dark_s for one in sessions]
     return Program(
+        capacity_bps=np.append(capacity_bps, own_bps),
         begins_s=np.array([job.begins_s for job in jobs]) + np.array(dark_s),
         iterations=np.array([job.iterations for job in jobs], np.int64),
         compute_s=np.array([float(job.compute_s) for job in jobs]),
@@ -131,7 +153,7 @@ def program_of(jobs: Sequence[PlacedJob], sessions: Sequence[Sessions]) -> Progr
 
 def run_jobs(network: Network, jobs: Sequence[PlacedJob]) -> Outcome:
     """Run jobs that share a network to their ends. ``PatchlightError`` if one cannot go on."""
-    outcome = run(network.capacity_bps, program_of(jobs, [sessions_of(network, j) for j in jobs]))
+    outcome = run(program_of(network, jobs, [sessions_of(network, job) for job in jobs]))
     if len(outcome.stuck):
         raise PatchlightError(
             f"job {outcome.stuck[0]} never ends: a link of its has no capacity",
@@ -168,6 +190,7 @@ def completions(network: Network, flows: Flows) -> Floats:
     there = paths != NO_LINK
     waits_s = np.where(there, network.latency_s[paths], 0.0).sum(axis=1)
     program = Program(
+        capacity_bps=network.capacity_bps,
         begins_s=flows.starts_s.astype(np.float64),
         iterations=np.ones(count, np.int64),
         compute_s=np.zeros(count),
@@ -179,7 +202,7 @@ def completions(network: Network, flows: Flows) -> Floats:
         links=paths[there],
         weights=np.ones(int(there.sum())),
     )
-    outcome = run(network.capacity_bps, program)
+    outcome = run(program)
     if len(outcome.stuck):
         raise PatchlightError(f"flow {outcome.stuck[0]} never ends: a link has no capacity")
     return outcome.ends_s

@@ -64,6 +64,17 @@ def test_a_ring_of_1024_on_a_fat_tree_is_as_fast_as_on_an_ideal_switch() -> None
         assert seconds(spec, rounds, 1024) == pytest.approx(91.9e-3, rel=1e-3)
 
 
+def test_packets_over_all_paths_meet_only_where_a_tree_is_oversubscribed() -> None:
+    """A shift by half of a k=8 tree: no collisions at full bisection, and twice as long at 2:1."""
+    ranks = np.arange(128)
+    rounds = [Round(ranks, (ranks + 64) % 128, 8 * S)]
+    full_s = 8 * S / B
+    sprayed = "fat-tree:k=8,spread=packets,latency=0ns"
+    assert seconds(sprayed, rounds, 128) == pytest.approx(full_s, rel=1e-9)
+    assert seconds(f"{sprayed},taper=2", rounds, 128) == pytest.approx(2 * full_s, rel=1e-9)
+    assert seconds("fat-tree:k=8,latency=0ns", rounds, 128) >= 2 * full_s
+
+
 @pytest.mark.parametrize("tuning_s", [100e-9, 25e-6])
 def test_circuits_that_change_are_dark_at_each_shift(tuning_s: float) -> None:
     """T = 2(n−1)(S/(nB) + t): as an all-to-all there and another back."""
@@ -145,8 +156,10 @@ def test_communication_may_overlap_computation() -> None:
 def test_memory_is_linear_in_flows() -> None:
     network = network_of("ideal:nodes=64")
     job = PlacedJob(np.arange(64), 0.0, collective("all-to-all", 64, S))
-    program = program_of([job], [sessions_of(network, job)])
-    assert len(program.links) == 63 * 2 * 64
+    sessions = sessions_of(network, job)
+    assert sum(map(len, sessions.links)) == 63 * 2 * 64
+    assert len(program_of(network, [job], [sessions]).links) == 63
+    assert len(program_of(network, [job, job], [sessions, sessions]).links) == 2 * 63 * 2 * 64
 
 
 def test_collectives_that_make_no_sense_are_refused() -> None:
