@@ -7,9 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from patchlight.emulation.simulator.network.collectives import Round
-from patchlight.emulation.simulator.network.contract import NO_LINK, Network, Switching
+from patchlight.emulation.simulator.network.contract import NO_LINK, Network
 from patchlight.emulation.simulator.network.engine import Outcome, Program, run
 from patchlight.emulation.simulator.network.sharing import Floats, Ints
+from patchlight.emulation.simulator.network.turns import turns_of
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 ONCE = 1 << 40
@@ -60,54 +61,24 @@ class Sessions(NamedTuple):
 def sessions_of(network: Network, job: PlacedJob) -> Sessions:
     """A session for each round, in as many turns as a node's circuits make necessary."""
     switching = network.switching
-    turns = [turn for each in job.rounds for turn in _turns(each, switching)]
-    found = Sessions([], [], [], [], [], switching.dark_s if turns else 0.0)
-    edges = [set(zip(t.source.tolist(), t.destination.tolist(), strict=True)) for t in turns]
-    for number, turn in enumerate(turns):
+    turns = turns_of(job.rounds, switching)
+    starts_dark_s = switching.dark_s + switching.setup_s if turns else 0.0
+    found = Sessions([], [], [], [], [], starts_dark_s)
+    for turn, dark_s, control_s in turns:
         source, destination = job.nodes[turn.source], job.nodes[turn.destination]
         flow = np.arange(len(source))
         paths = network.paths(source, destination, flow, job.nodes)
         there = paths != NO_LINK
         latency_s = np.where(there, network.latency_s[paths], 0.0).sum(axis=1).max()
-        links, counts = np.unique(paths[there], return_counts=True)
-        # The one before is, for the first, the last of the iteration before.
-        changes = (
-            bool(switching.dark_s) and not switching.once and edges[number] != edges[number - 1]
-        )
-        dark_s = switching.dark_s if changes else 0.0
+        uses = np.bincount(paths[there])
+        links = np.flatnonzero(uses)
         wait_s = turn.messages * (latency_s + job.messages_s) + turn.reduced_bits / job.reduce_bps
         found.bits.append(turn.bits)
-        found.waits_s.append(float(wait_s) + dark_s)
+        found.waits_s.append(float(wait_s) + dark_s + control_s)
         found.dark_s.append(dark_s)
         found.links.append(links)
-        found.weights.append(counts.astype(np.float64))
+        found.weights.append(uses[links].astype(np.float64))
     return found
-
-
-def _turns(each: Round, switching: Switching) -> list[Round]:
-    """A round, or parts of it in which nobody talks to more others than he has circuits for."""
-    if not switching.fan_out:
-        return [each]
-    turn = np.zeros(len(each.source), np.int64)
-    sent: dict[tuple[int, int], int] = {}
-    received: dict[tuple[int, int], int] = {}
-    for edge, (source, destination) in enumerate(
-        zip(each.source.tolist(), each.destination.tolist(), strict=True)
-    ):
-        now = 0  # The first turn in which both have a circuit left.
-        while (
-            sent.get((source, now), 0) >= switching.fan_out
-            or received.get((destination, now), 0) >= switching.fan_out
-        ):
-            now += 1
-        sent[source, now] = sent.get((source, now), 0) + 1
-        received[destination, now] = received.get((destination, now), 0) + 1
-        turn[edge] = now
-    count = int(turn.max(initial=0)) + 1
-    return [
-        each._replace(source=each.source[turn == now], destination=each.destination[turn == now])
-        for now in range(count)
-    ]
 
 
 def program_of(

@@ -82,7 +82,7 @@ def _value(spec: str, key: str, text: str, default: object) -> object:
     try:
         if key.endswith("rate"):
             return float(parse_rate(text))
-        if key in ("latency", "switching", "slot"):
+        if key in ("latency", "switching", "slot", "control", "setup"):
             return parse_time(text)
         if isinstance(default, str):
             return text

@@ -80,11 +80,27 @@ def test_circuits_that_change_are_dark_at_each_shift(tuning_s: float) -> None:
     """T = 2(n−1)(S/(nB) + t): as an all-to-all there and another back."""
     n = 64
     there = collective("all-to-all", n, S)
-    spec = f"oddl:nodes={n},latency=0ns,switching={tuning_s * 1e9:g}ns"
+    spec = f"oddl:nodes={n},latency=0ns,setup=0ns,switching={tuning_s * 1e9:g}ns"
     job = PlacedJob(np.arange(n), 0.0, [*there, *there])
     begins_s = tuning_s  # The first circuits are lit before the job begins.
     expected = 2 * (n - 1) * (8 * S / (n * B) + tuning_s) + begins_s
     assert run_jobs(network_of(spec), [job]).ends_s[0] == pytest.approx(expected, rel=1e-3)
+
+
+def test_fewer_channels_than_nodes_make_turns_and_requests_take_time() -> None:
+    """n nodes on k channels of a coupler: ⌈n/k⌉ turns, each of them tuned."""
+    n, k, tuning_s, control_s, setup_s = 64, 24, 1e-3, 5e-3, 0.1
+    job = PlacedJob(np.arange(n), 0.0, collective("ring", n, S))
+    light = f"oddl:nodes={n},latency=0ns,switching=1ms,control=5ms"
+    edge_s = 2 * (n - 1) / n * 8 * S / B
+    told = {"collective": 1, "first-come": 3, "matching": 3}
+    for scheduler, requests in told.items():
+        network = network_of(f"{light},channels={k},scheduler={scheduler}")
+        expected = setup_s + tuning_s + 3 * (edge_s + tuning_s) + requests * 2 * control_s
+        assert run_jobs(network, [job]).ends_s[0] == pytest.approx(expected, rel=1e-9)
+    enough_s = run_jobs(network_of(f"{light},channels={n}"), [job]).ends_s[0]
+    assert enough_s == pytest.approx(setup_s + tuning_s + edge_s + 2 * control_s, rel=1e-9)
+    assert run_jobs(network_of(light), [job]).ends_s[0] == enough_s
 
 
 def test_jobs_of_neighbours_on_a_ring_of_fibre_share_it_all() -> None:

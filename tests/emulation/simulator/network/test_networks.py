@@ -59,6 +59,7 @@ def test_sizes_and_rates() -> None:
         ("fat-tree:k", "'k' is no parameter"),
         ("fat-tree:k=200", "2000000 nodes: expected 2 to"),
         ("fat-tree:spread=bits", "spread=bits: expected flows or packets"),
+        ("oddl:scheduler=matchin", "scheduler=matchin: did you mean 'matching'?"),
         ("ideal:nodes=1", "1 nodes"),
         ("ideal:rate=fast", "not a rate"),
         ("ideal:latency=-1s", "latency=-1s"),
