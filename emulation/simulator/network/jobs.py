@@ -81,25 +81,45 @@ def sessions_of(network: Network, job: PlacedJob) -> Sessions:
     return found
 
 
+_OWN, _MATTERS, _LEFT_OUT = 0, 1, 2
+
+
+def _shared(capacity_bps: Floats, sessions: Sequence[Sessions]) -> Ints:
+    """For each link whether one job uses it, or several; and of these whether it matters."""
+    users = np.zeros(len(capacity_bps), np.int64)
+    for one in sessions:
+        users[np.unique(np.concatenate([*one.links, np.zeros(0, np.int64)]))] += 1
+    # A number for each link that says who uses it how often, as good as never the same by chance.
+    rng = np.random.default_rng(0)
+    used_by = np.zeros(len(capacity_bps), np.uint64)
+    for one in sessions:
+        signs = rng.integers(1 << 62, size=len(one.links), dtype=np.uint64)
+        for each, count, sign in zip(one.links, one.weights, signs, strict=True):
+            used_by[each] += sign * count.astype(np.uint64)
+    found = np.where(users > 1, _LEFT_OUT, _OWN)
+    tightest_first = np.argsort(capacity_bps, kind="stable")
+    tightest_first = tightest_first[users[tightest_first] > 1]
+    found[tightest_first[np.unique(used_by[tightest_first], return_index=True)[1]]] = _MATTERS
+    return found
+
+
 def program_of(
     network: Network, jobs: Sequence[PlacedJob], sessions: Sequence[Sessions]
 ) -> Program:
     """Jobs and their sessions as arrays.
 
-    A job's sessions follow each other, so of the links that no other job uses only the tightest
-    matters to each: it stands for all of them, as a link of the session's own.
+    Links that could not change a rate are left out. A job's sessions follow each other, so of the
+    links that no other job uses only the tightest matters to each: it stands for all of them, as a
+    link of the session's own. Of links that the same sessions use equally, the tightest matters.
     """
     capacity_bps = network.capacity_bps
-    users = np.zeros(len(capacity_bps), np.int64)
-    for one in sessions:
-        users[np.unique(np.concatenate([*one.links, np.zeros(0, np.int64)]))] += 1
+    matters = _shared(capacity_bps, sessions)
     own_bps: list[float] = []
     links: list[Ints] = []
     weights: list[Floats] = []
     for one in sessions:
         for each, count in zip(one.links, one.weights, strict=True):
-            shared = users[each] > 1
-            own = ~shared
+            shared, own = matters[each] == _MATTERS, matters[each] == _OWN
             links.append(each[shared])
             weights.append(count[shared])
             if own.any():

@@ -175,7 +175,7 @@ def test_memory_is_linear_in_flows() -> None:
     sessions = sessions_of(network, job)
     assert sum(map(len, sessions.links)) == 63 * 2 * 64
     assert len(program_of(network, [job], [sessions]).links) == 63
-    assert len(program_of(network, [job, job], [sessions, sessions]).links) == 2 * 63 * 2 * 64
+    assert len(program_of(network, [job, job], [sessions, sessions]).links) == 2 * 63
 
 
 def test_collectives_that_make_no_sense_are_refused() -> None:
