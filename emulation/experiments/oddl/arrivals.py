@@ -21,11 +21,12 @@ from patchlight.emulation.simulator.cluster.sweep import load_policies
 from patchlight.emulation.simulator.network import network_of
 from patchlight.emulation.simulator.network.sharing import Ints
 from patchlight.emulation.simulator.traces import TraceJob, read_trace
-from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError
 
 # How many jobs of the Philly trace want so many GPUs; the 90 other ones are left out.
 PHILLY_SIZES = {1: 76627, 2: 1818, 4: 1870, 8: 1643, 16: 199}
-_LOAD, _BEFORE = 0.9, 20_000
+# So many jobs for each node come before: few are then left of how it began.
+_LOAD, _BEFORE = 0.9, 10
 _LOOKED_AT = "looked-at"
 
 
@@ -81,11 +82,14 @@ class Arrivals:
         """The jobs that come before the one that is looked at."""
         rng = np.random.default_rng(self.seed)
         if self.trace is None:
-            law = SyntheticJobs(_BEFORE, _LOAD, communication=0.0, sizes=PHILLY_SIZES)
+            law = SyntheticJobs(_BEFORE * nodes, _LOAD, communication=0.0, sizes=PHILLY_SIZES)
             return law.draw(rng, nodes)
         known = [job for job in _read(self.trace) if job.gpus <= nodes]
-        first = int(rng.integers(max(1, len(known) - _BEFORE)))
-        chosen = known[first : first + _BEFORE]
+        if not known:
+            raise BadInput(f"no job of {self.trace} fits on {nodes} nodes")
+        count = min(_BEFORE * nodes, len(known))
+        first = int(rng.integers(len(known) - count + 1))
+        chosen = known[first : first + count]
         lasts_s = max(1.0, chosen[-1].submitted_s - chosen[0].submitted_s)
         held = sum(job.gpus * job.duration_s for job in chosen) / lasts_s
         return queue_jobs(chosen, speed=_LOAD * nodes / held)

@@ -50,11 +50,14 @@ class FlowOptions:
 
 
 class Task(NamedTuple):
-    """A model on so many nodes, among the jobs of one seed."""
+    """A job of so many nodes, among the jobs of one seed."""
 
-    model: str
     nodes: int
     seed: int
+
+
+Steps = dict[str, list[Step]]
+"""The steps by what is compared."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +66,15 @@ class Worker:
 
     options: FlowOptions
 
-    def __call__(self, task: Task) -> dict[str, list[Step]]:
-        """The steps by what is compared."""
+    def __call__(self, task: Task) -> dict[str, Steps]:
+        """The steps of each model."""
         options = self.options
-        arrivals = arrivals_of(options, task.seed)
-        around = arrivals.around(task.nodes)
-        scene = Scene(options.radix, task.model, around, options.light, task.seed)
-        return {compared: decomposed(scene, compared) for compared in COMPARED}
+        around = arrivals_of(options, task.seed).around(task.nodes)
+        found = {}
+        for model in options.models:
+            scene = Scene(options.radix, model, around, options.light, task.seed)
+            found[model] = {compared: decomposed(scene, compared) for compared in COMPARED}
+        return found
 
 
 def arrivals_of(options: FlowOptions, seed: int) -> Arrivals:
@@ -89,8 +94,7 @@ def run_flows(options: FlowOptions, tell: Callable[[int, int], None]) -> dict[st
         [] if options.trace is None else [options.trace],
     )
     tasks = [
-        Task(model, nodes, options.seed + draw)
-        for model in options.models
+        Task(nodes, options.seed + draw)
         for nodes in sorted(set(options.nodes))
         for draw in range(options.draws)
     ]
@@ -102,9 +106,10 @@ def run_flows(options: FlowOptions, tell: Callable[[int, int], None]) -> dict[st
         tell(done, len(tasks))
 
     results = run_all(tasks, Worker(options), options.engine, count)
-    found: dict[str, dict[str, list[dict[str, list[Step]]]]] = {}
+    found: dict[str, dict[str, list[Steps]]] = {model: {} for model in options.models}
     for task, result in zip(tasks, results, strict=True):
-        found.setdefault(task.model, {}).setdefault(str(task.nodes), []).append(result)
+        for model, steps in result.items():
+            found[model].setdefault(str(task.nodes), []).append(steps)
     shown = next((model for model, _ in SPEEDUPS if model in options.models), options.models[0])
     published = SPEEDUPS.get((shown, options.radix**3 // 4), {})
     light = options.light
@@ -159,8 +164,7 @@ def _steps(draws: Sequence[Sequence[Step]]) -> list[dict[str, Any]]:
 
 
 def _each(
-    found: dict[str, dict[str, list[dict[str, list[Step]]]]],
-    made: Callable[[list[list[Step]]], Any],
+    found: dict[str, dict[str, list[Steps]]], made: Callable[[list[list[Step]]], Any]
 ) -> dict[str, Any]:
     """By model, nodes and what is compared."""
     return {

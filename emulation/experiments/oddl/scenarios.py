@@ -72,9 +72,9 @@ def _cases(radix: int, nodes: int, model: Workload, seed: int) -> Iterator[Case]
     sip = network_of(f"sip-ring:nodes={nodes}")
     for taper, tree in trees.items():
         yield "fat_tree", tree, f"ring in order{taper}", [in_order], ring
-        yield "fat_tree", tree, f"ring in random order{taper}", [anyhow], ring
+        yield "fat_tree", tree, f"ring, random order{taper}", [anyhow], ring
         yield "fat_tree", tree, f"{other}{taper}", [in_order], halving
-    yield "fat_tree", sprayed, "ring in random order 2:1, packets spread", [anyhow], ring
+    yield "fat_tree", sprayed, "ring, random order 2:1, sprayed", [anyhow], ring
     yield "sip_ring", sip, "ring in order", [in_order], ring
     yield "sip_ring", sip, f"{other}", [in_order], halving
     for share in _SHARES:
