@@ -49,7 +49,7 @@ def speedups_figure(result: dict[str, Any]) -> Figure:
             axis.plot(nodes, values, "o-", color=COLOURS[name], label=label, markersize=4)
             axis.fill_between(nodes, *ranges, color=COLOURS[name], alpha=0.15, linewidth=0)
         for published, row in result["paper"].get(model, {}).items():
-            for name, value in row.items():
+            for name, value in row.items() if published in by_nodes else ():
                 axis.plot(int(published), value, "*", color=COLOURS[name], markersize=13)
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
@@ -94,7 +94,7 @@ def decomposition_figure(result: dict[str, Any]) -> Figure:
                 )
             axis.axvline(1, color="black", linewidth=0.8)
             axis.set_yticks(places, [each["step"] for each in steps], fontsize=8)
-            axis.set_xlim(min(0.9, *ends), 1 + 1.6 * max(0.5, *(each - 1 for each in ends)))
+            axis.set_xlim(min(0.9, *ends), 1 + 1.5 * max(0.5, *(each - 1 for each in ends)))
             axis.invert_yaxis()
             axis.set_title(f"{model}, {nodes} nodes, over {LABELS[name]}", fontsize=9)
             axis.spines[["top", "right"]].set_visible(False)
@@ -113,9 +113,9 @@ def plane_figure(result: dict[str, Any]) -> Figure:
     for axis, name in zip(figure.subplots(1, len(shown), sharey=True), shown, strict=True):
         rows = [row for row in scenarios if row["compared"] == name]
         oddl_s = float(np.median([row["oddl_s"] for row in rows]))
-        c, f = np.meshgrid(np.linspace(0, 6 * compute_s, 200), np.linspace(1, most_f, 200))
+        c, f = np.meshgrid(np.linspace(0, 6 * compute_s, 200), np.linspace(0.9, most_f, 400))
         levels = [1.1, 1.25, 1.5, 2, 3, 5]
-        lines = axis.contour(1e3 * c, f, (c + f * oddl_s) / (c + oddl_s), levels, cmap="Blues")
+        lines = axis.contour(1e3 * c, f, (c + f * oddl_s) / (c + oddl_s), levels, colors="#9ecae1")
         axis.clabel(lines, fmt="%g ×", fontsize=7)
         if rows[0]["paper"] is not None:
             published = rows[0]["paper"]
@@ -126,7 +126,7 @@ def plane_figure(result: dict[str, Any]) -> Figure:
         seen: list[float] = []
         for row in sorted((row for row in rows if row["f"] <= most_f), key=lambda row: row["f"]):
             axis.plot(1e3 * compute_s, row["f"], "o", color=COLOURS[name], markersize=4)
-            at = max([row["f"], *(each + 0.03 * most_f for each in seen[-1:])])
+            at = max([row["f"], *(1.13 * each for each in seen[-1:])])
             seen.append(at)
             words = (1e3 * compute_s, row["f"]), (1.35e3 * compute_s, at)
             axis.annotate(
@@ -136,7 +136,11 @@ def plane_figure(result: dict[str, Any]) -> Figure:
                 va="center",
                 arrowprops={"arrowstyle": "-", "linewidth": 0.4},
             )
-        axis.set_ylim(0.8, most_f)
+        axis.set_yscale("log")
+        axis.set_ylim(0.9, most_f)
+        ticks = [each for each in (1, 2, 3, 5, 10, 20) if each < most_f]
+        axis.set_yticks(ticks, [str(each) for each in ticks])
+        axis.minorticks_off()
         axis.set_xlim(0, 6e3 * compute_s)
         axis.set_xlabel("computing time C (ms)")
         axis.set_title(f"{model}, over {LABELS[name]}; dots at C = {1e3 * compute_s:.0f} ms")
