@@ -40,6 +40,7 @@ MODULES = (
     "benchmarks.gpus",
     "benchmarks.scrapes",
     "benchmarks.neighbours",
+    "benchmarks.paths",
     "benchmarks.starting",
     "benchmarks.learning",
     "benchmarks.topology",

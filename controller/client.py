@@ -12,6 +12,7 @@ from patchlight.controller.discovery_calls import DiscoveryCalls
 from patchlight.controller.event_calls import EventCalls
 from patchlight.controller.job_calls import Answer, JobCalls
 from patchlight.controller.login import Login
+from patchlight.controller.path_calls import PathCalls
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab_api import UNIX, LabIdentity, is_beyond_this_machine
 
@@ -33,7 +34,7 @@ class OtherLab(ControllerError):
     """The controller at the address has another lab than the one that was meant."""
 
 
-class ControllerClient(CircuitCalls, JobCalls, DiscoveryCalls, AccessCalls, EventCalls):
+class ControllerClient(CircuitCalls, JobCalls, DiscoveryCalls, AccessCalls, EventCalls, PathCalls):
     """A running controller, by the address of its API: ``host:port`` or ``unix:/path``.
 
     A context manager. One on another machine needs a ``login``; ``BadInput`` without. With a

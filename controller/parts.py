@@ -1,7 +1,7 @@
 """The controller's parts, made and joined: nothing runs yet, nothing is open but the store."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,12 @@ from patchlight.controller.openflow.packet_switches import PacketSwitches
 from patchlight.controller.openflow.speaker_process import SpeakerOptions
 from patchlight.controller.openflow.unknown_switches import UnknownSwitches
 from patchlight.controller.operations import CircuitOperations
+from patchlight.controller.paths.service import PathService
 from patchlight.controller.store import open_store
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.lab_api import LabIdentity
 from patchlight.testbed.policies import NOTHING_SAID, PolicyChoice
+from patchlight.testbed.portmap import PortMap
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class Controller:
         self.scheduler = Scheduler(
             lab, self.fleet, self.store, self.jobs, self.transactions, settings.policies, lab.queue
         )
+        self.paths = PathService(lab, self._maps_as_known)
         self.discovery = Discovery(
             lab,
             Window(self.circuits, self.transactions, self.switches, self.scheduler, self.jobs),
@@ -149,6 +152,10 @@ class Controller:
             "circuit_switches": self.circuits.devices.status(),
             "agents": self.fleet.status(),
         }
+
+    def _maps_as_known(self) -> Mapping[str, PortMap] | None:
+        last = self.circuits.maps.last
+        return None if last is None else last.everywhere
 
     def on_event(self, event: dict[str, Any]) -> None:
         """Hear what the OpenFlow speaker reports."""

@@ -149,6 +149,14 @@ class Light:
         return {fibre: pairs for fibre, pairs in meeting.items() if pairs}
 
     @property
+    def alone(self) -> Mapping[Endpoint, tuple[LightPath, ...]]:
+        """By transmitter, the receivers that its light would arrive at if nobody else sent."""
+        return {
+            signal.source: tuple(path for path, _ in found.arrivals if not self._too_weak(path))
+            for signal, found in self._found.items()
+        }
+
+    @property
     def weak(self) -> Iterator[tuple[LightPath, float]]:
         """Paths whose light is too weak for its receiver, with its power there in dBm."""
         for found in self._found.values():

@@ -22,6 +22,7 @@ from patchlight.controller.api.docs_page import docs_routes
 from patchlight.controller.api.events import EventFeed, event_routes
 from patchlight.controller.api.idempotency import KeptAnswers
 from patchlight.controller.api.jobs import job_routes
+from patchlight.controller.api.paths import path_routes
 from patchlight.controller.audit import AuditLog
 from patchlight.controller.tokens import Tokens
 from patchlight.testbed.jobs import JobState
@@ -63,6 +64,8 @@ def create_app(controller: Controller) -> FastAPI:
     app.include_router(circuit_routes(controller.operations))
 
     app.include_router(job_routes(controller))
+
+    app.include_router(path_routes(controller.paths))
 
     app.include_router(access_routes(tokens, audit))
 

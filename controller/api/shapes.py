@@ -350,3 +350,40 @@ class AuditShape(Shape):
     """Who wanted to change what."""
 
     attempts: list[AttemptRow]
+
+
+class PathShape(Shape):
+    """A path of light, or a flow that waits for one."""
+
+    id: int
+    source: str
+    destination: str
+    bytes: float
+    collective: str | None
+    round: int
+    by: str
+    lease_s: float
+    wanted_at: float
+    until: float
+    state: Literal["waiting", "granted", "released", "expired"]
+    channel: str | None
+    starts_at: float | None
+    ends_at: float | None
+    ended_at: float | None
+
+
+class PathNetworkShape(Shape):
+    """Hosts whose light reaches each other. ``routed``: the channel says to whom."""
+
+    hosts: list[str]
+    channels: list[str]
+    routed: bool
+    tuning_s: float
+
+
+class PathsShape(Shape):
+    """The networks of paths, and the paths that are used or waited for."""
+
+    scheduler: str
+    networks: list[PathNetworkShape]
+    paths: list[PathShape]

@@ -36,6 +36,7 @@ COMMANDS: Mapping[str, _Command] = {
     "deploy": _Command("patchlight.cli.deploy.group", "Put Patchlight on a lab's servers."),
     "job": _Command("patchlight.cli.job.group", "Submit and follow training jobs."),
     "ocs": _Command("patchlight.cli.ocs.group", "Read and change optical circuit switches."),
+    "paths": _Command("patchlight.cli.paths", "Show who sends to whom on which channel of light."),
     "graph": _Command("patchlight.cli.graph", "Show, draw, measure and fetch computation graphs."),
     "policy": _Command("patchlight.cli.policy.group", "List, test, train and export policies."),
     "simulate": _Command(

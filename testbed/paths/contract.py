@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from patchlight.testbed.errors import BadInput
+
+if TYPE_CHECKING:  # slow to import
+    import numpy as np
+    from numpy.typing import NDArray
 
 NO_CHANNEL = -1
 """In ``PathNetwork.routes``: no light goes from this node to that one."""

@@ -7,7 +7,7 @@ from bisect import insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
-from patchlight.testbed.paths.contract import FlowRequest, PathNetwork
+from patchlight.testbed.paths.contract import FlowRequest, PathGrant, PathNetwork
 from patchlight.testbed.paths.scheduling import Scheduling
 
 Order = tuple[float, ...]
@@ -56,6 +56,10 @@ class Greedy(Scheduling):
         self._came = 0
         self._lines: defaultdict[int, list[_Place]] = defaultdict(list)  # of each source, in order
         self._places: dict[int, _Place] = {}
+        # Nothing fitted when it was last looked, unless channels ran out: so only sources that
+        # something has changed for are to be looked at.
+        self._senders_to: defaultdict[int, Counter[int]] = defaultdict(Counter)
+        self._to_look_at: set[int] | None = set()
 
     def _enter(self, flow: FlowRequest) -> None:
         self._came += 1
@@ -64,6 +68,14 @@ class Greedy(Scheduling):
             turn = (self._first_of_collective(flow), *turn)
         place = self._places[flow.flow] = turn, self._came, flow
         insort(self._lines[flow.source], place)
+        self._senders_to[flow.destination][flow.source] += 1
+        if self._to_look_at is not None:
+            self._to_look_at.add(flow.source)
+
+    def _freed(self, grant: PathGrant) -> None:
+        if self._to_look_at is not None:
+            self._to_look_at.add(grant.source)
+            self._to_look_at.update(self._senders_to.get(grant.destination, ()))
 
     def _leave(self, flow: FlowRequest) -> None:
         place = self._places.pop(flow.flow)
@@ -71,6 +83,10 @@ class Greedy(Scheduling):
         line.remove(place)
         if not line:
             del self._lines[flow.source]
+        senders = self._senders_to[flow.destination]
+        senders[flow.source] -= 1
+        if not senders[flow.source]:
+            del senders[flow.source]
         if (name := flow.collective) in self._members and name is not None:
             self._members[name] -= 1
             if not self._members[name]:
@@ -79,7 +95,8 @@ class Greedy(Scheduling):
     def _chosen(self) -> Iterator[FlowRequest]:
         occupancy = self._occupancy
         # The first of each source that fits; as others are chosen it may no longer do so.
-        heads = [place for source in self._lines if (place := self._first(source))]
+        looked_at = self._lines if self._to_look_at is None else self._to_look_at
+        heads = [place for source in looked_at if (place := self._first(source))]
         heapq.heapify(heads)
         while heads and occupancy.free_channels:
             flow = heapq.heappop(heads)[-1]
@@ -88,6 +105,7 @@ class Greedy(Scheduling):
                 yield flow
             if following := self._first(flow.source):
                 heapq.heappush(heads, following)
+        self._to_look_at = None if heads else set()
 
     def _first_of_collective(self, flow: FlowRequest) -> int:
         if flow.collective is None:

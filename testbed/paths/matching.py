@@ -27,51 +27,55 @@ class Matching(Scheduling):
     def __init__(self, network: PathNetwork) -> None:
         super().__init__(network)
         self._pairs: dict[tuple[int, int], deque[FlowRequest]] = {}
+        self._waits = np.zeros((network.nodes, network.nodes), bool)  # source × destination
         self._accepts_next = np.zeros(network.nodes, np.int64)  # of each source: a destination
         self._grants_next = np.zeros(network.nodes, np.int64)  # of each destination: a source
         self._channel_next = 0  # a source
 
     def _enter(self, flow: FlowRequest) -> None:
         self._pairs.setdefault((flow.source, flow.destination), deque()).append(flow)
+        self._waits[flow.source, flow.destination] = True
 
     def _leave(self, flow: FlowRequest) -> None:
         pair = flow.source, flow.destination
         self._pairs[pair].remove(flow)
         if not self._pairs[pair]:
             del self._pairs[pair]
+            self._waits[pair] = False
 
     def _chosen(self) -> Iterator[FlowRequest]:
         occupancy, nodes = self._occupancy, self.network.nodes
-        sources, destinations = np.array(list(self._pairs), np.int64).reshape(-1, 2).T
-        left = np.ones(len(sources), bool)
         is_first = True
         while occupancy.free_channels:
-            can_send = np.array([bool(free) for free in occupancy.free_transmitters])
-            can_receive = np.array([bool(free) for free in occupancy.free_receivers])
-            pairs = np.flatnonzero(left & can_send[sources] & can_receive[destinations])
-            if not len(pairs):
+            can_send = _nodes_with(occupancy.free_transmitters)
+            can_receive = _nodes_with(occupancy.free_receivers)
+            rows, columns = np.nonzero(self._waits[np.ix_(can_send, can_receive)])
+            if not len(rows):
                 return
-            distance = (sources[pairs] - self._grants_next[destinations[pairs]]) % nodes
-            pairs = pairs[_nearest(distance, destinations[pairs])]
-            distance = (destinations[pairs] - self._accepts_next[sources[pairs]]) % nodes
-            pairs = pairs[_nearest(distance, sources[pairs])]
-            turns = np.argsort((sources[pairs] - self._channel_next) % nodes)
-            for pair in pairs[turns][: occupancy.free_channels].tolist():
-                source, destination = int(sources[pair]), int(destinations[pair])
+            receiver, sender = _nearest(can_receive[columns], can_send[rows], self._grants_next)
+            sender, receiver = _nearest(sender, receiver, self._accepts_next)
+            turns = np.argsort((sender - self._channel_next) % nodes)[: occupancy.free_channels]
+            for source, destination in zip(
+                sender[turns].tolist(), receiver[turns].tolist(), strict=True
+            ):
                 if is_first:
                     self._accepts_next[source] = (destination + 1) % nodes
                     self._grants_next[destination] = (source + 1) % nodes
                 self._channel_next = (source + 1) % nodes
                 flow = self._pairs[source, destination][0]
                 self._leave(flow)
-                left[pair] = (source, destination) in self._pairs
                 yield flow
             is_first = False
 
 
-def _nearest(distance: Ints, node: Ints) -> Ints:
-    """The index of the least distance among those of each node."""
-    order = np.lexsort((distance, node))
-    first = np.ones(len(order), bool)
-    first[1:] = node[order][1:] != node[order][:-1]
-    return order[first]
+def _nodes_with(free: list[list[int]]) -> Ints:
+    return np.flatnonzero([bool(each) for each in free])
+
+
+def _nearest(chooser: Ints, other: Ints, pointers: Ints) -> tuple[Ints, Ints]:
+    """Of pairs, the one of each chooser whose other is next from the chooser's pointer on."""
+    nodes = len(pointers)
+    distance = np.full(nodes, nodes)
+    np.minimum.at(distance, chooser, (other - pointers[chooser]) % nodes)
+    choosers = np.flatnonzero(distance < nodes)
+    return choosers, (distance[choosers] + pointers[choosers]) % nodes

@@ -28,6 +28,10 @@ class Scheduling(ABC):
         """The paths in use, as they were given."""
         return list(self._occupancy.granted.values())
 
+    def has(self, flow: int) -> bool:
+        """Whether a flow waits or has a path."""
+        return flow in self._waiting or flow in self._occupancy.granted
+
     def admit(self, flows: Sequence[FlowRequest], now_s: float) -> list[Refusal]:
         """Take flows in to wait, but those that are refused: too late, or no light goes there.
 
@@ -36,10 +40,9 @@ class Scheduling(ABC):
         fresh = set[int]()
         for flow in flows:
             self.network.check(flow)
-            number = flow.flow
-            if number in fresh or number in self._waiting or number in self._occupancy.granted:
-                raise BadInput(f"there is a flow {number} already: expected another number")
-            fresh.add(number)
+            if flow.flow in fresh or self.has(flow.flow):
+                raise BadInput(f"there is a flow {flow.flow} already: expected another number")
+            fresh.add(flow.flow)
         refused = []
         for flow in flows:
             if refusal := self._occupancy.refusal(flow, now_s):
@@ -60,11 +63,17 @@ class Scheduling(ABC):
     def release(self, flow: int, now_s: float) -> None:
         """Give a flow's path back, or its place if it waits. ``BadInput`` if there is none."""
         if flow in self._occupancy.granted:
+            grant = self._occupancy.granted[flow]
             self._occupancy.give_back(flow)
+            self._freed(grant)
         elif flow in self._waiting:
             self._leave(self._waiting.pop(flow))
         else:
             raise BadInput(f"there is no flow {flow}: it was released, or never admitted")
+
+    def _freed(self, grant: PathGrant) -> None:
+        """Take note that a path was given back."""
+        return
 
     @abstractmethod
     def _enter(self, flow: FlowRequest) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,8 +92,10 @@ class ControllerProcess:
 
 
 @contextlib.contextmanager
-def controller_process(folder: Path) -> Iterator[ControllerProcess]:
-    process = ControllerProcess(folder)
+def controller_process(
+    folder: Path, make: Callable[[Path], ControllerProcess] = ControllerProcess
+) -> Iterator[ControllerProcess]:
+    process = make(folder)
     process.start()
     try:
         yield process

@@ -1,0 +1,222 @@
+"""One node of those that agree on paths, over UDP on the control network.
+
+The state machine in ``patchlight.testbed.paths.agreement`` decides; here are its clock, its socket
+and its transmitter. Its clock is the kernel's monotonic one, and the numbers of its attempts begin
+at the Unix time in microseconds, which must not go back over a restart.
+"""
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from patchlight.agents.paths.wire import KEY_BYTES, packed, unpacked
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.linux.sockets import split_address
+from patchlight.testbed.paths.agreement import Asking, Bounds, Lit, Node, Step
+
+_log = logging.getLogger(__name__)
+_DATAGRAM_BYTES = 64
+_AT_ONCE = 64
+
+
+class LitPath(NamedTuple):
+    """A path that the transmitter may send on until ``until_s``, in ``time.monotonic``'s seconds.
+
+    ``channel`` is ``NO_CHANNEL`` where the destination says which one it is.
+    """
+
+    destination: int
+    channel: int
+    until_s: float
+
+
+class NoPath(PatchlightError):
+    """No path came in time."""
+
+
+class PathNode:
+    """Gets paths for what this node sends, and gives them for what it receives.
+
+    ``addresses`` are those of all nodes (``host:port``), in the order of their numbers. ``light``
+    is called at each change: with the path that the transmitter is to send on from now, and with
+    ``None`` when it has to be dark. At ``until_s`` the transmitter has to go dark by itself, also
+    if nobody tells it: this process may be late, or gone. An answer that has not come in
+    ``retry_s`` is asked for again.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        bounds: Bounds,
+        addresses: Sequence[str],
+        key: bytes,
+        light: Callable[[LitPath | None], None],
+        retry_s: float = 0.01,
+    ) -> None:
+        if len(addresses) != bounds.nodes or len(key) != KEY_BYTES:
+            raise BadInput(
+                f"{len(addresses)} addresses and a key of {len(key)} bytes for {bounds.nodes} "
+                f"nodes: expected an address for each, and {KEY_BYTES} bytes"
+            )
+        self._number, self._addresses = number, [split_address(text) for text in addresses]
+        self._key, self._light, self._retry_s = key, light, retry_s
+        self._node = Node.started(number, bounds, _boot())
+        self._us = _now_us()
+        self._lit: LitPath | None = None
+        self._turn = asyncio.Lock()  # its transmitter
+        self._changed = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._socket: socket.socket | None = None
+        light(None)
+
+    @property
+    def ready_s(self) -> float:
+        """How long it still gives no path: what it gave before it started may be in use."""
+        self._elapse()
+        return self._node.quiet_us / 1e6
+
+    def open(self) -> None:
+        """Listen at its address. ``PatchlightError`` if that cannot be."""
+        address = self._addresses[self._number]
+        listening = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        listening.setblocking(False)
+        try:
+            listening.bind(address)
+        except OSError as error:
+            listening.close()
+            raise PatchlightError(f"listening at {address}: {error.strerror}") from error
+        self._socket = listening
+        asyncio.get_running_loop().add_reader(listening, self._read)
+        self._set_timer()
+
+    def close(self) -> None:
+        """Go dark and leave."""
+        if self._socket is None:
+            return
+        self._elapse()
+        self._take(self._node.done())
+        asyncio.get_running_loop().remove_reader(self._socket)
+        self._socket.close()
+        self._socket = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def rebound(self, bounds: Bounds) -> None:
+        """Go over to new bounds, dark, and as quiet as after a start."""
+        self._elapse()
+        self._take(self._node.done())
+        self._take((Node.started(self._number, bounds, max(_boot(), self._node.attempt + 1)), ()))
+
+    @asynccontextmanager
+    async def path(self, destination: int, patience_s: float = 10.0) -> AsyncIterator[LitPath]:
+        """A path, for as long as its lease goes; given back at the end.
+
+        Flows of one node take turns. ``NoPath`` if none comes in time. Whoever sends for longer
+        than ``until_s`` is in the dark from then on, and should ask anew.
+        """
+        async with self._turn:
+            try:
+                yield await self._in_time(destination, patience_s)
+            finally:
+                self._elapse()
+                self._take(self._node.done())
+
+    async def _in_time(self, destination: int, patience_s: float) -> LitPath:
+        try:
+            return await asyncio.wait_for(self._granted(destination), patience_s)
+        except TimeoutError as error:
+            raise NoPath(
+                f"node {self._number} got no path to node {destination} in {patience_s:g} s",
+                hint="look whether that node's agent runs, and at the network between them",
+            ) from error
+
+    async def _granted(self, destination: int) -> LitPath:
+        self._elapse()
+        self._take(self._node.want(destination))
+        while self._lit is None:
+            if self._node.path is None:  # other bounds came, or it was lit and slept through it
+                self._take(self._node.want(destination))
+            try:
+                await asyncio.wait_for(self._changed.wait(), self._retry_s)
+            except TimeoutError:
+                self._elapse()
+                if isinstance(self._node.path, Asking):
+                    self._take(self._node.again())
+        return self._lit
+
+    def _read(self) -> None:
+        assert self._socket is not None
+        self._elapse()
+        for _ in range(_AT_ONCE):
+            try:
+                datagram = self._socket.recv(_DATAGRAM_BYTES)
+            except BlockingIOError:
+                return
+            except OSError as error:  # what another's closed port sends back
+                _log.debug("reading a datagram: %s", error)
+                continue
+            message = unpacked(datagram, self._key)
+            if message is None or message.to != self._number or self._is_strange(message.sender):
+                continue
+            self._take(self._node.hear(message))
+
+    def _is_strange(self, sender: int) -> bool:
+        return sender == self._number or sender >= len(self._addresses)
+
+    def _elapse(self) -> None:
+        now_us = _now_us()
+        passed_us, self._us = now_us - self._us, now_us
+        if passed_us:
+            self._take(self._node.elapse(passed_us))
+
+    def _take(self, step: Step) -> None:
+        """Go to the next state: first the light, then what is said of it."""
+        self._node, messages = step
+        path = self._node.path
+        is_lit = isinstance(path, Lit)
+        if is_lit != (self._lit is not None):
+            self._lit = None
+            if isinstance(path, Lit):
+                until_s = (self._us + path.left_us) / 1e6
+                self._lit = LitPath(path.destination, path.channel, until_s)
+            self._light(self._lit)
+            self._changed.set()
+            self._changed = asyncio.Event()
+        for message in messages:
+            self._send(packed(message, self._key), self._addresses[message.to])
+        self._set_timer()
+
+    def _send(self, datagram: bytes, address: tuple[str, int]) -> None:
+        if self._socket is None:
+            return
+        try:
+            self._socket.sendto(datagram, address)
+        except OSError as error:  # as good as lost: it is asked again, or the lease ends
+            _log.debug("sending to %s: %s", address, error)
+
+    def _set_timer(self) -> None:
+        """Wake up when the next lease ends."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        node = self._node
+        ends_us = [hold.left_us for hold in node.given] if node.waiting else []
+        if isinstance(node.path, Lit):
+            ends_us.append(node.path.left_us)
+        if node.quiet_us:
+            ends_us.append(node.quiet_us)
+        if ends_us and self._socket is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(1, min(ends_us)) / 1e6, self._elapse)
+
+
+def _boot() -> int:
+    return time.time_ns() // 1000
+
+
+def _now_us() -> int:
+    return time.monotonic_ns() // 1000

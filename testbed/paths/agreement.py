@@ -1,0 +1,299 @@
+"""How nodes agree on paths by themselves: ask, give, release; messages in, messages out.
+
+Each node decides who sends to it, and who sends on the channels that it owns. A sender asks the
+node that it wants to send to, then the owner of a channel; if that is the same node, once. So
+nobody waits for a receiver while holding a channel, and no circle of waiting comes up.
+
+Everything that is given is given for a lease. The sender counts it from when it asked, the giver
+from when it gave, and ``margin_us`` longer: as long as clocks do not drift apart by more than that
+within a lease, the sender is dark before anything is given to another, whatever is lost, late,
+doubled or down. A node that starts, and one with new bounds, gives nothing for that long. The
+numbers of a sender's attempts only grow, over its restarts too, and it uses only what answers its
+last; so what is late is told from what is new.
+
+Light goes off by itself at the end of its lease and when a node starts. A receiver tells channels
+apart, so it need not be told which of them to listen to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.paths.contract import NO_CHANNEL
+
+ANY_CHANNEL = -2
+"""In a message that asks: some channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the controller leaves to the nodes: which nodes, which channels, how long.
+
+    ``owners`` has for each channel the node that gives it. Without any, the destination says
+    which channel brings light there, and only receivers are given. Messages of another ``epoch``
+    are not heard. All times are in microseconds.
+    """
+
+    epoch: int
+    nodes: int
+    owners: tuple[int, ...]
+    lease_us: int
+    margin_us: int
+
+    def __post_init__(self) -> None:
+        if not all(0 <= owner < self.nodes for owner in self.owners):
+            raise BadInput(
+                f"channels belong to nodes {self.owners}: expected 0 to {self.nodes - 1}"
+            )
+        if self.lease_us < 1 or self.margin_us < 0:
+            raise BadInput(
+                f"a lease of {self.lease_us} µs and {self.margin_us} µs more for its giver: "
+                "expected 1 or more, and 0 or more"
+            )
+
+    def owner_for(self, destination: int) -> int:
+        """The node that gives channels for light to a node: itself, if it owns any."""
+        if not self.owners or destination in self.owners:
+            return destination
+        return sorted(set(self.owners))[destination % len(set(self.owners))]
+
+
+Kind = Literal["ask", "give", "release"]
+
+
+class Message(NamedTuple):
+    """One word from ``sender`` to ``to`` on an attempt of whoever asks.
+
+    Asking and giving name what: ``receiver``, that of the giver, and ``channel``, which is
+    ``NO_CHANNEL``, when asking ``ANY_CHANNEL``, or one.
+    """
+
+    kind: Kind
+    epoch: int
+    sender: int
+    to: int
+    attempt: int
+    receiver: bool = False
+    channel: int = NO_CHANNEL
+
+
+class Hold(NamedTuple):
+    """What a node has given to ``source``, or was asked for by it and has not given yet."""
+
+    source: int
+    attempt: int
+    receiver: bool
+    channel: int
+    left_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """A sender on its way to a path: what it would have is its own for ``left_us`` from now."""
+
+    destination: int
+    left_us: int
+    has_receiver: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lit:
+    """A sender with a path, for ``left_us`` from now. The path's ``channel`` may be ``NO_CHANNEL``:
+    the one that brings light there."""
+
+    destination: int
+    channel: int
+    left_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What one node knows. It is a value: each event makes another of it, and messages to send.
+
+    ``attempt`` is the number of its last attempt, ``seen`` the highest that it heard of each node,
+    ``quiet_us`` how long it gives nothing yet.
+    """
+
+    number: int
+    bounds: Bounds
+    attempt: int
+    quiet_us: int
+    path: Asking | Lit | None = None
+    given: tuple[Hold, ...] = ()
+    waiting: tuple[Hold, ...] = ()
+    seen: tuple[int, ...] = ()
+
+    @classmethod
+    def started(cls, number: int, bounds: Bounds, boot: int) -> Node:
+        """A node that starts, or goes over to new bounds, and is dark.
+
+        ``boot`` is more than the number of any attempt that it ever made.
+        """
+        quiet_us = bounds.lease_us + bounds.margin_us
+        return cls(number, bounds, boot, quiet_us, seen=(-1,) * bounds.nodes)
+
+    # What its owner does.
+
+    def want(self, destination: int) -> Step:
+        """Ask for a path. ``BadInput`` if it has one, or asks for one, or there is no such node."""
+        if self.path is not None:
+            raise BadInput(f"node {self.number} has one transmitter, and its path is {self.path}")
+        if destination == self.number or not 0 <= destination < self.bounds.nodes:
+            raise BadInput(
+                f"node {self.number} cannot send to node {destination}: expected another of "
+                f"0 to {self.bounds.nodes - 1}"
+            )
+        return self._ask(destination)
+
+    def again(self) -> Step:
+        """Ask once more, because no answer came for a while. Nothing, if it asks for nothing."""
+        return self._ask(self.path.destination) if isinstance(self.path, Asking) else (self, ())
+
+    def done(self) -> Step:
+        """Give the path back, or leave off asking."""
+        if self.path is None:
+            return self, ()
+        destination = self.path.destination
+        givers = sorted({destination, self.bounds.owner_for(destination)})
+        return replace(self, path=None)._deliver(
+            Message("release", self.bounds.epoch, self.number, giver, self.attempt)
+            for giver in givers
+        )
+
+    def elapse(self, us: int) -> Step:
+        """Time goes by: leases end, and light goes off with its own."""
+        path = self.path
+        if path is not None:
+            path = replace(path, left_us=max(0, path.left_us - us))
+            if isinstance(path, Lit) and not path.left_us:
+                path = None
+        given = tuple(
+            hold._replace(left_us=hold.left_us - us) for hold in self.given if hold.left_us > us
+        )
+        quiet_us = max(0, self.quiet_us - us)
+        return replace(self, path=path, given=given, quiet_us=quiet_us)._give()
+
+    def hear(self, message: Message) -> Step:
+        """A message came in, at any time, perhaps not for the first."""
+        if message.epoch != self.bounds.epoch:
+            return self, ()
+        if message.kind == "give":
+            return self._get(message)
+        if not self.is_new(message):
+            return self, ()
+        return self._answer(message) if message.kind == "ask" else self._end(message)
+
+    # What tells late from new.
+
+    def is_current(self, give: Message) -> bool:
+        """Whether what is given answers what this node asks now, and may be used."""
+        return (
+            isinstance(self.path, Asking) and give.attempt == self.attempt and self.path.left_us > 0
+        )
+
+    def is_new(self, message: Message) -> bool:
+        """Whether a node that asks or releases has not gone on since."""
+        return message.attempt >= self.seen[message.sender]
+
+    # The sender.
+
+    def _ask(self, destination: int) -> Step:
+        node = replace(
+            self, attempt=self.attempt + 1, path=Asking(destination, self.bounds.lease_us)
+        )
+        owner = self.bounds.owner_for(destination)
+        has_channel = bool(self.bounds.owners) and owner == destination
+        return node._deliver([node._asks(destination, receiver=True, channel=has_channel)])
+
+    def _asks(self, giver: int, *, receiver: bool, channel: bool) -> Message:
+        wanted = ANY_CHANNEL if channel else NO_CHANNEL
+        return Message("ask", self.bounds.epoch, self.number, giver, self.attempt, receiver, wanted)
+
+    def _get(self, give: Message) -> Step:
+        path = self.path
+        if isinstance(path, Lit) and give.attempt == self.attempt:
+            return self, ()  # a double of what it uses
+        if not self.is_current(give):
+            back = Message("release", self.bounds.epoch, self.number, give.sender, give.attempt)
+            return self._deliver([back])
+        assert isinstance(path, Asking)
+        owner = self.bounds.owner_for(path.destination)
+        if give.receiver and owner != path.destination:
+            if path.has_receiver:
+                return self, ()
+            node = replace(self, path=replace(path, has_receiver=True))
+            return node._deliver([self._asks(owner, receiver=False, channel=True)])
+        return replace(self, path=Lit(path.destination, give.channel, path.left_us)), ()
+
+    # The giver.
+
+    def _answer(self, ask: Message) -> Step:
+        held = next((hold for hold in self.given if hold.source == ask.sender), None)
+        if ask.attempt == self.seen[ask.sender]:  # a double
+            if held is None or held.attempt != ask.attempt:
+                return self, ()
+            return self._deliver([self._gives(held)])
+        # Whoever asks anew is dark, so what it had is free, and it is the first to get it again.
+        wanted = Hold(ask.sender, ask.attempt, ask.receiver, ask.channel)
+        others = [hold for hold in self.waiting if hold.source != ask.sender]
+        sources = [hold.source for hold in self.waiting]
+        if held is not None:
+            place = 0
+        else:
+            place = sources.index(ask.sender) if ask.sender in sources else len(others)
+        others.insert(place, wanted)
+        return replace(self._without(ask), waiting=tuple(others))._give()
+
+    def _end(self, release: Message) -> Step:
+        waiting = tuple(hold for hold in self.waiting if hold.source != release.sender)
+        return replace(self._without(release), waiting=waiting)._give()
+
+    def _without(self, message: Message) -> Node:
+        """The node without what it gave to the sender of a message, whose attempt it has seen."""
+        seen = list(self.seen)
+        seen[message.sender] = message.attempt
+        given = tuple(hold for hold in self.given if hold.source != message.sender)
+        return replace(self, given=given, seen=tuple(seen))
+
+    def _give(self) -> Step:
+        """Give what is free to those that wait, in the order in which they came."""
+        if self.quiet_us or not self.waiting:
+            return self, ()
+        given, waiting = list(self.given), []
+        messages = []
+        own = [channel for channel, owner in enumerate(self.bounds.owners) if owner == self.number]
+        for wanted in self.waiting:
+            busy = {hold.channel for hold in given}
+            channel = wanted.channel
+            if channel == ANY_CHANNEL:
+                channel = next((each for each in own if each not in busy), ANY_CHANNEL)
+            if channel == ANY_CHANNEL or (wanted.receiver and any(h.receiver for h in given)):
+                waiting.append(wanted)
+                continue
+            left_us = self.bounds.lease_us + self.bounds.margin_us
+            given.append(wanted._replace(channel=channel, left_us=left_us))
+            messages.append(self._gives(given[-1]))
+        return replace(self, given=tuple(given), waiting=tuple(waiting))._deliver(messages)
+
+    def _gives(self, hold: Hold) -> Message:
+        return Message(
+            *("give", self.bounds.epoch, self.number, hold.source, hold.attempt),
+            *(hold.receiver, hold.channel),
+        )
+
+    def _deliver(self, messages: Iterator[Message] | list[Message]) -> Step:
+        """What goes out of messages; those to itself are heard at once."""
+        node, out = self, list[Message]()
+        for message in messages:
+            if message.to != node.number:
+                out.append(message)
+                continue
+            node, more = node.hear(message)
+            out += more
+        return node, tuple(out)
+
+
+Step = tuple[Node, tuple[Message, ...]]

@@ -1,0 +1,143 @@
+"""Paths of light that are asked for, given, and taken back."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from patchlight.cli.main import cli
+from patchlight.controller.changes.record import Refused
+from patchlight.controller.client import ControllerClient, ControllerError
+from patchlight.controller.paths.book import PathBook, Wanted
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.labfile.reader import parse_lab
+from patchlight.testbed.paths.light_networks import light_networks
+from patchlight.testbed.spectrum import SpectrumMap
+from tests.support.coloured_labs import STAR, WAVELENGTHS
+from tests.support.controller_process import ControllerProcess, controller_process
+from tests.support.waiting import free_ports
+
+ONE, TWO, THREE, FOUR = (f"server{number}.nic0" for number in range(1, 5))
+
+
+@pytest.fixture
+def book() -> PathBook:
+    made = PathBook()
+    made.light_is(light_networks(parse_lab(STAR), {}), 0.0)
+    return made
+
+
+def test_a_path_is_granted_waited_for_and_given_back(book: PathBook) -> None:
+    first = book.want(Wanted(ONE, TWO, 1e6), "eva", 100.0)
+    second = book.want(Wanted(THREE, TWO, 1e6), "tom", 101.0)
+    assert (first.state, first.channel, first.starts_at) == ("granted", "193.100", 100.001)
+    assert (second.state, second.channel) == ("waiting", None)
+    assert book.release(first.id, 102.0).state == "released"
+    assert (second.state, second.channel, second.starts_at) == ("granted", "193.150", 102.001)
+    # Again, and of one that has ended: nothing more.
+    assert book.release(first.id, 103.0).ended_at == 102.0
+    assert book.look(first.id, 103.0, "eva") is first
+
+
+def test_what_is_not_heard_of_comes_back(book: PathBook) -> None:
+    dead = book.want(Wanted(ONE, TWO, 1e6, lease_s=5.0), "eva", 100.0)
+    patient = book.want(Wanted(THREE, TWO, 1e6, lease_s=3.0), "tom", 100.0)
+    gone = book.want(Wanted(FOUR, TWO, 1e6, lease_s=3.0), "kim", 100.0)
+    book.look(patient.id, 102.5, "tom")
+    book.look(gone.id, 102.5, "somebody else")
+    assert book.expire(103.0) == 105.0
+    assert (dead.state, patient.state, gone.state) == ("granted", "waiting", "expired")
+    assert book.expire(105.0) == 108.0
+    assert (dead.state, patient.state) == ("expired", "granted")
+
+
+def test_paths_end_where_the_light_goes_elsewhere() -> None:
+    lab, book = parse_lab(WAVELENGTHS), PathBook()
+    book.light_is(light_networks(lab, {}), 0.0)
+    stays = book.want(Wanted(THREE, FOUR, 1e6), "eva", 1.0)
+    ends = book.want(Wanted(ONE, TWO, 1e6), "eva", 1.0)
+    moved = {"wss1": SpectrumMap.parse(["1-2@193.150", "3-4@193.100"])}
+    book.light_is(light_networks(lab, {}, moved), 2.0)
+    assert (stays.state, ends.state) == ("granted", "expired")
+    assert book.want(Wanted(ONE, TWO, 1e6), "eva", 3.0).channel == "193.150"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        (Wanted(ONE, ONE, 1.0), "server1.nic0 wants a path to itself: expected another"),
+        (Wanted(ONE, "server9.nic0", 1.0), "server9.nic0 can have no path: did you mean"),
+        (Wanted(ONE, TWO, 0.0), "expected more than 0"),
+        (Wanted(ONE, TWO, 1.0, lease_s=0.0), "a lease of 0 s: expected 0.1 to 3600"),
+    ],
+)
+def test_what_makes_no_sense_is_said_and_leaves_nothing(
+    book: PathBook, wanted: Wanted, words: str
+) -> None:
+    with pytest.raises(BadInput, match=words):
+        book.want(wanted, "eva", 0.0)
+    assert book.live == []
+    assert book.want(Wanted(ONE, TWO, 1.0), "eva", 0.0).state == "granted"
+
+
+def test_networks_are_apart() -> None:
+    book = PathBook()
+    book.light_is(light_networks(parse_lab(WAVELENGTHS), {}), 0.0)
+    with pytest.raises(BadInput, match=r"no light goes from server1\.nic0 to server3\.nic0"):
+        book.want(Wanted(ONE, THREE, 1.0), "eva", 0.0)
+    routed = {"wss1": SpectrumMap.parse(["1>2@193.100", "2>3@193.100"])}
+    book.light_is(light_networks(parse_lab(WAVELENGTHS), {}, routed), 0.0)
+    with pytest.raises(Refused, match="no light goes"):
+        book.want(Wanted(TWO, ONE, 1.0), "eva", 0.0)
+
+
+class _Star(ControllerProcess):
+    """A controller of four servers on a star coupler."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        (openflow,) = free_ports(1)
+        self.lab.write_text(f'{STAR}controller: {{openflow: "127.0.0.1:{openflow}"}}\n')
+
+
+@pytest.fixture(scope="module")
+def star(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerProcess]:
+    with controller_process(tmp_path_factory.mktemp("star"), _Star) as process:
+        yield process
+
+
+@pytest.mark.xdist_group("a controller of a star")
+def test_paths_over_the_api(star: ControllerProcess) -> None:
+    client: ControllerClient = star.client
+    (network,) = client.paths()["networks"]
+    assert (network["hosts"], network["routed"]) == ([ONE, TWO, THREE, FOUR], False)
+    first = client.want_path(ONE, TWO, 1e6)
+    second = client.want_path(THREE, TWO, 1e6, collective="ring", lease_s=1.0)
+    assert (first["state"], second["state"]) == ("granted", "waiting")
+    assert client.path(second["id"], wait_s=0.05)["state"] == "waiting"
+    listed = CliRunner().invoke(cli, ["paths", "--controller", star.api]).output
+    assert "granted" in listed
+    assert "waiting" in listed
+    assert "193.100" in listed
+    assert client.release_path(first["id"])["state"] == "released"
+    assert client.path(second["id"], wait_s=20.0)["state"] == "granted"
+    # Nobody speaks for it any more, and it comes back by itself.
+    third = client.want_path(FOUR, TWO, 1e6, lease_s=30.0)
+    assert client.path(third["id"], wait_s=20.0)["state"] == "granted"
+    assert client.path(second["id"])["state"] == "expired"
+    with pytest.raises(BadInput, match="there is no path 999"):
+        client.path(999)
+    key = {"Idempotency-Key": "path-1"}
+    body = {"source": ONE, "destination": TWO, "bytes": 5, "lease_s": 60}
+    answers = [
+        httpx.post(f"http://{star.api}/v1/paths", json=body, headers=key, trust_env=False)
+        for _ in range(2)
+    ]
+    assert answers[0].status_code == 201
+    assert answers[0].json() == answers[1].json()
+    refused = httpx.post(f"http://{star.api}/v1/paths", json={**body, "bytes": -1}, trust_env=False)
+    assert (refused.status_code, refused.json()["outcome"]) == (422, "nothing-done")
+    with pytest.raises(ControllerError, match="its deadline is in"):
+        client.want_path(ONE, FOUR, 1e16, deadline_s=1.0)
