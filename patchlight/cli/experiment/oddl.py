@@ -18,6 +18,7 @@ from patchlight.cli.rendering import (
     say,
 )
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.units import parse_time
 
 _COUNT = click.IntRange(min=1)
 
@@ -60,6 +61,13 @@ def _whole(
 @click.option("--placement", default="first-fit", metavar="NAME", help="A placement policy.")
 @click.option("--draws", type=_COUNT, help="Of jobs beside it.  [default: 3; quick: 1]")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the first draw.")
+@click.option(
+    "--control-delay",
+    default="200us",
+    metavar="TIME",
+    help="From a node to whoever grants paths, and as much back.",
+)
+@click.option("--tuning-time", default="100ns", metavar="TIME", help="Of a transceiver.")
 @click.option("--processes", type=_COUNT, help="At a time.  [default: one for each core]")
 @click.option(
     "--output",
@@ -73,6 +81,8 @@ def oddl(
     models: tuple[str, ...],
     nodes: tuple[int, ...] | None,
     draws: int | None,
+    control_delay: str,
+    tuning_time: str,
     processes: int | None,
     output: Path | None,
     as_json: bool,
@@ -91,6 +101,7 @@ def oddl(
         )
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.experiments.oddl import figures, run
+    from patchlight.emulation.experiments.oddl.conditions import Light
     from patchlight.emulation.output_folder import check_output
     from patchlight.emulation.simulator.executors import Engine
 
@@ -101,6 +112,7 @@ def oddl(
         given["nodes"] = nodes
     if draws is not None:
         given["draws"] = draws
+    given["light"] = Light(parse_time(tuning_time), parse_time(control_delay))
     options = run.FlowOptions(engine=Engine("processes", processes or 0), **given, **chosen)
     folder = output or Path("results") / time.strftime("oddl-%Y%m%d-%H%M%S")
     check_output(folder)

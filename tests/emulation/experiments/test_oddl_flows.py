@@ -113,6 +113,7 @@ def test_the_command_prints_writes_and_says_what_there_is_not(tmp_path: Path) ->
     assert isinstance(packets.exception, BadInput)
     assert "say --flows" in str(packets.exception)
     given = ["--quick", "--model", "vgg19", "--nodes", "16", "--processes", "1"]
+    given += ["--control-delay", "3ms"]
     words = ["experiment", "oddl", "--flows", *given, "--output", str(tmp_path)]
     done = CliRunner().invoke(cli, words, env={"COLUMNS": "80"})
     assert done.exit_code == 0, done.output
@@ -120,6 +121,7 @@ def test_the_command_prints_writes_and_says_what_there_is_not(tmp_path: Path) ->
     assert len(tables) > 10
     assert max(map(len, tables)) <= 80
     result = json.loads((tmp_path / "result.json").read_text())
+    assert result["light"]["control_s"] == 0.003
     assert set(result["speedups"]["vgg19"]["16"]) == {
         *("fat_tree", "fat_tree_2_1", "sip_ring", "ideal")
     }
