@@ -214,11 +214,12 @@ class PhasedJobs:
         """Find the paces of jobs that share links."""
         lasting_s = [0.0 if each.pace_s == float("inf") else each.pace_s for each in group]
         rests = [(1 - each.phase) % 1 * s for each, s in zip(group, lasting_s, strict=True)]
-        program = program_of([each.placed for each in group], [each.sessions for each in group])
+        jobs, sessions = [each.placed for each in group], [each.sessions for each in group]
+        program = program_of(self._network, jobs, sessions)
         program.begins_s[:] = rests
         alone = len(group) == 1
         least, unmeasured = (1, 0) if alone else (_PLAYED, _UNMEASURED)
-        outcome = run(self._network.capacity_bps, program, least, unmeasured)
+        outcome = run(program, least, unmeasured)
         now_s = float(outcome.ends_s.max())
         measured = np.maximum(outcome.done - unmeasured, 1)
         paces_s = (outcome.ends_s - outcome.marks_s) / measured

@@ -2,13 +2,14 @@
 
 ``contract`` says what a network is, ``specs`` makes one of a line of text, ``topologies`` has those
 that there are. ``sharing`` gives links to sessions max-min fair, ``engine`` plays jobs in time,
-``collectives`` says what they send, and ``jobs`` puts them on a network. ``parts`` adds up power
-and cost.
+``collectives`` says what they send, ``parallelism`` how models are split, and ``jobs`` puts them on
+a network; ``turns`` says who waits for circuits. ``parts`` adds up power and cost.
 """
 
 from patchlight.emulation.simulator.network.collectives import COLLECTIVES, Round, collective
 from patchlight.emulation.simulator.network.contract import Network, Switching
 from patchlight.emulation.simulator.network.jobs import Flows, PlacedJob, completions, run_jobs
+from patchlight.emulation.simulator.network.parallelism import Split, expert_exchange
 from patchlight.emulation.simulator.network.specs import NETWORKS, network_of
 
 __all__ = [
@@ -18,9 +19,11 @@ __all__ = [
     "Network",
     "PlacedJob",
     "Round",
+    "Split",
     "Switching",
     "collective",
     "completions",
+    "expert_exchange",
     "network_of",
     "run_jobs",
 ]

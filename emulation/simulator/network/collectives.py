@@ -149,7 +149,7 @@ def collective(
     return ring(members, nbytes, strides) if name == "ring" else COLLECTIVES[name](members, nbytes)
 
 
-def side_by_side(rounds: Sequence[Round], groups: Sequence[Ints]) -> list[Round]:
+def side_by_side(rounds: Sequence[Round], groups: Sequence[Ints] | Ints) -> list[Round]:
     """The same rounds in each group of ranks at the same time: data, tensor, expert parallelism."""
     return [
         each._replace(

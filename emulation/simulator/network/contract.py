@@ -19,13 +19,20 @@ class Switching(NamedTuple):
     """Circuits that are set up for those who communicate.
 
     Light is gone for ``dark_s`` whenever nodes begin to talk to others than before, and a node has
-    circuits to and from ``fan_out`` others at a time; 0 is any number. Where circuits are made
-    ``once``, only before a job begins, flows to others are relayed.
+    circuits to and from ``fan_out`` others at a time; a job has ``channels``, each for one sender
+    at a time; 0 is any number. Where circuits are made ``once``, only before a job begins, flows
+    to others are relayed. ``scheduler`` (``testbed/paths/schedulers.py``) says who is first
+    where there are too few; what it is told, and what it says, takes ``control_s`` each.
+    ``setup_s`` is what a job waits once for a network of its own.
     """
 
     dark_s: float = 0.0
     fan_out: int = 0
     once: bool = False
+    channels: int = 0
+    scheduler: str = "first-come"
+    control_s: float = 0.0
+    setup_s: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)

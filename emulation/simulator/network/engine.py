@@ -33,10 +33,12 @@ _AT_ONCE = 1e-12
 class Program:
     """What runs: jobs, the sessions of each one after the other, and the links of those.
 
-    Job j has the sessions ``rounds[j]`` to ``rounds[j + 1]``; session s uses the links
+    ``capacity_bps`` has a value for each link that ``links`` names. Job j has the sessions
+    ``rounds[j]`` to ``rounds[j + 1]``; session s uses the links
     ``links[first[s]:first[s + 1]]``, each so often as ``weights`` says and never named twice.
     """
 
+    capacity_bps: Floats
     begins_s: Floats
     iterations: Ints
     compute_s: Floats
@@ -93,10 +95,13 @@ class _Running(NamedTuple):
     sessions_done: Ints
 
 
-def run(capacity_bps: Floats, program: Program, least: int = 0, unmeasured: int = 0) -> Outcome:
+def run(
+    program: Program, least: int = 0, unmeasured: int = 0, watched: int | None = None
+) -> Outcome:
     """Play a program to its end, or until each job has done ``least`` iterations if that is not 0.
 
-    The first ``unmeasured`` iterations of each job come before its mark.
+    Of several jobs it is enough that the first ``watched`` have. The first ``unmeasured``
+    iterations of each job come before its mark.
     """
     jobs, sessions = len(program.begins_s), len(program.bits)
     items = sessions + 2 * jobs
@@ -126,8 +131,8 @@ def run(capacity_bps: Floats, program: Program, least: int = 0, unmeasured: int 
         communicated_s=zeros(jobs),
         sessions_done=numbers(sessions),
     )
-    s = sharing(capacity_bps, program.first, program.links, program.weights)
-    _play(r, s, least, unmeasured)
+    s = sharing(program.capacity_bps, program.first, program.links, program.weights)
+    _play(r, s, least, unmeasured, jobs if watched is None else watched)
     wanted = program.iterations if least == 0 else np.minimum(program.iterations, least)
     stuck = np.flatnonzero(r.done < wanted)
     return Outcome(r.ends_s, r.done, r.marks_s, r.communicated_s, r.sessions_done, stuck)
@@ -161,12 +166,12 @@ def _end_iteration(r: Any, size: int, job: int, now_s: float, unmeasured: int) -
 
 
 @compiled
-def _play(r: Any, s: Any, least: int, unmeasured: int) -> None:
+def _play(r: Any, s: Any, least: int, unmeasured: int, watched: int) -> None:
     sessions, jobs = len(r.bits), len(r.begins_s)
     size = 0
     for job in range(jobs):
         size = _begin_iteration(r, size, job, r.begins_s[job])
-    behind = jobs  # Who has not done enough yet.
+    behind = watched  # Who has not done enough yet.
     while size and (least == 0 or behind):
         now_s = r.keys[r.heap[0]]
         limit_s = now_s + _AT_ONCE * abs(now_s)
@@ -198,7 +203,8 @@ def _play(r: Any, s: Any, least: int, unmeasured: int) -> None:
                     r.communicated_s[job] += now_s - r.communicates_since_s[job]
             if not r.computes[job] and r.current[job] == r.rounds[job + 1]:
                 size = _end_iteration(r, size, job, now_s, unmeasured)
-                if r.done[job] == least or (least and r.done[job] == r.iterations[job] < least):
+                enough = r.done[job] == least
+                if job < watched and (enough or r.done[job] == r.iterations[job] < least):
                     behind -= 1
         for number in range(ended):
             changing = release(s, r.ended[number], changing)

@@ -7,9 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from patchlight.emulation.simulator.network.collectives import Round
-from patchlight.emulation.simulator.network.contract import NO_LINK, Network, Switching
+from patchlight.emulation.simulator.network.contract import NO_LINK, Network
 from patchlight.emulation.simulator.network.engine import Outcome, Program, run
 from patchlight.emulation.simulator.network.sharing import Floats, Ints
+from patchlight.emulation.simulator.network.turns import turns_of
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 ONCE = 1 << 40
@@ -60,62 +61,74 @@ class Sessions(NamedTuple):
 def sessions_of(network: Network, job: PlacedJob) -> Sessions:
     """A session for each round, in as many turns as a node's circuits make necessary."""
     switching = network.switching
-    turns = [turn for each in job.rounds for turn in _turns(each, switching)]
-    found = Sessions([], [], [], [], [], switching.dark_s if turns else 0.0)
-    edges = [set(zip(t.source.tolist(), t.destination.tolist(), strict=True)) for t in turns]
-    for number, turn in enumerate(turns):
+    turns = turns_of(job.rounds, switching)
+    starts_dark_s = switching.dark_s + switching.setup_s if turns else 0.0
+    found = Sessions([], [], [], [], [], starts_dark_s)
+    for turn, dark_s, control_s in turns:
         source, destination = job.nodes[turn.source], job.nodes[turn.destination]
         flow = np.arange(len(source))
         paths = network.paths(source, destination, flow, job.nodes)
         there = paths != NO_LINK
         latency_s = np.where(there, network.latency_s[paths], 0.0).sum(axis=1).max()
-        links, counts = np.unique(paths[there], return_counts=True)
-        # The one before is, for the first, the last of the iteration before.
-        changes = (
-            bool(switching.dark_s) and not switching.once and edges[number] != edges[number - 1]
-        )
-        dark_s = switching.dark_s if changes else 0.0
+        uses = np.bincount(paths[there])
+        links = np.flatnonzero(uses)
         wait_s = turn.messages * (latency_s + job.messages_s) + turn.reduced_bits / job.reduce_bps
         found.bits.append(turn.bits)
-        found.waits_s.append(float(wait_s) + dark_s)
+        found.waits_s.append(float(wait_s) + dark_s + control_s)
         found.dark_s.append(dark_s)
         found.links.append(links)
-        found.weights.append(counts.astype(np.float64))
+        found.weights.append(uses[links].astype(np.float64))
     return found
 
 
-def _turns(each: Round, switching: Switching) -> list[Round]:
-    """A round, or parts of it in which nobody talks to more others than he has circuits for."""
-    if not switching.fan_out:
-        return [each]
-    turn = np.zeros(len(each.source), np.int64)
-    sent: dict[tuple[int, int], int] = {}
-    received: dict[tuple[int, int], int] = {}
-    for edge, (source, destination) in enumerate(
-        zip(each.source.tolist(), each.destination.tolist(), strict=True)
-    ):
-        now = 0  # The first turn in which both have a circuit left.
-        while (
-            sent.get((source, now), 0) >= switching.fan_out
-            or received.get((destination, now), 0) >= switching.fan_out
-        ):
-            now += 1
-        sent[source, now] = sent.get((source, now), 0) + 1
-        received[destination, now] = received.get((destination, now), 0) + 1
-        turn[edge] = now
-    count = int(turn.max(initial=0)) + 1
-    return [
-        each._replace(source=each.source[turn == now], destination=each.destination[turn == now])
-        for now in range(count)
-    ]
+_OWN, _MATTERS, _LEFT_OUT = 0, 1, 2
 
 
-def program_of(jobs: Sequence[PlacedJob], sessions: Sequence[Sessions]) -> Program:
-    """Jobs and their sessions as arrays."""
-    links = [each for one in sessions for each in one.links]
-    weights = [each for one in sessions for each in one.weights]
+def _shared(capacity_bps: Floats, sessions: Sequence[Sessions]) -> Ints:
+    """For each link whether one job uses it, or several; and of these whether it matters."""
+    users = np.zeros(len(capacity_bps), np.int64)
+    for one in sessions:
+        users[np.unique(np.concatenate([*one.links, np.zeros(0, np.int64)]))] += 1
+    # A number for each link that says who uses it how often, as good as never the same by chance.
+    rng = np.random.default_rng(0)
+    used_by = np.zeros(len(capacity_bps), np.uint64)
+    for one in sessions:
+        signs = rng.integers(1 << 62, size=len(one.links), dtype=np.uint64)
+        for each, count, sign in zip(one.links, one.weights, signs, strict=True):
+            used_by[each] += sign * count.astype(np.uint64)
+    found = np.where(users > 1, _LEFT_OUT, _OWN)
+    tightest_first = np.argsort(capacity_bps, kind="stable")
+    tightest_first = tightest_first[users[tightest_first] > 1]
+    found[tightest_first[np.unique(used_by[tightest_first], return_index=True)[1]]] = _MATTERS
+    return found
+
+
+def program_of(
+    network: Network, jobs: Sequence[PlacedJob], sessions: Sequence[Sessions]
+) -> Program:
+    """Jobs and their sessions as arrays.
+
+    Links that could not change a rate are left out. A job's sessions follow each other, so of the
+    links that no other job uses only the tightest matters to each: it stands for all of them, as a
+    link of the session's own. Of links that the same sessions use equally, the tightest matters.
+    """
+    capacity_bps = network.capacity_bps
+    matters = _shared(capacity_bps, sessions)
+    own_bps: list[float] = []
+    links: list[Ints] = []
+    weights: list[Floats] = []
+    for one in sessions:
+        for each, count in zip(one.links, one.weights, strict=True):
+            shared, own = matters[each] == _MATTERS, matters[each] == _OWN
+            links.append(each[shared])
+            weights.append(count[shared])
+            if own.any():
+                links[-1] = np.append(links[-1], len(capacity_bps) + len(own_bps))
+                weights[-1] = np.append(weights[-1], 1.0)
+                own_bps.append(float((capacity_bps[each[own]] / count[own]).min()))
     dark_s = [one.starts_dark_s for one in sessions]
     return Program(
+        capacity_bps=np.append(capacity_bps, own_bps),
         begins_s=np.array([job.begins_s for job in jobs]) + np.array(dark_s),
         iterations=np.array([job.iterations for job in jobs], np.int64),
         compute_s=np.array([float(job.compute_s) for job in jobs]),
@@ -131,7 +144,7 @@ def program_of(jobs: Sequence[PlacedJob], sessions: Sequence[Sessions]) -> Progr
 
 def run_jobs(network: Network, jobs: Sequence[PlacedJob]) -> Outcome:
     """Run jobs that share a network to their ends. ``PatchlightError`` if one cannot go on."""
-    outcome = run(network.capacity_bps, program_of(jobs, [sessions_of(network, j) for j in jobs]))
+    outcome = run(program_of(network, jobs, [sessions_of(network, job) for job in jobs]))
     if len(outcome.stuck):
         raise PatchlightError(
             f"job {outcome.stuck[0]} never ends: a link of its has no capacity",
@@ -168,6 +181,7 @@ def completions(network: Network, flows: Flows) -> Floats:
     there = paths != NO_LINK
     waits_s = np.where(there, network.latency_s[paths], 0.0).sum(axis=1)
     program = Program(
+        capacity_bps=network.capacity_bps,
         begins_s=flows.starts_s.astype(np.float64),
         iterations=np.ones(count, np.int64),
         compute_s=np.zeros(count),
@@ -179,7 +193,7 @@ def completions(network: Network, flows: Flows) -> Floats:
         links=paths[there],
         weights=np.ones(int(there.sum())),
     )
-    outcome = run(network.capacity_bps, program)
+    outcome = run(program)
     if len(outcome.stuck):
         raise PatchlightError(f"flow {outcome.stuck[0]} never ends: a link has no capacity")
     return outcome.ends_s

@@ -82,8 +82,10 @@ def _value(spec: str, key: str, text: str, default: object) -> object:
     try:
         if key.endswith("rate"):
             return float(parse_rate(text))
-        if key in ("latency", "switching", "slot"):
+        if key in ("latency", "switching", "slot", "control", "setup"):
             return parse_time(text)
+        if isinstance(default, str):
+            return text
         if isinstance(default, tuple):
             return tuple(_whole(each) for each in text.split("x"))
         if isinstance(default, int):

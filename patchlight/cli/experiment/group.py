@@ -24,6 +24,7 @@ from rich.progress import (
 from patchlight.cli.connection import complete_lab
 from patchlight.cli.errors import only_some_finished, require_root
 from patchlight.cli.experiment.architectures import architectures
+from patchlight.cli.experiment.oddl import oddl
 from patchlight.cli.rendering import console, harmless, progress_bar, say, wide_option
 from patchlight.testbed.jobs import JobStatus
 
@@ -273,3 +274,4 @@ def pac_ml(
 
 
 experiment.add_command(architectures)
+experiment.add_command(oddl)

@@ -77,14 +77,49 @@ class FatTree(Network):
         )
 
 
+@dataclass(frozen=True, eq=False)
+class SprayedFatTree(Network):
+    """A fat-tree whose flows use all equal paths at once, packet by packet.
+
+    The links of a switch in one direction are then one. Links: NICs up and down, edge switches up
+    and down, pods up and down.
+    """
+
+    half: int = 0
+
+    def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
+        half, nodes = self.half, self.nodes
+        edge, other_edge = source // half, destination // half
+        pod, other_pod = edge // half, other_edge // half
+        edges, pods = nodes // half, nodes // half**2
+        leaves, crosses = edge != other_edge, pod != other_pod
+        return rows(
+            source,
+            np.where(leaves, 2 * nodes + edge, NO_LINK),
+            np.where(crosses, 2 * (nodes + edges) + pod, NO_LINK),
+            np.where(crosses, 2 * (nodes + edges) + pods + other_pod, NO_LINK),
+            np.where(leaves, 2 * nodes + edges + other_edge, NO_LINK),
+            nodes + destination,
+        )
+
+
 def fat_tree(
-    spec: str, k: int = 8, taper: float = 1.0, rate: float = RATE, latency: float = LATENCY
-) -> FatTree:
+    spec: str,
+    k: int = 8,
+    taper: float = 1.0,
+    rate: float = RATE,
+    latency: float = LATENCY,
+    spread: str = "flows",
+) -> Network:
     """k³/4 nodes under switches of k ports (Al-Fares, Loukissas, Vahdat, SIGCOMM 2008).
 
-    Each flow draws one of the (k/2)² paths between pods (ECMP). Links between switches have a NIC's
+    With ``spread=flows`` each flow draws one of the (k/2)² paths between pods (ECMP), with
+    ``spread=packets`` its packets take all of them (Dixit et al., *On the Impact of Packet
+    Spraying in Data Center Networks*, INFOCOM 2013). Links between switches have a NIC's
     rate divided by ``taper``: 2 is a tree whose edge is oversubscribed 2:1.
     """
+    if spread not in ("flows", "packets"):
+        raise BadInput(f"{spec}: spread={spread}: expected flows or packets")
     if k % 2:
         raise BadInput(f"{spec}: k={k}: a fat-tree's switches have an even number of ports")
     check_taper(spec, taper)
@@ -92,12 +127,20 @@ def fat_tree(
     nodes = k**3 // 4
     checked_nodes(spec, nodes)
     between = 4 * nodes * rate / taper / 100e9
-    return FatTree(
+    tree: type[FatTree | SprayedFatTree]
+    if spread == "flows":
+        tree, uplinks = FatTree, [(4 * nodes, rate / taper)]
+    else:
+        # A switch's uplinks together, and its downlinks.
+        each = rate / taper
+        tree, uplinks = SprayedFatTree, [(2 * nodes // n, n * each) for n in (half, half**2)]
+    capacity_bps = links((2 * nodes, rate), *uplinks)
+    return tree(
         spec,
         rate,
         np.arange(nodes) // half,
-        links((2 * nodes, rate), (4 * nodes, rate / taper)),
-        np.full(6 * nodes, latency),
+        capacity_bps,
+        np.full(len(capacity_bps), latency),
         {
             "nic-100g": nodes * rate / 100e9,
             "switch-port-100g": nodes * rate / 100e9 + between,

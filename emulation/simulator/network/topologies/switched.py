@@ -4,6 +4,9 @@ import numpy as np
 
 from patchlight.emulation.simulator.network.contract import Switching, checked_nodes, links
 from patchlight.emulation.simulator.network.topologies.packet import LATENCY, RATE, Ideal
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.files.issues import nearest
+from patchlight.testbed.paths.schedulers import SCHEDULERS
 
 
 def sip_ocs(
@@ -37,15 +40,22 @@ def oddl(
     rate: float = RATE,
     latency: float = LATENCY,
     switching: float = 100e-9,
-    channels: int = 64,
+    channels: int = 0,
+    scheduler: str = "collective",
+    control: float = 0.0,
+    setup: float = 100e-3,
 ) -> Ideal:
     """Tunable transceivers in a network that the wavelength switches isolate (Li et al., 2024).
 
-    Our reading of the abstract: a job's nodes reach each other over a network of its own, one at a
-    time, tuning in ``switching``; with enough ``channels`` for all nodes, NICs are all that limits.
-    Fewer channels than a job has nodes are not in this model.
+    Our reading of the abstract: wavelength switches give a job a network of its own in ``setup``
+    seconds; in it a node reaches one other at a time, tuning in ``switching``. Light of one channel
+    goes to several receivers at a time if the channels are routed; then NICs are all that limits.
+    With ``channels`` a job's nodes are joined by a coupler: each channel has one sender at
+    a time. ``scheduler`` says whose turn it is, which takes ``control`` there and back.
     """
     checked_nodes(spec, nodes)
+    if scheduler not in SCHEDULERS:
+        raise BadInput(f"{spec}: scheduler={scheduler}: {nearest(scheduler, SCHEDULERS)}")
     return Ideal(
         spec,
         rate,
@@ -57,5 +67,7 @@ def oddl(
             "wss-port": 2 * nodes,
             "nic-100g": nodes * rate / 100e9,
         },
-        Switching(switching, 1),
+        Switching(
+            switching, 1, channels=channels, scheduler=scheduler, control_s=control, setup_s=setup
+        ),
     )

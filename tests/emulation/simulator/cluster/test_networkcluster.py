@@ -51,7 +51,7 @@ def test_equal_jobs_share_and_unequal_ones_find_a_rhythm() -> None:
 
 
 def test_collectives_dark_time_and_link_use_are_counted() -> None:
-    spec = "oddl:nodes=4,rate=10Gbps,latency=0ns,switching=1ms"
+    spec = "oddl:nodes=4,rate=10Gbps,latency=0ns,switching=1ms,setup=0ns"
     usage = Usage(np.zeros(8))
     shuffles = job("a", 4, 0.3, 10)._replace(collectives=(("all-to-all", 125e6),))
     [ended_s] = completion_s(spec, [shuffles], usage)

@@ -64,16 +64,43 @@ def test_a_ring_of_1024_on_a_fat_tree_is_as_fast_as_on_an_ideal_switch() -> None
         assert seconds(spec, rounds, 1024) == pytest.approx(91.9e-3, rel=1e-3)
 
 
+def test_packets_over_all_paths_meet_only_where_a_tree_is_oversubscribed() -> None:
+    """A shift by half of a k=8 tree: no collisions at full bisection, and twice as long at 2:1."""
+    ranks = np.arange(128)
+    rounds = [Round(ranks, (ranks + 64) % 128, 8 * S)]
+    full_s = 8 * S / B
+    sprayed = "fat-tree:k=8,spread=packets,latency=0ns"
+    assert seconds(sprayed, rounds, 128) == pytest.approx(full_s, rel=1e-9)
+    assert seconds(f"{sprayed},taper=2", rounds, 128) == pytest.approx(2 * full_s, rel=1e-9)
+    assert seconds("fat-tree:k=8,latency=0ns", rounds, 128) >= 2 * full_s
+
+
 @pytest.mark.parametrize("tuning_s", [100e-9, 25e-6])
 def test_circuits_that_change_are_dark_at_each_shift(tuning_s: float) -> None:
     """T = 2(n−1)(S/(nB) + t): as an all-to-all there and another back."""
     n = 64
     there = collective("all-to-all", n, S)
-    spec = f"oddl:nodes={n},latency=0ns,switching={tuning_s * 1e9:g}ns"
+    spec = f"oddl:nodes={n},latency=0ns,setup=0ns,switching={tuning_s * 1e9:g}ns"
     job = PlacedJob(np.arange(n), 0.0, [*there, *there])
     begins_s = tuning_s  # The first circuits are lit before the job begins.
     expected = 2 * (n - 1) * (8 * S / (n * B) + tuning_s) + begins_s
     assert run_jobs(network_of(spec), [job]).ends_s[0] == pytest.approx(expected, rel=1e-3)
+
+
+def test_fewer_channels_than_nodes_make_turns_and_requests_take_time() -> None:
+    """n nodes on k channels of a coupler: ⌈n/k⌉ turns, each of them tuned."""
+    n, k, tuning_s, control_s, setup_s = 64, 24, 1e-3, 5e-3, 0.1
+    job = PlacedJob(np.arange(n), 0.0, collective("ring", n, S))
+    light = f"oddl:nodes={n},latency=0ns,switching=1ms,control=5ms"
+    edge_s = 2 * (n - 1) / n * 8 * S / B
+    told = {"collective": 1, "first-come": 3, "matching": 3}
+    for scheduler, requests in told.items():
+        network = network_of(f"{light},channels={k},scheduler={scheduler}")
+        expected = setup_s + tuning_s + 3 * (edge_s + tuning_s) + requests * 2 * control_s
+        assert run_jobs(network, [job]).ends_s[0] == pytest.approx(expected, rel=1e-9)
+    enough_s = run_jobs(network_of(f"{light},channels={n}"), [job]).ends_s[0]
+    assert enough_s == pytest.approx(setup_s + tuning_s + edge_s + 2 * control_s, rel=1e-9)
+    assert run_jobs(network_of(light), [job]).ends_s[0] == enough_s
 
 
 def test_jobs_of_neighbours_on_a_ring_of_fibre_share_it_all() -> None:
@@ -145,8 +172,10 @@ def test_communication_may_overlap_computation() -> None:
 def test_memory_is_linear_in_flows() -> None:
     network = network_of("ideal:nodes=64")
     job = PlacedJob(np.arange(64), 0.0, collective("all-to-all", 64, S))
-    program = program_of([job], [sessions_of(network, job)])
-    assert len(program.links) == 63 * 2 * 64
+    sessions = sessions_of(network, job)
+    assert sum(map(len, sessions.links)) == 63 * 2 * 64
+    assert len(program_of(network, [job], [sessions]).links) == 63
+    assert len(program_of(network, [job, job], [sessions, sessions]).links) == 2 * 63
 
 
 def test_collectives_that_make_no_sense_are_refused() -> None:

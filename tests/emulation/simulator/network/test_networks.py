@@ -11,6 +11,7 @@ from patchlight.emulation.simulator.network.contract import NO_LINK
 from patchlight.testbed.errors import BadInput
 
 SPECS = [*NETWORKS, "two-tor-ocs", "fat-tree:k=16,taper=2", "torus:dims=3x5", "rotornet:relayed=2"]
+SPECS += ["fat-tree:k=4,spread=packets"]
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -57,6 +58,8 @@ def test_sizes_and_rates() -> None:
         ("fat-tree:taper=nan", "expected a number above 0"),
         ("fat-tree:k", "'k' is no parameter"),
         ("fat-tree:k=200", "2000000 nodes: expected 2 to"),
+        ("fat-tree:spread=bits", "spread=bits: expected flows or packets"),
+        ("oddl:scheduler=matchin", "scheduler=matchin: did you mean 'matching'?"),
         ("ideal:nodes=1", "1 nodes"),
         ("ideal:rate=fast", "not a rate"),
         ("ideal:latency=-1s", "latency=-1s"),

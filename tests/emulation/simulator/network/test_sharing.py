@@ -1,14 +1,16 @@
 """Max-min fair sharing: against filling everything anew at each moment, and against SimGrid."""
 
 from collections.abc import Hashable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from patchlight.controller.prediction.sharing import Demand, fair_rates
-from patchlight.emulation.simulator.network import completions, network_of
+from patchlight.emulation.simulator.network import PlacedJob, collective, completions, network_of
 from patchlight.emulation.simulator.network.contract import NO_LINK, Network
-from patchlight.emulation.simulator.network.jobs import Flows
+from patchlight.emulation.simulator.network.engine import run
+from patchlight.emulation.simulator.network.jobs import Flows, program_of, sessions_of
 from patchlight.testbed.errors import BadInput
 from tests.support.random_flows import (
     network_with_equal_latencies,
@@ -88,3 +90,27 @@ def test_equal_flows_end_at_once_and_latency_comes_before_the_bits() -> None:
 def test_flows_that_are_none_are_refused(flows: Flows, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         completions(network_of("ideal:nodes=4"), flows)
+
+
+@pytest.mark.parametrize("spec", ["fat-tree:k=4,taper=2", "sip-ring:nodes=16", "torus:dims=4x4"])
+@pytest.mark.parametrize("seed", range(3))
+def test_links_that_are_left_out_change_no_completion_time(spec: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    network = network_of(spec)
+    jobs, free = [], rng.permutation(16)
+    for size, name in ((5, "ring"), (4, "all-to-all"), (3, "tree"), (4, "ring")):
+        nodes, free = free[:size], free[size:]
+        rounds = collective(name, size, 1e8 * (1 + rng.random()))
+        jobs.append(PlacedJob(nodes, rng.random() * 0.1, rounds, 3))
+    sessions = [sessions_of(network, job) for job in jobs]
+    program = program_of(network, jobs, sessions)
+    links = [each for one in sessions for each in one.links]
+    whole = replace(
+        program,
+        capacity_bps=network.capacity_bps,
+        first=np.cumsum([0, *map(len, links)]),
+        links=np.concatenate(links),
+        weights=np.concatenate([each for one in sessions for each in one.weights]),
+    )
+    assert len(program.links) < len(whole.links)
+    assert run(program).ends_s == pytest.approx(run(whole).ends_s, rel=1e-9)
