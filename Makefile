@@ -14,6 +14,7 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo --preserve-env=CI,DOCKER_HOST)
 ROOT_RUN := $(SUDO) env PYTHONDONTWRITEBYTECODE=1
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+LAB_DEMO_ARGS ?=
 # The variable silences a notice about a successor of mkdocs.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
@@ -25,7 +26,7 @@ demo:
 
 lab-demo:
 	@deploy/bootstrap.sh
-	@$(ROOT_RUN) deploy/lab-demo.sh
+	@$(ROOT_RUN) deploy/lab-demo.sh $(LAB_DEMO_ARGS)
 
 # Four processes: whole labs, agents and servers, what else needs root, and the rest, which all of
 # them share in the end.
@@ -33,7 +34,8 @@ test: PYTEST_ARGS ?= --numprocesses=4
 test:
 	@deploy/bootstrap.sh --test
 	@$(MAKE) --no-print-directory --jobs=2 lint bytecode
-	@$(ROOT_RUN) deploy/server-base.sh >/dev/null || echo "make test: the tests of rehearsal servers try again" >&2
+	@for docker in "" --docker; do $(ROOT_RUN) deploy/server-base.sh $$docker >/dev/null || \
+	    echo "make test: the tests of rehearsal servers try again" >&2; done
 	$(ROOT_RUN) deploy/with-docker-engine.sh $(BIN)/python -m pytest -p no:cacheprovider $(PYTEST_ARGS)
 
 # What the tests import, compiled once and as who called make: hundreds of processes that do not

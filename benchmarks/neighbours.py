@@ -3,7 +3,8 @@
 Two workers of real agents on this machine. Counted is how often the neighbour gets round alone and
 beside the bad one, in turns of one run, so that what else the machine does meanwhile falls on both.
 It computes and touches memory, on one processor; the last figure is of one that writes files, too.
-With fewer than two processors free, what it loses is its share of them.
+With fewer than two processors free, what it loses is its share of them; how often it gets round in
+a second of processor time is told as well, and that hardly depends on what else runs.
 """
 
 import os
@@ -28,7 +29,8 @@ _WARM_S = 1.5
 _MEMORY_BYTES = 256 * 2**20
 LIMIT = "at least 0.9"
 
-# It tells four times a second how often it got round; the second word is what it writes each time.
+# It tells four times a second how often it got round, and in how many microseconds of a processor;
+# the second word is what it writes each time.
 NEIGHBOUR = """
 import hashlib, os, sys, time
 block, count, told = bytes(1 << 18), 0, 0.0
@@ -41,7 +43,7 @@ while True:
     count += 1
     if time.monotonic() > told + 0.25:
         told = time.monotonic()
-        os.pwrite(counted, b"%012d" % count, 0)
+        os.pwrite(counted, b"%012d %012d" % (count, time.process_time_ns() // 1000), 0)
 """
 FORKS = """
 import os
@@ -88,28 +90,37 @@ def _measure(kind: str) -> Iterator[dict[str, Any]]:
         good, bad = bench.start_agents(2, workers=kind)
         for what, program in BAD.items():
             name = f"{kind}: rounds beside a worker that {what}"
-            yield figure(name, _share(bench, good, bad, program, 0), "of those alone", LIMIT)
-        share = _share(bench, good, bad, WRITES, _WRITTEN_BYTES)
+            share, by_processor = _share(bench, good, bad, program, 0)
+            yield figure(name, share, "of those alone", LIMIT)
+            yield figure(f"{name}, for the same processor time", by_processor, "of those alone")
+        share, _ = _share(bench, good, bad, WRITES, _WRITTEN_BYTES)
         yield figure(f"{kind}: the same, of one that writes itself", share, "of those alone")
 
 
-def _share(bench: Bench, good: Agent, bad: Agent, program: str, written_bytes: int) -> float:
-    """How often the neighbour gets round beside a bad worker, as a part of how often alone."""
+def _share(
+    bench: Bench, good: Agent, bad: Agent, program: str, written_bytes: int
+) -> tuple[float, float]:
+    """How often the neighbour gets round beside a bad worker, as a part of how often alone.
+
+    In a second, and in a second of processor time.
+    """
     _begin(good, bench.command(0, 2, "python3", "-c", NEIGHBOUR, str(written_bytes)))
     count = bench.directory / "state-server1/workers/job-0/count"
     while not count.exists() or not count.read_text():
         time.sleep(0.05)
     # The other rank of the same job: to the agents any two workers are strangers.
     spec = bench.command(1, 2, "python3", "-c", program) | {"memory_bytes": _MEMORY_BYTES}
-    shares = []
+    shares = list[tuple[float, float]]()
     for _ in range(TURNS):
         alone = _rounds(count)
         _begin(bad, spec)
         time.sleep(_WARM_S)
-        shares.append(_rounds(count) / alone)
+        beside = _rounds(count)
+        shares.append((beside[0] / alone[0], beside[1] / alone[1]))
         _end(bad, "job-1")
     _end(good, "job-0")
-    return statistics.median(shares)
+    by_time, by_processor = zip(*shares, strict=True)
+    return statistics.median(by_time), statistics.median(by_processor)
 
 
 def _begin(agent: Agent, spec: dict[str, Any]) -> None:
@@ -127,10 +138,18 @@ def _end(agent: Agent, worker: str) -> None:
         raise PatchlightError(f"ending worker {worker}: {answer.text}")
 
 
-def _rounds(count: Path) -> float:
-    began, before = time.monotonic(), int(count.read_text())
+def _rounds(count: Path) -> tuple[float, float]:
+    """Rounds in a second, and in a second of processor time."""
+    began, (rounds, used_us) = time.monotonic(), _counted(count)
     time.sleep(TURN_S)
-    return (int(count.read_text()) - before) / (time.monotonic() - began)
+    took_s, (rounds_then, used_then_us) = time.monotonic() - began, _counted(count)
+    more, more_us = rounds_then - rounds, used_then_us - used_us
+    return more / took_s, more / max(1, more_us) * 1e6
+
+
+def _counted(count: Path) -> tuple[int, int]:
+    rounds, used_us = count.read_text().split()
+    return int(rounds), int(used_us)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 # Debian or Ubuntu of this machine's release with OpenSSH, sudo and Python. Prints its folder, and does
 # nothing else where it is there. Needs root, and the first time a mirror of the distribution.
 #
-#   deploy/server-base.sh
+#   deploy/server-base.sh [--docker]     --docker: one that has a Docker engine, too
 #
 # PATCHLIGHT_SUITE chooses another release, PATCHLIGHT_MIRROR a mirror, PATCHLIGHT_CACHE the folder
 # that it is kept in.
@@ -17,12 +17,26 @@ LOCK_WAIT_S=900
 fail() { printf 'server-base: %s\n' "$*" >&2; exit 1; }
 say() { printf 'server-base: %s\n' "$*" >&2; }
 
-[ $# = 0 ] || fail "unknown argument $1: expected none"
+kind='' hooks=()
+case $# in
+    0) ;;
+    *)
+        [ "$*" = --docker ] || fail "unknown arguments $*: expected --docker or none"
+        kind=-docker PACKAGES=$PACKAGES,docker.io
+        # Containers have no network but the NICs that they are given. Its script is not to mount control
+        # groups, nor to end where the machine does not let it have more open files.
+        hooks=(
+            --customize-hook='echo "{\"bridge\": \"none\", \"iptables\": false, \"ip6tables\": false}" >"$1/etc/docker/daemon.json"'
+            --customize-hook='echo "cgroup /sys/fs/cgroup cgroup noauto 0 0" >>"$1/etc/fstab"'
+            --customize-hook='echo "ulimit() { command ulimit \"\$@\" 2>/dev/null || :; }" >>"$1/etc/default/docker"'
+        )
+        ;;
+esac
 # shellcheck source=/dev/null
 . /etc/os-release
 suite=${PATCHLIGHT_SUITE:-${VERSION_CODENAME:?cannot tell which Debian or Ubuntu this is; set PATCHLIGHT_SUITE}}
 command -v dpkg >/dev/null || fail "this is neither Debian nor Ubuntu: there is no dpkg here"
-base=$CACHE/servers/$suite-$(dpkg --print-architecture)-$RECIPE
+base=$CACHE/servers/$suite-$(dpkg --print-architecture)-$RECIPE$kind
 
 [ "$(id -u)" = 0 ] || fail "making the root file system needs root: sudo bash ${BASH_SOURCE[0]}"
 # Root's alone: programs in it that run as root are not kept up to date as this machine's are.
@@ -36,7 +50,7 @@ fi
 if ! [ -d "$base" ]; then
     command -v mmdebstrap >/dev/null ||
         fail "mmdebstrap is not installed: apt-get install mmdebstrap, or deploy/bootstrap.sh"
-    say "making the root file system of the servers ($suite; once, about a minute)"
+    say "making the root file system of the servers ($suite$kind; once, about a minute)"
     rm -rf --one-file-system "$CACHE"/servers/part.* # of a build that was killed
     part=$(mktemp -d "$CACHE/servers/part.XXXXXX")
     trap 'rm -rf "$part"' EXIT
@@ -49,7 +63,7 @@ if ! [ -d "$base" ]; then
         --customize-hook='chmod 440 "$1/etc/sudoers.d/nopasswd"' \
         --customize-hook='chmod 644 "$1/etc/resolv.conf"' \
         --customize-hook='rm -f "$1"/etc/ssh/ssh_host_* "$1/etc/hostname" "$1/etc/machine-id"' \
-        --customize-hook=': >"$1/etc/resolv.conf"' \
+        --customize-hook=': >"$1/etc/resolv.conf"' "${hooks[@]}" \
         "$suite" "$part/root" ${PATCHLIGHT_MIRROR:+"$PATCHLIGHT_MIRROR"} 2> >(
             # What takes long is said as it begins, the rest only where it fails.
             tee "$part/log" | sed -un 's/^I: \(.*\.\.\.\)$/server-base: \1/p' >&2

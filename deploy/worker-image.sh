@@ -5,6 +5,8 @@
 #
 #   deploy/worker-image.sh [--rebuild] [IMAGE]           default IMAGE: patchlight-worker:latest
 #   deploy/worker-image.sh --torch [--rebuild] [IMAGE]   with PyTorch: patchlight-worker-torch:latest
+#   deploy/worker-image.sh --save [--torch] [--rebuild]  as a file for servers, and prints which: no engine
+#                                                        is needed, see patchlight deploy push --image-file
 #
 # PyTorch is its build for processors, from $PATCHLIGHT_TORCH_INDEX (default: PyTorch's own index).
 # One with CUDA: PATCHLIGHT_TORCH_INDEX=https://download.pytorch.org/whl/cu126, or the suffix that
@@ -20,17 +22,19 @@ RECIPE=1 # to be raised when what is in the root file system changes
 fail() { printf 'worker-image: %s\n' "$*" >&2; exit 1; }
 say() { printf 'worker-image: %s\n' "$*" >&2; }
 
-rebuild=false torch=false image=
+rebuild=false torch=false save=false image=
 for argument in "$@"; do
     case $argument in
         --rebuild) rebuild=true ;;
         --torch) torch=true ;;
-        -*) fail "unknown option $argument (known: --rebuild, --torch)" ;;
+        --save) save=true ;;
+        -*) fail "unknown option $argument (known: --rebuild, --save, --torch)" ;;
         *) image=$argument ;;
     esac
 done
 kind=worker
 if $torch; then kind=worker-torch RECIPE=$RECIPE-torch; fi
+! $save || [ -z "$image" ] || fail "--save takes no IMAGE: it is patchlight-$kind:latest"
 image=${image:-patchlight-$kind:latest}
 case $image in *:*) ;; *) image=$image:latest ;; esac
 
@@ -53,14 +57,14 @@ fetch_torch() {
 
 engine() { python3 -I ../testbed/linux/docker_engine.py "$@"; }
 
-url=$(bash docker-engine.sh status 2>/dev/null) ||
-    fail "no Docker engine answers; start one: sudo bash $PWD/docker-engine.sh start"
-[ "${DOCKER_HOST:-$url}" = "$url" ] || fail "no Docker engine answers at $DOCKER_HOST"
-if ! $rebuild && engine has "$url" "$image" "$RECIPE"; then exit 0; fi
+if ! $save; then
+    url=$(bash docker-engine.sh status 2>/dev/null) ||
+        fail "no Docker engine answers; start one: sudo bash $PWD/docker-engine.sh start"
+    [ "${DOCKER_HOST:-$url}" = "$url" ] || fail "no Docker engine answers at $DOCKER_HOST"
+    if ! $rebuild && engine has "$url" "$image" "$RECIPE"; then exit 0; fi
+fi
 
 [ "$(id -u)" = 0 ] || fail "making the root file system needs root: sudo bash $PWD/worker-image.sh"
-command -v mmdebstrap >/dev/null ||
-    fail "mmdebstrap is not installed: apt-get install mmdebstrap"
 # shellcheck source=/dev/null
 . /etc/os-release
 suite=${PATCHLIGHT_SUITE:-${VERSION_CODENAME:?cannot tell which Debian or Ubuntu this is; set PATCHLIGHT_SUITE}}
@@ -69,6 +73,8 @@ TORCH_AT=/usr/local/lib/python$PYTHON/dist-packages
 tar=$CACHE/$kind-$suite-$(dpkg --print-architecture)-$RECIPE.tar
 
 if $rebuild || ! [ -s "$tar" ]; then
+    command -v mmdebstrap >/dev/null ||
+        fail "mmdebstrap is not installed: apt-get install mmdebstrap"
     say "making the root file system of the workers ($suite; some 20 s)"
     mkdir -p "$CACHE"
     part=$(mktemp -d "$CACHE/part.XXXXXX")
@@ -84,6 +90,16 @@ if $rebuild || ! [ -s "$tar" ]; then
         "${hooks[@]}" "$suite" "$part/worker.tar" ${PATCHLIGHT_MIRROR:+"$PATCHLIGHT_MIRROR"} >&2 ||
         fail "mmdebstrap could not make it (see above); PATCHLIGHT_MIRROR=URL chooses a mirror"
     mv "$part/worker.tar" "$tar"
+fi
+if $save; then
+    file=${tar%.tar}.image.tar
+    if ! [ "$file" -nt "$tar" ]; then
+        say "packing it as $image"
+        python3 -I image_file.py "$image" "$tar" "$file" patchlight.image=worker "patchlight.recipe=$RECIPE" ||
+            fail "packing it failed (see above)"
+    fi
+    echo "$file"
+    exit 0
 fi
 say "importing it as $image"
 engine import "$url" "$image" "$RECIPE" "$tar"

@@ -26,6 +26,7 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from patchlight.emulation.fabric.forking import close_nurseries
 from patchlight.emulation.fabric.lab_state import DISK_ROOT
+from patchlight.emulation.servers.groups import GROUPS, OURS
 from patchlight.testbed.linux import docker_engine
 from patchlight.testbed.linux.processes import ancestors, command_line, environment, process_ids
 from tests.support.data import data_set, without
@@ -182,8 +183,9 @@ def _labs_made() -> set[str]:
     spaces = NAMESPACES.glob("pl.*") if NAMESPACES.is_dir() else ()
     folders = LABS.glob("[!.]*") if LABS.is_dir() else ()
     disks = DISK_ROOT.iterdir() if DISK_ROOT.is_dir() else ()
+    groups = GROUPS.glob(f"*/{OURS}/*/") if GROUPS.is_dir() else ()
     made = {f"namespace {path.name}" for path in spaces}
-    return made | {f"folder {path}" for path in (*folders, *disks)}
+    return made | {f"folder {path}" for path in (*folders, *disks, *groups)}
 
 
 def _is_strangers(made: str, strangers: list[int], commands: list[str]) -> bool:

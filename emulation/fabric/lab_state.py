@@ -54,10 +54,10 @@ class LabState:
 
     ``phase`` is ``making`` until the lab is complete, then ``up``. ``namespaces`` maps each
     name to the namespace's inode, 0 while it is only intended. ``servers`` is what the servers are:
-    ``namespace`` or ``ssh``. ``datapath`` is what the packet
-    switches are: ``bridge``, ``netdev`` or ``system``. ``docker`` is the URL of the engine that the
-    lab's agents may run workers in. ``swapped`` are pairs of ports whose fibres are plugged in the
-    wrong way round.
+    ``namespace`` or ``ssh``, and then ``base`` is the folder of the root file system that they
+    share. ``datapath`` is what the packet switches are: ``bridge``, ``netdev`` or ``system``.
+    ``docker`` is the URL of the engine that the lab's agents may run workers in. ``swapped`` are
+    pairs of ports whose fibres are plugged in the wrong way round.
     """
 
     lab: str
@@ -67,6 +67,7 @@ class LabState:
     fabric: str = ""
     datapath: str = ""
     servers: str = "namespace"
+    base: str = ""
     controller_api: str = ""
     docker: str = ""
     boot_id: str = ""

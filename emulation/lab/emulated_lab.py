@@ -213,7 +213,7 @@ class EmulatedLab:
         services.check_requirements()
         rehearsal: Rehearsal | None = None
         if self._options.servers == "ssh":
-            rehearsal = prepare_rehearsal(self.lab, state, self._say)
+            rehearsal = prepare_rehearsal(self.lab, state, self._say, docker=self._options.docker)
             self.lab = rehearsal.lab
         state.fabric = self.lab.fabric
         state.datapath = services.datapath

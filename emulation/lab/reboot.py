@@ -12,7 +12,7 @@ from patchlight.emulation.fabric.lab_state import LabState
 from patchlight.emulation.fabric.plan import FabricPlan, namespace_name
 from patchlight.emulation.fabric.processes import Supervisor
 from patchlight.emulation.lab.borrowed_nic import HostNic, HostUnreachable
-from patchlight.emulation.servers.base import server_base
+from patchlight.emulation.servers.groups import remove_groups
 from patchlight.emulation.servers.rehearsal import server_service, service_name
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab, Server
@@ -31,7 +31,6 @@ def reboot(lab: Lab, plan: FabricPlan, name: str, say: Callable[[str], None]) ->
     server = lab.device(name)
     if not isinstance(server, Server):
         raise BadInput(f"{name} is not a server of lab {lab.name}")
-    base = server_base(say) if server.ssh.address else Path()
     with states.lab_lock(lab.name), ExitStack() as stack:
         state = states.read_state(lab.name)
         if state is None or state.servers != "ssh" or server.ssh.address is None:
@@ -53,7 +52,9 @@ def reboot(lab: Lab, plan: FabricPlan, name: str, say: Callable[[str], None]) ->
             nic.move(descriptor, home, several_nics=len(server.nics) > 1)
         state.processes = [each for each in state.processes if each.name != service_name(name)]
         state.save()
-        service = server_service(lab.name, base, name, IPv4Address(server.ssh.address))
+        remove_groups(lab.name, name)  # what its containers were in
+        address = IPv4Address(server.ssh.address)
+        service = server_service(lab.name, Path(state.base), name, address)
         Supervisor(state, say).start([service])
 
 

@@ -129,6 +129,7 @@ class LabKeywords(TypedDict, total=False):
     policies: PolicyChoice
     real_time: bool
     servers: str
+    docker: bool
     tls: Path | None
     swapped: tuple[tuple[str, str], ...]
 
@@ -143,9 +144,9 @@ class LabOptions:
     overrides the lab file's, as do ``policies``. ``real_time``: the lab's processes run before
     every ordinary process of this machine, where the kernel permits. ``servers``: network
     namespaces (``namespace``), or with a root file system and sshd of their own (``ssh``), where no
-    agent runs. ``tls``: the folder of the controller's credentials, for agents on such servers.
-    ``swapped``: pairs of ports whose fibres are plugged in the wrong way round, and the runtime lab
-    file does not say so.
+    agent runs; with ``docker``, such servers have a Docker engine each. ``tls``: the folder of the
+    controller's credentials, for agents on such servers. ``swapped``: pairs of ports whose fibres
+    are plugged in the wrong way round, and the runtime lab file does not say so.
     """
 
     controller: bool = True
@@ -156,6 +157,7 @@ class LabOptions:
     policies: PolicyChoice = NOTHING_SAID
     real_time: bool = False
     servers: str = "namespace"
+    docker: bool = False
     tls: Path | None = None
     swapped: tuple[tuple[str, str], ...] = ()
 
@@ -174,6 +176,18 @@ class LabOptions:
             raise BadInput(
                 "agents do not come with servers that have an sshd: expected one or the other",
                 hint="Leave out --agents, or --servers ssh.",
+            )
+        if self.docker and self.servers != "ssh":
+            raise BadInput(
+                "servers that are network namespaces have no Docker engine of their own: "
+                "--docker is for --servers ssh",
+                hint="Leave out --docker: their agents use the engine of this machine.",
+            )
+        if self.docker and self.real_time:
+            raise BadInput(
+                "servers with a Docker engine cannot run in real time: their control groups have "
+                "no budget for it",
+                hint="Leave out --real-time, or --docker.",
             )
 
 

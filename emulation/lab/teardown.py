@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.fabric.plan import fabric_namespace, namespace_prefix
+from patchlight.emulation.servers.groups import remove_groups
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux import docker_engine, namespaces
 from patchlight.testbed.linux.namespace_processes import is_in
@@ -62,6 +63,7 @@ def remove_lab(lab: str) -> bool:
     if state.is_of_this_boot:
         # Looked up again: an agent may have made one for a worker since.
         _end_namespaces(lab, _present_namespaces(state))
+        remove_groups(lab)
     for folder in (states.disk_dir(lab), directory):
         _remove_folder(folder)
     return True

@@ -17,15 +17,17 @@ class NoRehearsalServers(PatchlightError):
     """This machine cannot run servers with a root file system of their own."""
 
 
-def server_base(say: Callable[[str], None]) -> Path:
+def server_base(say: Callable[[str], None], *, docker: bool = False) -> Path:
     """The folder of the root file system, made where there is none (once, about a minute).
 
-    ``say`` hears of each step. Raises ``NoRehearsalServers`` where it cannot be made.
+    With ``docker`` it is the one that has a Docker engine. ``say`` hears of each step. Raises
+    ``NoRehearsalServers`` where it cannot be made.
     """
     script = str(deploy_file("server-base.sh"))
+    command = ["bash", script, *(["--docker"] if docker else [])]
     lines: list[str] = []
     with subprocess.Popen(
-        ["bash", script],
+        command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -53,6 +55,11 @@ def server_base(say: Callable[[str], None]) -> Path:
             "deploy/bootstrap.sh, see to the network, or name a mirror with PATCHLIGHT_MIRROR.",
         )
     return Path(folder)
+
+
+def has_docker(base: Path) -> bool:
+    """Whether servers with this root file system have a Docker engine."""
+    return (base / "usr/sbin/dockerd").exists()
 
 
 def check_overlay(base: Path, trial: Path) -> None:

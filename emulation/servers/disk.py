@@ -14,18 +14,27 @@ _USER_ID = 1000  # as deploy/server-base.sh makes it
 
 
 def make_disk(
-    disk: Path, name: str, host_key: SshKey, login_key: SshKey, names: Mapping[str, IPv4Address]
+    disk: Path,
+    name: str,
+    host_key: SshKey,
+    login_key: SshKey,
+    names: Mapping[str, IPv4Address],
+    *,
+    docker: bool,
 ) -> None:
     """Make the folders of an overlay mount, and the server's own files in ``disk/upper``.
 
     ``names`` are the servers' management addresses, for ``/etc/hosts``. Where a folder is in the
-    base too, owner and mode of this one count.
+    base too, owner and mode of this one count. With ``docker`` there is a folder
+    for what its engine keeps.
     """
     upper, home = disk / "upper", disk / "upper/home" / USER
     disk.mkdir(mode=0o700, parents=True)
     for folder in (upper, disk / "root", upper / "etc", upper / "etc/ssh", upper / "home"):
         _folder(folder, 0o755)
     _folder(disk / "work", 0o700)
+    if docker:
+        _folder(disk / "docker", 0o710)
     for folder in (home, home / ".ssh"):
         _folder(folder, 0o700, _USER_ID)
     _file(home / ".ssh/authorized_keys", f"{login_key.public} {USER}\n", 0o600, _USER_ID)

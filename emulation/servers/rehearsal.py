@@ -14,8 +14,9 @@ from pathlib import Path
 from patchlight.emulation.fabric.lab_state import LabState, disk_dir, run_dir
 from patchlight.emulation.fabric.plan import namespace_name
 from patchlight.emulation.fabric.processes import Service
-from patchlight.emulation.servers.base import check_overlay, server_base
+from patchlight.emulation.servers.base import check_overlay, has_docker, server_base
 from patchlight.emulation.servers.disk import USER, make_disk
+from patchlight.emulation.servers.groups import make_groups, server_group
 from patchlight.emulation.servers.keys import new_key, write_client_files
 from patchlight.emulation.servers.management import (
     ManagementNetwork,
@@ -56,15 +57,20 @@ class Rehearsal:
 
 
 def server_service(lab: str, base: Path, server: str, address: IPv4Address) -> Service:
-    """The first process of a server, that all others of it descend from: it boots the server."""
-    own = ["--mount", "--pid", "--uts", "--ipc", "--cgroup"]
+    """The first process of a server, that all others of it descend from: it boots the server.
+
+    Makes its control groups where the server has a Docker engine; ``CgroupError`` if it cannot.
+    """
+    own = ["--mount", "--pid", "--uts", "--ipc"]
+    if has_docker(base):
+        make_groups(lab, server)
     # With its parent, or by any other way, the server ends as when the power goes.
-    gpus = run_dir(lab) / "gpus" / server
+    gpus, disk = run_dir(lab) / "gpus" / server, disk_dir(lab) / server
     gpus.mkdir(mode=0o700, parents=True, exist_ok=True)
     boot = ["unshare", *own, "--fork", "--kill-child", "sh", str(_BOOT)]
     return Service(
         name=service_name(server),
-        argv=[*boot, *map(str, (base, disk_dir(lab) / server, server, gpus))],
+        argv=[*boot, *map(str, (base, disk, server, gpus, server_group(lab, server)))],
         ready=partial(ssh_answers, str(address)),
         namespace=namespace_path(namespace_name(lab, server)),
         environment={"PATH": _PATH},
@@ -77,16 +83,20 @@ def service_name(server: str) -> str:
     return f"server-{server}"
 
 
-def prepare_rehearsal(lab: Lab, state: LabState, say: Callable[[str], None]) -> Rehearsal:
+def prepare_rehearsal(
+    lab: Lab, state: LabState, say: Callable[[str], None], *, docker: bool = False
+) -> Rehearsal:
     """Make what rehearsal servers need before their NICs: base, network, keys, disks.
+
+    With ``docker`` each has a Docker engine, which begins with the server.
 
     Raises ``NoRehearsalServers`` where this machine can have no such servers, and what the parts
     raise; what was made so far stays for the caller to remove.
     """
     if not lab.servers:
         raise BadInput(f"lab {lab.name} has no servers: expected some, with --servers ssh")
-    base = server_base(say)
-    state.servers = "ssh"
+    base = server_base(say, docker=docker)
+    state.servers, state.base = "ssh", str(base)
     state.namespaces[management_namespace(lab.name)] = 0
     state.save()
     check_overlay(base, disk_dir(lab.name) / ".trial")
@@ -100,7 +110,7 @@ def prepare_rehearsal(lab: Lab, state: LabState, say: Callable[[str], None]) -> 
         folder, USER, identity, {name: (addresses[name], key) for name, key in keys.items()}
     )
     for name, key in keys.items():
-        make_disk(disk_dir(lab.name) / name, name, key, identity, addresses)
+        make_disk(disk_dir(lab.name) / name, name, key, identity, addresses, docker=docker)
     servers = tuple(
         replace(
             server,

@@ -95,6 +95,9 @@ def emulate() -> None:
     help="What servers are: a network and an agent, or a machine to deploy to over SSH.",
 )
 @click.option(
+    "--docker", is_flag=True, help="With --servers ssh: each server has a Docker engine of its own."
+)
+@click.option(
     "--swap",
     "swapped",
     nargs=2,
