@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import sys
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -34,8 +35,11 @@ USUAL_ADDRESS = "127.0.0.1:8480"
     help=f"Where the page is, on this machine alone.  [default: {USUAL_ADDRESS}, or a free port "
     "where that is taken]",
 )
+@click.option("--while-stdin", is_flag=True, hidden=True, help="End at the end of its input.")
 @controller_options
-def dashboard(listen_at: str | None, lab_name: str | None, address: str | None) -> None:
+def dashboard(
+    listen_at: str | None, while_stdin: bool, lab_name: str | None, address: str | None
+) -> None:
     """Show the lab in a browser: its light, jobs, circuits and history, live. Ends with Ctrl-C.
 
     It is a client of the controller: what you may do there you may do on the page. Only you can
@@ -52,7 +56,8 @@ def dashboard(listen_at: str | None, lab_name: str | None, address: str | None) 
             lab, for_all = client.identity().name, os.geteuid() == 0 and not client.is_logged_in
         host, port = listener.getsockname()[:2]
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
-        asyncio.run(_serve(listener, connecting, for_all, f"dashboard of {lab}: {url}"))
+        ready = f"dashboard of {lab}: {url}"
+        asyncio.run(_serve(listener, connecting, ready, for_all=for_all, while_stdin=while_stdin))
 
 
 def _listening(listen_at: str | None) -> socket.socket:
@@ -71,7 +76,12 @@ def _listening(listen_at: str | None) -> socket.socket:
 
 
 async def _serve(
-    listener: socket.socket, connecting: partial[ControllerClient], for_all: bool, ready: str
+    listener: socket.socket,
+    connecting: partial[ControllerClient],
+    ready: str,
+    *,
+    for_all: bool,
+    while_stdin: bool,
 ) -> None:
     # Not above: NiceGUI takes most of a second, and --help none of it.
     from patchlight.cli.dashboard.door import Visitors
@@ -83,16 +93,26 @@ async def _serve(
     watch = LabWatch(connecting)
     names = ("localhost", "127.0.0.1", "::1")
     app = dashboard_app(watch, visitors)
-    server = http_server(app, hosts=names, websockets=True, lifespan="on")
+    server = http_server(
+        app, hosts=names, websockets=True, lifespan="on", timeout_graceful_shutdown=2
+    )
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, partial(_end, server))
+        loop.add_signal_handler(number, partial(_end, server))
+    if while_stdin:  # whoever started this writes nothing there
+        loop.add_reader(sys.stdin.fileno(), partial(_at_end_of_input, server))
     watch.start()
     try:
-        say(ready, err=True)
+        say(ready)
         await server.serve(sockets=[listener])
     finally:
         watch.close()
         visitors.close()
+
+
+def _at_end_of_input(server: uvicorn.Server) -> None:
+    asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+    _end(server)
 
 
 def _end(server: uvicorn.Server) -> None:

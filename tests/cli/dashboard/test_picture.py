@@ -194,4 +194,4 @@ def test_it_listens_on_this_machine_alone() -> None:
     callback = dashboard.callback
     assert callback is not None
     with pytest.raises(BadInput, match="users of this machine alone"):
-        callback(listen_at="0.0.0.0:8480", lab_name=None, address="127.0.0.1:1")
+        callback("0.0.0.0:8480", False, lab_name=None, address="127.0.0.1:1")
