@@ -84,6 +84,12 @@ def _host(url: str) -> str:
     return urlsplit(url).hostname or "" if not url.startswith("data:") else ""
 
 
+async def shown_circuits(page: Page) -> set[str]:
+    """The circuits that the picture has, like ``ocs1 1>7``: each as one of its two directions."""
+    named = "every => every.map(each => each.dataset.circuit)"
+    return set(await page.locator("[data-circuit]").evaluate_all(named))
+
+
 def pictures_folder(otherwise: Path) -> Path:
     """Where pictures of pages go: ``PATCHLIGHT_PICTURES``, where the documentation is to have new
     ones (``docs/images``)."""

@@ -12,7 +12,7 @@ from playwright.async_api import Page, expect
 
 from patchlight.controller.client import ControllerClient
 from patchlight.testbed.portmap import PortMap
-from tests.support.dashboard import browser_page, dashboard_of, pictures_folder
+from tests.support.dashboard import browser_page, dashboard_of, pictures_folder, shown_circuits
 from tests.support.waiting import eventually
 from tests.support.watched_lab import JOB, WatchedLab, watched_lab
 
@@ -39,7 +39,6 @@ async def test_pages_show_what_the_controller_says_and_change_it(tmp_path: Path)
         page = watched.page
         await page.goto(url)
         await the_lab_is_shown(page, lab)
-        await page.screenshot(path=pictures / "dashboard-lab.png")
         # The keyboard alone: to a device, and to the page on circuits.
         await page.get_by_role("button", name="ocs1,").focus()
         await page.keyboard.press("Enter")
@@ -109,6 +108,8 @@ async def what_others_do_is_seen(page: Page, lab: WatchedLab) -> None:
         change = await asyncio.to_thread(client.reconfigure, moves, why="regroup")
     assert change["state"] == "committed", change["message"]
     await expect(page.locator("[data-circuit='ocs1 3>9']")).to_have_count(1)
+    # While the light moves, what goes and what comes are both shown.
+    await expect(page.locator("[data-circuit]")).to_have_count(6)
     assert await shown_circuits(page) == duplex(lab)
     await expect(page.get_by_text("light was away")).to_be_visible()
     parts = lab.controller.circuits
@@ -158,14 +159,8 @@ async def as_nobody(port: str, path: str) -> str:
     return told.decode()
 
 
-async def shown_circuits(page: Page) -> set[str]:
-    """The circuits that the picture has, each as one of its two directions."""
-    found = await page.locator("[data-circuit]").all()
-    return {str(await each.get_attribute("data-circuit")) for each in found}
-
-
 def duplex(lab: WatchedLab) -> set[str]:
-    """The circuits that the controller has, likewise."""
+    """The circuits that the controller has, each as the lower of its two directions."""
     maps: Mapping[str, PortMap] = lab.controller.circuits.maps.last or {}
     return {f"{ocs} {c}" for ocs, m in maps.items() for c in m if c.inp < c.out}
 
