@@ -25,7 +25,7 @@ for option in "$@"; do
     case $option in
         --test) packages+=(gcc libc6-dev prometheus chromium); learn=yes docs=yes ;;
         --docs) docs=yes ;;
-        --bench) packages+=(mininet openvswitch-testcontroller iperf3 python3-simgrid); learn=yes ;;
+        --bench) packages+=(mininet openvswitch-testcontroller iperf3 python3-simgrid chromium); learn=yes ;;
         --learn) learn=yes ;;
         *) fail "unknown option $option (known: --docs, --test, --bench, --learn)" ;;
     esac
