@@ -1,4 +1,4 @@
-# make demo      the OFC 2022 experiment, end to end, on this machine
+# make demo      the OFC 2022 experiment, end to end, on this machine, with a dashboard to look at
 # make lab-demo  servers with an sshd each: deploy to them, train, regroup, take it all away
 # make test      every check that CI runs
 # make coverage  the tests that need no root, and which lines they ran
@@ -22,7 +22,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 demo:
 	@deploy/bootstrap.sh
-	@$(ROOT_RUN) deploy/with-docker-engine.sh $(BIN)/patchlight experiment ofc2022 $(DEMO_ARGS)
+	@$(ROOT_RUN) deploy/with-docker-engine.sh $(BIN)/patchlight experiment ofc2022 --dashboard $(DEMO_ARGS)
 
 lab-demo:
 	@deploy/bootstrap.sh

@@ -29,6 +29,7 @@ MODULES = (
     "benchmarks.jobs",
     "benchmarks.jobqueue",
     "benchmarks.api",
+    "benchmarks.dashboard",
     "benchmarks.following_light",
     "benchmarks.openflow",
     "benchmarks.ocs",

@@ -17,6 +17,7 @@ from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab_api import UNIX, LabIdentity, is_beyond_this_machine
 
 USER_HEADER = "X-Patchlight-User"
+UID_HEADER = "X-Patchlight-Uid"
 
 # What stops things goes to the lab of that name, whichever version of its file is at hand.
 _STOPS = ("DELETE /jobs/", "DELETE /discovery", "POST /stop", "POST /drain", "POST /shutdown")
@@ -53,10 +54,14 @@ class ControllerClient(CircuitCalls, JobCalls, DiscoveryCalls, AccessCalls, Even
         *,
         lab: LabIdentity | None = None,
         user: str = "",
+        uid: int | None = None,
         login: Login | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """``user`` is the name that the history gets; ``transport`` replaces the network."""
+        """``user`` is the name that the history gets; ``transport`` replaces the network.
+
+        With ``uid``, root asks for that user of the machine, in whose role it is done.
+        """
         self.address = address
         self._lab, self._known = lab, transport is not None
         # The server drops idle connections after 5 s: a request must not race that.
@@ -69,8 +74,11 @@ class ControllerClient(CircuitCalls, JobCalls, DiscoveryCalls, AccessCalls, Even
             )
         # Headers are ASCII; names need not be.
         headers = {USER_HEADER: user.encode("ascii", "replace").decode()}
+        if uid is not None:
+            headers[UID_HEADER] = str(uid)
         if login is not None:
             headers["Authorization"] = f"Bearer {login.token}"
+        self.is_logged_in = login is not None
         # Whom a certificate has to be for.
         self._extensions = {} if login is None else {"sni_hostname": login.name}
         # Without TLS the machine's certificates are not read, which takes some 100 ms.

@@ -97,8 +97,12 @@ class JobCalls(ABC):
 
     def latest_iterations(self, job_id: str, most: int) -> list[Answer]:
         """The latest reports of the job's workers, oldest first."""
+        return self.recent_iterations(job_id, most)[0]
+
+    def recent_iterations(self, job_id: str, most: int) -> tuple[list[Answer], int]:
+        """The same, and the ``after`` with which ``iterations`` goes on."""
         answer = self._call("GET", f"{_job_path(job_id)}/iterations", latest=most)
-        return list(answer["iterations"])
+        return list(answer["iterations"]), int(answer["next"])
 
     def iterations(self, job_id: str, after: int = 0) -> tuple[list[Answer], int]:
         """What the job's workers reported after number ``after``, and the next ``after``."""

@@ -23,9 +23,9 @@ if grep -qs Y /sys/module/apparmor/parameters/enabled; then packages+=(apparmor)
 learn='' docs=''
 for option in "$@"; do
     case $option in
-        --test) packages+=(gcc libc6-dev prometheus); learn=yes docs=yes ;;
+        --test) packages+=(gcc libc6-dev prometheus chromium); learn=yes docs=yes ;;
         --docs) docs=yes ;;
-        --bench) packages+=(mininet openvswitch-testcontroller iperf3 python3-simgrid); learn=yes ;;
+        --bench) packages+=(mininet openvswitch-testcontroller iperf3 python3-simgrid chromium); learn=yes ;;
         --learn) learn=yes ;;
         *) fail "unknown option $option (known: --docs, --test, --bench, --learn)" ;;
     esac
@@ -150,7 +150,7 @@ make_venv() {
     else
         say "Ryu could not be built (see above): going on with OS-Ken as the only OpenFlow engine"
     fi
-    .venv/bin/python -m pip install --quiet --editable ".[$extras]"
+    .venv/bin/python -m pip install --quiet --editable ".[$extras,dashboard]"
     # Without Ryu there is no stamp: the next run tries again.
     if [ $extras = test,ryu ]; then fingerprint >.venv/patchlight-stamp; fi
 }

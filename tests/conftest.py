@@ -69,7 +69,18 @@ def _no_prometheus() -> str | None:
     return f"no {', '.join(missing)}: apt install prometheus" if missing else None
 
 
-NEEDS = {"root": _no_root, "ovs": _no_ovs, "docker": _no_docker, "prometheus": _no_prometheus}
+@functools.cache
+def _no_browser() -> str | None:
+    return None if shutil.which("chromium") else "no chromium: apt install chromium"
+
+
+NEEDS = {
+    "root": _no_root,
+    "ovs": _no_ovs,
+    "docker": _no_docker,
+    "prometheus": _no_prometheus,
+    "browser": _no_browser,
+}
 
 
 def _is_worker(config: pytest.Config) -> bool:

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 
 from patchlight.controller.changes.record import ChangeOptions
-from patchlight.controller.client import USER_HEADER
+from patchlight.controller.client import UID_HEADER, USER_HEADER
 from patchlight.controller.tokens import Tokens
 from patchlight.testbed.access import Access, Role
 from patchlight.testbed.errors import PatchlightError
@@ -31,6 +31,7 @@ IN_PROCESS = "direct"
 _TABLES = {4: Path("/proc/net/tcp"), 6: Path("/proc/net/tcp6")}
 _NOBODYS = "0"
 _LONGEST_NAME = 80
+_LONGEST_UID = 10
 _BEARER = "bearer "
 UNKNOWN = "(unknown)"
 _logins: dict[int, str] = {}
@@ -69,7 +70,8 @@ class Doorman:
         """The user, where the request came from, and their role.
 
         A user of this machine goes by the name of the login, whatever was declared; the superuser
-        may speak for others (``sudo``). Whom the kernel does not show any more is unknown.
+        may speak for others (``sudo``), and by user id also in their role. Whom the kernel does
+        not show any more is unknown.
         ``NotKnown`` for who shows no good token where one is needed, or a bad one anywhere.
         """
         host, port = request.client or ("", 0)
@@ -90,11 +92,14 @@ class Doorman:
             who = f"{origin} (no user to be seen)"
             role = min(self._access.others, Role.VIEWER)
             return Caller(by=UNKNOWN, origin=who, role=role)
-        declared, login = _declared(request), await _login(uid)
-        by = declared if uid == 0 and declared else login
-        if "role" not in seen:
-            seen["role"] = await asyncio.to_thread(self._role_of, uid, login)
-        return Caller(by=by, origin=f"{origin} (uid {uid})", role=seen["role"])
+        spoken_for = _spoken_for(request) if uid == 0 else None
+        who = f"uid {uid}" if spoken_for is None else f"uid {uid} for uid {spoken_for}"
+        declared = _declared(request) if uid == 0 and spoken_for is None else ""
+        uid = uid if spoken_for is None else spoken_for
+        login, roles = await _login(uid), seen.setdefault("roles", {})
+        if uid not in roles:
+            roles[uid] = await asyncio.to_thread(self._role_of, uid, login)
+        return Caller(by=declared or login, origin=f"{origin} ({who})", role=roles[uid])
 
     def _holder(self, shown: str, origin: str) -> Caller:
         is_bearer = shown[: len(_BEARER)].lower() == _BEARER
@@ -134,6 +139,16 @@ def _is_member(uid: int, login: str, group: str) -> bool:
 def _declared(request: Request) -> str:
     declared = request.headers.get(USER_HEADER, "")[:_LONGEST_NAME]
     return "".join(c if c.isprintable() else "?" for c in declared)
+
+
+def _spoken_for(request: Request) -> int | None:
+    """For which user the superuser asks; ``NotKnown`` for what is no user id."""
+    said = request.headers.get(UID_HEADER)
+    if said is None:
+        return None
+    if not (said.isascii() and said.isdecimal() and len(said) <= _LONGEST_UID):
+        raise NotKnown(f"{said[:40]!r} in {UID_HEADER} is no user id", hint="expected a number")
+    return int(said)
 
 
 async def _user_at(request: Request) -> int | None:

@@ -76,7 +76,8 @@ def _look(routes: APIRouter, controller: Controller) -> None:
         job_id: str, after: models.Number = 0, latest: models.PageLength | None = None
     ) -> Answer:
         if latest is not None:
-            return {"iterations": table.ledger.latest_iterations(table[job_id].id, latest)}
+            found = table.ledger.latest_iterations(table[job_id].id, latest)
+            return {"iterations": found, "next": table.ledger.reported(job_id)}
         reports, last = table.ledger.iterations(table[job_id].id, after, _MOST_REPORTS)
         return {"iterations": reports, "next": last}
 

@@ -142,13 +142,16 @@ def running_lab_file(lab_name: str | None) -> Path:
     return up[lab_name] if lab_name in up else find_lab(lab_name)
 
 
-def connect(lab_name: str | None, address: str | None) -> ControllerClient:
-    """A client of the controller meant, that talks to no other lab's than the one named."""
+def connect(lab_name: str | None, address: str | None, uid: int | None = None) -> ControllerClient:
+    """A client of the controller meant, that talks to no other lab's than the one named.
+
+    With ``uid``, root asks for that user of the machine.
+    """
     from patchlight.controller.client import ControllerClient
     from patchlight.controller.login import logins
 
     if address is not None and lab_name is None:
-        return ControllerClient(address, user=user_name(), login=logins().get(address))
+        return ControllerClient(address, user=user_name(), uid=uid, login=logins().get(address))
     file = running_lab_file(lab_name)
     lab = read_lab(file)
     identity = LabIdentity.of(lab, file)
@@ -161,7 +164,7 @@ def connect(lab_name: str | None, address: str | None) -> ControllerClient:
             hint=f"if you mean that one: --lab {lab.name}",
         )
     login = logins().get(address)
-    return ControllerClient(address, lab=identity, user=user_name(), login=login)
+    return ControllerClient(address, lab=identity, user=user_name(), uid=uid, login=login)
 
 
 def user_name() -> str:

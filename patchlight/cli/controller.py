@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,12 @@ def controller() -> None:
     help="Where metrics for Prometheus are besides, for this machine alone: /metrics and nothing "
     "else  [default: at the API's address only].",
 )
+@click.option(
+    "--dashboard",
+    "dashboard_at",
+    metavar="HOST:PORT",
+    help="Where a dashboard is besides, for this machine alone: a process of its own.",
+)
 @click.option("--openflow", metavar="HOST:PORT", help="Where packet switches connect to.")
 @click.option(
     "--openflow-netns",
@@ -118,6 +125,7 @@ def run(
     state: Path | None,
     api: str | None,
     openflow: str | None,
+    dashboard_at: str | None,
     loss_tolerance: float,
     baseline_tolerance: float,
     **options: Any,
@@ -158,7 +166,17 @@ def run(
     if is_beyond_this_machine(api):
         api += f" and {own_socket(lab.name)}"
     where = f"API on {api}, OpenFlow on {settings.openflow}"
-    serve(lab, settings, lambda: say(f"controller of {lab.name}: {where}", err=True))
+    with ExitStack() as beside:
+
+        def ready() -> None:
+            say(f"controller of {lab.name}: {where}", err=True)
+            if dashboard_at is not None:
+                from patchlight.cli.dashboard.beside import Dashboard
+
+                local = own_socket(lab.name) if is_beyond_this_machine(settings.api) else None
+                beside.callback(Dashboard(local or settings.api, dashboard_at).close)
+
+        serve(lab, settings, ready)
 
 
 def _reach(ocs: dict[str, Any]) -> Coloured:

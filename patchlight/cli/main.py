@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, _Command] = {
     "emulate": _Command("patchlight.cli.lab.emulate", "Run a lab in software on this machine."),
     "status": _Command("patchlight.cli.status", "Show how a lab is, on one screen."),
     "top": _Command("patchlight.cli.top", "Watch jobs, GPUs and circuits."),
+    "dashboard": _Command("patchlight.cli.dashboard.command", "Show a lab in a browser."),
     "report": _Command("patchlight.cli.report.command", "Write a page on what happened."),
     "controller": _Command("patchlight.cli.controller", "Run and ask the controller."),
     "login": _Command("patchlight.cli.access", "Log in to a controller on another machine."),

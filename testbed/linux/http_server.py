@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+import h11
 import uvicorn
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -63,6 +64,7 @@ def http_server(
     hosts: Collection[str] = (),
     limits: Limits = DEFAULT_LIMITS,
     tls: ssl.SSLContext | None = None,
+    websockets: bool = False,
     **options: Any,
 ) -> uvicorn.Server:
     """A uvicorn server that leaves signals to the caller; ``options`` are uvicorn's.
@@ -70,7 +72,8 @@ def http_server(
     ``hosts``: the names that requests may call it by, beside the address that they came to; any,
     if none are given. With ``tls``, the client of a request whose peer shows a certificate is the
     name in it. What is found out about a connection is kept for its next requests in the ``state``
-    of a request's scope, under ``connection``. Uvicorn's own
+    of a request's scope, under ``connection``. ``websockets``: whether a connection may become
+    one; a page of another site gets none. Uvicorn's own
     signal handlers raise the signal again at the end, and with it end the process before
     the caller lets go of things. Set ``should_exit`` to stop it.
     """
@@ -81,7 +84,8 @@ def http_server(
         log_level="warning",
         access_log=False,
         http=cast(type[asyncio.Protocol], connection),
-        ws="none",
+        ws="websockets-sansio" if websockets else "none",
+        ws_max_size=limits.body_bytes,
         # Who asks is judged by the connection; a header says whatever its writer likes.
         proxy_headers=False,
         backlog=_ACCEPTED_AT_ONCE,
@@ -136,6 +140,7 @@ class _Connection(H11Protocol):
         # Each request gets a copy of the outer one.
         self.app_state = {**self.app_state, "connection": {}}
         self._waits: asyncio.TimerHandle | None = None
+        self._is_websocket = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -173,6 +178,11 @@ class _Connection(H11Protocol):
         super().data_received(data)
         self._judge()
 
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Hand the connection over to somebody who looks after it otherwise."""
+        self._is_websocket = True
+        super().handle_websocket_upgrade(event)
+
     def on_response_complete(self) -> None:
         self._rest()
         super().on_response_complete()
@@ -195,7 +205,7 @@ class _Connection(H11Protocol):
         """Begin to wait where it is the peer's turn, and cease to where it is ours."""
         request = self.cycle
         whole = request is not None and not request.more_body and not request.response_complete
-        if whole and not self.flow.write_paused:
+        if self._is_websocket or (whole and not self.flow.write_paused):
             self._rest()
         elif self._waits is None and not self.transport.is_closing():
             self._waits = self.loop.call_later(self._limits.peer_s, self.give_up)
@@ -265,10 +275,17 @@ class _Guard:
         self._app, self._hosts, self._body_bytes = app, frozenset(hosts), body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        if scope["type"] == "websocket":
+            # Without an answer before it is accepted, the client gets a 403.
+            if self._refusal(scope, headers):
+                await send({"type": "websocket.close"})
+            else:
+                await self._app(scope, receive, send)
+            return
         if refusal := self._refusal(scope, headers):
             answer = JSONResponse(problem(*refusal), refusal[0], media_type=PROBLEM_MEDIA_TYPE)
             await answer(scope, receive, send)
@@ -293,8 +310,10 @@ class _Guard:
         if self._hosts and _host_name(host) not in known:
             names = ", ".join(sorted(self._hosts))
             return 421, f"nobody is called {host[:80]!r} here", f"call it by one of: {names}"
-        foreign = origin is not None and origin != f"{scope['scheme']}://{host}"
-        if self._hosts and foreign and scope["method"] not in _READS:
+        scheme = {"ws": "http", "wss": "https"}.get(scope["scheme"], scope["scheme"])
+        foreign = origin is not None and origin != f"{scheme}://{host}"
+        # A socket is for changes, too.
+        if self._hosts and foreign and scope.get("method") not in _READS:
             return 403, f"a web page of {str(origin)[:80]} may change nothing here", "use the CLI"
         length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 18 or int(length) > self._body_bytes:

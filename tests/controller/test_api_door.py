@@ -106,6 +106,7 @@ h.putrequest("POST", "/v1/reconfigurations")
 h.putheader("Content-Type", "application/json")
 for name in ("root", "alice"):
     h.putheader("X-Patchlight-User", name)
+h.putheader("X-Patchlight-Uid", "0")
 h.putheader("Content-Length", "2")
 h.endheaders(b"{}")
 print(h.getresponse().status)
@@ -137,6 +138,22 @@ def test_a_user_at_the_unix_socket_goes_by_the_login_whatever_is_declared(
             assert changes == [("nobody", "unix (uid 65534)")] * (status == 200)
         finally:
             process.stop()
+
+
+@pytest.mark.root
+def test_root_may_ask_for_a_user_and_gets_that_users_role(door: ControllerProcess) -> None:
+    nobody = {"X-Patchlight-Uid": str(pwd.getpwnam("nobody").pw_uid), "X-Patchlight-User": "eva"}
+    me = send(door, "GET", "/v1/whoami", headers=nobody).json()
+    assert (me["user"], me["role"]) == ("nobody", "viewer")
+    assert me["origin"].endswith("(uid 0 for uid 65534)")
+    refused = send(door, "POST", "/v1/stop", headers=nobody, json={})
+    assert refused.status_code == 403
+    assert door.client.audit()[-1]["by"] == "nobody"
+    for said in ("root", "-1", "1" * 11, "²"):
+        answer = send(door, "GET", "/v1/whoami", headers={"X-Patchlight-Uid": said.encode()})
+        assert answer.status_code == 401
+        assert "is no user id" in answer.json()["detail"]
+    assert send(door, "GET", "/v1/whoami").json()["role"] == "admin"
 
 
 # Sends a change under root's name, and is gone before anybody looks.

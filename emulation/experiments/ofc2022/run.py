@@ -3,6 +3,7 @@
 import datetime
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -92,9 +93,14 @@ def plan_of(parts: Sequence[str], trainer: Trainer = "synthetic") -> list[Run]:
 
 
 def run_experiment(
-    wishes: ExperimentOptions, tell: Tell, say: Callable[[str], None]
+    wishes: ExperimentOptions,
+    tell: Tell,
+    say: Callable[[str], None],
+    beside: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> ExperimentResult:
     """Run everything; ``tell`` hears of every iteration, ``say`` of every step between.
+
+    What ``beside`` makes of the controller's address is there while the cases run.
 
     The lab is taken down however this ends.
     """
@@ -129,7 +135,7 @@ def run_experiment(
         progress=say,
     ) as emulated:
         lab = emulated.lab
-        with ControllerClient(lab.controller_api) as controller:
+        with ControllerClient(lab.controller_api) as controller, beside(lab.controller_api):
             client = ExperimentClient(controller)
             status = client.wait_until_complete(_UP_S)
             for run in plan:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,9 @@ def experiment() -> None:
     metavar="PERCENT",
     help="The second job computes so much longer: jobs then do not stay in step.",
 )
+@click.option("--dashboard", is_flag=True, help="Show the lab in a browser meanwhile.")
 @wide_option
-def ofc2022(output: Path | None, cases: str | None, **chosen: Any) -> None:
+def ofc2022(output: Path | None, cases: str | None, dashboard: bool, **chosen: Any) -> None:
     """Two training jobs on six GPUs: a static network against one rewired with light.
 
     S. Yan, Zhu, Glick, Wu, Bergman, OFC 2022. Prints the paper's figures beside the measured
@@ -101,6 +103,7 @@ def ofc2022(output: Path | None, cases: str | None, **chosen: Any) -> None:
         "building a lab out of network namespaces", shlex.join(["patchlight", *sys.argv[1:]])
     )
     # Not above: importing NumPy and Matplotlib takes longer than --help should.
+    from patchlight.cli.dashboard.beside import dashboard_beside
     from patchlight.cli.experiment.ofc2022_table import print_table
     from patchlight.deploy.docker import engine_with_image
     from patchlight.emulation.experiments.ofc2022.run import ExperimentOptions, run_experiment
@@ -116,8 +119,9 @@ def ofc2022(output: Path | None, cases: str | None, **chosen: Any) -> None:
     out = console()
     bars, docker = _Bars(out), chosen["workers"] == "docker"
     engine = engine_with_image(bars.say, torch=real) if docker else nullcontext()
+    beside = partial(dashboard_beside, say=bars.say) if dashboard else nullcontext
     with bars.shown(), engine:
-        outcome = run_experiment(wishes, bars.tell, bars.say)
+        outcome = run_experiment(wishes, bars.tell, bars.say, beside)
     _give_to_caller([folder, *outcome.files])
     print_table(outcome.result)
     say(f"Report, plots and figures: {folder}/ (open {outcome.files[0]})")

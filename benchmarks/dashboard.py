@@ -1,0 +1,132 @@
+"""What an update of the dashboard's picture costs a browser, in a lab of more than 1,000 ports.
+
+The pages are served here, and show a lab that is made up: at each update all rates and GPUs are
+other ones, and one circuit moves. Chromium says what its scripts took, the kernel what the tab's
+process holds. Times are of processor, so that it does not matter how busy the machine is.
+"""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+from playwright.async_api import CDPSession, Page, expect
+
+from benchmarks import figure
+from patchlight.cli.dashboard.door import Visitors
+from patchlight.cli.dashboard.lab_view import LabView, job_colours
+from patchlight.cli.dashboard.site import dashboard_app
+from patchlight.cli.dashboard.watching import LabWatch
+from patchlight.controller.client import ControllerClient
+from patchlight.testbed.generate import two_tors
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.linux.http_server import http_server
+from patchlight.testbed.linux.sockets import listen
+from tests.support.dashboard import browser_page
+
+GPUS, UPDATES = 500, 10
+
+
+def run() -> list[dict[str, Any]]:
+    """The figures."""
+    return asyncio.run(_measured())
+
+
+def _answer(_: httpx.Request) -> httpx.Response:
+    return httpx.Response(200, json={"name": "l", "file": "", "fingerprint": ""} | _ME)
+
+
+_ME = {"user": "bench", "role": "admin", "origin": ""}
+
+
+def _nobody(uid: int | None = None) -> ControllerClient:
+    return ControllerClient("127.0.0.1:1", transport=httpx.MockTransport(_answer))
+
+
+async def _measured() -> list[dict[str, Any]]:
+    lab, watch = two_tors(GPUS), LabWatch(_nobody)
+    watch.lab, watch.trouble = lab, ""
+    app = dashboard_app(watch, Visitors(_nobody, for_all=True))
+    server = http_server(app, websockets=True, lifespan="on", timeout_graceful_shutdown=1)
+    with listen("127.0.0.1:0") as listener:
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            _update(watch, 0)
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+            async with browser_page() as watched:
+                return await _figures(watched.page, url, watch, lab)
+        finally:
+            server.should_exit = True
+            await serving
+
+
+async def _figures(page: Page, url: str, watch: LabWatch, lab: Lab) -> list[dict[str, Any]]:
+    await page.goto(url)
+    await _is_shown(page, 0)
+    session = await page.context.new_cdp_session(page)
+    await session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    before, ours_s = await _metrics(session), time.process_time()
+    for number in range(1, UPDATES + 1):
+        _update(watch, number)
+        await _is_shown(page, number)
+    after, ours_s = await _metrics(session), time.process_time() - ours_s
+    ports = len(lab.circuit_fibres["ocs1"])
+    name = f"dashboard, {GPUS} GPUs, {ports} ports of an OCS, update of the picture"
+    script_ms, all_ms = (
+        1e3 * (after[key] - before[key]) / UPDATES for key in ("ScriptDuration", "TaskDuration")
+    )
+    return [
+        figure(f"{name}: scripting", script_ms, "ms", "at most 150"),
+        figure(f"{name}: all work of the tab", all_ms, "ms"),
+        figure(f"{name}: processor of the dashboard", 1e3 * ours_s / UPDATES, "ms"),
+        figure(f"{name}: heap of the tab", after["JSHeapUsedSize"] / 1e6, "MB"),
+        figure(
+            f"{name}: memory of the tab's process", _renderer_bytes() / 1e6, "MB", "at most 200"
+        ),
+    ]
+
+
+def _update(watch: LabWatch, number: int) -> None:
+    """Other rates and shares for all hosts, and one circuit that moves to a free port."""
+    lab, now = watch.lab, time.time()
+    for n, host in enumerate(lab.hosts):
+        watch.rates[host.name].append((now, 1e9 + 1e6 * ((n * 7 + number * 13) % 997), 1e9))
+        watch.gpus[f"{host.server.name}.gpu0"].append((now, ((n + number) % 100) / 100))
+    jobs = [_job(f"job-{n}", [h.name for h in lab.hosts[n::10]]) for n in range(10)]
+    circuits = [str(c) for c in lab.initial_maps["ocs1"] if 1 not in c]
+    to = GPUS + 1 if number % 2 == 0 else 2 * GPUS + 1
+    circuits += [f"1>{to}", f"{to}>1"]
+    colours = job_colours({}, [job["id"] for job in jobs])
+    watch.view = LabView(lab, jobs, {"ocs1": {"map": circuits}}, colours=colours)
+    watch.jobs = jobs
+    watch.revision += 1
+
+
+def _job(job_id: str, hosts: list[str]) -> dict[str, Any]:
+    spec = {"name": job_id, "iterations": 100}
+    known = {"id": job_id, "spec": spec, "state": "running", "hosts": hosts, "by": "bench"}
+    return known | {"message": "", "iterations_done": 1, "submitted_at": 0.0}
+
+
+async def _is_shown(page: Page, number: int) -> None:
+    to = GPUS + 1 if number % 2 == 0 else 2 * GPUS + 1
+    await expect(page.locator(f"[data-circuit='ocs1 1>{to}']")).to_have_count(1)
+
+
+async def _metrics(session: CDPSession) -> dict[str, float]:
+    told = await session.send("Performance.getMetrics")
+    return {each["name"]: each["value"] for each in told["metrics"]}
+
+
+def _renderer_bytes() -> int:
+    """What the largest tab's process holds, what it shares with others counted in part."""
+    found = [0]
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"--type=renderer" in (process / "cmdline").read_bytes():
+                lines = (process / "smaps_rollup").read_text().splitlines()
+                found += [1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:")]
+        except OSError:
+            continue
+    return max(found)

@@ -1,0 +1,188 @@
+"""Charts of the dashboard, as options of ECharts: plain values, and nothing that is run."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from patchlight.cli.dashboard.lab_view import NO_JOB, Circuit, LabView
+
+Options = dict[str, Any]
+Points = list[tuple[float, float]]
+Answer = Mapping[str, Any]
+
+_GREY = "#888888"
+_MS = 1000.0
+_AVERAGED_S = 5.0
+_MATRIX_COLOURS = {
+    "well": "#009E73",
+    "changing": "#56B4E9",
+    "locked": "#CC79A7",
+    "drifting": "#E69F00",
+    "degraded": "#F0E442",
+    "dark": "#D32F2F",
+}
+
+
+def empty(value_name: str) -> Options:
+    """A chart over time without anything in it."""
+    return {
+        "animation": False,
+        "textStyle": {"color": _GREY},
+        "grid": {"left": 64, "right": 16, "top": 28, "bottom": 24},
+        "tooltip": {"trigger": "item", "confine": True},
+        "legend": {"type": "scroll", "top": 0, "textStyle": {"color": _GREY}},
+        "xAxis": {"type": "time", "axisLabel": {"hideOverlap": True, "color": _GREY}},
+        "yAxis": {
+            "type": "value",
+            "name": value_name,
+            "min": 0,
+            "axisLabel": {"color": _GREY},
+            "splitLine": {"lineStyle": {"opacity": 0.25}},
+        },
+        "series": [],
+    }
+
+
+def averaged(points: Sequence[tuple[float, float]], every_s: float = _AVERAGED_S) -> Points:
+    """Means over windows of ``every_s`` seconds, each at its middle (Unix time)."""
+    windows: dict[int, list[float]] = {}
+    for at, value in points:
+        windows.setdefault(math.floor(at / every_s), []).append(value)
+    return [((number + 0.5) * every_s, fmean(values)) for number, values in windows.items()]
+
+
+def summed(series: Iterable[Sequence[tuple[float, float]]], step_s: float = 1.0) -> Points:
+    """The sum of several series, each the mean of what it has in each step of time."""
+    sums: dict[int, float] = {}
+    for points in series:
+        for at, mean in averaged(points, step_s):
+            number = math.floor(at / step_s)
+            sums[number] = sums.get(number, 0.0) + mean
+    return sorted(((number + 0.5) * step_s, value) for number, value in sums.items())
+
+
+def over_time(
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    colours: Mapping[str, str],
+    changes: Sequence[Answer],
+    factor: float = 1.0,
+) -> list[Options]:
+    """For each name a bold line of means with the fine-grained points thin beneath it.
+
+    Changes of circuits are marked by lines across.
+    """
+    found: list[Options] = []
+    for name, points in series.items():
+        colour = colours.get(name, NO_JOB)
+        line = {"type": "line", "name": name, "symbol": "none", "itemStyle": {"color": colour}}
+        fine = {"color": colour, "width": 1, "opacity": 0.4}
+        bold = {"color": colour, "width": 3}
+        found.append({**line, "data": _scaled(points, factor), "lineStyle": fine, "z": 2})
+        found.append({**line, "data": _scaled(averaged(points), factor), "lineStyle": bold, "z": 3})
+    if found:
+        found[0]["markLine"] = _marks(
+            changes, min((p[0][0] for p in series.values() if p), default=0)
+        )
+    return found
+
+
+def iteration_times(
+    reports: Mapping[str, Sequence[Answer]], jobs: Sequence[Answer], colours: Mapping[str, str]
+) -> list[Options]:
+    """What iterations took, a point each, and as a dashed line what was predicted."""
+    predicted = {job["id"]: job.get("predicted_iteration_s") for job in jobs}
+    found: list[Options] = []
+    for job, told in reports.items():
+        points = [(r["finished_at"], r["compute_s"] + r["communication_s"]) for r in told]
+        colour = {"color": colours.get(job, NO_JOB)}
+        dots: Options = {"type": "scatter", "name": job, "symbolSize": 5, "itemStyle": colour}
+        dots["data"] = _scaled(points, 1.0)
+        if predicted.get(job) is not None:
+            dots["markLine"] = {
+                "silent": True,
+                "symbol": "none",
+                "lineStyle": {**colour, "type": "dashed"},
+                "label": {"formatter": "predicted", "position": "insideStartTop", "color": _GREY},
+                "data": [{"yAxis": predicted[job]}],
+            }
+        found.append(dots)
+    return found
+
+
+def timeline(view: LabView, since: float, now: float) -> Options:
+    """Which job had which GPUs, from ``since`` to ``now`` (Unix times), with changes marked."""
+    names = [host.name for host in view.lab.hosts]
+    options = empty("")
+    options["yAxis"] = {"type": "category", "data": names, "inverse": True}
+    options["yAxis"]["axisLabel"] = {"color": _GREY}
+    options["xAxis"] |= {"min": since * _MS, "max": now * _MS}
+    options["grid"]["left"] = 110
+    for job in view.jobs:
+        began, ended = job["runs_since"] or job["started_at"], job["finished_at"] or now
+        if began is None or ended < since or not job["hosts"]:
+            continue
+        data: list[Any] = []
+        for host in job["hosts"]:
+            data += [[max(began, since) * _MS, host], [ended * _MS, host], ["-", "-"]]
+        colour = view.colours.get(job["id"], NO_JOB)
+        options["series"].append(
+            {
+                "type": "line",
+                "name": f"{job['spec']['name']} ({job['id']}, {job['state']})",
+                "symbol": "none",
+                "itemStyle": {"color": colour},
+                "lineStyle": {"color": colour, "width": 14, "cap": "butt"},
+                "data": data,
+            }
+        )
+    if options["series"]:
+        options["series"][0]["markLine"] = _marks(view.changes, since)
+    return options
+
+
+def matrix(circuits: Sequence[Circuit]) -> Options:
+    """The map of an OCS: a point for each circuit, input across, output up, by how it is.
+
+    It ends at the highest port that a circuit has.
+    """
+    options = empty("output")
+    last = max((max(c.ports) for c in circuits), default=1)
+    options["tooltip"]["formatter"] = "{b}"
+    options["xAxis"] = {**options["yAxis"], "name": "input", "max": last + 1}
+    options["xAxis"] |= {"nameLocation": "middle", "nameGap": 24}
+    options["yAxis"]["max"] = last + 1
+    options["grid"] |= {"bottom": 40}
+    size = max(3, min(14, 300 // last))
+    for condition, colour in _MATRIX_COLOURS.items():
+        points = [
+            {"value": [c.ports.inp, c.ports.out], "name": _point_name(c)}
+            for c in circuits
+            if c.condition == condition
+        ]
+        if points:
+            dots = {"type": "scatter", "name": condition, "symbol": "rect", "symbolSize": size}
+            options["series"].append({**dots, "itemStyle": {"color": colour}, "data": points})
+    return options
+
+
+def _point_name(circuit: Circuit) -> str:
+    power = "" if circuit.out_dbm is None else f", {circuit.out_dbm:.1f} dBm"
+    return f"{circuit.ports}{power}, {circuit.condition}"
+
+
+def _scaled(points: Iterable[tuple[float, float]], factor: float) -> list[list[float]]:
+    return [[round(at * _MS), value * factor] for at, value in points]
+
+
+def _marks(changes: Sequence[Answer], since: float) -> Options:
+    made = [c for c in changes if c["changes"] and c["started_at"] >= since]
+    return {
+        "symbol": "none",
+        "lineStyle": {"color": _GREY, "type": "solid", "width": 1},
+        "label": {"color": _GREY, "fontSize": 10},
+        "data": [
+            {"xAxis": round(c["started_at"] * _MS), "label": {"formatter": f"change {c['id']}"}}
+            for c in made[-20:]
+        ],
+    }

@@ -1,0 +1,119 @@
+"""``patchlight dashboard``: a lab to look at, in a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import click
+
+from patchlight.cli.connection import connect, controller_options
+from patchlight.cli.rendering import say
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.lab_api import is_beyond_this_machine
+from patchlight.testbed.linux.sockets import PortTaken, listen
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from patchlight.controller.client import ControllerClient
+
+USUAL_ADDRESS = "127.0.0.1:8480"
+
+
+@click.command()
+@click.option(
+    "--listen",
+    "listen_at",
+    metavar="HOST:PORT",
+    help=f"Where the page is, on this machine alone.  [default: {USUAL_ADDRESS}, or a free port "
+    "where that is taken]",
+)
+@click.option("--while-stdin", is_flag=True, hidden=True, help="End at the end of its input.")
+@controller_options
+def dashboard(
+    listen_at: str | None, while_stdin: bool, lab_name: str | None, address: str | None
+) -> None:
+    """Show the lab in a browser: its light, jobs, circuits and history, live. Ends with Ctrl-C.
+
+    It is a client of the controller: what you may do there you may do on the page. Only you can
+    open it; if root runs it, every user of this machine can, each in the role that they have.
+    """
+    if find_spec("nicegui") is None:
+        raise PatchlightError(
+            "the dashboard needs NiceGUI, which is not installed",
+            hint="pip install 'patchlight[dashboard]'",
+        )
+    with _listening(listen_at) as listener:
+        connecting = partial(connect, lab_name, address)
+        with connecting() as client:
+            lab, for_all = client.identity().name, os.geteuid() == 0 and not client.is_logged_in
+        host, port = listener.getsockname()[:2]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+        ready = f"dashboard of {lab}: {url}"
+        asyncio.run(_serve(listener, connecting, ready, for_all=for_all, while_stdin=while_stdin))
+
+
+def _listening(listen_at: str | None) -> socket.socket:
+    if listen_at is not None and is_beyond_this_machine(listen_at):
+        raise BadInput(
+            f"the dashboard cannot listen at {listen_at}: it knows users of this machine alone",
+            hint="run it on the machine with the browser, with --controller HOST:PORT after "
+            "'patchlight login', or forward a port: ssh -L 8480:127.0.0.1:8480 HOST",
+        )
+    try:
+        return listen(listen_at or USUAL_ADDRESS)
+    except PortTaken:
+        if listen_at is not None:
+            raise
+        return listen("127.0.0.1:0")
+
+
+async def _serve(
+    listener: socket.socket,
+    connecting: partial[ControllerClient],
+    ready: str,
+    *,
+    for_all: bool,
+    while_stdin: bool,
+) -> None:
+    # Not above: NiceGUI takes most of a second, and --help none of it.
+    from patchlight.cli.dashboard.door import Visitors
+    from patchlight.cli.dashboard.site import dashboard_app
+    from patchlight.cli.dashboard.watching import LabWatch
+    from patchlight.testbed.linux.http_server import http_server
+
+    visitors = Visitors(connecting, for_all=for_all)
+    watch = LabWatch(connecting)
+    names = ("localhost", "127.0.0.1", "::1")
+    app = dashboard_app(watch, visitors)
+    server = http_server(
+        app, hosts=names, websockets=True, lifespan="on", timeout_graceful_shutdown=2
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, partial(_end, server))
+    if while_stdin:  # whoever started this writes nothing there
+        loop.add_reader(sys.stdin.fileno(), partial(_at_end_of_input, server))
+    watch.start()
+    try:
+        say(ready)
+        await server.serve(sockets=[listener])
+    finally:
+        watch.close()
+        visitors.close()
+
+
+def _at_end_of_input(server: uvicorn.Server) -> None:
+    asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+    _end(server)
+
+
+def _end(server: uvicorn.Server) -> None:
+    server.should_exit = True

@@ -1,0 +1,146 @@
+"""The page that shows the lab as a picture that lives, and what there is to know at a glance."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nicegui import events, ui
+
+from patchlight.cli.dashboard.frame import Page, now
+from patchlight.cli.dashboard.picture import STYLE, Measured, Picture
+from patchlight.cli.dashboard.tables import JOB_CELL, columns
+from patchlight.cli.dashboard.watching import LabWatch
+from patchlight.cli.dashboard.words import (
+    device_rows,
+    job_row,
+    last_change_lines,
+    measured_iteration_s,
+    worries,
+)
+from patchlight.testbed.drawing_layout import lay_out
+from patchlight.testbed.lab import Lab
+
+# The nearest thing around the mouse, or with the keyboard's focus, that stands for a device.
+_DEVICE = "(e) => { const found = e.target.closest('[data-device]'); "
+_DEVICE += "if (found) { e.preventDefault(); emit(found.dataset.device); } }"
+_RECENT_S = 10.0
+_JOB_COLUMNS = {"name": "job", "state": "state", "gpus": "GPUs", "iteration": "iteration"}
+_JOB_COLUMNS |= {"sends": "sends"}
+
+
+class LabPage(Page):
+    """The lab, its jobs, its last change, and what is not well."""
+
+    def build(self) -> None:
+        """The picture at the left, the rest at the right."""
+        ui.add_css(STYLE)
+        self._lab_drawn: Lab | None = None
+        self._lines: dict[int, list[str]] = {}
+        with ui.row(wrap=False).classes("w-full gap-4"):
+            with ui.column().classes("grow min-w-0 gap-1"):
+                with ui.element("div").classes("pl-picture") as frame:
+                    self._still = ui.html(sanitize=False)
+                    self._light = ui.html(sanitize=False).classes("pl-over").mark("light")
+                    self._meters = ui.html(sanitize=False).classes("pl-over")
+                frame.on("click", self._open_device, js_handler=_DEVICE)
+                frame.on("keydown.enter", self._open_device, js_handler=_DEVICE)
+                ui.label(
+                    "Light has its job's colour, or is grey without one. Dotted red, ✕: dark. "
+                    "Dashes, ?: nobody committed it. !: degraded. A padlock: locked. Moving "
+                    "dashes: being changed. A red frame: does not answer. A green bar: how busy "
+                    "a GPU is."
+                ).classes("text-xs opacity-80")
+            with ui.column().classes("w-[26rem] shrink-0 gap-2"):
+                self._worries = _card("Not well")
+                self._change = _card("Last change of circuits")
+                with ui.card().classes("w-full p-3 gap-1"):
+                    ui.label("Jobs at work").classes("font-bold").props("role=heading")
+                    self._jobs = ui.table(rows=[], columns=columns(_JOB_COLUMNS))
+                    self._jobs.props("dense flat wrap-cells hide-pagination")
+                    self._jobs.classes("w-full").add_slot("body-cell-name", JOB_CELL)
+        self._dialog = ui.dialog()
+
+    def refresh(self) -> None:
+        """Send those layers and lines that differ."""
+        view, watch = self.watch.view, self.watch
+        if self._lab_drawn is not view.lab:
+            self._lab_drawn = view.lab
+            self._picture = Picture(view.lab, lay_out(view.lab))
+            self._still.content = self._picture.still()
+        measured = measured_hosts(watch, now())
+        for layer, drawn in (
+            (self._light, self._picture.light(view)),
+            (self._meters, self._picture.meters(view, measured)),
+        ):
+            if layer.content != drawn:
+                layer.content = drawn
+        rows = []
+        for job in view.at_work:
+            told = [measured[name].sends_bps for name in job["hosts"] if name in measured]
+            sends = sum(bps for bps in told if bps is not None) if told else None
+            took = measured_iteration_s(watch.iterations.get(job["id"], ()))
+            rows.append(job_row(job, view, took, sends))
+        if self._jobs.rows != rows:
+            self._jobs.rows = rows
+        self._say(self._worries, worries(view, watch.stopped, watch.trouble) or ["all is well"])
+        self._say(self._change, last_change_lines(view, now()))
+
+    def _say(self, card: ui.column, lines: list[str]) -> None:
+        if self._lines.get(card.id) != lines:
+            self._lines[card.id] = lines
+            card.clear()
+            with card:
+                for line in lines:
+                    ui.label(line).classes("text-sm break-words w-full")
+
+    def _open_device(self, event: events.GenericEventArguments) -> None:
+        name, view = str(event.args), self.watch.view
+        self._dialog.clear()
+        with self._dialog, ui.card().classes("min-w-[36rem] max-w-none"):
+            ui.label(name).classes("text-lg font-bold").props("role=heading")
+            ui.label(view.silent.get(name, "answers"))
+            measured = measured_hosts(self.watch, now())
+            for host in view.lab.hosts:
+                if host.server.name == name:
+                    ui.label(_host_words(host.name, view.job_of_host, measured))
+            rows = device_rows(view, name)
+            ui.table(rows=rows, columns=_port_columns(rows)).props(
+                "dense flat virtual-scroll"
+            ).classes("max-h-96 w-full")
+            if name in view.lab.circuit_fibres:
+                ui.link(f"Circuits of {name}", f"/circuits?ocs={name}")
+            ui.button("Close", on_click=self._dialog.close).props("flat autofocus")
+        self._dialog.open()
+
+
+def _card(title: str) -> ui.column:
+    with ui.card().classes("w-full p-3 gap-1"):
+        ui.label(title).classes("font-bold").props("role=heading")
+        return ui.column().classes("gap-1 w-full")
+
+
+def _port_columns(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    names = {"id": "port", "leads": "fibre to", "rate": "rate", "light": "light", "lock": "lock"}
+    if not any(row["lock"] for row in rows):
+        del names["lock"]
+    return columns(names)
+
+
+def _host_words(name: str, job_of: Mapping[str, str], measured: Mapping[str, Measured]) -> str:
+    seen = measured.get(name, Measured())
+    busy = "" if seen.busy is None else f", busy {seen.busy:.0%}"
+    return f"{name}: {f'in {job_of[name]}' if name in job_of else 'free'}{busy}"
+
+
+def measured_hosts(watch: LabWatch, at: float) -> dict[str, Measured]:
+    """What was measured of each host in the last seconds, rates in three digits."""
+    found: dict[str, Measured] = {}
+    for host in watch.lab.hosts:
+        gpu = f"{host.server.name}.{host.gpu.name}" if host.gpu is not None else ""
+        rates = [r for r in list(watch.rates.get(host.name, ()))[-3:] if at - r[0] < _RECENT_S]
+        busy = [g[1] for g in list(watch.gpus.get(gpu, ()))[-1:] if at - g[0] < _RECENT_S]
+        found[host.name] = Measured(
+            float(f"{sum(r[1] for r in rates) / len(rates):.3g}") if rates else None,
+            float(f"{sum(r[2] for r in rates) / len(rates):.3g}") if rates else None,
+            round(busy[0], 2) if busy else None,
+        )
+    return found

@@ -1,0 +1,50 @@
+"""The dashboard as an application: its pages by path, behind its door."""
+
+from fastapi import FastAPI, Request
+from nicegui import app as pages
+from nicegui import ui
+from starlette.types import ASGIApp
+
+from patchlight.cli.dashboard.circuits_page import CircuitsPage
+from patchlight.cli.dashboard.door import VISITOR, Door, Visitor, Visitors
+from patchlight.cli.dashboard.history_page import HistoryPage
+from patchlight.cli.dashboard.jobs_page import JobsPage
+from patchlight.cli.dashboard.lab_page import LabPage
+from patchlight.cli.dashboard.watching import LabWatch
+
+_ICON = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">'
+    '<path d="M2 13 8 3l6 10" fill="none" stroke="#0072B2" stroke-width="3"/></svg>'
+)
+
+
+def dashboard_app(watch: LabWatch, visitors: Visitors) -> ASGIApp:
+    """The pages of one lab; a process has one such application."""
+
+    @ui.page("/", title="Lab")
+    def lab(request: Request) -> None:
+        LabPage(watch, visitor_of(request), "/").open()
+
+    @ui.page("/jobs", title="Jobs")
+    def jobs(request: Request) -> None:
+        JobsPage(watch, visitor_of(request), "/jobs").open()
+
+    @ui.page("/circuits", title="Circuits")
+    def circuits(request: Request, ocs: str = "") -> None:
+        CircuitsPage(watch, visitor_of(request), "/circuits", ocs).open()
+
+    @ui.page("/history", title="History")
+    def history(request: Request) -> None:
+        HistoryPage(watch, visitor_of(request), "/history").open()
+
+    inner = FastAPI(openapi_url=None)
+    ui.run_with(inner, title="Patchlight", dark=None, favicon=_ICON, show_welcome_message=False)
+    pages.on_shutdown(watch.close)
+    return Door(inner, visitors)
+
+
+def visitor_of(request: Request) -> Visitor:
+    """Who the door let in."""
+    visitor = getattr(request.state, VISITOR)
+    assert isinstance(visitor, Visitor)
+    return visitor

@@ -1,0 +1,251 @@
+"""What a controller says of its lab, kept up to date for all pages at once.
+
+Two threads ask: one hears what happens as it happens, the other looks again at what that is
+about, and at jobs and samples twice a second. While nobody has a page open, nothing is asked.
+"""
+
+import logging
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from patchlight.cli.dashboard.lab_view import AT_WORK, LabView, job_colours
+from patchlight.controller.client import ControllerClient
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.labfile.reader import parse_lab
+
+Answer = dict[str, Any]
+
+EVERY_S = 0.5
+_VIEWED_FOR_S = 5.0
+_SLOW_S = 2.0
+_POWER_EVERY_S = 15.0
+_JOBS, _CHANGES, _EVENTS = 100, 100, 300
+_SAMPLES = 600
+_REPORTS, _REPORTED_JOBS = 1000, 20
+# What is asked for again after an event whose kind begins so.
+_ABOUT: Mapping[str, tuple[str, ...]] = {
+    "circuits": ("circuits", "changes", "operated", "drift"),
+    "alarm": ("alarms", "light"),
+    "drift": ("circuits", "drift"),
+    "unreachable": ("circuits", "drift", "status"),
+    "reachable": ("circuits", "drift", "status"),
+    "resumed": ("circuits", "changes", "operated", "drift"),
+    "locked": ("operated",),
+    "unlocked": ("operated",),
+    "stop": ("operated",),
+    "baselines": ("light",),
+    "discovery": ("circuits",),
+    "openflow": ("status",),
+    "part-fault": ("status",),
+    "policies": ("status",),
+    "skipped": ("circuits", "changes", "operated", "drift", "alarms", "light", "status"),
+}
+_EVERYTHING = ("status", "circuits", "changes", "operated", "drift", "alarms", "light")
+
+_log = logging.getLogger(__name__)
+
+
+class LabWatch:
+    """A lab as its controller tells of it.
+
+    ``connect`` makes a client. What pages read is replaced as a whole, never changed in place;
+    ``revision`` grows with each look. ``trouble`` says why nothing is heard, and is empty else.
+    """
+
+    lab: Lab
+
+    def __init__(self, connect: Callable[[], ControllerClient]) -> None:
+        self._connect = connect
+        self.lab = Lab("")
+        self.trouble = "the controller has not answered yet"
+        self.revision = 0
+        self.status: Answer = {}
+        self.jobs: list[Answer] = []
+        self.changes: list[Answer] = []
+        self.maps: Answer = {}
+        self.light: dict[str, Answer] = {}
+        self.drift: dict[str, Answer] = {}
+        self.alarms: list[Answer] = []
+        self.locks: list[Answer] = []
+        self.stopped: Answer | None = None
+        self.events: deque[Answer] = deque(maxlen=_EVENTS)
+        self.rates: defaultdict[str, deque[tuple[float, float, float]]] = _series()
+        self.gpus: defaultdict[str, deque[tuple[float, float]]] = _series()
+        self.iterations: defaultdict[str, deque[Answer]] = _series(_REPORTS)
+        self._next_report: dict[str, int] = {}
+        self._colours: dict[str, str] = {}
+        self.view = LabView(self.lab)
+        self._heard = -1
+        self._viewed_at = 0.0
+        self._viewed, self._over = threading.Event(), threading.Event()
+        self._due = set(_EVERYTHING)
+        self._fingerprint = ""
+        self._slow_at = self._power_at = 0.0
+
+    def start(self) -> None:
+        """Begin to look, in the background, as long as somebody views a page."""
+        for run, name in ((self._look_for_ever, "looking"), (self._hear_for_ever, "hearing")):
+            threading.Thread(target=run, name=name, daemon=True).start()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._over.set()
+        self._viewed.set()
+
+    def viewed(self) -> None:
+        """Somebody has a page open just now."""
+        self._viewed_at = time.monotonic()
+        self._viewed.set()
+
+    def look_again(self) -> None:
+        """Ask for everything at the next look: something was just changed."""
+        self._due.update(_EVERYTHING)
+
+    # -- in the background ---------------------------------------------------------------------
+
+    def _wait_for_viewers(self) -> bool:
+        """Wait until somebody looks; whether it goes on at all."""
+        if time.monotonic() - self._viewed_at > _VIEWED_FOR_S:
+            self._viewed.clear()
+        self._viewed.wait()
+        return not self._over.is_set()
+
+    def _look_for_ever(self) -> None:
+        with self._connect() as client:
+            while self._wait_for_viewers():
+                self._look_safely(client)
+                self._over.wait(EVERY_S)
+
+    def _hear_for_ever(self) -> None:
+        with self._connect() as client:
+            while self._wait_for_viewers():
+                try:
+                    self._hear(client)
+                except PatchlightError:  # the other thread says what is wrong
+                    self._over.wait(1.0)
+                    self.look_again()
+
+    def _look_safely(self, client: ControllerClient) -> None:
+        try:
+            self.look(client)
+            self.trouble = ""
+        except PatchlightError as error:
+            self.trouble = error.message
+            self._fingerprint, self._due = "", set(_EVERYTHING)
+        except Exception as error:  # a bug here is to be seen, and not to end the looking
+            _log.exception("looking at the lab")
+            self.trouble = f"the answer of the controller is not understood: {error!r}"
+        self.revision += 1
+
+    def _hear(self, client: ControllerClient) -> None:
+        if self._heard < 0:
+            self._heard = max(0, client.last_event() - _EVENTS)
+        for event in client.follow_events(self._heard):
+            self._heard = event.get("number", self._heard)
+            self.events.append(event)
+            for begins, about in _ABOUT.items():
+                if str(event["kind"]).startswith(begins):
+                    self._due.update(about)
+            if self._over.is_set():
+                return
+
+    # -- one look ------------------------------------------------------------------------------
+
+    def look(self, client: ControllerClient) -> None:
+        """Ask for what changes by itself, and for what something happened to."""
+        if not self._fingerprint:
+            identity = client.identity()
+            self.lab = parse_lab(client.lab_file(), identity.file)
+            self._fingerprint = identity.fingerprint
+        now = time.monotonic()
+        if now - self._slow_at > _SLOW_S:
+            self._slow_at = now
+            self._due.add("status")
+        if now - self._power_at > _POWER_EVERY_S:
+            self._power_at = now
+            self._due |= {"light", "drift", "circuits"}
+        self.jobs = client.jobs(last=_JOBS)
+        self._take_latest_change(client)
+        self._take_samples(client)
+        self._take_iterations(client)
+        due, self._due = self._due, set()
+        try:
+            for what in _EVERYTHING:
+                if what in due:
+                    getattr(self, f"_take_{what}")(client)
+                    due.discard(what)
+        finally:
+            self._due |= due
+        at_work = [job["id"] for job in self.jobs if job["state"] in AT_WORK]
+        self._colours = job_colours(self._colours, at_work)
+        self.view = LabView(
+            self.lab,
+            self.jobs,
+            self.maps,
+            self.light,
+            self.drift,
+            self.locks,
+            self.changes,
+            self.status,
+            self._colours,
+        )
+
+    def _take_latest_change(self, client: ControllerClient) -> None:
+        """See a change that is under way; events tell of its end alone."""
+        latest = client.reconfigurations(last=1)
+        if latest and latest[-1] not in self.changes[-1:]:
+            kept = [each for each in self.changes if each["id"] != latest[-1]["id"]]
+            self.changes = [*kept, latest[-1]]
+            if latest[-1]["state"] != "intent":
+                self._due.update(_ABOUT["circuits"])
+
+    def _take_samples(self, client: ControllerClient) -> None:
+        since = max((series[-1][0] for series in self.rates.values()), default=0.0)
+        for rate in client.ports(since):
+            self.rates[rate["host"]].append((rate["at"], rate["tx_bps"], rate["rx_bps"]))
+        since = max((series[-1][0] for series in self.gpus.values()), default=0.0)
+        for gpu in client.gpus(since):
+            if gpu["utilization"] is not None:
+                self.gpus[gpu["gpu"]].append((gpu["at"], gpu["utilization"]))
+
+    def _take_iterations(self, client: ControllerClient) -> None:
+        at_work = [job["id"] for job in self.jobs if job["state"] in AT_WORK][:_REPORTED_JOBS]
+        for job in at_work:
+            if job not in self._next_report:
+                reports, after = client.recent_iterations(job, _REPORTS)
+            else:
+                reports, after = client.iterations(job, self._next_report[job])
+            self._next_report[job] = after
+            self.iterations[job].extend(reports)
+        known = {job["id"] for job in self.jobs}
+        for job in self.iterations.keys() - known:
+            del self.iterations[job]
+
+    def _take_status(self, client: ControllerClient) -> None:
+        self.status = client.status()
+
+    def _take_circuits(self, client: ControllerClient) -> None:
+        self.maps = client.circuits()
+
+    def _take_changes(self, client: ControllerClient) -> None:
+        self.changes = client.reconfigurations(last=_CHANGES)
+
+    def _take_operated(self, client: ControllerClient) -> None:
+        self.locks, self.stopped = client.locks(), client.stop_button()
+
+    def _take_drift(self, client: ControllerClient) -> None:
+        self.drift = client.drift()
+
+    def _take_alarms(self, client: ControllerClient) -> None:
+        self.alarms = client.alarms()
+
+    def _take_light(self, client: ControllerClient) -> None:
+        self.light = {name: client.light(name) for name in self.maps or client.circuits()}
+
+
+def _series(most: int = _SAMPLES) -> defaultdict[str, Any]:
+    return defaultdict(lambda: deque(maxlen=most))

@@ -1,0 +1,180 @@
+"""What the pages show is what the controller says; in a browser, and with the keyboard alone."""
+
+import asyncio
+import os
+import pwd
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Page, expect
+
+from patchlight.controller.client import ControllerClient
+from patchlight.testbed.portmap import PortMap
+from tests.support.dashboard import browser_page, dashboard_of, pictures_folder, shown_circuits
+from tests.support.waiting import eventually
+from tests.support.watched_lab import JOB, WatchedLab, watched_lab
+
+pytestmark = pytest.mark.browser
+
+# As a user of the machine who is nobody in particular: one request, and what came of it.
+_AS_NOBODY = """
+import http.client, sys
+h = http.client.HTTPConnection("127.0.0.1", int(sys.argv[1]))
+h.request("GET", sys.argv[2])
+answer = h.getresponse()
+print(answer.status, answer.read().decode())
+"""
+
+
+async def test_pages_show_what_the_controller_says_and_change_it(tmp_path: Path) -> None:
+    # One lab and one dashboard for all of it: they take seconds to start.
+    pictures = pictures_folder(tmp_path)
+    async with (
+        watched_lab(tmp_path) as lab,
+        dashboard_of(tmp_path, lab.address) as url,
+        browser_page() as watched,
+    ):
+        page = watched.page
+        await page.goto(url)
+        await the_lab_is_shown(page, lab)
+        # The keyboard alone: to a device, and to the page on circuits.
+        await page.get_by_role("button", name="ocs1,").focus()
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("dialog")).to_contain_text("server1.nic0")
+        await page.keyboard.press("Escape")
+        await press_until(page, "Shift+Tab", "link", "Circuits")
+        await page.keyboard.press("Enter")
+        await a_change_is_planned_made_and_undone(page, lab)
+        await page.screenshot(path=pictures / "dashboard-circuits.png")
+        await page.goto(f"{url}history")
+        row = page.get_by_role("row", name="tries a fibre").first
+        await expect(row).to_contain_text("committed")
+        await expect(row).to_contain_text("verify")
+        await page.goto(f"{url}jobs")
+        await expect(page.get_by_role("row", name=JOB)).to_contain_text("running")
+        await page.wait_for_function("document.querySelectorAll('canvas').length === 4")
+        await page.emulate_media(color_scheme="dark")
+        await page.goto(url)
+        await what_others_do_is_seen(page, lab)
+        await page.screenshot(path=pictures / "dashboard-dark.png")
+        await strangers_see_what_they_may(url)
+
+
+async def the_lab_is_shown(page: Page, lab: WatchedLab) -> None:
+    await expect(page.get_by_role("status")).to_have_text("live")
+    await expect(page.locator("[data-circuit]")).to_have_count(6)
+    assert await shown_circuits(page) == duplex(lab)
+    # Which GPUs train which job over which light path, from the page alone.
+    await expect(page.locator("[data-host]")).to_have_count(6)
+    about = page.locator("[data-circuit='ocs1 1>7'] title")
+    for words in ("server1.nic0 to tor1.1, 40Gbps", f"light of {JOB}", "dBm in"):
+        await expect(about).to_contain_text(words)
+    host = page.locator("[data-host='server1.gpu0'] title")
+    await expect(host).to_contain_text(f"in {JOB}, busy 90%, nic0 sends")
+
+
+async def a_change_is_planned_made_and_undone(page: Page, lab: WatchedLab) -> None:
+    await press_until(page, "Tab", "textbox", "make, like 1-7 2>8")
+    await page.keyboard.type("19-20")
+    await press_until(page, "Tab", "textbox", "why")
+    await page.keyboard.type("tries a fibre")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_text("ocs1: +19>20 +20>19")).to_be_visible()
+    assert changes(lab) == []  # it was only planned
+    await press_until(page, "Tab", "button", "Apply …")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("dialog")).to_contain_text("Change circuits: ocs1: +19>20")
+    await press_until(page, "Tab", "button", "Change")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_text("change 1: committed")).to_be_visible()
+    await expect(page.get_by_role("row", name="19 20").first).to_be_visible()
+    assert "ocs1 19>20" in duplex(lab)
+    await press_until(page, "Tab", "button", "Roll back change 1 …")
+    await page.keyboard.press("Enter")
+    await press_until(page, "Tab", "button", "Roll back")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_text("change 2: committed")).to_be_visible()
+    await eventually(lambda: "ocs1 19>20" not in duplex(lab))
+    assert changes(lab) == ["tries a fibre", "undoes change 1"]
+
+
+async def what_others_do_is_seen(page: Page, lab: WatchedLab) -> None:
+    await expect(page.locator("[data-circuit]")).to_have_count(6)
+    with ControllerClient(lab.address) as client:
+        # server2 and server4 move over to the other switch.
+        moves = {"ocs1": ["3-9", "4-10", "6-12"]}
+        change = await asyncio.to_thread(client.reconfigure, moves, why="regroup")
+    assert change["state"] == "committed", change["message"]
+    await expect(page.locator("[data-circuit='ocs1 3>9']")).to_have_count(1)
+    # While the light moves, what goes and what comes are both shown.
+    await expect(page.locator("[data-circuit]")).to_have_count(6)
+    assert await shown_circuits(page) == duplex(lab)
+    await expect(page.get_by_text("light was away")).to_be_visible()
+    parts = lab.controller.circuits
+    parts.locks.lock("ocs1", [3], "locked", "eva", "being <b>cleaned")
+    locked = page.locator("[data-circuit='ocs1 3>9'] title")
+    await expect(locked).to_contain_text("port 3 is locked by eva: being <b>cleaned")
+    await expect(page.get_by_text("locked: ocs1.3")).to_be_visible()
+    parts.stop.press("eva", "fire drill")
+    await expect(page.get_by_text("the stop button is pressed by eva")).to_be_visible()
+    background = await page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert background not in ("rgb(255, 255, 255)", "rgba(0, 0, 0, 0)")
+
+
+async def strangers_see_what_they_may(url: str) -> None:
+    port = url.rstrip("/").rpartition(":")[2]
+    assert (await upgraded(port, f"http://127.0.0.1:{port}")).startswith(b"HTTP/1.1 101")
+    assert (await upgraded(port, "http://evil.example")).startswith(b"HTTP/1.1 403")
+    if os.geteuid() != 0:
+        return
+    assert "nobody, viewer" in await as_nobody(port, "/")
+    assert "changes are for operators" in await as_nobody(port, "/circuits")
+
+
+async def upgraded(port: str, origin: str) -> bytes:
+    """What a page of ``origin`` is answered that wants a socket."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
+    head = "GET /_nicegui_ws/socket.io/?EIO=4&transport=websocket HTTP/1.1\r\n"
+    head += f"Host: 127.0.0.1:{port}\r\nOrigin: {origin}\r\nUpgrade: websocket\r\n"
+    head += "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    head += "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+    writer.write(head.encode())
+    answer = await reader.readline()
+    writer.close()
+    return answer
+
+
+async def as_nobody(port: str, path: str) -> str:
+    """The page that another user of this machine gets."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _AS_NOBODY, port, path),
+        stdout=asyncio.subprocess.PIPE,
+        user=pwd.getpwnam("nobody").pw_uid,
+        cwd="/",
+        env={},
+    )
+    told, _ = await process.communicate()
+    return told.decode()
+
+
+def duplex(lab: WatchedLab) -> set[str]:
+    """The circuits that the controller has, each as the lower of its two directions."""
+    maps: Mapping[str, PortMap] = lab.controller.circuits.maps.last or {}
+    return {f"{ocs} {c}" for ocs, m in maps.items() for c in m if c.inp < c.out}
+
+
+def changes(lab: WatchedLab) -> list[str]:
+    """Why circuits were changed so far."""
+    return [change["why"] for change in lab.controller.store.reconfigurations(10, None)]
+
+
+async def press_until(page: Page, key: str, role: str, name: str) -> None:
+    """Press a key until that control has the focus."""
+    wanted = page.get_by_role(role, name=name, exact=True)  # type: ignore[arg-type]
+    for _ in range(60):
+        if await wanted.evaluate("each => each === document.activeElement"):
+            return
+        await page.keyboard.press(key)
+    raise AssertionError(f"no {key} leads to the {role} {name}")
