@@ -4,8 +4,6 @@ Operations that follow each other are joined until there are few enough, so a gr
 seen as well as one of 10, only more coarsely.
 """
 
-from functools import lru_cache
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,16 +21,33 @@ _SCALED = ("forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
 _NOTHING = np.zeros((1, OPERATION_FEATURES), np.float32), np.zeros((1, 2), np.int64)
 
 
-def job_graph(graph: ComputationGraph | None, most: int = MOST_OPERATIONS) -> tuple[Floats, Ints]:
-    """Nodes (n × features) and edges (m × 2, from, to); one empty node where there is no graph.
+_MOST_KEPT = 256
+
+
+class JobGraphs:
+    """Makes the arrays of graphs, and keeps those of the graphs that it has seen."""
+
+    def __init__(self) -> None:
+        # By identity: to compare large graphs takes longer than to ask whether one was seen.
+        self._known: dict[int, tuple[ComputationGraph, Floats, Ints]] = {}
+
+    def of(self, graph: ComputationGraph | None) -> tuple[Floats, Ints]:
+        """As ``job_graph``."""
+        if graph is None:
+            return _NOTHING
+        known = self._known.get(id(graph))
+        if known is None or known[0] is not graph:
+            if len(self._known) >= _MOST_KEPT:
+                self._known.clear()
+            known = self._known[id(graph)] = (graph, *job_graph(graph))
+        return known[1:]
+
+
+def job_graph(graph: ComputationGraph, most: int = MOST_OPERATIONS) -> tuple[Floats, Ints]:
+    """Nodes (n × features) and edges (m × 2, from, to), pooled to ``most`` nodes.
 
     One edge at least: of a graph without any, from its first operation to itself.
     """
-    return _NOTHING if graph is None else _pooled(graph, most)
-
-
-@lru_cache(maxsize=64)
-def _pooled(graph: ComputationGraph, most: int) -> tuple[Floats, Ints]:
     count = len(graph.operations)
     depth = np.zeros(count)
     for node in graph.order:

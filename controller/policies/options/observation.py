@@ -18,7 +18,7 @@ from patchlight.controller.policies.options.cluster_graph import (
     bits,
     squeezed,
 )
-from patchlight.controller.policies.options.job_graph import OPERATION_FEATURES, job_graph
+from patchlight.controller.policies.options.job_graph import OPERATION_FEATURES, JobGraphs
 from patchlight.controller.policies.options.listing import BUILT_IN, Option
 from patchlight.controller.policies.options.outlook import HORIZON_S, Networks, Outlook
 
@@ -62,6 +62,7 @@ class Observer:
     def __init__(self) -> None:
         self._networks = Networks()
         self._graphs: list[tuple[object, ClusterGraph]] = []
+        self._jobs = JobGraphs()
 
     def outlook(self, cluster: ClusterView) -> Outlook:
         """The cluster's jobs on their links."""
@@ -75,7 +76,7 @@ class Observer:
         graph = self._graph(outlook)
         unit_s = typical_s(cluster, options)
         touched, amounts = _touched(graph, cluster, options)
-        operations, flows = job_graph(job.graph if job is not None else None)
+        operations, flows = self._jobs.of(None if job is None else job.graph)
         return {
             "nodes": graph.nodes(outlook, job, unit_s),
             "edges": graph.edges,
@@ -112,29 +113,27 @@ def typical_s(cluster: ClusterView, options: Sequence[Option]) -> float:
 def _touched(
     graph: ClusterGraph, cluster: ClusterView, options: Sequence[Option]
 ) -> tuple[Array, Array]:
+    """``touched`` and ``amounts``; what changes no GPU touches the first node by nothing."""
     free = bits(cluster.free, graph.gpus)
-    groups = ((graph.server_of, graph.first_server), (graph.rack_of, graph.first_rack))
-    free_in = [np.bincount(of[of >= 0], free[of >= 0]) for of, _ in groups]
-    pairs: list[Array] = []
-    amounts: list[Array] = []
-    for number, option in enumerate(options):
-        gpus = np.array(option.gpus, np.int64)
-        nodes: list[Array] = [gpus]
-        parts: list[Array] = [np.full(len(gpus), 1.0)]
-        taken: list[Array] = [np.ones(len(gpus))]
-        for (of, first), there in zip(groups, free_in, strict=True):
-            at = of[gpus]
-            found, counts = np.unique(at[at >= 0], return_counts=True)
-            nodes.append(first + found)
-            parts.append(counts)
-            taken.append(counts / np.maximum(there[found], 1) if len(found) else counts)
-        each = np.concatenate(nodes) if len(gpus) else np.zeros(1, np.int64)
-        if not len(gpus):  # What changes no GPU touches the first node by nothing.
-            parts, taken = [np.zeros(1)], [np.zeros(1)]
-        pairs.append(np.stack([np.full(len(each), number), each], 1))
-        part = np.concatenate(parts) / max(1, len(gpus))
-        amounts.append(np.stack([part, np.concatenate(taken)], 1))
-    return np.concatenate(pairs).astype(np.int64), np.concatenate(amounts).astype(np.float32)
+    lengths = np.array([len(option.gpus) for option in options], np.int64)
+    number = np.repeat(np.arange(len(options)), lengths)
+    gpus = np.array([gpu for option in options for gpu in option.gpus], np.int64)
+    nothing = np.flatnonzero(lengths == 0)
+    part = 1 / np.maximum(lengths, 1)
+    rows: list[tuple[Array, Array, Array, Array]] = [
+        (nothing, np.zeros_like(nothing), 0.0 * nothing, 0.0 * nothing),
+        (number, gpus, part[number], np.ones(len(gpus))),
+    ]
+    for of, first in ((graph.server_of, graph.first_server), (graph.rack_of, graph.first_rack)):
+        count = int(of.max(initial=0)) + 1
+        free_in = np.maximum(np.bincount(of[of >= 0], free[of >= 0], count), 1)
+        there = of[gpus] >= 0
+        keys, held = np.unique(number[there] * count + of[gpus][there], return_counts=True)
+        option, place = np.divmod(keys, count)
+        rows.append((option, first + place, held * part[option], held / free_in[place]))
+    options_of, nodes, parts, taken = (np.concatenate(column) for column in zip(*rows, strict=True))
+    touched = np.stack([options_of, nodes], 1).astype(np.int64)
+    return touched, np.stack([parts, taken], 1).astype(np.float32)
 
 
 def _options(

@@ -7,7 +7,7 @@ import pytest
 
 from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.policies.contract import ClusterView, JobView, RingOfJob
-from patchlight.controller.policies.options.job_graph import MOST_OPERATIONS, job_graph
+from patchlight.controller.policies.options.job_graph import MOST_OPERATIONS, JobGraphs, job_graph
 from patchlight.controller.policies.options.lab_range import (
     lab_range,
     missing_inputs,
@@ -93,7 +93,9 @@ def test_large_graphs_are_pooled_and_never_refused() -> None:
     assert sorted(map(tuple, edges.tolist())) == [(n, n + 1) for n in range(MOST_OPERATIONS - 1)]
     alone, loops = job_graph(ComputationGraph("one", many[:1], ()))
     assert (alone.shape, loops.tolist()) == ((1, 6), [[0, 0]])
-    assert job_graph(None)[0].sum() == 0
+    kept = JobGraphs()
+    assert kept.of(None)[0].sum() == 0
+    assert kept.of(small)[0] is kept.of(small)[0]
 
 
 def test_random_labs_are_those_that_they_are_to_be() -> None:
