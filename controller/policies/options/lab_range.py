@@ -33,6 +33,8 @@ def lab_range(lab: Lab) -> dict[str, float]:
 
 def outside_range(tested: Mapping[str, tuple[float, float]], lab: Lab) -> list[str]:
     """In words what of a lab is outside the range that a model was tested in."""
+    if not tested:
+        return ["all of it: the model was never tested"]
     found = []
     for name, value in lab_range(lab).items():
         if name not in tested:
