@@ -14,7 +14,8 @@ import numpy as np
 
 from benchmarks import figure
 from benchmarks.simulator import profiled_graphs
-from patchlight.controller.policies.learned import load_learned, shipped_models
+from patchlight.controller.policies.learned import load_learned
+from patchlight.controller.policies.model_files import shipped_models
 from patchlight.emulation.simulator.ramp import Episode, Workloads, pac_ml_scenario
 from patchlight.testbed.errors import PatchlightError
 

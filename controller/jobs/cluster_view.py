@@ -86,11 +86,13 @@ class WiredLab:
         locked: Ports = NO_PORTS,
         failed: Ports = NO_PORTS,
         jobs: Mapping[str, JobStatus] = MappingProxyType({}),
+        waiting: Collection[str] = (),
     ) -> ClusterView:
         """The cluster now. ``running`` has each job's hosts; when jobs end is not known.
 
         Circuits of ``locked`` OCS ports are to stay; ``failed`` ports can carry none. ``jobs`` say
-        what those that run, by id, have still to do.
+        what those that run, by id, have still to do. ``waiting`` names those of ``recent`` that
+        wait for GPUs.
         """
         out_of_use = self.as_set(broken)
         at_work = [Running(float("inf"), self.as_set(hosts), job) for job, hosts in running.items()]
@@ -109,6 +111,7 @@ class WiredLab:
             barred=Frozen({ocs: _ports(ocs, locked, failed) for ocs in {*locked, *failed}}),
             failed=Frozen({ocs: _ports(ocs, failed) - _ports(ocs, locked) for ocs in failed}),
             rings=tuple(self.ring(job, hosts, jobs.get(job)) for job, hosts in running.items()),
+            queue=tuple(job for job in recent if job.name in waiting),
         )
 
     def ring(self, job: str, hosts: Collection[str], status: JobStatus | None) -> RingOfJob:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from patchlight.controller.jobs.cluster_view import WiredLab, graph_of
 from patchlight.controller.policies.contract import (
@@ -33,7 +33,8 @@ OWN_GRAPH = "of the job"
 class Decision:
     """One answer of a policy, as JSON, after so many ``seconds``; ``saw`` gives what it saw.
 
-    Its ``kind`` is the policy's, or ``defragment``.
+    Its ``kind`` is the policy's, or ``defragment``. ``weighed`` is what the policy itself tells of
+    it, as JSON: a learned one its options and their scores.
     """
 
     kind: str
@@ -41,6 +42,7 @@ class Decision:
     answer: Any
     seconds: float
     saw: Callable[[], Mapping[str, Any]]
+    weighed: Any = None
 
     @property
     def record(self) -> dict[str, Any]:
@@ -53,16 +55,28 @@ class Decision:
             "seconds": round(self.seconds, 6),
             "digest": digest(saw),
             "saw": saw,
+            **({} if self.weighed is None else {"weighed": self.weighed}),
         }
 
 
+class Decides(Protocol):
+    """A policy of a lab: its name, and what it tells of the answer that this thread had last."""
+
+    name: str
+
+    @property
+    def explanation(self) -> Any:
+        """As JSON; ``None`` where it tells nothing."""
+
+
 def decided(
-    kind: PolicyKind, policy: str, ask: Callable[[], A], saw: Callable[[], Mapping[str, Any]]
+    kind: PolicyKind, policy: Decides, ask: Callable[[], A], saw: Callable[[], Mapping[str, Any]]
 ) -> tuple[A, Decision]:
     """What a policy answers, and that as a decision."""
     began = perf_counter()
     answer = ask()
-    return answer, Decision(kind, policy, _plain(answer), perf_counter() - began, saw)
+    took_s = perf_counter() - began
+    return answer, Decision(kind, policy.name, _plain(answer), took_s, saw, policy.explanation)
 
 
 def digest(saw: Mapping[str, Any]) -> str:
@@ -105,6 +119,8 @@ def seen(
             for ring in view.rings
         ],
     }
+    if view.queue:
+        found["waiting"] = [each.name for each in view.queue]
     if view.measured:
         found["measured"] = {str(gpu): list(rates) for gpu, rates in view.measured.items()}
     if job is not None:
@@ -127,6 +143,7 @@ def arguments(
     ``own_graph`` is the computation graph in the job's spec.
     """
     maps = {ocs: PortMap.parse(pairs) for ocs, pairs in saw["circuits"].items()}
+    recent, waiting = tuple(map(_job, saw["recent"])), frozenset(saw.get("waiting", ()))
     view = ClusterView(
         now_s=saw["now_s"],
         shape=WiredLab(lab, maps).shape,
@@ -136,7 +153,7 @@ def arguments(
             Running(math.inf if ends_s is None else ends_s, int(gpus, 16), name)
             for ends_s, gpus, name in saw["running"]
         ),
-        recent=tuple(map(_job, saw["recent"])),
+        recent=recent,
         lab=lab,
         circuits=Frozen(maps),
         barred=Frozen({ocs: frozenset(ports) for ocs, ports in saw["barred"].items()}),
@@ -146,6 +163,7 @@ def arguments(
         measured=Frozen(
             {int(gpu): (sent, got) for gpu, (sent, got) in saw.get("measured", {}).items()}
         ),
+        queue=tuple(job for job in recent if job.name in waiting),
     )
     if kind == "topology":
         return view, saw["groups"]

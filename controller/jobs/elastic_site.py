@@ -145,7 +145,7 @@ class ElasticLabSite(LabSite):
         view = self._view().view._replace(running=tuple(self.ends()))
         answer, self._decision = decided(
             "elasticity",
-            policy.name,
+            policy,
             partial(policy.resize, view, jobs, queue),
             partial(seen, view, elastic=jobs, queue=queue),
         )

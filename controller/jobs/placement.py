@@ -83,10 +83,13 @@ class Placement:
             locked, failed = await self._circuits.closed_ports()
         cluster = WiredLab.now(self._lab, maps)
         jobs = [view_of(status) for status in recent]
+        waiting = {status.id for status in recent if status.state.is_waiting}
 
         def see(running: HostsOfJobs) -> LabView:
             statuses = self._statuses(running)
-            view = cluster.view(time.time(), running, tuple(unseen), jobs, locked, failed, statuses)
+            view = cluster.view(
+                time.time(), running, tuple(unseen), jobs, locked, failed, statuses, waiting
+            )
             return LabView(cluster, view, unseen)
 
         return see
@@ -156,7 +159,7 @@ class Placement:
             sized = job if job.workers else view_of(status, degree)
             gpus, decision = decided(
                 "placement",
-                placement.name,
+                placement,
                 partial(placement.place, view, sized, degree),
                 partial(seen, view, sized, graph=_graph_name(status)),
             )
@@ -203,7 +206,7 @@ class Placement:
             return 0
         workers, decision = decided(
             "partition",
-            partition.name,
+            partition,
             partial(partition.degree, view, job, legal),
             partial(seen, view, job, legal, graph=_graph_name(status)),
         )
@@ -253,7 +256,7 @@ class Placement:
             gpus = [[cluster.numbers[name] for name in hosts] for hosts in groups.values()]
             return decided(
                 "topology",
-                policy.name,
+                policy,
                 partial(policy.circuits, view, gpus, tuple(jobs)),
                 partial(seen, view, groups=gpus),
             )

@@ -174,6 +174,7 @@ class ClusterView(NamedTuple):
     the jobs that have GPUs. ``usage`` has what users had in GPU-seconds, less the longer ago, each
     over the user's share; empty where nobody counts. ``measured`` has what GPUs' NICs sent and
     received lately in bit/s, as ports counted it; those that nobody counts are not there.
+    ``queue`` has those of ``recent`` that wait for GPUs.
     """
 
     now_s: float
@@ -190,6 +191,7 @@ class ClusterView(NamedTuple):
     usage: Mapping[str, float] = Frozen()
     rings: Sequence[RingOfJob] = ()
     measured: Mapping[int, tuple[float, float]] = Frozen()
+    queue: Sequence[JobView] = ()
 
     @property
     def traffic(self) -> Mapping[tuple[int, int], float]:

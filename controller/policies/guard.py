@@ -57,8 +57,12 @@ class Elsewhere(ABC):
     """A policy that is not in this process."""
 
     @abstractmethod
+    def ask_why(self, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
+        """Its checked answer (``CHECKS``), and what it tells of it; or ``PolicyFailed``."""
+
     def ask(self, arguments: tuple[Any, ...]) -> Any:
-        """Its checked answer (``CHECKS``), or ``PolicyFailed``."""
+        """Its checked answer, or ``PolicyFailed``."""
+        return self.ask_why(arguments)[0]
 
 
 class _Alone:
@@ -118,13 +122,21 @@ class _Guard(Generic[P]):
         self._alone = _Alone(deadline_s) if alone else None
         self._elsewhere = policy if isinstance(policy, Elsewhere) else None
         self._refusals = refusals
+        self._told = threading.local()
+
+    @property
+    def explanation(self) -> Any:
+        """What the policy told of the last answer that this thread had, as JSON, or ``None``."""
+        return getattr(self._told, "explanation", None)
 
     def _decide(self, jobs: tuple[str, ...], arguments: tuple[Any, ...]) -> Any:
         """The checked answer about ``jobs``; after a fault, which is reported, the default's."""
         name = METHODS[self.kind]
+        self._told.explanation = None
         try:
             if self._elsewhere is not None:
-                return self._elsewhere.ask(arguments)
+                answer, self._told.explanation = self._elsewhere.ask_why(arguments)
+                return answer
             ask = partial(answer_of, self.policy, self.kind)
             if self._alone is not None:
                 return self._alone.ask(ask, arguments)

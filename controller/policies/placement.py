@@ -4,6 +4,7 @@ All let the job wait where it finds too few free GPUs of its models. GPUs that a
 packet switch, are taken last.
 """
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -150,8 +151,8 @@ class _Wiring(NamedTuple):
     facing: Mapping[tuple[str, str], frozenset[int]]
 
 
-class _Choice(NamedTuple):
-    """GPUs under one switch; sorted, the best one is the first."""
+class UnderOneSwitch(NamedTuple):
+    """GPUs under one switch after so many moves; sorted, the best one is the first."""
 
     moves: int
     left_over: int
@@ -171,20 +172,24 @@ class RegroupPlacement:
         self._otherwise = Consolidated()
 
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
-        free = cluster.free_for(job)
-        if free.bit_count() < workers:
+        if cluster.free_for(job).bit_count() < workers:
             return None
-        if cluster.lab is not None and cluster.lab.circuit_switches:
-            wiring = self._look(cluster, cluster.lab)
-            # Once for all: a port map makes its table anew each time.
-            tables = {ocs: present.out_of for ocs, present in cluster.circuits.items()}
-            site = _Site(cluster, wiring, tables, free)
-            held = site.held(cluster.occupied)
-            racks = range(len(cluster.shape.racks))
-            choices = [site.under(rack, held, workers) for rack in racks]
-            if possible := [choice for choice in choices if choice is not None]:
-                return min(possible).gpus
+        if possible := self.choices(cluster, job, workers):
+            return min(possible).gpus
         return self._otherwise.place(cluster, job, workers)
+
+    def choices(self, cluster: ClusterView, job: JobView, workers: int) -> list[UnderOneSwitch]:
+        """For each packet switch the GPUs that can be lit onto it; none without an OCS."""
+        if cluster.lab is None or not cluster.lab.circuit_switches:
+            return []
+        wiring = self._look(cluster, cluster.lab)
+        # Once for all: a port map makes its table anew each time.
+        tables = {ocs: present.out_of for ocs, present in cluster.circuits.items()}
+        site = _Site(cluster, wiring, tables, cluster.free_for(job))
+        held = site.held(cluster.occupied)
+        racks, movable = range(len(cluster.shape.racks)), site.movable()
+        found = [site.under(rack, held, movable, workers) for rack in racks]
+        return [choice for choice in found if choice is not None]
 
     def _look(self, cluster: ClusterView, lab: Lab) -> _Wiring:
         if self._wiring is None or self._wiring.lab is not lab:
@@ -218,17 +223,22 @@ class _Site(NamedTuple):
         lit = ((ocs, self.tables.get(ocs, {}).get(port)) for ocs, port in places)
         return {(ocs, out) for ocs, out in lit if out is not None}
 
-    def under(self, rack: int, held: set[tuple[str, int]], workers: int) -> _Choice | None:
+    def under(
+        self,
+        rack: int,
+        held: set[tuple[str, int]],
+        movable: Mapping[str, Sequence[int]],
+        workers: int,
+    ) -> UnderOneSwitch | None:
         """``workers`` free GPUs under one packet switch; ``None`` if it cannot hold them.
 
-        ``held`` are the OCS ports that busy GPUs are lit to.
+        ``held`` are the OCS ports that busy GPUs are lit to, ``movable`` is what ``movable`` gives.
         """
         here = self.free & self.cluster.shape.rack_gpus[rack]
         room = here.bit_count() - workers
         if room >= 0:
-            return _Choice(0, room, rack, lowest(here, workers))
+            return UnderOneSwitch(0, room, rack, lowest(here, workers))
         missing, taken = -room, held | self.held(here)
-        movable = self._movable(self.free & ~here)
         movers: list[int] = []
         room = 0
         for (ocs, switch), ports in self.wiring.facing.items():
@@ -236,16 +246,17 @@ class _Site(NamedTuple):
                 barred = self.cluster.barred.get(ocs, frozenset())
                 spare = sum((ocs, port) not in taken and port not in barred for port in ports)
                 room += spare
-                movers += movable.get(ocs, [])[:spare]
+                elsewhere = (gpu for gpu in movable.get(ocs, ()) if not here >> gpu & 1)
+                movers += itertools.islice(elsewhere, spare)
         if len(movers) < missing:
             return None
-        return _Choice(missing, room - missing, rack, members(here) + movers[:missing])
+        return UnderOneSwitch(missing, room - missing, rack, members(here) + movers[:missing])
 
-    def _movable(self, gpus: int) -> dict[str, list[int]]:
-        """Those of the GPUs whose circuits may change, by OCS; the dark ones first."""
+    def movable(self) -> dict[str, list[int]]:
+        """The free GPUs whose circuits may change, by OCS; the dark ones first."""
         movable: dict[str, list[int]] = {}
         shape = self.cluster.shape
-        for gpu in sorted(members(gpus), key=lambda number: shape.gpus[number].rack >= 0):
+        for gpu in sorted(members(self.free), key=lambda number: shape.gpus[number].rack >= 0):
             ocs, port = self.wiring.nics.get(gpu, ("", 0))
             barred = self.cluster.barred.get(ocs, frozenset())
             lit_to = self.tables.get(ocs, {}).get(port)

@@ -22,6 +22,7 @@ from patchlight.controller.policies.answers import CHECKS, PolicyFailed
 from patchlight.controller.policies.contract import ClusterShape, PolicyKind
 from patchlight.controller.policies.guard import Elsewhere, answer_of, raised
 from patchlight.controller.policies.registry import load_policy
+from patchlight.controller.policies.weighed import checked_explanation, explanation_of
 from patchlight.testbed.errors import BadInput, PatchlightError, in_words
 from patchlight.testbed.lab import Lab
 
@@ -77,9 +78,10 @@ class PolicyProcess(Elsewhere):
             self._receive(deadline_s, "its process is still starting")
             self._ready = True
 
-    def _receive(self, deadline_s: float, late: str) -> Any:
-        """What the process says next; where it says nothing in time, or ends, it is started anew.
+    def _receive(self, deadline_s: float, late: str) -> tuple[Any, Any]:
+        """What the process says next, and what it tells of that.
 
+        Where it says nothing in time, or ends, it is started anew.
         ``PolicyFailed`` with ``late``, with how it ended, or with what it says went wrong.
         """
         try:
@@ -87,14 +89,14 @@ class PolicyProcess(Elsewhere):
                 self._kill()
                 self._end()
                 raise PolicyFailed(late)
-            went_well, answer, hint = self._connection.recv()
+            went_well, answer, more = self._connection.recv()
         except PolicyFailed:
             raise
         except Exception as error:  # it hung up, or somebody there wrote what is no answer
             raise PolicyFailed(f"its process ended: {self._end()}") from error
         if not went_well:
-            raise PolicyFailed(str(answer), hint=hint)
-        return answer
+            raise PolicyFailed(str(answer), hint=more)
+        return answer, more
 
     def _end(self) -> str:
         """Let go of the process, which has ended or does so now; how, in words."""
@@ -111,8 +113,8 @@ class PolicyProcess(Elsewhere):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def ask(self, arguments: tuple[Any, ...]) -> Any:
-        """Its checked answer, or ``PolicyFailed``."""
+    def ask_why(self, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
+        """Its checked answer and what it tells of it, or ``PolicyFailed``."""
         if not self._one_at_a_time.acquire(timeout=self._deadline_s):
             raise PolicyFailed("it still has not answered an earlier question")
         try:
@@ -125,7 +127,8 @@ class PolicyProcess(Elsewhere):
                 raise PolicyFailed(f"its process ended: {self._end()}") from error
             late = f"no answer within {self._deadline_s:g} s: its process was ended"
             # Once more, as the other end is the user's.
-            return CHECKS[self._kind](self._receive(self._deadline_s, late), *arguments)
+            answer, told = self._receive(self._deadline_s, late)
+            return CHECKS[self._kind](answer, *arguments), checked_explanation(told)
         finally:
             if self._connection.closed:
                 self._start()  # while nobody waits for it
@@ -165,7 +168,7 @@ def _serve(connection: Connection) -> None:
     try:
         policy: Any = load_policy(text, kind)
         if shape is not None and hasattr(policy, "check_fits"):
-            policy.check_fits(shape)
+            policy.check_fits(shape, lab)
     except BaseException as error:  # a file that is run may raise anything
         hint = error.hint if isinstance(error, PatchlightError) else None
         words = in_words(error) if isinstance(error, Exception) else raised(error)
@@ -177,7 +180,8 @@ def _serve(connection: Connection) -> None:
         # The controller ends who is late; should it be gone, the kernel does.
         signal.setitimer(signal.ITIMER_REAL, 5.0 + 2.0 * deadline_s)
         try:
-            reply = (True, answer_of(policy, kind, *arguments), None)
+            answer = answer_of(policy, kind, *arguments)
+            reply: tuple[bool, Any, Any] = (True, answer, explanation_of(policy))
         except PolicyFailed as error:
             reply = (False, error.message, None)
         except BaseException as error:

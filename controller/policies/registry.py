@@ -190,7 +190,7 @@ def find(text: str, kind: PolicyKind | None = None) -> Recipe:
             raise BadInput(f"{text!r} is no {kind} policy: it says it is one of {asked}")
         kind, text = asked, rest
     if match := _FILE.fullmatch(text):
-        recipe, parameters = _from_file(Path(match["path"]), match["suffix"], match["rest"])
+        recipe, parameters = _from_file(Path(match["path"]), match["suffix"], match["rest"], kind)
     else:
         name, *parameters = text.split(":")
         recipe = _named(name, kind)
@@ -265,31 +265,45 @@ def _attribute(place: str) -> Any:
 
 def _shipped() -> Iterator[Recipe]:
     try:
-        from patchlight.controller.policies.learned import shipped_models
+        from patchlight.controller.policies.model_files import shipped_models
     except ModuleNotFoundError:
         # Plain policies are there without ONNX Runtime too.
         return
     for name, path in shipped_models().items():
-        yield replace(_learned(path), name=name, origin="learned, shipped")
+        for recipe in _learned(path):
+            yield replace(recipe, name=name, origin="learned, shipped")
 
 
-def _learned(path: Path) -> Recipe:
-    return Recipe("partition", str(path), f"learned, {path}", partial(_load, path), path=path)
+def _learned(path: Path) -> list[Recipe]:
+    """A recipe for each kind of the model in a file."""
+    from patchlight.controller.policies.model_files import kinds_of
+
+    origin = f"learned, {path}"
+    return [
+        Recipe(kind, str(path), origin, partial(_load, path, kind), path=path)
+        for kind in kinds_of(path)
+    ]
 
 
-def _load(path: Path) -> Any:
+def _load(path: Path, kind: PolicyKind) -> Any:
     try:
         changed = path.stat().st_mtime_ns
     except OSError as error:
         raise BadInput(f"cannot read policy file {path}: {error.strerror or error}") from error
-    return _load_once(path.resolve(), changed)
+    return _load_once(path.resolve(), changed, kind)
 
 
 @lru_cache(maxsize=16)
-def _load_once(path: Path, changed: int) -> Any:
+def _load_once(path: Path, changed: int, kind: PolicyKind) -> Any:
     from patchlight.controller.policies.learned import load_learned
+    from patchlight.controller.policies.model_files import CardError, weighs_options
+    from patchlight.controller.policies.options.learned import load_options
 
-    return load_learned(path)
+    try:
+        is_for_options = weighs_options(path)
+    except CardError:
+        is_for_options = False  # The other one says what is wrong.
+    return load_options(path, kind) if is_for_options else load_learned(path)
 
 
 def _installed() -> Iterator[Recipe]:
@@ -310,12 +324,16 @@ def _import(point: EntryPoint) -> Any:
         ) from error
 
 
-def _from_file(path: Path, suffix: str, rest: str | None) -> tuple[Recipe, list[str]]:
+def _from_file(
+    path: Path, suffix: str, rest: str | None, asked: PolicyKind | None
+) -> tuple[Recipe, list[str]]:
     parts = rest.split(":") if rest else []
     if suffix == "onnx":
         if not path.is_file():
             raise BadInput(f"no policy file {path}: there is no such file")
-        return _learned(path), parts
+        of_kinds = {recipe.kind: recipe for recipe in _learned(path)}
+        first = next(iter(of_kinds.values()))
+        return of_kinds.get(asked, first) if asked else first, parts
     name = parts.pop(0) if parts and parts[0].isidentifier() else None
     found = load_object(path, name)
     kind = kind_of(found)

@@ -58,7 +58,7 @@ _TEACHER = MapOf(_LAW, _TAUGHT, "a degree for each law", "{A: 8, B: sufficient}"
 _RULE = choice("a placement rule", *PlacementRule)
 _TIMES = ListOf(Number("a time in 1,000 s", lowest=0, highest=100), "times in 1,000 s")
 _BUSY_AFTER_KS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 20, 28)
-_NAME = matching(
+NAME = matching(
     r"[A-Za-z0-9_-]*[A-Za-z0-9][A-Za-z0-9_-]*", "a name", "letters, digits, -, _", "small", 64
 )
 
@@ -162,7 +162,7 @@ def _record(cls: type[Any]) -> Record:
 class Config:
     """A training run. ``steps`` are decisions, over all environments."""
 
-    name: str = setting(_NAME, "the model's name")
+    name: str = setting(NAME, "the model's name")
     algorithm: str = setting(choice("an algorithm", *ALGORITHMS), "how it learns", "afterstates")
     steps: int = setting(_STEPS, "decisions to learn from", 2_000_000)
     seed: int = setting(_SEED, "of the weights and of what is drawn", 0)

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -22,8 +22,10 @@ from patchlight.controller.policies.observation import SCHEMA, VERSION, Layout
 from patchlight.emulation.learning.config import Config
 from patchlight.emulation.learning.network import OptionScorer
 
-_OPSET = 17
+OPSET = 17
 _SMALL = 1024
+
+N = TypeVar("N", bound=nn.Module)
 
 
 class _Plain(nn.Module):
@@ -52,14 +54,20 @@ def export(
     content = onnx_bytes(scorer, layout)
     seen = (SCHEMA, VERSION, layout.actions, layout.ramp, config.environment.rule)
     sha256, kept = hashlib.sha256(content).hexdigest(), json.loads(json.dumps(training))
-    card = Card(name, "partition", *seen, _version(), sha256, notes, kept)
+    card = Card(name, "partition", *seen, code_version(), sha256, notes, kept)
+    path = write_files(folder, name, content, card.written())
+    load_learned(path)
+    return path
+
+
+def write_files(folder: Path, name: str, content: bytes, card: str) -> Path:
+    """Writes a model and its card into a folder; the path of the model's file."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.onnx"
-    for where, what in ((path, content), (path.with_suffix(".json"), card.written().encode())):
+    for where, what in ((path, content), (path.with_suffix(".json"), card.encode())):
         draft = where.with_name(where.name + ".tmp")
         draft.write_bytes(what)
         os.replace(draft, where)
-    load_learned(path)
     return path
 
 
@@ -77,21 +85,21 @@ def onnx_bytes(scorer: OptionScorer, layout: Layout) -> bytes:
         warnings.simplefilter("ignore")
         named: dict[str, Any] = {"input_names": list(names), "output_names": ["scores"]}
         torch.onnx.export(
-            _Plain(scorer), examples, file, **named, opset_version=_OPSET, dynamo=False
+            _Plain(scorer), examples, file, **named, opset_version=OPSET, dynamo=False
         )
-    return _smaller(file.getvalue())
+    return smaller(file.getvalue())
 
 
-def rounded(scorer: OptionScorer) -> OptionScorer:
-    """The scorer with the weights that its model will have."""
-    found = copy.deepcopy(scorer)
+def rounded(network: N) -> N:
+    """A network with the weights that its model will have."""
+    found = copy.deepcopy(network)
     with torch.no_grad():
         for weights in found.parameters():
             weights.copy_(weights.half().float())
     return found
 
 
-def _smaller(content: bytes) -> bytes:
+def smaller(content: bytes) -> bytes:
     """The model with large weights kept as 16-bit numbers; loading makes them 32-bit ones."""
     model = onnx.load_from_string(content)
     casts = []
@@ -110,7 +118,8 @@ def _smaller(content: bytes) -> bytes:
     return smaller
 
 
-def _version() -> str:
+def code_version() -> str:
+    """Patchlight's version, for a card."""
     try:
         return version("patchlight")
     except PackageNotFoundError:

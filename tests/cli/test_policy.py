@@ -379,3 +379,25 @@ def test_the_page_names_every_built_in() -> None:
     for names in BUILT_IN.values():
         for name in names:
             assert f"`{name}`" in TEXT or f"`{name}:N`" in TEXT
+
+
+def test_show_says_what_a_model_would_miss_in_a_lab(tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason="onnx is not installed: extra 'learn'")
+    from tests.support.option_models import write_option_model
+
+    path = write_option_model(tmp_path)
+    shown = run("show", str(path), "--lab", "ofc2022")
+    assert "not tested: gpus: 6 here, tested with 8 to 64" in shown.output
+    fit = json.loads(run("show", str(path), "--lab", "ofc2022", "--json").output)["lab"]
+    assert fit["lab"] == "ofc2022"
+    assert any("graph" in line for line in fit["from_jobs"])
+    refused = run("show", "consolidated", "--lab", "ofc2022")
+    assert isinstance(refused.exception, BadInput)
+    topology = write_option_model(tmp_path, ("topology",))
+    lab_file = tmp_path / "flat.yaml"
+    made = CliRunner().invoke(
+        cli, ["lab", "generate", "tree", "--hosts", "8", "--output", str(lab_file)]
+    )
+    assert made.exit_code == 0, made.output
+    wrong = run("show", str(topology), "--lab", str(lab_file))
+    assert "no circuit switch" in str(wrong.exception)

@@ -335,20 +335,22 @@ class Simulation:
         """The cluster as it is now."""
         if self._view is None:
             cluster, occupancy, arrived = self.cluster, self.occupancy, self._events.arrived
-            rewired = cluster.lab is not None
+            rewired, recent = cluster.lab is not None, slice(max(0, arrived - _RECENT), arrived)
+            waiting = [j.spec.view for j in self.jobs[recent] if j.state is State.WAITING]
             self._view = ClusterView(
                 self.now_s,
                 cluster.shape,
                 occupancy.occupied,
                 occupancy.broken,
                 tuple(self._by_end),
-                self._job_views[max(0, arrived - _RECENT) : arrived],
+                self._job_views[recent],
                 self.preview,
                 cluster.lab,
                 Frozen(cluster.circuits) if rewired else _NOTHING,
                 Frozen(cluster.ports_of(occupancy.allocated)) if rewired else _NOTHING,
                 usage=_NOTHING if self.user_accounts is None else self._usage(self.user_accounts),
                 rings=tuple([job.shown for job in self.running.values()]) if rewired else (),
+                queue=waiting,
             )
         return self._view
 

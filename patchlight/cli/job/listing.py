@@ -259,6 +259,31 @@ def _print_why(states: list[Answer], decisions: list[Answer]) -> None:
             str(row["digest"]),
         )
     table.print()
+    for row in decisions:
+        if row.get("weighed"):
+            _print_weighed(row)
+
+
+def _print_weighed(decision: Answer) -> None:
+    """What a learned policy saw and weighed: its options and their scores, the best first."""
+    weighed = decision["weighed"]
+    saw = ", ".join(f"{value} {name}" for name, value in weighed["saw"].items())
+    say("")
+    title = f"{decision['kind']}: {decision['policy']} saw {saw}"
+    table = Table(
+        Column("score", whole=True, right=True),
+        "option",
+        Column("lasts", whole=True, right=True),
+        Column("delays others", whole=True, right=True),
+        "also of",
+        title=title,
+    )
+    for option in weighed["options"]:
+        seconds = (option["lasts_s"], option["delays_others_s"])
+        cells = ("–" if each is None else f"{each:.1f} s" for each in seconds)
+        score = f"{'→ ' if option['chosen'] else ''}{option['score']:.3f}"
+        table.add_row(score, option["option"], *cells, ", ".join(option["also_of"]))
+    table.print()
 
 
 def _answer(answer: object) -> str:

@@ -13,6 +13,7 @@ import click
 from patchlight.cli.completion import complete_policy
 from patchlight.cli.connection import complete_lab
 from patchlight.cli.errors import only_some_finished
+from patchlight.cli.policy.fit import fit_of, say_fit
 from patchlight.cli.policy.live import COMMANDS
 from patchlight.cli.rendering import (
     Column,
@@ -33,7 +34,7 @@ _ONLY_PARTITION = (
 _KINDS = ("partition", "placement", "order", "topology", "elasticity")
 # Imported only when they are used: they need PyTorch.
 _LATER: Mapping[str, str] = {
-    "train": "Train a partition policy as a configuration says.",
+    "train": "Train a policy as a configuration says.",
     "export": "Write a trained policy as an ONNX file with its card.",
 }
 _FILE, _COUNT = click.Path(path_type=Path), click.IntRange(1, 1_000_000)
@@ -113,9 +114,19 @@ def list_policies(kind: Any, as_json: bool) -> None:
 
 @policy.command()
 @click.argument("name", metavar="POLICY", shell_complete=complete_policy)
+@click.option(
+    "--lab",
+    metavar="LAB",
+    shell_complete=complete_lab,
+    help="Also what a learned policy of any lab would miss in this one.",
+)
 @listing_options
-def show(name: str, as_json: bool) -> None:
-    """What POLICY does, its parameters, and where it comes from; of a learned one its card."""
+def show(name: str, lab: str | None, as_json: bool) -> None:
+    """What POLICY does, its parameters, and where it comes from; of a learned one its card.
+
+    With --lab also which inputs of a learned policy the lab would not have, and what of the lab is
+    outside the range that it was tested in.
+    """
     from patchlight.controller.policies.contract import METHODS
     from patchlight.controller.policies.registry import find
 
@@ -134,6 +145,9 @@ def show(name: str, as_json: bool) -> None:
         "source": source,
         "card": as_data,
     }
+    fit = None if lab is None else fit_of(found, lab)
+    if fit is not None:
+        answer["lab"] = fit
     if as_json:
         print_json(answer)
         return
@@ -146,6 +160,8 @@ def show(name: str, as_json: bool) -> None:
     if as_data is not None:
         say("\ncard:")
         print_json(as_data)
+    if fit is not None:
+        say_fit(fit)
 
 
 def _source(factory: Any) -> str | None:

@@ -1,11 +1,11 @@
-"""``patchlight policy train`` and ``export``: learn a partition policy, and keep it as ONNX."""
+"""``patchlight policy train`` and ``export``: learn a policy, and keep it as ONNX."""
 
 from pathlib import Path
 
 import click
 
 from patchlight.cli.rendering import say
-from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError
 
 
 def _needed() -> None:
@@ -42,11 +42,12 @@ def _needed() -> None:
 def train(
     config: Path, output: Path | None, resume: bool, steps: int | None, profiles: Path | None
 ) -> None:
-    """Train a partition policy as CONFIG says, and export it.
+    """Train a policy as CONFIG says, and export it.
 
-    CONFIG is a YAML file, or the name of one that comes with Patchlight (docs/learning.md).
-    Interrupt it when you like: --resume goes on. The folder then holds NAME.onnx and its card,
-    for --policy and 'policy evaluate'.
+    CONFIG is a YAML file, or the name of one that comes with Patchlight (docs/learning.md), like
+    lab-small for a placement policy of any lab, or small for a partition policy. Interrupt it when
+    you like: --resume goes on. The folder then holds NAME.onnx and its card, for 'policy evaluate'
+    and for labs.
     """
     _needed()
     import dataclasses
@@ -54,13 +55,22 @@ def train(
     import torch
 
     from patchlight.emulation.experiments.pac_ml.run import find_profiles
-    from patchlight.emulation.learning.config import find_config, read_config
+    from patchlight.emulation.learning.config import ConfigError, find_config, parse_config
     from patchlight.emulation.learning.export import export as write_model
+    from patchlight.emulation.learning.labs.config import is_for_labs
     from patchlight.emulation.learning.training import Run
+    from patchlight.testbed.files.reader import read_text
 
     # One core: small networks lose more to several threads than they gain.
     torch.set_num_threads(1)
-    wanted = read_config(find_config(config))
+    file = find_config(config)
+    text = read_text(file, ConfigError)
+    if is_for_labs(text):
+        if profiles is not None:
+            raise BadInput("--profiles is for partition policies: a lab's jobs are built-in models")
+        _train_for_labs(file, text, output, resume, steps)
+        return
+    wanted = parse_config(text, str(file))
     if steps is not None:
         wanted = dataclasses.replace(wanted, steps=steps)
     found = find_profiles(profiles)
@@ -76,6 +86,32 @@ def train(
     say(f"{path}: try it with  patchlight policy evaluate {path}")
 
 
+def _train_for_labs(
+    file: Path, text: str, output: Path | None, resume: bool, steps: int | None
+) -> None:
+    """Train a policy that weighs options in any lab."""
+    import dataclasses
+
+    from patchlight.emulation.learning.labs.config import parse_lab_config
+    from patchlight.emulation.learning.labs.export import export_lab_model
+    from patchlight.emulation.learning.labs.run import LabRun
+
+    wanted = parse_lab_config(text, str(file))
+    if steps is not None:
+        wanted = dataclasses.replace(wanted, steps=steps)
+    folder = output or Path("results") / "learning" / wanted.name
+    say(f"{wanted.steps:,} decisions in {folder}")
+    run = LabRun(wanted, folder, say)
+    if resume:
+        run.resume()
+    report = run.learn()
+    for line in report.tested.words:
+        say(line)
+    path = export_lab_model(report.network, wanted, report.training, folder)
+    others = " ".join(f"--{kind} {path}" for kind in wanted.learns)
+    say(f"{path}: try it with  patchlight simulate --trace FILE --lab LAB {others}")
+
+
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path, file_okay=False))
 @click.argument("output", type=click.Path(path_type=Path, file_okay=False))
@@ -88,8 +124,17 @@ def export(run: Path, output: Path, name: str | None, notes: str) -> None:
     """
     _needed()
     from patchlight.emulation.learning.export import export as write_model
-    from patchlight.emulation.learning.network import load_run, scorer_of
+    from patchlight.emulation.learning.labs.config import is_for_labs
+    from patchlight.emulation.learning.network import CONFIG, load_run, scorer_of
 
+    described = run / CONFIG
+    if described.is_file() and is_for_labs(described.read_text()):
+        from patchlight.emulation.learning.labs.export import export_lab_model
+        from patchlight.emulation.learning.labs.run import load_lab_run
+
+        path = export_lab_model(*load_lab_run(run), output, name, notes)
+        say(f"{path} and its card {path.with_suffix('.json').name}")
+        return
     config, kept = load_run(run)
     scorer, layout = scorer_of(config, kept)
     training = {"config": config.as_data(), "steps": kept["steps"], "wall_s": kept["wall_s"]}

@@ -54,6 +54,10 @@ async def test_show_says_why(job: JobCommand, cluster: Cluster) -> None:
     job_id = await running(cluster, "first", "gpu0")
     decision = {"kind": "placement", "policy": "packed", "seconds": 0.002}
     decision |= {"answer": ["server1.gpu0"], "digest": "abc"}
+    taken = {"option": "server1.gpu0 (1 under tor1)", "score": 0.25, "chosen": True}
+    left = {"option": "server3.gpu0 (1 under tor2)", "score": -1.5, "chosen": False}
+    times = {"lasts_s": 12.0, "delays_others_s": None, "also_of": ["first-fit", "best-fit"]}
+    decision["weighed"] = {"saw": {"gpus": 6, "free": 4}, "options": [taken | times, left | times]}
     cluster.table.ledger.add_decision(job_id, 1.0, decision)
     shown = json.loads(await job("show", "first", "--why", "--json"))
     assert [row["state"] for row in shown["states"]] == ["queued", "preparing", "running"]
@@ -61,6 +65,8 @@ async def test_show_says_why(job: JobCommand, cluster: Cluster) -> None:
     printed = await job("show", "first", "--why")
     assert max(map(len, printed.splitlines())) <= 80
     for words in ("preparing", "placement", "packed", "2.0 ms", "server1.gpu0"):
+        assert words in printed
+    for words in ("saw 6 gpus, 4 free", "→ 0.250", "-1.500", "12.0 s", "(1 under tor2)"):
         assert words in printed
 
 

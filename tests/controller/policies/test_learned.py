@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from patchlight.controller.policies.contract import PartitionPolicy, kind_of
-from patchlight.controller.policies.learned import Card, CardError, load_learned, shipped_models
+from patchlight.controller.policies.learned import Card, load_learned
+from patchlight.controller.policies.model_files import CardError, shipped_models
 from patchlight.controller.policies.observation import SCHEMA, VERSION
 from patchlight.emulation.simulator.ramp import Episode, Workloads, pac_ml_scenario, run_episode
 from patchlight.testbed.errors import BadInput

@@ -13,7 +13,8 @@ for _package in ("torch", "gymnasium", "onnx"):
 from click.testing import CliRunner  # noqa: E402
 
 from patchlight.cli.policy.learn import export as export_command  # noqa: E402
-from patchlight.controller.policies.learned import MODELS, load_learned, read_card  # noqa: E402
+from patchlight.controller.policies.learned import load_learned, read_card  # noqa: E402
+from patchlight.controller.policies.model_files import MODELS  # noqa: E402
 from patchlight.emulation.learning.afterstates import AfterstateLearner, Teacher, play  # noqa: E402
 from patchlight.emulation.learning.config import (  # noqa: E402
     CONFIGS,

@@ -1,0 +1,265 @@
+"""The candidate answers of each kind of decision, and what each would lead to.
+
+The heart is the same for all kinds: an answer is a change of the cluster, and a model says what the
+cluster is worth then. Which answers there are does not hang on the model: those of the built-in
+policies, and some more of their kind.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from patchlight.controller.policies.contract import (
+    ClusterView,
+    ElasticJob,
+    JobView,
+    PlacementPolicy,
+    Progress,
+    QueuedJob,
+    RingOfJob,
+)
+from patchlight.controller.policies.elasticity import GiveAndTake
+from patchlight.controller.policies.options.outlook import HORIZON_S, Outlook, Prospect
+from patchlight.controller.policies.placement import (
+    BestFit,
+    Consolidated,
+    FirstFit,
+    FragmentationAware,
+    RackAware,
+    RegroupPlacement,
+)
+from patchlight.controller.policies.price import Prices
+from patchlight.controller.policies.ring_order import ring_order
+from patchlight.controller.policies.sets import members, pack
+from patchlight.testbed.lab import Lab
+
+MOST_OPTIONS = 24
+"""A model is shown no more than so many options."""
+_SPREAD = 6  # placements over several switches, beside those of the built-in policies
+
+BUILT_IN: Mapping[str, PlacementPolicy] = {
+    "first-fit": FirstFit(),
+    "best-fit": BestFit(),
+    "consolidated": Consolidated(),
+    "rack-aware": RackAware(),
+    "fragmentation-aware": FragmentationAware(),
+}
+"""The built-in placements whose answers are options for where a job goes."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A candidate answer: ``words`` say it for people, ``proposers`` which policies would give it.
+
+    ``gpus`` are those that it is about, in the ring's order, ``taken`` how many of the free ones it
+    takes (less than 0: gives back), ``moves`` how many of them get other circuits.
+    """
+
+    answer: Any
+    words: str
+    gpus: tuple[int, ...]
+    prospect: Prospect
+    taken: int = 0
+    moves: int = 0
+    proposers: frozenset[str] = field(default=frozenset())
+
+
+class Listing:
+    """Lists options. It keeps what never changes of the lab it is asked about."""
+
+    def __init__(self) -> None:
+        self._regroup = RegroupPlacement()
+
+    def placements(
+        self, outlook: Outlook, job: JobView, workers: int, *, with_circuits: bool
+    ) -> list[Option]:
+        """Where a job can go; empty while it has to wait.
+
+        ``with_circuits``: also where it is brought under one switch by light, which a topology
+        policy then has to do.
+        """
+        cluster = outlook.cluster
+        rings: dict[frozenset[int], tuple[list[int], set[str]]] = {}
+        for name, ring in self._rings(cluster, job, workers):
+            known = rings.setdefault(frozenset(ring), (ring, set()))
+            known[1].update([name] if name else [])
+        found = [
+            self._placed(outlook, job, ring, frozenset(names)) for ring, names in rings.values()
+        ]
+        if with_circuits and workers > 1:
+            switching_s = _switching_s(cluster.lab)
+            for choice in sorted(self._regroup.choices(cluster, job, workers)):
+                if not choice.moves:
+                    continue
+                switch = cluster.shape.racks[choice.rack]
+                prospect = outlook.of(outlook.load_of(job, choice.gpus), choice.gpus, switching_s)
+                words = f"{_named(cluster, choice.gpus)}, all lit to {switch}"
+                found.append(
+                    Option(
+                        choice.gpus,
+                        words,
+                        tuple(choice.gpus),
+                        prospect,
+                        workers,
+                        choice.moves,
+                        frozenset(["regroup"]),
+                    )
+                )
+        return found[:MOST_OPTIONS]
+
+    def _rings(
+        self, cluster: ClusterView, job: JobView, workers: int
+    ) -> Iterable[tuple[str, list[int]]]:
+        """Rings with the built-in policy that would take each, if one would."""
+        for name, policy in BUILT_IN.items():
+            ring = policy.place(cluster, job, workers)
+            if ring is None:
+                return
+            yield name, list(ring)
+        free, shape = cluster.free_for(job), cluster.shape
+        racks = [
+            (each.bit_count(), n, each) for n, r in enumerate(shape.rack_gpus) if (each := free & r)
+        ]
+        roomy = sorted(each for each in racks if each[0] >= workers)
+        for _, _, gpus in roomy[:MOST_OPTIONS]:
+            yield "", pack(_by_server(cluster, gpus), workers)
+        if not roomy:
+            for _, _, first in sorted(racks, reverse=True)[:_SPREAD]:
+                here = pack(_by_server(cluster, first), min(workers, first.bit_count()))
+                others = [gpus & ~first for _, _, gpus in racks]
+                ring = here + pack(others, workers - len(here))
+                if len(ring) == workers:
+                    yield "", ring_order(cluster, ring)
+        for model in shape.model_gpus if len(shape.model_gpus) > 1 else ():
+            alike = cluster._replace(occupied=cluster.occupied | ~shape.model_gpus[model])
+            of_model = BUILT_IN["consolidated"].place(alike, job, workers)
+            if of_model is not None:
+                yield "", list(of_model)
+
+    @staticmethod
+    def _placed(
+        outlook: Outlook, job: JobView, ring: list[int], proposers: frozenset[str]
+    ) -> Option:
+        prospect = outlook.of(outlook.load_of(job, ring), ring)
+        words = _named(outlook.cluster, ring)
+        return Option(ring, words, tuple(ring), prospect, len(ring), 0, proposers)
+
+    def degrees(self, outlook: Outlook, job: JobView, legal: Sequence[int]) -> list[Option]:
+        """Into how many parts a job can be split; the first refuses it."""
+        cluster = outlook.cluster
+        # Refusing is as bad as an hour more, unless the job would take longer anyhow.
+        found = [Option(0, "refuse it", (), Prospect(HORIZON_S, HORIZON_S))]
+        for degree in legal[1:]:
+            gpus = cluster.preview(job, degree)
+            ring = None if gpus is None else members(gpus)
+            if ring is None:
+                placed = BUILT_IN["consolidated"].place(cluster, job, degree)
+                ring = None if placed is None else list(placed)
+            if ring is None:
+                continue
+            sized = job._replace(workers=degree)
+            prospect = outlook.of(outlook.load_of(sized, ring), ring)
+            if math.isnan(prospect.lasts_s) and degree in job.expected_s:
+                prospect = Prospect(job.expected_s[degree], job.expected_s[degree])
+            words = f"{degree} workers, on {_named(cluster, ring)}"
+            found.append(Option(degree, words, tuple(ring), prospect, degree))
+        return found[:MOST_OPTIONS]
+
+    def turn(self, outlook: Outlook, job: JobView, progress: Progress) -> Option:
+        """That a job is next, where the default placement would put it."""
+        cluster, workers = outlook.cluster, max(1, job.workers)
+        ring = BUILT_IN["consolidated"].place(cluster, job, workers)
+        left_s = progress.remaining_s
+        if math.isnan(left_s) and ring is not None:
+            left_s = outlook.of(outlook.load_of(job, ring), ring).lasts_s
+        return Option(None, job.name, tuple(ring or ()), Prospect(left_s, left_s), workers)
+
+    def circuits(self, outlook: Outlook, groups: Sequence[Sequence[int]]) -> list[Option]:
+        """Which circuits jobs can have: as they are, or each of the new ones under one switch."""
+        cluster, lab = outlook.cluster, outlook.cluster.lab
+        known = {job.ring: job for job in cluster.rings}
+        asked = [known.get(tuple(ring), RingOfJob("", tuple(ring), waits=True)) for ring in groups]
+        new = [job for job in asked if job.waits] or asked
+        gpus = tuple(gpu for job in new for gpu in job.ring)
+        keep = Option({}, "keep the circuits", gpus, _together(outlook, new, None))
+        if lab is None or not lab.circuit_switches:
+            return [keep]
+        maps = Prices(cluster, lab, cluster.rings).regrouped(new)
+        if not maps:
+            return [keep]
+        switching_s = sum(lab.circuit_switch(name).switching_time_s for name in maps)
+        moves = sum(len(cluster.circuits[name].diff(each).makes) for name, each in maps.items())
+        lit = _together(outlook, new, switching_s)
+        words = f"light each job onto one switch ({moves} cross-connects)"
+        return [keep, Option(maps, words, gpus, lit, 0, moves, frozenset(["regroup"]))]
+
+    @staticmethod
+    def sizes(
+        outlook: Outlook, jobs: Sequence[ElasticJob], queue: Sequence[QueuedJob]
+    ) -> list[Option]:
+        """Which running jobs can have other numbers of workers; the first leaves them."""
+        cluster = outlook.cluster
+        gpus = {running.name: tuple(members(running.gpus)) for running in cluster.running}
+        found = [Option({}, "leave them as they are", (), Prospect(0.0, 0.0))]
+        answers: dict[str, Mapping[str, int]] = {}
+        given = GiveAndTake().resize(cluster, jobs, queue)
+        if given:
+            answers["give-and-take"] = given
+        free = cluster.free.bit_count()
+        for job in jobs:
+            for degree in job.iteration_s:
+                if degree != job.degree and degree - job.degree <= free:
+                    answers.setdefault(f"{job.name} {degree}", {job.name: degree})
+        by_name = {job.name: job for job in jobs}
+        for name, answer in list(answers.items())[: MOST_OPTIONS - 1]:
+            later_s, taken = 0.0, 0
+            for job_name, degree in answer.items():
+                job = by_name[job_name]
+                slower_s = job.iteration_s[degree] - job.iteration_s[job.degree]
+                left = job.left if job.left < math.inf else HORIZON_S / job.iteration_s[job.degree]
+                later_s += left * slower_s + job.cost_s
+                taken += degree - job.degree
+            words = ", ".join(f"{each} on {degree}" for each, degree in answer.items())
+            touched = tuple(gpu for each in answer for gpu in gpus.get(each, ()))
+            proposers = frozenset(["give-and-take"] if name == "give-and-take" else [])
+            found.append(
+                Option(answer, words, touched, Prospect(later_s, 0.0), taken, 0, proposers)
+            )
+        return found
+
+
+def _together(outlook: Outlook, jobs: Sequence[RingOfJob], dark_s: float | None) -> Prospect:
+    """What becomes of several jobs that get their circuits together."""
+    each = [outlook.of(job.load, job.ring, dark_s) for job in jobs]
+    return Prospect(
+        math.fsum(one.lasts_s for one in each),
+        math.fsum(one.alone_s for one in each),
+        math.fsum(one.delays_s for one in each),
+        dark_s or 0.0,
+        any(one.stuck for one in each),
+    )
+
+
+def _by_server(cluster: ClusterView, gpus: int) -> list[int]:
+    return [part for server in cluster.shape.server_gpus if (part := gpus & server)]
+
+
+def _switching_s(lab: Lab | None) -> float:
+    switches = () if lab is None else lab.circuit_switches
+    return max((ocs.switching_time_s for ocs in switches), default=0.0)
+
+
+def _named(cluster: ClusterView, ring: Sequence[int]) -> str:
+    """GPUs for people, by switch: ``2 under tor1, 1 under tor2``."""
+    shape = cluster.shape
+    under: dict[int, int] = {}
+    for gpu in ring:
+        under[shape.gpus[gpu].rack] = under.get(shape.gpus[gpu].rack, 0) + 1
+    words = [
+        f"{count} {'dark' if rack < 0 else f'under {shape.racks[rack]}'}"
+        for rack, count in under.items()
+    ]
+    few = len(ring) <= 4
+    named = ", ".join(shape.gpus[gpu].name for gpu in ring) if few else f"{len(ring)} GPUs"
+    return f"{named} ({', '.join(words)})"

@@ -1,0 +1,214 @@
+"""What a model that weighs options is shown: schema ``patchlight.options`` version 2, as arrays.
+
+Nothing in it has a fixed size: not the cluster, not the job's graph, not the number of options.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from patchlight.controller.policies.contract import KINDS, ClusterView, JobView, PolicyKind
+from patchlight.controller.policies.options.cluster_graph import (
+    EDGE_FEATURES,
+    NODE_FEATURES,
+    ClusterGraph,
+    bits,
+    squeezed,
+)
+from patchlight.controller.policies.options.job_graph import OPERATION_FEATURES, JobGraphs
+from patchlight.controller.policies.options.listing import BUILT_IN, Option
+from patchlight.controller.policies.options.outlook import HORIZON_S, Networks, Outlook
+
+SCHEMA, VERSION = "patchlight.options", 2
+PROPOSERS = (*BUILT_IN, "regroup", "give-and-take")
+"""Policies of which an option says whether they would choose it."""
+OPTION_FEATURES = 16 + len(PROPOSERS)
+STATE_FEATURES = 11 + len(KINDS)
+COST = 0
+"""The feature of an option that says by how much more all times to the ends of jobs grow than with
+the best one, as a part of what jobs last in the mean."""
+MOST_COST = 20.0
+ARRAYS: Mapping[str, tuple[str, int]] = {
+    "nodes": ("float32", NODE_FEATURES),
+    "edges": ("int64", 2),
+    "links": ("float32", EDGE_FEATURES),
+    "options": ("float32", OPTION_FEATURES),
+    "touched": ("int64", 2),
+    "amounts": ("float32", 2),
+    "state": ("float32", STATE_FEATURES),
+    "operations": ("float32", OPERATION_FEATURES),
+    "flows": ("int64", 2),
+}
+"""Each array's type and columns; rows are as many as there are.
+
+``nodes`` and ``edges`` (from, to; ``links`` has what is known of each) are the cluster,
+``operations`` and ``flows`` the job's graph, pooled. ``options`` has a row for each candidate
+answer; ``touched`` pairs options with the nodes that they change, ``amounts`` says by how much: the
+part of the option's GPUs that is there, and the part of the free ones there that it takes.
+``state`` is one row: the queue, recent jobs, the kind of decision.
+"""
+
+Array = NDArray[Any]
+Observation = dict[str, Array]
+_KEPT = 4
+
+
+class Observer:
+    """Makes observations. It keeps the graphs of the last wirings that it has seen."""
+
+    def __init__(self) -> None:
+        self._networks = Networks()
+        self._graphs: list[tuple[object, ClusterGraph]] = []
+        self._jobs = JobGraphs()
+
+    def outlook(self, cluster: ClusterView) -> Outlook:
+        """The cluster's jobs on their links."""
+        return Outlook(cluster, self._networks.of(cluster))
+
+    def observe(
+        self, kind: PolicyKind, outlook: Outlook, job: JobView | None, options: Sequence[Option]
+    ) -> Observation:
+        """What a model sees of a decision; ``options`` are at least one."""
+        cluster = outlook.cluster
+        graph = self._graph(outlook)
+        unit_s = typical_s(cluster, options)
+        touched, amounts = _touched(graph, cluster, options)
+        operations, flows = self._jobs.of(None if job is None else job.graph)
+        return {
+            "nodes": graph.nodes(outlook, job, unit_s),
+            "edges": graph.edges,
+            "links": graph.links(outlook),
+            "options": _options(graph, outlook, options, unit_s),
+            "touched": touched,
+            "amounts": amounts,
+            "state": _state(kind, cluster, job, unit_s),
+            "operations": operations,
+            "flows": flows,
+        }
+
+    def _graph(self, outlook: Outlook) -> ClusterGraph:
+        network, cluster = outlook.network, outlook.cluster
+        key: object = cluster.shape if network is None else network
+        for known, graph in self._graphs:
+            if known is key:
+                return graph
+        graph = ClusterGraph(cluster.shape, network, cluster.circuits)
+        self._graphs = [(key, graph), *self._graphs[: _KEPT - 1]]
+        return graph
+
+
+def typical_s(cluster: ClusterView, options: Sequence[Option]) -> float:
+    """How long jobs last here, about: the unit of times. From recent jobs and this one."""
+    each = [option.prospect.lasts_s for option in options]
+    known = [min((s for s in each if 0 < s < math.inf), default=math.nan)]
+    for job in cluster.recent:
+        known.append(job.sequential_s / (max(1, job.workers) if job.training is None else 1))
+    found = [seconds for seconds in known if 0 < seconds < math.inf]
+    return math.fsum(found) / len(found) if found else HORIZON_S
+
+
+def _touched(
+    graph: ClusterGraph, cluster: ClusterView, options: Sequence[Option]
+) -> tuple[Array, Array]:
+    """``touched`` and ``amounts``; what changes no GPU touches the first node by nothing."""
+    free = bits(cluster.free, graph.gpus)
+    lengths = np.array([len(option.gpus) for option in options], np.int64)
+    number = np.repeat(np.arange(len(options)), lengths)
+    gpus = np.array([gpu for option in options for gpu in option.gpus], np.int64)
+    nothing = np.flatnonzero(lengths == 0)
+    part = 1 / np.maximum(lengths, 1)
+    rows: list[tuple[Array, Array, Array, Array]] = [
+        (nothing, np.zeros_like(nothing), 0.0 * nothing, 0.0 * nothing),
+        (number, gpus, part[number], np.ones(len(gpus))),
+    ]
+    for of, first in ((graph.server_of, graph.first_server), (graph.rack_of, graph.first_rack)):
+        count = int(of.max(initial=0)) + 1
+        free_in = np.maximum(np.bincount(of[of >= 0], free[of >= 0], count), 1)
+        there = of[gpus] >= 0
+        keys, held = np.unique(number[there] * count + of[gpus][there], return_counts=True)
+        option, place = np.divmod(keys, count)
+        rows.append((option, first + place, held * part[option], held / free_in[place]))
+    options_of, nodes, parts, taken = (np.concatenate(column) for column in zip(*rows, strict=True))
+    touched = np.stack([options_of, nodes], 1).astype(np.int64)
+    return touched, np.stack([parts, taken], 1).astype(np.float32)
+
+
+def _options(
+    graph: ClusterGraph, outlook: Outlook, options: Sequence[Option], unit_s: float
+) -> Array:
+    cluster, found = outlook.cluster, np.zeros((len(options), OPTION_FEATURES), np.float32)
+    racks = cluster.shape.rack_gpus
+    largest = max(1, max((rack.bit_count() for rack in racks), default=1))
+    costs = [option.prospect.cost_s for option in options]
+    best_s = min((s for s in costs if s == s), default=0.0)
+    free_now = cluster.free
+    free_by_rack = [(free_now & rack).bit_count() for rack in racks]
+    for row, option in enumerate(options):
+        prospect, count = option.prospect, len(option.gpus)
+        cost_s = prospect.cost_s
+        known = cost_s == cost_s
+        taken = 0
+        for gpu in option.gpus if option.taken > 0 else ():
+            taken |= 1 << gpu
+        sites = [cluster.shape.gpus[gpu] for gpu in option.gpus]
+        under = {site.rack for site in sites}
+        after = list(free_by_rack)
+        for rack in under:
+            if rack >= 0 and taken:
+                after[rack] = (free_now & ~taken & racks[rack]).bit_count()
+        partly = sum(0 < n < r.bit_count() for n, r in zip(after, racks, strict=True))
+        one = cluster.shape.gpus[option.gpus[0]].model if option.gpus else ""
+        values = (
+            min((cost_s - best_s) / unit_s, MOST_COST) if known else 0.0,
+            float(known),
+            float(prospect.stuck),
+            squeezed(prospect.lasts_s, unit_s) if known else 0.0,
+            _excess(prospect.lasts_s, prospect.alone_s),
+            math.tanh(prospect.delays_s / unit_s) if known else 0.0,
+            squeezed(prospect.dark_s, unit_s),
+            option.moves / max(1, count),
+            len(under) / max(1, min(len(racks), count)),
+            len({site.server for site in sites}) / max(1, count),
+            option.taken / max(1, graph.gpus),
+            (free_now & ~taken).bit_count() / max(1, graph.gpus),
+            max(after, default=0) / largest,
+            partly / max(1, len(racks)),
+            min((after[r] for r in under if r >= 0), default=0) / largest,
+            sum(site.model != one for site in sites) / max(1, count),
+            *(float(name in option.proposers) for name in PROPOSERS),
+        )
+        found[row] = values
+    return found
+
+
+def _excess(lasts_s: float, alone_s: float) -> float:
+    """How much longer a job takes than alone, squeezed."""
+    return squeezed(lasts_s / alone_s - 1, 1.0) if alone_s > 0 and lasts_s == lasts_s else 0.0
+
+
+def _state(kind: PolicyKind, cluster: ClusterView, job: JobView | None, unit_s: float) -> Array:
+    gpus, recent = max(1, len(cluster.shape.gpus)), cluster.recent
+    wanted = [each.workers for each in cluster.queue]
+    sizes = [each.workers for each in recent]
+    span_s = cluster.now_s - recent[0].arrived_s if recent else 0.0
+    offered = sum(sizes) * unit_s / (span_s * gpus) if span_s > 0 else 0.0
+    workers = 0 if job is None else job.workers
+    waited_s = 0.0 if job is None else cluster.now_s - job.arrived_s
+    values = (
+        math.log1p(unit_s) / 15,
+        math.log1p(gpus) / 10,
+        cluster.free.bit_count() / gpus,
+        len(cluster.running) / gpus,
+        squeezed(len(wanted), 8.0),
+        squeezed(sum(wanted), gpus),
+        sum(sizes) / len(sizes) / gpus if sizes else 0.0,
+        sizes.count(1) / len(sizes) if sizes else 0.0,
+        squeezed(offered, 1.0),
+        workers / gpus,
+        squeezed(waited_s, unit_s),
+        *(float(each == kind) for each in KINDS),
+    )
+    return np.array([values], np.float32)

@@ -1,0 +1,196 @@
+"""What would become of jobs, in a moment: links are taken to be shared evenly by all edges on them.
+
+``patchlight.controller.policies.price`` plays the jobs to their ends, which takes milliseconds for
+each wiring; here a ring costs some microseconds for each of its edges. What it leaves out: that
+links are shared out anew whenever a job ends.
+"""
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
+
+from patchlight.controller.policies.contract import ClusterView, JobView
+from patchlight.controller.policies.price import placed
+from patchlight.controller.prediction.load import UNLIMITED_BPS, Load
+from patchlight.controller.prediction.network import LabNetwork
+from patchlight.controller.prediction.sharing import Demand
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.wiring import trace_links
+
+HORIZON_S = 3600.0
+"""A job whose end nobody knows is taken to run for so long."""
+_KEPT, _MOST_RINGS = 4, 10_000
+_NO_SHARES: Demand = {}
+
+
+class Wiring(NamedTuple):
+    """A lab's links; of rings that ran on them the NICs' rate, and the edges on other links."""
+
+    network: LabNetwork
+    rings: dict[tuple[int, ...], tuple[float, Demand]]
+
+
+class Networks:
+    """The links of a lab under its circuits, kept for the last few maps that were asked for."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Lab, dict[str, PortMap], Wiring]] = []
+
+    def of(self, cluster: ClusterView) -> Wiring | None:
+        """Those of a cluster; ``None`` where there is no lab behind it."""
+        lab = cluster.lab
+        if lab is None:
+            return None
+        circuits = dict(cluster.circuits)
+        for number, (of_lab, maps, wiring) in enumerate(self._known):
+            if of_lab is lab and maps == circuits:
+                self._known.insert(0, self._known.pop(number))
+                return wiring
+        wiring = Wiring(LabNetwork(lab, trace_links(lab, circuits)), {})
+        self._known = [(lab, circuits, wiring), *self._known[: _KEPT - 1]]
+        return wiring
+
+
+class Prospect(NamedTuple):
+    """What an answer would lead to, in seconds; ``nan`` where nobody knows what the job has to do.
+
+    The job ``lasts_s``, ``alone_s`` if it shared links with nobody, after its circuits were dark
+    for ``dark_s``; others end later by ``delays_s`` in all. ``stuck``: its ring has no way.
+    """
+
+    lasts_s: float = math.nan
+    alone_s: float = math.nan
+    delays_s: float = 0.0
+    dark_s: float = 0.0
+    stuck: bool = False
+
+    @property
+    def cost_s(self) -> float:
+        """By how much all times to the ends of jobs grow together."""
+        return self.lasts_s + self.delays_s + self.dark_s
+
+
+class _Going(NamedTuple):
+    """A job that has its ring: the edges on links that it may share, and how fast it goes."""
+
+    shares: Demand
+    load: Load
+    own_bps: float
+    unit_s: float
+    left_s: float
+
+
+class Outlook:
+    """A cluster's running jobs on their links, at one moment.
+
+    ``left_s`` says for how long each GPU will still be busy: 0 for a free one, infinity where
+    nobody knows.
+    """
+
+    def __init__(self, cluster: ClusterView, wiring: Wiring | None) -> None:
+        self.cluster = cluster
+        self.network = None if wiring is None else wiring.network
+        self.edges: dict[Hashable, int] = {}
+        """The edges of rings on each link between switches."""
+        self._on: dict[Hashable, list[_Going]] = {}
+        self.left_by_job: dict[str, float] = {
+            job.name: job.ends_s - cluster.now_s for job in cluster.running
+        }
+        if wiring is not None:
+            self._look(*wiring)
+
+    def _look(
+        self, network: LabNetwork, rings: dict[tuple[int, ...], tuple[float, Demand]]
+    ) -> None:
+        if len(rings) > _MOST_RINGS:
+            rings.clear()
+        found: list[tuple[str, float, Load, Demand, float]] = []
+        for job in self.cluster.rings:
+            if job.load is None or job.waits:
+                continue
+            if job.ring not in rings:
+                rings[job.ring] = self._split(network, network.demand(job.ring))
+            own_bps, shares = rings[job.ring]
+            for link, edges in shares.items():
+                self.edges[link] = self.edges.get(link, 0) + edges
+            found.append((job.name, job.ends_s, job.load, shares, own_bps))
+        for name, ends_s, load, shares, own_bps in found:
+            unit_s = load.unit_s(self._rate_bps(network, own_bps, shares, {}))
+            left_s = ends_s - self.cluster.now_s
+            if left_s == math.inf and load.units < math.inf and unit_s < math.inf:
+                # A lab knows the iterations that are left, not when they will be done.
+                left_s = max(0.0, load.units) * unit_s
+                self.left_by_job[name] = left_s
+            going = _Going(shares, load, own_bps, unit_s, left_s)
+            for link in shares:
+                self._on.setdefault(link, []).append(going)
+
+    @staticmethod
+    def _split(network: LabNetwork, demand: Demand | None) -> tuple[float, Demand]:
+        """The rate of the NICs, which a ring has to itself, and its edges on other links."""
+        if demand is None:
+            return 0.0, {}
+        own_bps = UNLIMITED_BPS
+        shares: dict[Hashable, int] = {}
+        for link, edges in demand.items():
+            if isinstance(link, tuple) and isinstance(link[0], int):
+                own_bps = min(own_bps, network.capacity_bps[link] / edges)
+            else:
+                shares[link] = edges
+        return own_bps, shares
+
+    def _rate_bps(
+        self, network: LabNetwork, own_bps: float, shares: Demand, more: Mapping[Hashable, int]
+    ) -> float:
+        """The rate of an edge of a ring, with ``more`` edges on links beside those that are."""
+        edges = ((link, self.edges.get(link, 0) + more.get(link, 0)) for link in shares)
+        return min([own_bps, *(network.capacity_bps[link] / max(1, n) for link, n in edges)])
+
+    def load_of(self, job: JobView, ring: Sequence[int]) -> Load | None:
+        """A job's work on these GPUs; ``None`` where nobody knows it."""
+        nic_bps = UNLIMITED_BPS if self.network is None else self.network.nic_bps
+        try:
+            return placed(self.cluster, job, ring, nic_bps).load
+        except BadInput:  # It does not know how long it computes on one of these models.
+            return None
+
+    def of(self, load: Load | None, ring: Sequence[int], dark_s: float | None = None) -> Prospect:
+        """What would become of a job with this work on these GPUs.
+
+        With ``dark_s``, its light is brought under one switch first, which takes so long.
+        """
+        network = self.network
+        own_bps, shares = UNLIMITED_BPS, _NO_SHARES
+        if network is not None and len(ring) > 1:
+            own_bps = network.nic_bps
+            if dark_s is None:
+                demand = network.demand(ring)
+                if demand is None:
+                    return Prospect(stuck=True)
+                own_bps, shares = self._split(network, demand)
+        if load is None:
+            return Prospect(dark_s=dark_s or 0.0)
+        alone_unit_s = load.unit_s(own_bps)
+        units = load.units if load.units < math.inf else HORIZON_S / max(alone_unit_s, 1e-9)
+        lasts_s, delays_s = units * alone_unit_s, 0.0
+        if network is not None and shares and load.ring_bits:
+            rate_bps = self._rate_bps(network, own_bps, shares, shares)
+            lasts_s = units * load.unit_s(rate_bps)
+            delays_s = self._delays_s(network, shares, lasts_s)
+        return Prospect(lasts_s, units * alone_unit_s, delays_s, dark_s or 0.0)
+
+    def _delays_s(self, network: LabNetwork, shares: Demand, lasts_s: float) -> float:
+        """How much later others end, in all, if these edges are on their links for so long."""
+        met = {id(going): going for link in shares for going in self._on.get(link, ())}
+        found = 0.0
+        for going in met.values():
+            rate_bps = self._rate_bps(network, going.own_bps, going.shares, shares)
+            unit_s = going.load.unit_s(min(rate_bps, going.own_bps))
+            if unit_s > going.unit_s:
+                left_s = going.left_s if going.left_s < math.inf else HORIZON_S
+                found += min(
+                    left_s * (unit_s / going.unit_s - 1), lasts_s * (1 - going.unit_s / unit_s)
+                )
+        return found

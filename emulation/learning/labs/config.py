@@ -1,0 +1,111 @@
+"""What a training run over random labs is told: YAML in, a ``LabConfig`` out."""
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from patchlight.emulation.learning.config import NAME, ConfigError
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.files.fields import FieldType, ListOf, Number, Whole, choice
+from patchlight.testbed.files.issues import FileIssues
+from patchlight.testbed.files.reader import parse
+from patchlight.testbed.files.records import Record, setting
+
+LEARNED_KINDS = ("placement", "topology")
+"""The kinds whose answers can be tried out in the simulator so far."""
+_SEED = Whole("a seed", 0, 2**31)
+_LOAD = Number("a load", above=0, highest=4)
+
+
+@dataclass(frozen=True)
+class Labs:
+    """Labs are drawn from seeds (``patchlight.testbed.random_lab``), jobs for each of them."""
+
+    first_seed: int = setting(_SEED, "that of the first lab", 1000)
+    largest: int = setting(Whole("a number of GPUs", 8, 1024), "GPUs of the largest lab", 64)
+    jobs: int = setting(Whole("a number of jobs", 2, 10_000), "that come to each lab", 40)
+    lowest_load: float = setting(_LOAD, "GPUs wanted over GPUs that there are, at least", 0.6)
+    highest_load: float = setting(_LOAD, "the same at most", 1.3)
+
+    def __post_init__(self) -> None:
+        if self.lowest_load > self.highest_load:
+            raise BadInput(f"'lowest_load' {self.lowest_load} is over {self.highest_load}")
+
+
+@dataclass(frozen=True)
+class GraphNetwork:
+    """How large the network is: numbers for each node, and rounds of messages."""
+
+    width: int = setting(Whole("a width", 1, 512), "numbers for each node", 24)
+    rounds: int = setting(Whole("a number", 0, 8), "of messages between neighbours", 2)
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """How answers are tried out and learned from.
+
+    Of each lab's episode ``decisions`` are looked at; at each, up to ``options`` answers beside the
+    one that was taken are played to the end.
+    """
+
+    decisions: int = setting(Whole("a number", 1, 1000), "of an episode that are looked at", 6)
+    options: int = setting(Whole("a number", 1, 100), "other answers that are tried", 3)
+    learning_rate: float = setting(Number("a learning rate", above=0), "Adam's", 2e-3)
+    batch_size: int = setting(Whole("a number", 1, 4096), "decisions of a gradient step", 32)
+    gradient_steps: int = setting(Whole("a number", 1, 1000), "after each episode", 6)
+    buffer: int = setting(Whole("a number", 1, 10**6), "decisions that are kept", 3000)
+    ema_rate: float = setting(Number("a rate", above=0, highest=1), "of the average weights", 0.01)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """On which labs, never trained on, the model is tested at the end."""
+
+    first_seed: int = setting(_SEED, "that of the first lab", 500)
+    labs: int = setting(Whole("a number", 2, 10_000), "of labs", 20)
+
+
+def _record(cls: type[Any], name: str) -> Record:
+    return Record(cls, repr(name))
+
+
+@dataclass(frozen=True)
+class LabConfig:
+    """A training run. ``steps`` are decisions that are looked at, over all labs."""
+
+    name: str = setting(NAME, "the model's name")
+    learns: tuple[str, ...] = setting(
+        ListOf(choice("a kind of policy", *LEARNED_KINDS), "kinds of policy"), "what it decides"
+    )
+    steps: int = setting(Whole("a number", 1, 10**9, grouped=True), "decisions looked at", 2000)
+    seed: int = setting(_SEED, "of the weights and of what is drawn", 0)
+    labs: Labs = setting(_record(Labs, "labs"), "where it learns", Labs())
+    network: GraphNetwork = setting(_record(GraphNetwork, "network"), "its size", GraphNetwork())
+    what_if: WhatIf = setting(_record(WhatIf, "what_if"), "how it learns", WhatIf())
+    testing: HeldOut = setting(_record(HeldOut, "testing"), "at the end", HeldOut())
+
+    def __post_init__(self) -> None:
+        if "placement" not in self.learns:
+            raise BadInput("'learns' lacks 'placement': a model learns that, or that and topology")
+
+    def as_data(self) -> dict[str, Any]:
+        """As a card and a checkpoint keep it."""
+        return dataclasses.asdict(self)
+
+
+_CONFIG: FieldType = Record(LabConfig, "the configuration")
+
+
+def is_for_labs(text: str) -> bool:
+    """Whether a configuration is one of this kind: it says what is learned."""
+    return re.search(r'^\s*"?learns"?\s*:', text, re.MULTILINE) is not None
+
+
+def parse_lab_config(text: str, name: str = "config") -> LabConfig:
+    """The configuration in this YAML text; ``ConfigError`` with every mistake in it."""
+    issues = FileIssues(name, ConfigError)
+    config = parse(text, _CONFIG, issues)
+    issues.raise_if_any()
+    assert isinstance(config, LabConfig)
+    return config

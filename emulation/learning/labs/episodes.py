@@ -1,0 +1,79 @@
+"""Random jobs for a random lab, as a lab would get them: with a graph, a gradient and a time."""
+
+import math
+import random
+from dataclasses import dataclass
+
+from patchlight.controller.policies.contract import PlacementPolicy, TopologyPolicy
+from patchlight.controller.policies.order import Fifo
+from patchlight.controller.prediction.network import slowest_nic_bps
+from patchlight.emulation.simulator.cluster import (
+    LabCluster,
+    Policies,
+    QueueJob,
+    QueueResult,
+    Settings,
+    simulate,
+)
+from patchlight.emulation.simulator.cluster.lab_jobs import jobs_of_specs
+from patchlight.testbed.graphs import builtin_graph
+from patchlight.testbed.jobs import JobSpec
+from patchlight.testbed.lab import Lab
+
+_MODELS = ("alexnet", "resnet18", "resnet50", "vgg16", "bert-large", "gpt2")
+_SIZES = {1: 0.25, 2: 0.2, 4: 0.25, 8: 0.2, 16: 0.1}
+_SLOWER = {"fast": 1.0, "slow": 2.0}
+_MEDIAN_S, _SPREAD = 1144.0, 1.3
+
+
+@dataclass(frozen=True)
+class Episode:
+    """A lab and the jobs that come to it."""
+
+    lab: Lab
+    jobs: list[QueueJob]
+
+    def play(
+        self, placement: PlacementPolicy, topology: TopologyPolicy | None = None
+    ) -> QueueResult:
+        """Run all jobs to their end, first in, first out."""
+        policies = Policies(Fifo(), placement, topology)
+        return simulate(LabCluster(self.lab), self.jobs, policies, Settings())
+
+
+def draw_jobs(lab: Lab, seed: int, count: int, load: float) -> list[QueueJob]:
+    """Jobs of built-in models: Poisson arrivals, log-normal durations with Philly's median.
+
+    ``load`` is the part of the lab's GPUs that would be held if no job waited or was slowed down.
+    A gradient is the model's, a step is as long as makes a half to nine tenths of it computing
+    where the job has its NICs' rate.
+    """
+    draw = random.Random(f"jobs {seed}")
+    models = {gpu.model for server in lab.servers for gpu in server.gpus}
+    hosts, nic_bps = len(lab.hosts), slowest_nic_bps(lab)
+    sizes = {size: odds for size, odds in _SIZES.items() if size <= hosts // 2}
+    drawn: list[tuple[JobSpec, float]] = []
+    for number in range(count):
+        graph = draw.choice(_MODELS)
+        gradient_bytes = int(builtin_graph(graph).parameter_bytes)
+        moving_s = 16 * gradient_bytes / nic_bps
+        compute_s = min(60.0, moving_s * draw.uniform(1.0, 9.0))
+        lasts_s = min(draw.lognormvariate(math.log(_MEDIAN_S), _SPREAD), 86_400.0)
+        workers = draw.choices(list(sizes), list(sizes.values()))[0]
+        iterations = max(2, round(lasts_s / (compute_s + moving_s)))
+        spec = JobSpec(
+            f"job{number}",
+            iterations=iterations,
+            gradient_bytes=gradient_bytes,
+            compute_s={model: compute_s * _SLOWER.get(model, 1.0) for model in models},
+            workers=workers,
+            graph=graph if draw.random() < 0.7 else None,
+        )
+        drawn.append((spec, workers * iterations * (compute_s + moving_s)))
+    gap_s = sum(gpu_s for _, gpu_s in drawn) / count / (load * hosts)
+    found: list[QueueJob] = []
+    at_s = 0.0
+    for spec, _ in drawn:
+        found += jobs_of_specs(lab, [spec], "", at_s)
+        at_s += draw.expovariate(1 / gap_s)
+    return found

@@ -1,0 +1,87 @@
+"""How a network does on labs that it was never trained on, beside the built-in policies."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from patchlight.controller.policies.contract import PlacementPolicy, TopologyPolicy
+from patchlight.controller.policies.options.lab_range import lab_range
+from patchlight.controller.policies.registry import load_policy
+from patchlight.emulation.learning.labs.config import LabConfig
+from patchlight.emulation.learning.labs.network import OptionNetwork
+from patchlight.emulation.learning.labs.what_if import episode_of, policies_of
+
+BESIDE: Sequence[tuple[str, str]] = (
+    ("first-fit", "keep"),
+    ("consolidated", "keep"),
+    ("rack-aware", "keep"),
+    ("fragmentation-aware", "keep"),
+)
+"""Placement and topology of those that it is compared with."""
+BESIDE_WITH_CIRCUITS: Sequence[tuple[str, str]] = (
+    *BESIDE,
+    ("regroup", "regroup"),
+    ("cheapest", "cheapest"),
+)
+
+
+@dataclass(frozen=True)
+class Tested:
+    """The mean completion time over that of each built-in choice, lab by lab: mean and 95 %.
+
+    ``tested_range`` has the lowest and highest of each measure of these labs.
+    """
+
+    labs: int
+    jct_over: Mapping[str, tuple[float, float]]
+    tested_range: Mapping[str, tuple[float, float]]
+
+    @property
+    def words(self) -> list[str]:
+        """A line for each it is compared with."""
+        return [
+            f"mean JCT over that of {name}: {mean:.3f} ± {spread:.3f} ({self.labs} labs)"
+            for name, (mean, spread) in self.jct_over.items()
+        ]
+
+
+def run_test(
+    network: OptionNetwork,
+    config: LabConfig,
+    tell: Callable[[int, int], None] = lambda done, of: None,
+) -> Tested:
+    """Play the labs of the configuration's test with the network and with each built-in choice."""
+    count = config.testing.labs
+    beside = BESIDE_WITH_CIRCUITS if "topology" in config.learns else BESIDE
+    ratios: dict[str, list[float]] = {" + ".join(names): [] for names in beside}
+    measures: dict[str, list[float]] = {}
+    for number in range(count):
+        episode = episode_of(config, config.testing.first_seed + number)
+        for name, value in lab_range(episode.lab).items():
+            measures.setdefault(name, []).append(value)
+        learned = _mean_s(episode.play(*policies_of(network, config.learns)).jobs["jct_s"])
+        for names in beside:
+            placement: PlacementPolicy = load_policy(names[0], "placement")  # type: ignore[assignment]
+            topology: TopologyPolicy | None = None
+            if names[1] != "keep":
+                topology = load_policy(names[1], "topology")  # type: ignore[assignment]
+            plain = _mean_s(episode.play(placement, topology).jobs["jct_s"])
+            ratios[" + ".join(names)].append(learned / plain)
+        tell(number + 1, count)
+    return Tested(
+        count,
+        {name: _interval(each) for name, each in ratios.items()},
+        {name: (min(each), max(each)) for name, each in measures.items()},
+    )
+
+
+def _mean_s(jct_s: Sequence[float]) -> float:
+    return float(np.mean(jct_s))
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half-width of the 95 % interval, both rounded."""
+    spread = 1.96 * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return round(float(np.mean(values)), 4), round(spread, 4)

@@ -1,0 +1,121 @@
+"""Learning to weigh options in random labs: a run, its model, and what is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("torch", reason="PyTorch is not installed: extra 'learn'")
+pytest.importorskip("onnx", reason="onnx is not installed: extra 'learn'")
+
+from patchlight.cli.main import cli
+from patchlight.controller.policies.options.learned import LearnedPlacement, LearnedTopology
+from patchlight.controller.policies.registry import load_policy
+from patchlight.emulation.learning.config import CONFIGS, ConfigError
+from patchlight.emulation.learning.labs.config import (
+    GraphNetwork,
+    HeldOut,
+    LabConfig,
+    Labs,
+    WhatIf,
+    is_for_labs,
+    parse_lab_config,
+)
+from patchlight.emulation.learning.labs.export import export_lab_model
+from patchlight.emulation.learning.labs.network import OptionNetwork
+from patchlight.emulation.learning.labs.run import LabRun, load_lab_run
+from patchlight.emulation.learning.labs.what_if import WhatIfLearner, episode_of, policies_of
+from patchlight.testbed.errors import BadInput
+
+CONFIG = LabConfig(
+    "tiny",
+    ("placement", "topology"),
+    steps=4,
+    labs=Labs(largest=16, jobs=10, lowest_load=1.2, highest_load=1.3),
+    network=GraphNetwork(width=4, rounds=1),
+    what_if=WhatIf(decisions=2, options=1, gradient_steps=2, batch_size=2),
+    testing=HeldOut(labs=2),
+)
+
+
+def test_a_run_is_trained_kept_and_exported(tmp_path: Path) -> None:
+    said: list[str] = []
+    report = LabRun(CONFIG, tmp_path / "run", said.append).learn()
+    assert report.training["steps"] >= CONFIG.steps
+    assert set(report.tested.jct_over) >= {"consolidated + keep", "cheapest + cheapest"}
+    assert any("testing on 2 labs" in line for line in said)
+    path = export_lab_model(report.network, CONFIG, report.training, tmp_path / "model")
+    card = json.loads(path.with_suffix(".json").read_text())
+    assert card["kinds"] == ["placement", "topology"]
+    assert card["tested_range"]["gpus"][1] <= 16
+    # The model plays as the network does, up to the precision that its weights are kept with.
+    placement, topology = load_policy(str(path), "placement"), load_policy(str(path), "topology")
+    assert isinstance(placement, LearnedPlacement)
+    assert isinstance(topology, LearnedTopology)
+    episode = episode_of(CONFIG, 3)
+    played = episode.play(placement, topology).jobs["jct_s"]
+    network = episode.play(*policies_of(report.network, CONFIG.learns)).jobs["jct_s"]
+    assert np.mean(played) == pytest.approx(np.mean(network), rel=0.05)
+    with pytest.raises(BadInput, match="holds a run already"):
+        LabRun(CONFIG, tmp_path / "run").learn()
+    _, config, about = load_lab_run(tmp_path / "run")
+    assert (config, about["steps"]) == (CONFIG, report.training["steps"])
+    arguments = ["policy", "export", str(tmp_path / "run"), str(tmp_path / "out"), "--name", "mine"]
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 0, done.output
+    assert "never tested" in json.loads((tmp_path / "out" / "mine.json").read_text())["notes"]
+
+
+def test_training_is_the_same_each_time() -> None:
+    first, second = WhatIfLearner(CONFIG), WhatIfLearner(CONFIG)
+    assert first.round() == second.round()
+
+
+def test_before_training_the_option_of_the_lowest_cost_is_taken() -> None:
+    placement, _ = policies_of(OptionNetwork(CONFIG.network), ("placement",))
+    seen: list[bool] = []
+
+    class Watched:
+        def place(self, cluster, job, workers):  # type: ignore[no-untyped-def]
+            outlook = placement.outlook(cluster)
+            options = placement.options(outlook, job, workers)
+            ring = placement.place(cluster, job, workers)
+            if options:
+                cost_s = {frozenset(o.gpus): o.prospect.cost_s for o in options}
+                assert ring is not None
+                seen.append(cost_s[frozenset(ring)] == pytest.approx(min(cost_s.values())))
+            return ring
+
+    episode_of(CONFIG, 5).play(Watched())
+    assert seen
+    assert all(seen)
+
+
+def test_shipped_configurations_are_read() -> None:
+    for name in ("lab-small", "lab-circuits"):
+        text = (CONFIGS / f"{name}.yaml").read_text()
+        assert is_for_labs(text)
+        assert parse_lab_config(text).name == name
+    assert not is_for_labs((CONFIGS / "small.yaml").read_text())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: a\nlearns: [order]\n", "order"),
+        ("name: a\nlearns: [topology]\n", "lacks 'placement'"),
+        ("name: a\nlearns: [placement]\nafterstates: {gamma: 1}\n", "afterstates"),
+        ("name: a\nlearns: [placement]\nlabs: {lowest_load: 2, highest_load: 1}\n", "over"),
+    ],
+)
+def test_a_configuration_with_mistakes_is_refused(text: str, message: str) -> None:
+    assert is_for_labs(text)
+    with pytest.raises(ConfigError, match=message):
+        parse_lab_config(text)
+
+
+def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no checkpoint"):
+        LabRun(CONFIG, tmp_path).resume()
