@@ -1,4 +1,4 @@
-"""Packets through an emulated lab of tunable transceivers, a wavelength switch and two stars."""
+"""Packets through emulated labs of transceivers, wavelength switches and stars."""
 
 import asyncio
 import subprocess
@@ -9,10 +9,13 @@ import pytest
 
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
+from patchlight.emulation.lab.hosts import EmulatedHost
+from patchlight.emulation.lab.services import LabKeywords
 from patchlight.testbed.colours import WavelengthSwitch
+from patchlight.testbed.labfile.reader import parse_lab
 from patchlight.testbed.spectrum import SpectrumMap
 from patchlight.testbed.tuning import LightClient
-from tests.support.emulated_labs import left_of
+from tests.support.emulated_labs import left_of, pings
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.root
@@ -97,3 +100,41 @@ def _cut(lab: EmulatedLab) -> None:
     wait_until(lambda: (1, 2) in lost(lab), "the cut fibre to be dark")
     lab.wires.set_up(fibre, up=True)
     wait_until(lambda: (1, 2) not in lost(lab), "the fibre to be lit again")
+
+
+SENSITIVE = """
+name: sensitive
+network: 10.0.0.0/24
+fabric: bridge
+defaults:
+  nic: {transceiver: {tunable: 193.100-193.150, sensitivity: -12dBm}}
+servers: [{name: "server[1-2]", nics: [{name: nic0, address: "10.0.0.[1-2]"}]}]
+wavelength_switches:
+  - {name: wss1, inputs: 2, cross_connects: ["1-2@193.100", "1>2@193.150-6dB"]}
+fibres: ["server[1-2].nic0 - wss1.[1-2]"]
+"""
+
+
+def test_a_nic_that_no_light_arrives_at_has_no_carrier() -> None:
+    lab = parse_lab(SENSITIVE)
+    options = LabKeywords(controller=False)
+    with EmulatedLab.from_lab(lab, name="test-dark", replace=True, **options) as emulated:
+        one, two = emulated.hosts
+        with emulated.light as light:
+            assert (_carrier(one), _carrier(two)) == (True, True)
+            # 6 dB less than on the first channel: too weak for server 2, whose light still comes.
+            light.tune("server1.nic0", "193.150")
+            assert (_carrier(one), _carrier(two)) == (True, False)
+            light.darken("server2.nic0")
+            assert (_carrier(one), _carrier(two)) == (False, False)
+            fibres = emulated.wires.states(lab.fibres)
+            assert all(state.up for state in fibres)
+            # Out of the dark at both ends.
+            light.tune("server2.nic0", "193.100")
+            light.tune("server1.nic0", "193.100")
+            assert (_carrier(one), _carrier(two)) == (True, True)
+            assert pings(one, two)
+
+
+def _carrier(host: EmulatedHost) -> bool:
+    return "LOWER_UP" in host.run("ip -o link show nic0").output
