@@ -30,7 +30,7 @@ from tests.support.controller_process import ControllerProcess
 from tests.support.waiting import free_ports
 
 NODES = (4, 16, 64, 256, 1024)
-FLOWS_OF_A_NODE = 8
+FLOWS_OF_A_NODE = 4
 PATHS_OVER_API, PATHS_AMONG_NODES = 100, 300
 HOSTS = [f"server{number}.nic0" for number in range(1, 5)]
 
@@ -143,7 +143,7 @@ async def _distributed() -> list[dict[str, Any]]:
     for node in nodes:
         node.open()
     await asyncio.sleep(max(node.ready_s for node in nodes))
-    found = []
+    found: list[dict[str, Any]] = []
     try:
         for words, senders, to_any in (
             ("senders 1", 1, False),

@@ -48,7 +48,9 @@ class Matching(Scheduling):
         is_first = True
         while occupancy.free_channels:
             can_send = _nodes_with(occupancy.free_transmitters)
+            can_send = can_send[self._waits.any(axis=1)[can_send]]
             can_receive = _nodes_with(occupancy.free_receivers)
+            can_receive = can_receive[self._waits[can_send].any(axis=0)[can_receive]]
             rows, columns = np.nonzero(self._waits[np.ix_(can_send, can_receive)])
             if not len(rows):
                 return

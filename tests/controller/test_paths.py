@@ -7,6 +7,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
+from patchlight.agents.training.light_paths import NoPath, PathClient
 from patchlight.cli.main import cli
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.client import ControllerClient, ControllerError
@@ -141,3 +142,24 @@ def test_paths_over_the_api(star: ControllerProcess) -> None:
     assert (refused.status_code, refused.json()["outcome"]) == (422, "nothing-done")
     with pytest.raises(ControllerError, match="its deadline is in"):
         client.want_path(ONE, FOUR, 1e16, deadline_s=1.0)
+
+
+@pytest.mark.xdist_group("a controller of a star")
+def test_a_worker_has_a_path_for_as_long_as_it_sends(star: ControllerProcess) -> None:
+    worker, other = PathClient(star.api), PathClient(star.api)
+    with worker.path(FOUR, THREE, 1e6, collective="ring") as path:
+        assert (path["state"], path["collective"]) == ("granted", "ring")
+        with (
+            pytest.raises(NoPath, match=r"no path from server1\.nic0 to server3\.nic0 in 0\.1 s"),
+            other.path(ONE, THREE, 1e6, patience_s=0.1),
+        ):
+            pytest.fail("two send to one receiver")
+    with other.path(ONE, THREE, 1e6) as path:
+        assert path["state"] == "granted"
+    with pytest.raises(NoPath, match="wants a path to itself"), worker.path(ONE, ONE, 1.0):
+        pytest.fail("a path to itself")
+    gone = PathClient("127.0.0.1:1")
+    with pytest.raises(NoPath, match="asking the controller at"), gone.path(ONE, TWO, 1.0):
+        pytest.fail("nobody is there")
+    worker.close()
+    other.close()

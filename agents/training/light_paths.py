@@ -1,0 +1,96 @@
+"""Paths of light from the controller, for a worker that sends: asked for, waited for, given back.
+
+Needs the standard library alone, and no event loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from .task import TrainingError
+
+_LONGEST_WAIT_S = 20.0
+_LONGEST_IDLE_S = 2.0  # The controller hangs up after 5: a request must not race that.
+
+
+class NoPath(TrainingError):
+    """The controller gave no path, or did not answer."""
+
+
+class PathClient:
+    """One connection to a controller's API, ``host:port`` or ``unix:PATH``; not for two threads."""
+
+    def __init__(self, api: str, timeout_s: float = 60.0) -> None:
+        self._api = api
+        self._answered_at = time.monotonic()
+        if api.startswith("unix:"):
+            self._connection: http.client.HTTPConnection = _OverUnix(api[5:], timeout_s)
+        else:
+            self._connection = http.client.HTTPConnection(api, timeout=timeout_s)
+
+    def close(self) -> None:
+        """End the connection. Paths that were not given back end with their lease."""
+        self._connection.close()
+
+    @contextlib.contextmanager
+    def path(
+        self, source: str, destination: str, nbytes: float, patience_s: float = 60.0, **more: Any
+    ) -> Iterator[dict[str, Any]]:
+        """A path from host to host, given back at the end; its ``channel`` is in THz.
+
+        ``more``: ``collective``, ``round``, ``deadline_s``, ``lease_s``. ``NoPath`` if there is
+        none in ``patience_s``, or none at all.
+        """
+        wanted = {"source": source, "destination": destination, "bytes": nbytes, **more}
+        ends = time.monotonic() + patience_s
+        path = self._ask("POST", "/v1/paths", wanted)
+        try:
+            while path["state"] == "waiting":
+                left_s = ends - time.monotonic()
+                if left_s <= 0:
+                    raise NoPath(f"no path from {source} to {destination} in {patience_s:g} s")
+                wait_s = min(left_s, _LONGEST_WAIT_S, path["lease_s"] / 2)
+                path = self._ask("GET", f"/v1/paths/{path['id']}?wait_s={wait_s:.3f}")
+            if path["state"] != "granted":
+                raise NoPath(f"the path from {source} to {destination} was {path['state']}")
+            yield path
+        finally:
+            with contextlib.suppress(NoPath):  # It ends with its lease, then.
+                self._ask("DELETE", f"/v1/paths/{path['id']}")
+
+    def _ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        text = None if body is None else json.dumps(body)
+        headers = {} if text is None else {"Content-Type": "application/json"}
+        if time.monotonic() - self._answered_at > _LONGEST_IDLE_S:
+            self._connection.close()  # It is made anew by the next request.
+        try:
+            self._connection.request(method, path, text, headers)
+            answer = self._connection.getresponse()
+            found = json.loads(answer.read())
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            self._connection.close()
+            raise NoPath(f"asking the controller at {self._api} for a path: {error}") from error
+        self._answered_at = time.monotonic()
+        if answer.status >= 400:
+            raise NoPath(f"the controller gives no path: {found['detail']}")
+        return dict(found)
+
+
+class _OverUnix(http.client.HTTPConnection):
+    """The same over a Unix socket."""
+
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        """Connect to the socket's path."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)

@@ -1,0 +1,13 @@
+"""The measured delays of control, as simulations use them."""
+
+from patchlight.testbed.paths.contract import FlowRequest, PathNetwork
+from patchlight.testbed.paths.delays import CONTROL_DELAYS
+from patchlight.testbed.paths.schedulers import in_time, path_scheduler
+
+
+def test_a_path_comes_a_round_trip_after_it_was_wanted() -> None:
+    for delay in CONTROL_DELAYS.values():
+        scheduler = path_scheduler("first-come", PathNetwork(2, 1, rate_bps=8.0))
+        (path,) = in_time(scheduler, [(0.0, FlowRequest(0, 0, 1, 1.0))], delay.one_way_s)
+        assert path.starts_s == delay.round_trip_s > 0
+        assert "benchmarks.paths" in delay.source
