@@ -24,6 +24,9 @@ _OURS = "patchlight"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 # What an installer writes about itself, and what Python makes again.
 _NOT_OURS = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}
+# Folders of what others try their packages with, up to a quarter of all files. Nobody imports them.
+_TESTS = "tests"
+_RECIPE = 2  # to be raised when wheels of the same files get other contents
 
 
 def needed(names: Iterable[str]) -> dict[str, Distribution]:
@@ -62,7 +65,7 @@ def wheel_of(installed: Distribution, cache: Path) -> Path:
             digest.update(f"{path}\0".encode() + _content(source))
     else:
         tags = _tags(installed)
-        digest.update((installed.read_text("RECORD") or "").encode())
+        digest.update(f"{_RECIPE}\n{installed.read_text('RECORD') or ''}".encode())
     python, abi, _ = tags[0].split("-")
     platforms = ".".join(dict.fromkeys(tag.split("-")[2] for tag in tags))
     file = f"{name}-{installed.version}-{python}-{abi}-{platforms}.whl"
@@ -107,10 +110,10 @@ def _content(source: Path | bytes) -> bytes:
 
 
 def _installed_files(installed: Distribution) -> dict[str, Path | bytes]:
-    """What is in the packages' folder; programs are made again from the entry points."""
+    """What is in the packages' folder but tests; programs are made again from the entry points."""
     files: dict[str, Path | bytes] = {}
     for path in installed.files or ():
-        inside = path.parts[0] != ".." and path.suffix != ".pyc"
+        inside = path.parts[0] != ".." and path.suffix != ".pyc" and _TESTS not in path.parts
         if inside and not (path.parts[0].endswith(".dist-info") and path.name in _NOT_OURS):
             files[path.as_posix()] = Path(str(path.locate()))
     return files
