@@ -1,5 +1,6 @@
 """Jobs in the emulated lab of the paper, with everything real that can be: what goes wrong too."""
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.async_api import expect
 
 from patchlight import EmulatedLab
 from patchlight.controller.client import ControllerClient
@@ -15,6 +17,7 @@ from patchlight.controller.policies.topology import regroup
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import trace_links
 from tests.support.controller_process import OcsCommand
+from tests.support.dashboard import browser_page, dashboard_of, pictures_folder, shown_circuits
 from tests.support.emulated_labs import check_tcp_rate, pings
 from tests.support.lab_jobs import (
     PAIR,
@@ -96,6 +99,44 @@ def test_regroup_lights_each_job_onto_one_tor(lab: EmulatedLab, client: Controll
     for hosts in (SPREAD, PAIR):
         tors = {links.switch_of(lab.lab, lab.lab.host(name).endpoint) for name in hosts}
         assert len(tors) == 1
+
+
+@pytest.mark.timeout(300)  # a browser beside six workers, on two cores
+@pytest.mark.browser
+async def test_a_regroup_is_seen_in_a_browser(
+    lab: EmulatedLab, client: ControllerClient, tmp_path: Path
+) -> None:
+    pictures = pictures_folder(tmp_path)
+    ids = [
+        job["id"] for job in client.submit([spec("four", SPREAD, 5000), spec("two", PAIR, 5000)])
+    ]
+    async with dashboard_of(tmp_path, lab.lab.controller_api) as url, browser_page() as watched:
+        page = watched.page
+        await page.goto(url)
+        for job, hosts in zip(ids, (SPREAD, PAIR), strict=True):
+            in_job = page.locator("[data-host] title", has_text=f"in {job}, busy")
+            await expect(in_job).to_have_count(len(hosts))
+        assert await shown_circuits(page) == there(client)
+        record = await asyncio.to_thread(client.regroup, ids)
+        assert record["state"] == "committed", record
+        made = min(record["changes"]["ocs1"]["makes"], key=lambda text: int(text.split(">")[0]))
+        await expect(page.locator(f"[data-circuit='ocs1 {made}']")).to_have_count(1)
+        # While the light moves, what goes and what comes are both shown.
+        await expect(page.locator("[data-circuit]")).to_have_count(6)
+        assert await shown_circuits(page) == there(client)
+        await expect(page.get_by_text(f"{record['id']}: committed")).to_be_visible()
+        await expect(page.get_by_role("row", name=ids[0])).to_contain_text("running")
+        await page.screenshot(path=pictures / "dashboard-lab.png")
+        await page.get_by_role("link", name="Jobs", exact=True).click()
+        await expect(page.get_by_role("row", name=ids[1])).to_contain_text("running")
+        await page.wait_for_function("document.querySelectorAll('canvas').length === 4")
+        await page.screenshot(path=pictures / "dashboard-jobs.png")
+
+
+def there(client: ControllerClient) -> set[str]:
+    """The circuits that the API says are there, each as the lower of its two directions."""
+    maps = {ocs: PortMap.parse(found["map"]) for ocs, found in client.circuits().items()}
+    return {f"{ocs} {c}" for ocs, m in maps.items() for c in m if c.inp < c.out}
 
 
 def test_regrouping_live_loses_no_iteration_and_restarts_nobody(

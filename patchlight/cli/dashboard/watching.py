@@ -244,7 +244,7 @@ class LabWatch:
         self.alarms = client.alarms()
 
     def _take_light(self, client: ControllerClient) -> None:
-        self.light = {name: client.light(name) for name in self.maps or client.circuits()}
+        self.light = {ocs.name: client.light(ocs.name) for ocs in self.lab.circuit_switches}
 
 
 def _series(most: int = _SAMPLES) -> defaultdict[str, Any]:
