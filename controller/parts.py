@@ -37,7 +37,7 @@ from patchlight.controller.store import open_store
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.lab_api import LabIdentity
 from patchlight.testbed.policies import NOTHING_SAID, PolicyChoice
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.switchmap import AnyMap
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Controller:
             "agents": self.fleet.status(),
         }
 
-    def _maps_as_known(self) -> Mapping[str, PortMap] | None:
+    def _maps_as_known(self) -> Mapping[str, AnyMap] | None:
         last = self.circuits.maps.last
         return None if last is None else last.everywhere
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from patchlight.controller.paths.book import Path, PathBook, Wanted
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.paths.light_networks import light_networks
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.switchmap import AnyMap
 
 _LONGEST_PAUSE_S = 5.0
 
@@ -17,18 +17,18 @@ _LONGEST_PAUSE_S = 5.0
 class PathService:
     """Gives paths of light to those who ask, and takes back those that nobody speaks for.
 
-    ``maps`` are those of the circuit switches as last known, ``None`` while they are not.
+    ``maps`` are those of the optical switches as last known, ``None`` while they are not.
     """
 
     def __init__(
         self,
         lab: Lab,
-        maps: Callable[[], Mapping[str, PortMap] | None],
+        maps: Callable[[], Mapping[str, AnyMap] | None],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.book = PathBook()
         self._lab, self._maps, self._clock = lab, maps, clock
-        self._seen: Mapping[str, PortMap] | None = None
+        self._seen: Mapping[str, AnyMap] | None = None
         self._looking = asyncio.Lock()
         self._changed = asyncio.Event()
 
@@ -74,7 +74,7 @@ class PathService:
                 continue
 
     async def follow_light(self) -> None:
-        """See which networks there are, if circuits have changed since."""
+        """See which networks there are, if maps have changed since."""
         async with self._looking:
             maps = self._maps()
             if maps is None or maps == self._seen:

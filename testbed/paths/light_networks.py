@@ -12,10 +12,11 @@ import numpy as np
 from patchlight.testbed.colours import Transceiver
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Host, Lab
+from patchlight.testbed.labmaps import circuits_of, spectra_of
 from patchlight.testbed.light import Light
 from patchlight.testbed.paths.contract import NO_CHANNEL, PathNetwork
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.spectrum import Channel, SpectrumMap
+from patchlight.testbed.spectrum import Channel
+from patchlight.testbed.switchmap import AnyMap
 
 _MOST_CHANNELS = 400
 _Reach = Mapping[Channel, Mapping[int, frozenset[int]]]
@@ -48,17 +49,17 @@ class LightNetwork:
         return np.array_equal(mine, theirs)
 
 
-def light_networks(
-    lab: Lab, maps: Mapping[str, PortMap], spectra: Mapping[str, SpectrumMap] | None = None
-) -> list[LightNetwork]:
+def light_networks(lab: Lab, maps: Mapping[str, AnyMap]) -> list[LightNetwork]:
     """The networks of a lab under these maps, each of two hosts or more, by their first host.
+
+    Without a map of any wavelength switch they are all as the lab file says.
 
     In one where light on a channel gets to all others, as through a coupler, a channel is for one
     sender at a time. In one where it gets to one other, the channel says to whom. Hosts whose
     light goes neither way are in none.
     """
     hosts = [host for host in lab.hosts if _tunable(host) is not None]
-    reach = _reach(lab, hosts, maps, spectra)
+    reach = _reach(lab, hosts, maps)
     groups = _groups(len(hosts), reach)
     found = [_network(hosts, members, reach) for members in groups if len(members) > 1]
     return sorted((each for each in found if each), key=lambda network: network.hosts)
@@ -86,12 +87,7 @@ def channels_of(transceiver: Transceiver) -> Iterator[Channel]:
         yield channel
 
 
-def _reach(
-    lab: Lab,
-    hosts: list[Host],
-    maps: Mapping[str, PortMap],
-    spectra: Mapping[str, SpectrumMap] | None,
-) -> _Reach:
+def _reach(lab: Lab, hosts: list[Host], maps: Mapping[str, AnyMap]) -> _Reach:
     able: defaultdict[Channel, list[int]] = defaultdict(list)
     for number, host in enumerate(hosts):
         own = _tunable(host)
@@ -107,7 +103,7 @@ def _reach(
     reach: dict[Channel, dict[int, frozenset[int]]] = {}
     for channel, senders in sorted(able.items()):
         sent = {hosts[number].endpoint: channel for number in senders}
-        alone = Light(lab, maps, spectra, sent).alone
+        alone = Light(lab, circuits_of(maps), spectra_of(maps) or None, sent).alone
         reach[channel] = {
             number: frozenset(
                 numbers[path.sink]

@@ -60,7 +60,7 @@ def test_paths_end_where_the_light_goes_elsewhere() -> None:
     stays = book.want(Wanted(THREE, FOUR, 1e6), "eva", 1.0)
     ends = book.want(Wanted(ONE, TWO, 1e6), "eva", 1.0)
     moved = {"wss1": SpectrumMap.parse(["1-2@193.150", "3-4@193.100"])}
-    book.light_is(light_networks(lab, {}, moved), 2.0)
+    book.light_is(light_networks(lab, moved), 2.0)
     assert (stays.state, ends.state) == ("granted", "expired")
     assert book.want(Wanted(ONE, TWO, 1e6), "eva", 3.0).channel == "193.150"
 
@@ -89,7 +89,7 @@ def test_networks_are_apart() -> None:
     with pytest.raises(BadInput, match=r"no light goes from server1\.nic0 to server3\.nic0"):
         book.want(Wanted(ONE, THREE, 1.0), "eva", 0.0)
     routed = {"wss1": SpectrumMap.parse(["1>2@193.100", "2>3@193.100"])}
-    book.light_is(light_networks(parse_lab(WAVELENGTHS), {}, routed), 0.0)
+    book.light_is(light_networks(parse_lab(WAVELENGTHS), routed), 0.0)
     with pytest.raises(Refused, match="no light goes"):
         book.want(Wanted(TWO, ONE, 1.0), "eva", 0.0)
 

@@ -11,7 +11,7 @@ import pytest
 from playwright.async_api import Page, expect
 
 from patchlight.controller.client import ControllerClient
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.switchmap import AnyMap
 from tests.support.dashboard import browser_page, dashboard_of, pictures_folder, shown_circuits
 from tests.support.waiting import eventually
 from tests.support.watched_lab import JOB, WatchedLab, watched_lab
@@ -161,7 +161,7 @@ async def as_nobody(port: str, path: str) -> str:
 
 def duplex(lab: WatchedLab) -> set[str]:
     """The circuits that the controller has, each as the lower of its two directions."""
-    maps: Mapping[str, PortMap] = lab.controller.circuits.maps.last or {}
+    maps: Mapping[str, AnyMap] = lab.controller.circuits.maps.last or {}
     return {f"{ocs} {c}" for ocs, m in maps.items() for c in m if c.inp < c.out}
 
 

@@ -11,7 +11,7 @@ from tests.support.coloured_labs import STAR, WAVELENGTHS
 
 
 def _texts(lab: Lab, spectra: dict[str, SpectrumMap] | None = None) -> list[list[str]]:
-    networks = light_networks(lab, {}, spectra)
+    networks = light_networks(lab, spectra or {})
     return [[" ".join(n.hosts), " ".join(map(str, n.channels))] for n in networks]
 
 
@@ -28,7 +28,7 @@ def test_through_a_wavelength_switch_the_channel_says_to_whom() -> None:
     wanted = SpectrumMap.parse(
         ["1>2@193.100", "2>3@193.100", "3>1@193.100", "1>3@193.150", "3>2@193.150", "2>1@193.150"]
     )
-    (network,) = light_networks(lab, {}, {"wss1": wanted})
+    (network,) = light_networks(lab, {"wss1": wanted})
     assert network.hosts == ("server1.nic0", "server2.nic0", "server3.nic0")
     assert network.paths.routes is not None
     assert np.array_equal(network.paths.routes, [[-1, 0, 1], [1, -1, 0], [0, 1, -1]])
@@ -46,7 +46,7 @@ def test_a_switch_that_separates_makes_two_networks() -> None:
 def test_networks_are_the_same_as_long_as_their_light_goes_the_same_ways() -> None:
     lab = parse_lab(WAVELENGTHS)
     one, again, other = (
-        light_networks(lab, {}, {"wss1": SpectrumMap.parse(texts)})[0]
+        light_networks(lab, {"wss1": SpectrumMap.parse(texts)})[0]
         for texts in (["1-2@193.100"], ["1-2@193.100"], ["1-2@193.150"])
     )
     assert one.same(again)
