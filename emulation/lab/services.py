@@ -6,28 +6,23 @@ asks all of them, starts when they answer.
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from patchlight.emulation.fabric import build, openvswitch
 from patchlight.emulation.fabric.forking import nursery
-from patchlight.emulation.fabric.lab_state import LabState, recorded_labs, run_dir
+from patchlight.emulation.fabric.lab_state import LabState
 from patchlight.emulation.fabric.plan import FabricPlan, fabric_namespace, namespace_name
 from patchlight.emulation.fabric.processes import Service, Supervisor, get_json
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Lab, OpticalSwitch
+from patchlight.emulation.lab.options import LabOptions, driven_switches, has_agents, has_controller
+from patchlight.testbed.lab import Lab
 from patchlight.testbed.linux import deploy_file, docker_engine, netem
 from patchlight.testbed.linux.namespaces import namespace_path
-from patchlight.testbed.linux.sockets import free_ports, unix_socket_answers
-from patchlight.testbed.nic import Nic
-from patchlight.testbed.policies import NOTHING_SAID, PolicyChoice
+from patchlight.testbed.linux.sockets import unix_socket_answers
 from patchlight.testbed.tuning import LIGHT_SOCKET
 from patchlight.testbed.units import format_rate
 
-_MOST_SERVERS_WITH_AGENTS = 16
-_USUAL_API_PORT = 8470
 # What emulated devices, agents and a controller import until they answer.
 _IMPORTS = (
     "patchlight.agents.__main__",
@@ -45,150 +40,6 @@ _IMPORTS = (
 )
 # What a userspace Open vSwitch was seen to carry on one core.
 _NETDEV_BPS = 400e6
-
-
-def has_agents(lab: Lab, options: "LabOptions") -> bool:
-    """Whether an agent runs on each server of this lab."""
-    if options.agents is not None:
-        return options.agents
-    return (
-        options.servers == "namespace"
-        and has_controller(lab, options)
-        and len(lab.servers) <= _MOST_SERVERS_WITH_AGENTS
-    )
-
-
-def has_controller(lab: Lab, options: "LabOptions") -> bool:
-    """Whether a controller runs: Linux bridges have none."""
-    return lab.fabric == "openvswitch" and options.controller
-
-
-def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice) -> Lab:
-    """``lab`` as the controller and the agents of its emulation will know it.
-
-    Agents, where there are some, answer on Unix sockets of the runtime directory, optical
-    switches and the controller's API on free loopback ports. Switches reach the controller
-    inside their own namespace, where its OpenFlow port is always free. ``policies`` go before the
-    lab's; their files are looked for in the working directory.
-    """
-    directory = run_dir(lab.name)
-    # The usual port is for the only lab; two that come up at once must not race for it.
-    alone = not set(recorded_labs()) - {lab.name}
-    port = lab.controller_api.rpartition(":")[2]
-    usual = 0 if not alone else int(port) if port.isdigit() else _USUAL_API_PORT
-    driven = [switch.name for switch in _driven(lab)]
-    api, *ports = free_ports(1 + len(driven), usual)
-    at = {name: f"127.0.0.1:{port}" for name, port in zip(driven, ports, strict=True)}
-    return lab.with_changes(
-        servers=tuple(
-            replace(
-                server,
-                management=f"unix:{directory}/agents/{server.name}.sock" if agents else None,
-                nics=tuple(map(_emulated, server.nics)),
-            )
-            for server in lab.servers
-        ),
-        circuit_switches=tuple(replace(c, address=at[c.name]) for c in lab.circuit_switches),
-        wavelength_switches=tuple(
-            replace(w, address=at.get(w.name, w.address)) for w in lab.wavelength_switches
-        ),
-        controller_api=f"127.0.0.1:{api}",
-        controller_openflow=f"127.0.0.1:{lab.controller_openflow.rpartition(':')[2]}",
-        policies=policies.beside(Path.cwd()).over(lab.policies),
-    )
-
-
-def _driven(lab: Lab) -> tuple[OpticalSwitch, ...]:
-    """The optical switches that a driver drives: each is an emulated device."""
-    return (*lab.circuit_switches, *(w for w in lab.wavelength_switches if w.driver))
-
-
-def _emulated(nic: Nic) -> Nic:
-    """A NIC as the emulation has it: a veth, called by the NIC's name, in no VLAN, without RDMA."""
-    return replace(
-        nic,
-        interface=None,
-        mode="veth",
-        mtu=None,
-        vlan=None,
-        routes=(),
-        rdma="none",
-        relock_s=None,
-        rendezvous=None,
-    )
-
-
-class LabKeywords(TypedDict, total=False):
-    """The fields of ``LabOptions`` as keyword arguments."""
-
-    controller: bool
-    agents: bool | None
-    workers: str
-    engine: str | None
-    fabric: str | None
-    policies: PolicyChoice
-    real_time: bool
-    servers: str
-    docker: bool
-    tls: Path | None
-    swapped: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LabOptions:
-    """What ``up`` may choose besides the lab; ``BadInput`` for a choice that there is not.
-
-    ``controller``: run one, with OpenFlow. ``agents``: run one per server (``None``: for a
-    controller, where there are 16 servers at most). ``workers``: ``docker``, ``process``, or
-    ``auto``. ``engine``: the OpenFlow engine (``None``: the controller's choice). ``fabric``:
-    overrides the lab file's, as do ``policies``. ``real_time``: the lab's processes run before
-    every ordinary process of this machine, where the kernel permits. ``servers``: network
-    namespaces (``namespace``), or with a root file system and sshd of their own (``ssh``), where no
-    agent runs; with ``docker``, such servers have a Docker engine each. ``tls``: the folder of the
-    controller's credentials, for agents on such servers. ``swapped``: pairs of ports whose fibres
-    are plugged in the wrong way round, and the runtime lab file does not say so.
-    """
-
-    controller: bool = True
-    agents: bool | None = None
-    workers: str = "auto"
-    engine: str | None = None
-    fabric: str | None = None
-    policies: PolicyChoice = NOTHING_SAID
-    real_time: bool = False
-    servers: str = "namespace"
-    docker: bool = False
-    tls: Path | None = None
-    swapped: tuple[tuple[str, str], ...] = ()
-
-    def __post_init__(self) -> None:
-        for option, value, expected in (
-            ("engine", self.engine or "ryu", ("ryu", "os-ken")),
-            ("workers", self.workers, ("auto", "docker", "process")),
-            ("fabric", self.fabric or "bridge", ("openvswitch", "bridge")),
-            ("servers", self.servers, ("namespace", "ssh")),
-        ):
-            if value not in expected:
-                raise BadInput(
-                    f"{option} {value!r}: expected {', '.join(expected[:-1])} or {expected[-1]}"
-                )
-        if self.agents and self.servers == "ssh":
-            raise BadInput(
-                "agents do not come with servers that have an sshd: expected one or the other",
-                hint="Leave out --agents, or --servers ssh.",
-            )
-        if self.docker and self.servers != "ssh":
-            raise BadInput(
-                "servers that are network namespaces have no Docker engine of their own: "
-                "--docker is for --servers ssh",
-                hint="Leave out --docker: their agents use the engine of this machine.",
-            )
-        if self.docker and self.real_time:
-            raise BadInput(
-                "servers with a Docker engine cannot run in real time: their control groups have "
-                "no budget for it",
-                hint="Leave out --real-time, or --docker.",
-            )
 
 
 class LabServices:
@@ -279,7 +130,7 @@ class LabServices:
 
     def _optical_switches(self) -> Iterator[Service]:
         directory = self._run_dir / "optical"
-        for switch in _driven(self._lab):
+        for switch in driven_switches(self._lab):
             directory.mkdir(mode=0o700, exist_ok=True)
             ready_file = directory / f"{switch.name}.address"
             options = {

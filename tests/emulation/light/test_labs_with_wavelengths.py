@@ -10,7 +10,7 @@ import pytest
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.emulation.lab.hosts import EmulatedHost
-from patchlight.emulation.lab.services import LabKeywords
+from patchlight.emulation.lab.options import LabKeywords
 from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.labfile.reader import parse_lab
 from patchlight.testbed.spectrum import SpectrumMap

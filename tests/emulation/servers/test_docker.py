@@ -10,8 +10,8 @@ import pytest
 from patchlight import EmulatedLab
 from patchlight.deploy.image_file import write_image
 from patchlight.deploy.ssh import logged_in
+from patchlight.emulation.lab.options import LabOptions
 from patchlight.emulation.lab.reboot import reboot
-from patchlight.emulation.lab.services import LabOptions
 from patchlight.emulation.servers.groups import GROUPS, OURS
 from patchlight.testbed.errors import BadInput
 from tests.support.emulated_labs import left_of
