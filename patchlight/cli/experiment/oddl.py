@@ -124,7 +124,7 @@ def oddl(
         return
     _print_speedups(result)
     _print_scenarios(result)
-    say(f"Jobs beside it: {result['arrivals']}; {options.draws} draws, {options.placement}.")
+    say(f"Jobs beside it: {result['arrivals']}; drawn {options.draws} ×, {options.placement}.")
     pictures = ", ".join(file.name for file in files if file.suffix == ".png")
     say(f"Plots ({pictures}, also as PDF and SVG) and result.json: {folder}/")
 
