@@ -5,8 +5,8 @@ import json
 import re
 import subprocess
 import sys
-import time
 import tarfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
