@@ -17,6 +17,9 @@ from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 from tests.support.emulated_devices import Running, lab_file, running
 from tests.support.ocs_drivers import PASSWORD
 
+# The first test of a driver waits for all checks of it.
+pytestmark = pytest.mark.timeout(300)
+
 
 @dataclass(frozen=True)
 class Variant:
