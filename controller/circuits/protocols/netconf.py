@@ -32,7 +32,7 @@ try:
     from ncclient.operations import RPCError, TimeoutExpiredError
     from ncclient.transport import AuthenticationError, SSHSession, TransportError
     from ncclient.transport.session import END_DELIM, MSG_DELIM, NetconfBase
-    from ncclient.xml_ import to_ele
+    from ncclient.xml_ import new_ele, to_ele
 except ImportError as error:
     raise PatchlightError(
         f"NETCONF needs the Python package ncclient, which is not installed: {error}",
@@ -256,7 +256,11 @@ class NetconfClient(KeptSession[NetconfConnection, Dialect]):
             await connection.ask(lambda manager: manager.close_session(), 2.0)
 
     async def _say_something(self) -> None:
-        await self.get("")
+        # An empty filter selects nothing (RFC 6241, 6.4.2).
+        def ask(manager: Any) -> None:
+            manager.get(filter=new_ele("filter", {"type": "subtree"}))
+
+        await self._ask(ask, "get nothing", changes=False)
 
     async def _ask(self, ask: Callable[[Any], T], request: str, *, changes: bool) -> T:
         shown = shortened(" ".join(request.split()))

@@ -183,6 +183,7 @@ class KeptSession(ABC, Generic[C, D]):
         """Connect and log in, and keep the session alive until ``close``."""
         async with self._lock:
             await self._ensure_session()
+            self._last_used = asyncio.get_running_loop().time()
         if self._keep_alive_task is None:
             self._keep_alive_task = asyncio.create_task(self._keep_alive())
 

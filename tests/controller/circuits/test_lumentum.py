@@ -1,6 +1,7 @@
 """The driver ``lumentum-netconf``: a ROADM as one switch, or one of its two switches alone."""
 
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -8,12 +9,14 @@ import pytest
 
 from patchlight.controller.circuits.contract import DirectedPort, TellsChannelPowers
 from patchlight.controller.circuits.drivers.lumentum import LumentumRoadm
+from patchlight.controller.circuits.protocols.session import Timeouts
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.emulation.optical.wavelength_device import EmulatedWss
 from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.spectrum import Channel, SpectrumMap
 from tests.support.emulated_wss import emulated_wss
+from tests.support.waiting import eventually
 
 
 @contextlib.asynccontextmanager
@@ -85,3 +88,11 @@ def test_a_lab_cannot_begin_with_a_channel_that_passes_the_line_by() -> None:
     switch = WavelengthSwitch("wss1", 4, 4, driver="lumentum-netconf", address="127.0.0.1:830")
     with pytest.raises(BadInput, match="expected a channel from or to port 1, the line"):
         open_driver(replace(switch, initial=across))
+
+
+async def test_an_idle_session_is_kept_and_not_made_anew(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "patchlight.netconf")
+    often = Timeouts(keep_alive_s=0.05)
+    async with emulated_wss("lumentum-netconf", inputs=1, outputs=4, timeouts=often):
+        await eventually(lambda: caplog.text.count("wss1 < get nothing") >= 3)
+    assert "keep-alive" not in caplog.text
