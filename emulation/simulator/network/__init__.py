@@ -3,7 +3,8 @@
 ``contract`` says what a network is, ``specs`` makes one of a line of text, ``topologies`` has those
 that there are. ``sharing`` gives links to sessions max-min fair, ``engine`` plays jobs in time,
 ``collectives`` says what they send, ``parallelism`` how models are split, and ``jobs`` puts them on
-a network; ``turns`` says who waits for circuits, ``trouble`` what goes wrong. ``parts`` adds up
+a network; ``turns`` says who waits for circuits, ``trouble`` what goes wrong,
+``chakra`` how execution traces become a job. ``parts`` adds up
 power and cost.
 """
 

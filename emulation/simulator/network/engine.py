@@ -33,6 +33,17 @@ from patchlight.emulation.simulator.network.trouble import Disturbances, undistu
 _AT_ONCE = 1e-12
 
 
+class Order(NamedTuple):
+    """Which jobs wait for others: job j for ``needs[j]`` of them.
+
+    ``followers[first[j]:first[j + 1]]`` are those that wait for j.
+    """
+
+    needs: Ints
+    first: Ints
+    followers: Ints
+
+
 @dataclass(frozen=True)
 class Program:
     """What runs: jobs, the sessions of each one after the other, and the links of those.
@@ -40,6 +51,8 @@ class Program:
     ``capacity_bps`` has a value for each link that ``links`` names. Job j has the sessions
     ``rounds[j]`` to ``rounds[j + 1]``; session s uses the links
     ``links[first[s]:first[s + 1]]``, each so often as ``weights`` says and never named twice.
+    Where there is an ``order``, ``begins_s`` counts from the moment at which what a job needs is
+    done.
     """
 
     capacity_bps: Floats
@@ -54,6 +67,7 @@ class Program:
     links: Ints
     weights: Floats
     disturbances: Disturbances | None = None
+    order: Order | None = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +122,9 @@ class _Running(NamedTuple):
     repeated: Ints
     broken_nodes: Ints
     broken_since_s: Floats
+    needs: Ints
+    first_follower: Ints
+    followers: Ints
 
 
 def run(
@@ -119,7 +136,7 @@ def run(
     iterations of each job come before its mark.
     """
     jobs, sessions = len(program.begins_s), len(program.bits)
-    d = program.disturbances or undisturbed(jobs)
+    d, order = program.disturbances or undisturbed(jobs), program.order
     items = sessions + 2 * jobs + len(d.at_s)
 
     def zeros(size: int) -> Floats:
@@ -151,6 +168,9 @@ def run(
         repeated=numbers(jobs),
         broken_nodes=numbers(jobs),
         broken_since_s=zeros(jobs),
+        needs=numbers(jobs) if order is None else order.needs.copy(),
+        first_follower=numbers(jobs + 1) if order is None else order.first,
+        followers=numbers(0) if order is None else order.followers,
     )
     s = sharing(program.capacity_bps.copy(), program.first, program.links, program.weights)
     _play(r, s, d, least, unmeasured, jobs if watched is None else watched)
@@ -180,13 +200,18 @@ def _begin_iteration(r: Any, d: Any, size: int, job: int, now_s: float) -> int:
 
 @compiled
 def _end_iteration(r: Any, d: Any, size: int, job: int, now_s: float, unmeasured: int) -> int:
-    """Count an iteration and begin the next, if there is one."""
+    """Count an iteration and begin the next, or who waits for the last; how many items then."""
     r.done[job] += 1
     r.ends_s[job] = now_s
     if r.done[job] == unmeasured:
         r.marks_s[job] = now_s
     if r.done[job] < r.iterations[job]:
-        size = _begin_iteration(r, d, size, job, now_s)
+        return _begin_iteration(r, d, size, job, now_s)
+    for number in range(r.first_follower[job], r.first_follower[job + 1]):
+        follower = r.followers[number]
+        r.needs[follower] -= 1
+        if r.needs[follower] == 0:
+            size = _begin_iteration(r, d, size, follower, now_s + r.begins_s[follower])
     return size
 
 
@@ -249,7 +274,8 @@ def _play(r: Any, s: Any, d: Any, least: int, unmeasured: int, watched: int) -> 
     sessions, jobs = len(r.bits), len(r.begins_s)
     size = 0
     for job in range(jobs):
-        size = _begin_iteration(r, d, size, job, r.begins_s[job])
+        if r.needs[job] == 0:
+            size = _begin_iteration(r, d, size, job, r.begins_s[job])
     events = sessions + 2 * jobs
     for event in range(len(d.at_s)):
         size = put(r.keys, r.heap, r.places, size, events + event, d.at_s[event])
