@@ -20,11 +20,12 @@ What = Literal["server", "gpu"]
 
 
 class Outage(NamedTuple):
-    """At ``at_s`` these GPUs break (``broken``) or are mended."""
+    """At ``at_s`` these GPUs, and this link, break (``broken``) or are mended; −1 is no link."""
 
     at_s: float
     gpus: int
     broken: bool
+    link: int = -1
 
 
 @dataclass(frozen=True, slots=True)

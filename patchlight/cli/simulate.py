@@ -115,6 +115,21 @@ _OPTIONS = (
         metavar="WHAT:UP:DOWN",
         help="server or gpu, mean time it works, mean time to mend it: server:30d:4h.",
     ),
+    click.option(
+        "--slow",
+        multiple=True,
+        metavar="NODE:FACTOR",
+        help="With --network: this node (or all) computes so many times as long, or by a law that "
+        "is drawn for each iteration: 5:1.5, all:exponential:0.1, 5:lognormal:0.3. Give it again "
+        "for more.",
+    ),
+    click.option(
+        "--fail",
+        multiple=True,
+        metavar="WHAT@WHEN+LENGTH",
+        help="With --network: a link, all links of a path between two nodes, or a node fails and "
+        "comes back: link:12@1h+5min, path:0-7@1h+5min, node:5@1h+5min. Give it again for more.",
+    ),
     click.option("--seed", type=click.IntRange(min=0), default=0),
     click.option(
         "--engine",

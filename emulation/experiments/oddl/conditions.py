@@ -12,6 +12,7 @@ from patchlight.emulation.simulator.network.engine import run
 from patchlight.emulation.simulator.network.jobs import ONCE, Sessions, program_of, sessions_of
 from patchlight.emulation.simulator.network.sharing import Ints
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.paths.delays import CONTROL_DELAYS
 
 # Of jobs that share links, so many iterations are timed, after those in which they find a rhythm.
 _TIMED, _BEFORE = 8, 4
@@ -26,7 +27,7 @@ class Light(NamedTuple):
     """
 
     tuning_s: float = 100e-9
-    control_s: float = 200e-6
+    control_s: float = CONTROL_DELAYS["distributed"].one_way_s
     message_s: float = 5e-6
     scheduler: str = "collective"
 

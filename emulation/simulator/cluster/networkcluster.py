@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
 from patchlight.controller.policies.contract import ClusterShape, GpuSite
 from patchlight.controller.prediction.sharing import Demand
-from patchlight.emulation.simulator.cluster.cluster import Rewiring
+from patchlight.emulation.simulator.cluster.cluster import Cluster, Rewiring
 from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob
 from patchlight.emulation.simulator.network.collectives import Round, collective, ring
 from patchlight.emulation.simulator.network.contract import Network
@@ -23,12 +23,16 @@ from patchlight.emulation.simulator.network.jobs import (
     sessions_of,
 )
 from patchlight.emulation.simulator.network.sharing import Floats, Ints
+from patchlight.emulation.simulator.network.trouble import CALM, Trouble
+from patchlight.emulation.simulator.outages import Outage
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.portmap import PortMap
 
 # Jobs that share links are played for so many iterations of the slowest each time that one comes
 # or goes; until then they have the pace of those after the first few, in which they find a rhythm.
 _PLAYED, _UNMEASURED = 24, 8
+# Where computing times are drawn, more are needed for a mean.
+_DRAWN = 136
 
 
 @dataclass
@@ -41,10 +45,15 @@ class Usage:
 
 @dataclass(frozen=True)
 class NetworkCluster:
-    """The nodes of a network, one GPU each. ``usage``, where there is one, is added to."""
+    """The nodes of a network, one GPU each. ``usage``, where there is one, is added to.
+
+    ``trouble`` is what goes wrong. A job whose node fails waits in the queue again; one whose
+    light or cable fails stands still on its nodes.
+    """
 
     network: Network
     usage: Usage | None = None
+    trouble: Trouble = CALM
     lab: None = field(default=None, init=False)
 
     @cached_property
@@ -101,7 +110,17 @@ class NetworkCluster:
 
     def pacing(self) -> PhasedJobs:
         """Jobs that compute and communicate in turns."""
-        return PhasedJobs(self.network, self.usage)
+        return PhasedJobs(self.network, self.usage, self.trouble)
+
+
+def failures_of(cluster: Cluster) -> list[Outage]:
+    """What fails on a cluster at times that are known, in order."""
+    if not isinstance(cluster, NetworkCluster):
+        return []
+    return [
+        Outage(at_s, 0 if node < 0 else 1 << node, fails, link)
+        for at_s, node, link, fails in cluster.trouble.changes(cluster.network)
+    ]
 
 
 def _ring_of(members: int, bits: float) -> list[Round]:
@@ -131,8 +150,10 @@ class PhasedJobs:
     keep it.
     """
 
-    def __init__(self, network: Network, usage: Usage | None) -> None:
+    def __init__(self, network: Network, usage: Usage | None, trouble: Trouble = CALM) -> None:
         self._network, self._usage = network, usage
+        self._slow = replace(trouble, failures=())
+        self._failed: set[int] = set()
         self._placed: dict[int, _Placed] = {}
         self._together: set[frozenset[int]] = set()
 
@@ -140,11 +161,11 @@ class PhasedJobs:
         """A job is on its nodes; whether it may share links."""
         self._placed.pop(job.index, None)
         job.demand = demand or {}
-        job.unit_s = job.load.compute_s
-        if not demand or not job.load.ring_bits:
-            return False
         network, members = self._network, len(job.ring)
         nodes = np.array(job.ring, np.int64)
+        job.unit_s = job.load.compute_s * float(self._slow.factors(nodes).mean())
+        if not demand or not job.load.ring_bits:
+            return False
         strides = network.strides(members)
         if job.spec.collectives:
             parts = [
@@ -178,6 +199,13 @@ class PhasedJobs:
         self._together = {each for each in self._together if job.index not in each}
         return True
 
+    def change_link(self, link: int, fails: bool) -> None:
+        """A link fails, or works again: jobs that use it stand still meanwhile."""
+        if fails:
+            self._failed.add(link)
+        else:
+            self._failed.discard(link)
+
     def new_paces(self) -> Iterator[tuple[SimulatedJob, float]]:
         """The jobs whose pace changes, each with its seconds for a unit."""
         groups = self._groups()
@@ -186,12 +214,19 @@ class PhasedJobs:
             if frozenset(group) not in known:
                 self._play([self._placed[index] for index in group])
         for each in self._placed.values():
+            if self._stands_still(each):
+                each.pace_s = float("inf")
+        for each in self._placed.values():
             if each.pace_s != each.job.unit_s:
                 yield each.job, each.pace_s
 
     def _groups(self) -> list[list[int]]:
-        """Jobs that share links, directly or through others, each group by itself."""
-        leader = {index: index for index in self._placed}
+        """Jobs that share links, directly or through others, each group by itself.
+
+        Those that stand still are in none.
+        """
+        going = {i: each for i, each in self._placed.items() if not self._stands_still(each)}
+        leader = {index: index for index in going}
 
         def lead(index: int) -> int:
             while leader[index] != index:
@@ -200,25 +235,30 @@ class PhasedJobs:
             return index
 
         on_link: dict[int, int] = {}
-        for index, each in self._placed.items():
+        for index, each in going.items():
             for link in each.links.tolist():
                 other = on_link.setdefault(link, index)
                 if other != index:
                     leader[lead(index)] = lead(other)
         groups: dict[int, list[int]] = {}
-        for index in self._placed:
+        for index in going:
             groups.setdefault(lead(index), []).append(index)
         return list(groups.values())
+
+    def _stands_still(self, each: _Placed) -> bool:
+        return bool(self._failed) and not self._failed.isdisjoint(each.links.tolist())
 
     def _play(self, group: list[_Placed]) -> None:
         """Find the paces of jobs that share links."""
         lasting_s = [0.0 if each.pace_s == float("inf") else each.pace_s for each in group]
         rests = [(1 - each.phase) % 1 * s for each, s in zip(group, lasting_s, strict=True)]
         jobs, sessions = [each.placed for each in group], [each.sessions for each in group]
-        program = program_of(self._network, jobs, sessions)
+        program = program_of(self._network, jobs, sessions, self._slow)
         program.begins_s[:] = rests
-        alone = len(group) == 1
-        least, unmeasured = (1, 0) if alone else (_PLAYED, _UNMEASURED)
+        alone, drawn = len(group) == 1, self._slow.is_drawn
+        least, unmeasured = (_DRAWN if drawn else 1 if alone else _PLAYED), _UNMEASURED
+        if least == 1:
+            unmeasured = 0
         outcome = run(program, least, unmeasured)
         now_s = float(outcome.ends_s.max())
         measured = np.maximum(outcome.done - unmeasured, 1)

@@ -4,6 +4,7 @@ Nothing here decides. ``advance`` goes on to the next moment at which something 
 decides then calls ``start``, ``preempt``, ``rewire`` or ``block``.
 """
 
+import heapq
 import math
 from bisect import bisect_left, insort
 from collections import Counter
@@ -25,6 +26,7 @@ from patchlight.controller.prediction.load import Load
 from patchlight.emulation.simulator.cluster.cluster import Cluster, Rewiring
 from patchlight.emulation.simulator.cluster.events import EventQueue
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, load_of
+from patchlight.emulation.simulator.cluster.networkcluster import PhasedJobs, failures_of
 from patchlight.emulation.simulator.cluster.occupancy import Accounts, Occupancy
 from patchlight.emulation.simulator.cluster.settings import Settings
 from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob, State
@@ -47,10 +49,10 @@ class Simulation:
 
     def __init__(self, cluster: Cluster, jobs: Sequence[QueueJob], settings: Settings) -> None:
         self.cluster, self.settings = cluster.renewed(), settings
-        outages = settings.outages
+        outages, shape = settings.outages, self.cluster.shape
+        drawn = iter(()) if outages is None else outages.events(shape, settings.seed)
         self._events = EventQueue(
-            [job.view.arrived_s for job in jobs],
-            iter(()) if outages is None else outages.events(self.cluster.shape, settings.seed),
+            [job.view.arrived_s for job in jobs], heapq.merge(failures_of(self.cluster), drawn)
         )
         self.jobs = [SimulatedJob(number, job) for number, job in enumerate(jobs)]
         self._job_views = tuple(job.spec.view for job in self.jobs)
@@ -167,14 +169,18 @@ class Simulation:
         for job in lost:
             job.lose_work(self.now_s, self.settings.checkpoint_s)
             self._wait(job)
+        links_change = False
         for outage in outages:
-            if outage.broken:
+            if outage.link >= 0 and isinstance(self._rings, PhasedJobs):
+                self._rings.change_link(outage.link, outage.broken)
+                links_change = True
+            elif outage.broken:
                 self.occupancy.break_down(outage.gpus)
             else:
                 self.occupancy.mend(outage.gpus)
                 self.released += 1
         self._view = None
-        return any(shared)
+        return links_change or any(shared)
 
     # -- what others decide
 

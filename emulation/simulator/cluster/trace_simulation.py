@@ -24,7 +24,7 @@ from patchlight.emulation.simulator.cluster.sweep import (
     run_sweep,
 )
 from patchlight.emulation.simulator.executors import Engine, Interrupted
-from patchlight.emulation.simulator.network import network_of
+from patchlight.emulation.simulator.network import Failure, Slowness, Trouble, network_of
 from patchlight.emulation.simulator.traces import load_trace
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.issues import nearest
@@ -48,7 +48,7 @@ class SimulationOptions:
     of their time for which jobs of several GPUs move gradients. A ``trace`` with the suffix
     ``.yaml`` is a job file: its jobs are ``user``'s, come at once, and say themselves what
     they compute and move. Where the settings have light follow jobs and it ``compares``, each
-    run is made without that, too.
+    run is made without that, too. ``slow`` and ``fail`` say what goes wrong on a ``network``.
     """
 
     trace: Path
@@ -59,6 +59,8 @@ class SimulationOptions:
     cluster: str | None = None
     lab: str | None = None
     network: str | None = None
+    slow: tuple[str, ...] = ()
+    fail: tuple[str, ...] = ()
     user: str = ""
     oversubscription: float = 1.0
     communication: float | None = None
@@ -148,6 +150,8 @@ def simulate_trace(
             "oversubscription": None
             if options.lab or options.network
             else options.oversubscription,
+            "slow": list(options.slow),
+            "fail": list(options.fail),
         },
         "settings": settings.words,
         "engine": engine.name if len(runs) > 1 else "serial",
@@ -210,7 +214,16 @@ def _cluster(options: SimulationOptions) -> Cluster:
                 "--network excludes --cluster, --lab and --oversubscription: give one of them",
                 hint="a lab as a network is --network lab:NAME; a tree has taper=2",
             )
-        return NetworkCluster(network_of(options.network))
+        network = network_of(options.network)
+        slow = [Slowness.parse(text) for text in options.slow]
+        fail = [Failure.parse(text) for text in options.fail]
+        trouble = Trouble(slow, fail, options.settings.seed).checked(network)
+        return NetworkCluster(network, trouble=trouble)
+    if options.slow or options.fail:
+        raise BadInput(
+            "--slow and --fail are for the nodes and links of a --network",
+            hint="servers and GPUs of --cluster and --lab break with --failures",
+        )
     if options.lab is None:
         return TwoLevel.parse(options.cluster or DEFAULT_CLUSTER, options.oversubscription)
     if options.cluster is not None:

@@ -3,7 +3,9 @@
 ``contract`` says what a network is, ``specs`` makes one of a line of text, ``topologies`` has those
 that there are. ``sharing`` gives links to sessions max-min fair, ``engine`` plays jobs in time,
 ``collectives`` says what they send, ``parallelism`` how models are split, and ``jobs`` puts them on
-a network; ``turns`` says who waits for circuits. ``parts`` adds up power and cost.
+a network; ``turns`` says who waits for circuits, ``trouble`` what goes wrong,
+``chakra`` how execution traces become a job. ``parts`` adds up
+power and cost.
 """
 
 from patchlight.emulation.simulator.network.collectives import COLLECTIVES, Round, collective
@@ -11,16 +13,20 @@ from patchlight.emulation.simulator.network.contract import Network, Switching
 from patchlight.emulation.simulator.network.jobs import Flows, PlacedJob, completions, run_jobs
 from patchlight.emulation.simulator.network.parallelism import Split, expert_exchange
 from patchlight.emulation.simulator.network.specs import NETWORKS, network_of
+from patchlight.emulation.simulator.network.trouble import Failure, Slowness, Trouble
 
 __all__ = [
     "COLLECTIVES",
     "NETWORKS",
+    "Failure",
     "Flows",
     "Network",
     "PlacedJob",
     "Round",
+    "Slowness",
     "Split",
     "Switching",
+    "Trouble",
     "collective",
     "completions",
     "expert_exchange",

@@ -3,8 +3,10 @@
 An iteration computes for ``compute_s``; ``starts_s`` after its beginning it begins to communicate,
 in rounds that follow each other: a wait (latency, dark time), then a session with its bits. It
 ends when both are done, and the next one begins. A flow is a job of one iteration that computes
-nothing. Nothing else is in this model: that jobs which share links fall into a rhythm in
-which their communication interleaves (Rajasekaran et al., *CASSINI*, NSDI 2024) comes of itself.
+nothing. Where something goes wrong, links lose their capacity for a time, and jobs whose nodes
+fail begin again behind their last checkpoint. Nothing else is in this model: that jobs which share
+links fall into a rhythm in which their communication interleaves (Rajasekaran et al., *CASSINI*,
+NSDI 2024) comes of itself.
 """
 
 from dataclasses import dataclass
@@ -21,12 +23,25 @@ from patchlight.emulation.simulator.network.sharing import (
     leave,
     release,
     reshare,
+    resize,
     settled,
     sharing,
 )
+from patchlight.emulation.simulator.network.trouble import Disturbances, undisturbed
 
 # Events that are less than this apart, as a part of the time, are one: so equal flows end as one.
 _AT_ONCE = 1e-12
+
+
+class Order(NamedTuple):
+    """Which jobs wait for others: job j for ``needs[j]`` of them.
+
+    ``followers[first[j]:first[j + 1]]`` are those that wait for j.
+    """
+
+    needs: Ints
+    first: Ints
+    followers: Ints
 
 
 @dataclass(frozen=True)
@@ -36,6 +51,8 @@ class Program:
     ``capacity_bps`` has a value for each link that ``links`` names. Job j has the sessions
     ``rounds[j]`` to ``rounds[j + 1]``; session s uses the links
     ``links[first[s]:first[s + 1]]``, each so often as ``weights`` says and never named twice.
+    Where there is an ``order``, ``begins_s`` counts from the moment at which what a job needs is
+    done.
     """
 
     capacity_bps: Floats
@@ -49,6 +66,8 @@ class Program:
     first: Ints
     links: Ints
     weights: Floats
+    disturbances: Disturbances | None = None
+    order: Order | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +77,8 @@ class Outcome:
     ``ends_s`` is when its last iteration so far ended, ``done`` how many did, and ``marks_s`` when
     the one ended up to which it was not measured. ``communicated_s`` is how long it communicated,
     waits included. ``stuck`` are jobs that have a link without capacity and never go on.
+    ``stalled_s`` is how long links without capacity held up what a job sent, ``restarts`` how often
+    it began again because a node failed, ``repeated`` how many iterations it did again for that.
     """
 
     ends_s: Floats
@@ -66,10 +87,13 @@ class Outcome:
     communicated_s: Floats
     sessions_done: Ints
     stuck: Ints
+    stalled_s: Floats
+    restarts: Ints
+    repeated: Ints
 
 
 class _Running(NamedTuple):
-    """The state of all jobs; an item of the heap is a session, a computation or a wait."""
+    """The state of all jobs; an item of the heap is a session, a computation, a wait, an event."""
 
     begins_s: Floats
     iterations: Ints
@@ -93,6 +117,14 @@ class _Running(NamedTuple):
     marks_s: Floats
     communicated_s: Floats
     sessions_done: Ints
+    stalled_s: Floats
+    restarts: Ints
+    repeated: Ints
+    broken_nodes: Ints
+    broken_since_s: Floats
+    needs: Ints
+    first_follower: Ints
+    followers: Ints
 
 
 def run(
@@ -104,7 +136,8 @@ def run(
     iterations of each job come before its mark.
     """
     jobs, sessions = len(program.begins_s), len(program.bits)
-    items = sessions + 2 * jobs
+    d, order = program.disturbances or undisturbed(jobs), program.order
+    items = sessions + 2 * jobs + len(d.at_s)
 
     def zeros(size: int) -> Floats:
         return np.zeros(size)
@@ -121,7 +154,7 @@ def run(
         communicates_since_s=zeros(jobs),
         remaining_bits=zeros(sessions),
         since_s=zeros(sessions),
-        ended=numbers(sessions),
+        ended=numbers(sessions + len(d.jobs)),
         keys=zeros(items),
         heap=numbers(items),
         places=np.full(items, -1, np.int64),
@@ -130,23 +163,35 @@ def run(
         marks_s=program.begins_s.copy(),
         communicated_s=zeros(jobs),
         sessions_done=numbers(sessions),
+        stalled_s=zeros(jobs),
+        restarts=numbers(jobs),
+        repeated=numbers(jobs),
+        broken_nodes=numbers(jobs),
+        broken_since_s=zeros(jobs),
+        needs=numbers(jobs) if order is None else order.needs.copy(),
+        first_follower=numbers(jobs + 1) if order is None else order.first,
+        followers=numbers(0) if order is None else order.followers,
     )
-    s = sharing(program.capacity_bps, program.first, program.links, program.weights)
-    _play(r, s, least, unmeasured, jobs if watched is None else watched)
+    s = sharing(program.capacity_bps.copy(), program.first, program.links, program.weights)
+    _play(r, s, d, least, unmeasured, jobs if watched is None else watched)
     wanted = program.iterations if least == 0 else np.minimum(program.iterations, least)
     stuck = np.flatnonzero(r.done < wanted)
-    return Outcome(r.ends_s, r.done, r.marks_s, r.communicated_s, r.sessions_done, stuck)
+    measured = r.ends_s, r.done, r.marks_s, r.communicated_s, r.sessions_done
+    return Outcome(*measured, stuck, r.stalled_s, r.restarts, r.repeated)
 
 
 @compiled
-def _begin_iteration(r: Any, size: int, job: int, now_s: float) -> int:
+def _begin_iteration(r: Any, d: Any, size: int, job: int, now_s: float) -> int:
     """A job computes, and will communicate; how many items the heap has then."""
     sessions, jobs = len(r.bits), len(r.begins_s)
+    first = d.first_factor[job]
+    factor = d.factors[first + r.done[job] % (d.first_factor[job + 1] - first)]
     r.computes[job] = 1
-    size = put(r.keys, r.heap, r.places, size, sessions + job, now_s + r.compute_s[job])
+    at_s = now_s + factor * r.compute_s[job]
+    size = put(r.keys, r.heap, r.places, size, sessions + job, at_s)
     r.current[job] = r.rounds[job]
     if r.rounds[job] < r.rounds[job + 1]:
-        starts_s = now_s + r.starts_s[job]
+        starts_s = now_s + factor * r.starts_s[job]
         r.communicates_since_s[job] = starts_s
         at_s = starts_s + r.waits_s[r.rounds[job]]
         size = put(r.keys, r.heap, r.places, size, sessions + jobs + job, at_s)
@@ -154,23 +199,86 @@ def _begin_iteration(r: Any, size: int, job: int, now_s: float) -> int:
 
 
 @compiled
-def _end_iteration(r: Any, size: int, job: int, now_s: float, unmeasured: int) -> int:
-    """Count an iteration and begin the next, if there is one."""
+def _end_iteration(r: Any, d: Any, size: int, job: int, now_s: float, unmeasured: int) -> int:
+    """Count an iteration and begin the next, or who waits for the last; how many items then."""
     r.done[job] += 1
     r.ends_s[job] = now_s
     if r.done[job] == unmeasured:
         r.marks_s[job] = now_s
     if r.done[job] < r.iterations[job]:
-        size = _begin_iteration(r, size, job, now_s)
+        return _begin_iteration(r, d, size, job, now_s)
+    for number in range(r.first_follower[job], r.first_follower[job + 1]):
+        follower = r.followers[number]
+        r.needs[follower] -= 1
+        if r.needs[follower] == 0:
+            size = _begin_iteration(r, d, size, follower, now_s + r.begins_s[follower])
     return size
 
 
 @compiled
-def _play(r: Any, s: Any, least: int, unmeasured: int, watched: int) -> None:
+def _halt(r: Any, s: Any, d: Any, size: int, job: int, now_s: float) -> tuple[int, int]:
+    """Let a job stop, and forget what it did behind its checkpoint.
+
+    How many items the heap has then, and the session that left its links, −1 if none did.
+    """
+    sessions, jobs = len(r.bits), len(r.begins_s)
+    left, session = -1, r.current[job]
+    if r.places[sessions + jobs + job] < 0 and session < r.rounds[job + 1]:
+        if s.rates_bps[session] == 0.0:
+            r.stalled_s[job] += now_s - r.since_s[session]
+        leave(s, session)
+        size = drop(r.keys, r.heap, r.places, size, session)
+        left = session
+    size = drop(r.keys, r.heap, r.places, size, sessions + job)
+    size = drop(r.keys, r.heap, r.places, size, sessions + jobs + job)
+    r.broken_since_s[job] = now_s
+    if now_s >= r.begins_s[job]:
+        repeated = r.done[job] % d.checkpoints[job]
+        r.restarts[job] += 1
+        r.repeated[job] += repeated
+        r.done[job] -= repeated
+    return size, left
+
+
+@compiled
+def _fail_or_mend(
+    r: Any, s: Any, d: Any, size: int, event: int, now_s: float
+) -> tuple[int, int, int]:
+    """What an event does: how many items the heap has then, sessions that change, and that left."""
+    changing = ended = 0
+    if d.links[event] >= 0:
+        changing = resize(s, d.links[event], d.capacity_bps[event], changing)
+    for number in range(d.first_job[event], d.first_job[event + 1]):
+        job = d.jobs[number]
+        if r.done[job] == r.iterations[job]:
+            continue
+        if d.fails[event]:
+            r.broken_nodes[job] += 1
+            if r.broken_nodes[job] == 1:
+                size, left = _halt(r, s, d, size, job, now_s)
+                if left >= 0:
+                    r.ended[ended] = left
+                    ended += 1
+            continue
+        r.broken_nodes[job] -= 1
+        if r.broken_nodes[job] == 0:
+            at_s = max(now_s, r.begins_s[job])
+            if r.broken_since_s[job] >= r.begins_s[job]:
+                at_s = now_s + d.restarts_s[job]
+            size = _begin_iteration(r, d, size, job, at_s)
+    return size, changing, ended
+
+
+@compiled
+def _play(r: Any, s: Any, d: Any, least: int, unmeasured: int, watched: int) -> None:
     sessions, jobs = len(r.bits), len(r.begins_s)
     size = 0
     for job in range(jobs):
-        size = _begin_iteration(r, size, job, r.begins_s[job])
+        if r.needs[job] == 0:
+            size = _begin_iteration(r, d, size, job, r.begins_s[job])
+    events = sessions + 2 * jobs
+    for event in range(len(d.at_s)):
+        size = put(r.keys, r.heap, r.places, size, events + event, d.at_s[event])
     behind = watched  # Who has not done enough yet.
     while size and (least == 0 or behind):
         now_s = r.keys[r.heap[0]]
@@ -178,6 +286,14 @@ def _play(r: Any, s: Any, least: int, unmeasured: int, watched: int) -> None:
         changing = ended = 0
         while size and r.keys[r.heap[0]] <= limit_s:
             item = r.heap[0]
+            if item >= events:
+                # By itself: a session that has just begun, or changed, is not to leave at once.
+                if not changing and not ended:
+                    size = drop(r.keys, r.heap, r.places, size, item)
+                    size, changing, ended = _fail_or_mend(r, s, d, size, item - events, now_s)
+                    if not changing and not ended:
+                        continue
+                break
             size = drop(r.keys, r.heap, r.places, size, item)
             if item >= sessions + jobs:  # A wait is over.
                 job = item - sessions - jobs
@@ -202,7 +318,7 @@ def _play(r: Any, s: Any, least: int, unmeasured: int, watched: int) -> None:
                 else:
                     r.communicated_s[job] += now_s - r.communicates_since_s[job]
             if not r.computes[job] and r.current[job] == r.rounds[job + 1]:
-                size = _end_iteration(r, size, job, now_s, unmeasured)
+                size = _end_iteration(r, d, size, job, now_s, unmeasured)
                 enough = r.done[job] == least
                 if job < watched and (enough or r.done[job] == r.iterations[job] < least):
                     behind -= 1
@@ -214,6 +330,8 @@ def _play(r: Any, s: Any, least: int, unmeasured: int, watched: int) -> None:
             rate_bps, before_bps = s.rates_bps[session], s.before_bps[session]
             if rate_bps == before_bps:
                 continue
+            if before_bps == 0.0:
+                r.stalled_s[r.job_of[session]] += now_s - r.since_s[session]
             r.remaining_bits[session] -= before_bps * (now_s - r.since_s[session])
             r.since_s[session] = now_s
             if rate_bps > 0:

@@ -10,6 +10,7 @@ from patchlight.emulation.simulator.network.collectives import Round
 from patchlight.emulation.simulator.network.contract import NO_LINK, Network
 from patchlight.emulation.simulator.network.engine import Outcome, Program, run
 from patchlight.emulation.simulator.network.sharing import Floats, Ints
+from patchlight.emulation.simulator.network.trouble import CALM, Change, Disturbances, Trouble
 from patchlight.emulation.simulator.network.turns import turns_of
 from patchlight.testbed.errors import BadInput, PatchlightError
 
@@ -22,7 +23,8 @@ class PlacedJob:
     """A job on its nodes, in the order of its ranks: what an iteration computes and sends.
 
     Communication begins ``overlap`` of the computing time before its end. ``messages_s`` is what a
-    receiver adds to each message, ``reduce_bps`` how fast it adds up what it receives.
+    receiver adds to each message, ``reduce_bps`` how fast it adds up what it receives. It has a
+    checkpoint after each ``checkpoint_every`` iterations, and needs ``restart_s`` to begin again.
     """
 
     nodes: Ints
@@ -33,12 +35,19 @@ class PlacedJob:
     overlap: float = 0.0
     messages_s: float = 0.0
     reduce_bps: float = float("inf")
+    checkpoint_every: int = 1
+    restart_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not (0 <= self.overlap <= 1 and self.compute_s >= 0 and self.iterations >= 1):
             raise BadInput(
                 f"a job cannot compute for {self.compute_s} s, {self.overlap} of it while it "
                 f"communicates, {self.iterations} times: expected 0 or more, 0 to 1, 1 or more"
+            )
+        if not (self.checkpoint_every >= 1 and 0 <= self.restart_s < float("inf")):
+            raise BadInput(
+                f"a job cannot have a checkpoint after {self.checkpoint_every} iterations and "
+                f"begin again in {self.restart_s} s: expected 1 or more, 0 or more"
             )
         if not (self.compute_s or self.rounds):
             raise BadInput("a job that neither computes nor communicates has no iteration")
@@ -84,8 +93,11 @@ def sessions_of(network: Network, job: PlacedJob) -> Sessions:
 _OWN, _MATTERS, _LEFT_OUT = 0, 1, 2
 
 
-def _shared(capacity_bps: Floats, sessions: Sequence[Sessions]) -> Ints:
-    """For each link whether one job uses it, or several; and of these whether it matters."""
+def _shared(capacity_bps: Floats, sessions: Sequence[Sessions], kept: Sequence[int]) -> Ints:
+    """For each link whether one job uses it, or several; and of these whether it matters.
+
+    Those ``kept`` always do.
+    """
     users = np.zeros(len(capacity_bps), np.int64)
     for one in sessions:
         users[np.unique(np.concatenate([*one.links, np.zeros(0, np.int64)]))] += 1
@@ -100,20 +112,27 @@ def _shared(capacity_bps: Floats, sessions: Sequence[Sessions]) -> Ints:
     tightest_first = np.argsort(capacity_bps, kind="stable")
     tightest_first = tightest_first[users[tightest_first] > 1]
     found[tightest_first[np.unique(used_by[tightest_first], return_index=True)[1]]] = _MATTERS
+    found[list(kept)] = _MATTERS
     return found
 
 
 def program_of(
-    network: Network, jobs: Sequence[PlacedJob], sessions: Sequence[Sessions]
+    network: Network,
+    jobs: Sequence[PlacedJob],
+    sessions: Sequence[Sessions],
+    trouble: Trouble = CALM,
 ) -> Program:
     """Jobs and their sessions as arrays.
 
     Links that could not change a rate are left out. A job's sessions follow each other, so of the
     links that no other job uses only the tightest matters to each: it stands for all of them, as a
     link of the session's own. Of links that the same sessions use equally, the tightest matters.
+    Links that fail stay as they are.
     """
     capacity_bps = network.capacity_bps
-    matters = _shared(capacity_bps, sessions)
+    changes = trouble.changes(network)
+    failing = [change.link for change in changes if change.link >= 0]
+    matters = _shared(capacity_bps, sessions, failing)
     own_bps: list[float] = []
     links: list[Ints] = []
     weights: list[Floats] = []
@@ -139,12 +158,50 @@ def program_of(
         first=np.cumsum([0, *(len(each) for each in links)], dtype=np.int64),
         links=np.concatenate([*links, np.zeros(0, np.int64)]).astype(np.int64),
         weights=np.concatenate([*weights, np.zeros(0)]),
+        disturbances=_disturbances(network, jobs, dark_s, trouble, changes)
+        if trouble.any
+        else None,
     )
 
 
-def run_jobs(network: Network, jobs: Sequence[PlacedJob]) -> Outcome:
-    """Run jobs that share a network to their ends. ``PatchlightError`` if one cannot go on."""
-    outcome = run(program_of(network, jobs, [sessions_of(network, job) for job in jobs]))
+def _disturbances(
+    network: Network,
+    jobs: Sequence[PlacedJob],
+    dark_s: Sequence[float],
+    trouble: Trouble,
+    changes: Sequence[Change],
+) -> Disturbances:
+    """What goes wrong, for these jobs. Who begins again waits for circuits, too."""
+    factors = [trouble.factors(job.nodes) for job in jobs]
+    on_node: dict[int, list[int]] = {}
+    for number, job in enumerate(jobs):
+        for node in job.nodes.tolist():
+            on_node.setdefault(node, []).append(number)
+    halted = [on_node.get(change.node, []) for change in changes]
+    restarts_s = [job.restart_s + dark for job, dark in zip(jobs, dark_s, strict=True)]
+    works_bps = [0.0 if c.fails else float(network.capacity_bps[c.link]) for c in changes]
+    return Disturbances(
+        factors=np.concatenate([*factors, np.zeros(0)]),
+        first_factor=np.cumsum([0, *map(len, factors)], dtype=np.int64),
+        checkpoints=np.array([job.checkpoint_every for job in jobs], np.int64),
+        restarts_s=np.array(restarts_s, np.float64),
+        at_s=np.array([change.at_s for change in changes], np.float64),
+        links=np.array([change.link for change in changes], np.int64),
+        capacity_bps=np.array(works_bps, np.float64),
+        fails=np.array([change.fails for change in changes], np.int64),
+        first_job=np.cumsum([0, *map(len, halted)], dtype=np.int64),
+        jobs=np.array([job for each in halted for job in each], np.int64),
+    )
+
+
+def run_jobs(network: Network, jobs: Sequence[PlacedJob], trouble: Trouble = CALM) -> Outcome:
+    """Run jobs that share a network to their ends, whatever goes wrong on the way.
+
+    ``BadInput`` for trouble with nodes and links that there are not; ``PatchlightError`` if a job
+    cannot go on.
+    """
+    sessions = [sessions_of(network, job) for job in jobs]
+    outcome = run(program_of(network, jobs, sessions, trouble.checked(network)))
     if len(outcome.stuck):
         raise PatchlightError(
             f"job {outcome.stuck[0]} never ends: a link of its has no capacity",

@@ -149,6 +149,17 @@ def release(s: Any, session: int, count: int) -> int:
 
 
 @compiled
+def resize(s: Any, link: int, capacity_bps: float, count: int) -> int:
+    """Give a link another capacity, 0 if it fails; how many sessions are to change now."""
+    s.capacity_bps[link] = capacity_bps
+    slot = s.heads[link]
+    while slot >= 0:
+        count = _mark(s, s.owners[slot], count)
+        slot = s.following[slot]
+    return count
+
+
+@compiled
 def _touch(s: Any, known: int, count: int, links: int) -> int:
     """Let those marked after the first ``known`` have their links anew; how many links now.
 

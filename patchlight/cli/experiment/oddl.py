@@ -63,9 +63,9 @@ def _whole(
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the first draw.")
 @click.option(
     "--control-delay",
-    default="200us",
     metavar="TIME",
-    help="From a node to whoever grants paths, and as much back.",
+    help="From a node to whoever grants paths, and as much back.  [default: as nodes among "
+    "themselves took, 100us]",
 )
 @click.option("--tuning-time", default="100ns", metavar="TIME", help="Of a transceiver.")
 @click.option("--processes", type=_COUNT, help="At a time.  [default: one for each core]")
@@ -81,7 +81,7 @@ def oddl(
     models: tuple[str, ...],
     nodes: tuple[int, ...] | None,
     draws: int | None,
-    control_delay: str,
+    control_delay: str | None,
     tuning_time: str,
     processes: int | None,
     output: Path | None,
@@ -112,7 +112,9 @@ def oddl(
         given["nodes"] = nodes
     if draws is not None:
         given["draws"] = draws
-    given["light"] = Light(parse_time(tuning_time), parse_time(control_delay))
+    given["light"] = light = Light(parse_time(tuning_time))
+    if control_delay is not None:
+        given["light"] = light._replace(control_s=parse_time(control_delay))
     options = run.FlowOptions(engine=Engine("processes", processes or 0), **given, **chosen)
     folder = output or Path("results") / time.strftime("oddl-%Y%m%d-%H%M%S")
     check_output(folder)

@@ -12,7 +12,7 @@ from patchlight.controller.policies.contract import JobView
 from patchlight.emulation.simulator.cluster import NetworkCluster, QueueJob, Training, simulate
 from patchlight.emulation.simulator.cluster.networkcluster import Usage
 from patchlight.emulation.simulator.cluster.sweep import load_policies
-from patchlight.emulation.simulator.network import network_of
+from patchlight.emulation.simulator.network import Failure, Slowness, Trouble, network_of
 from patchlight.testbed.errors import BadInput
 
 # Loops are compiled once, where nothing is on the disk yet.
@@ -25,9 +25,12 @@ def job(name: str, workers: int, compute_s: float, iterations: int = 1000) -> Qu
     return QueueJob(JobView(name, workers, training=training), 1.0, training=training)
 
 
-def completion_s(spec: str, jobs: list[QueueJob], usage: Usage | None = None) -> list[float]:
+def completion_s(
+    spec: str, jobs: list[QueueJob], usage: Usage | None = None, trouble: Trouble | None = None
+) -> list[float]:
     policies = load_policies("fifo", "first-fit", "keep", 0, print)
-    result = simulate(NetworkCluster(network_of(spec), usage), jobs, policies)
+    cluster = NetworkCluster(network_of(spec), usage, trouble or Trouble())
+    result = simulate(cluster, jobs, policies)
     return [float(each) for each in result.jobs["ended_s"]]
 
 
@@ -61,6 +64,20 @@ def test_collectives_dark_time_and_link_use_are_counted() -> None:
     assert usage.carried_bits == pytest.approx(10 * 3 * 0.25e9)
 
 
+def test_slow_nodes_and_failures_under_the_queue() -> None:
+    spec = "ideal:nodes=4,rate=10Gbps,latency=0ns"
+    jobs = [job("a", 2, 0.3), job("b", 2, 0.3)]
+    slow = completion_s(spec, jobs, trouble=Trouble([Slowness(3, 2.0)]))
+    assert slow == pytest.approx([400.0, 700.0])
+    drawn = Trouble([Slowness.parse("0:exponential:0.5")])
+    assert completion_s(spec, jobs, trouble=drawn) == pytest.approx([550.0, 400.0], rel=0.1)
+    stalled = Trouble(failures=[Failure.parse("path:0-1@100s+50s")])
+    assert completion_s(spec, jobs, trouble=stalled) == pytest.approx([450.0, 400.0])
+    # Without node 3 its job waits for another two; 100 s of work are behind the checkpoint at 0 s.
+    broken = Trouble(failures=[Failure.parse("node:3@100s+50s")])
+    assert completion_s(spec, jobs, trouble=broken) == pytest.approx([400.0, 150.0 + 60 + 400])
+
+
 def test_the_command_takes_a_network(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     rows = [f"2017-10-03 00:{n:02}:00,{600 + n},{n % 4 + 1},0,a" for n in range(12)]
@@ -72,6 +89,13 @@ def test_the_command_takes_a_network(tmp_path: Path) -> None:
     result = json.loads(done.stdout)
     assert result["cluster"]["name"] == "fat-tree:k=4,taper=2"
     assert result["cluster"]["gpus"] == 16
+    trouble = ["--slow", "all:lognormal:0.2", "--fail", "node:3@10min+5min"]
+    worse = run(cli, [*simulated, "--network", "fat-tree:k=4,taper=2", *trouble])
+    assert worse.exit_code == 0, worse.output
+    assert json.loads(worse.stdout)["cluster"]["fail"] == ["node:3@10min+5min"]
+    nowhere = run(cli, [*simulated, "--cluster", "1x1x8", *trouble])
+    assert isinstance(nowhere.exception, BadInput)
+    assert "of a --network" in nowhere.exception.message
     refused = run(cli, [*simulated, "--network", "fat-tree:k=3"])
     assert isinstance(refused.exception, BadInput)
     assert "even number of ports" in refused.exception.message

@@ -1,0 +1,182 @@
+"""Chakra execution traces as files: ``.et``, and the JSON that ``chakra_jsonizer`` makes of them.
+
+The schema is ``et_def.proto`` of MLCommons Chakra: a file for each rank, named ``PREFIX.RANK.et``,
+with a ``GlobalMetadata`` and then ``Node`` messages, each behind its length. Only the fields that
+are used here are read.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.files.issues import nearest
+
+NODE_TYPES = (
+    *("INVALID_NODE", "METADATA_NODE", "MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE"),
+    *("COMM_SEND_NODE", "COMM_RECV_NODE", "COMM_COLL_NODE", "STORAGE_NODE", "BATCH_NODE"),
+    "CHECKPOINT_NODE",
+)
+"""By their numbers in the schema."""
+# Field numbers of the values of an attribute that are no lists, by their protobuf type.
+_VALUES = {"double": 3, "float": 5, "int32": 7, "int64": 9, "uint32": 11, "uint64": 13}
+_VALUES |= {"sint32": 15, "sint64": 17, "fixed32": 19, "fixed64": 21, "sfixed32": 23}
+_VALUES |= {"sfixed64": 25, "bool": 27, "string": 29}
+
+
+class TraceNode(NamedTuple):
+    """A node of a rank's trace: its needs are the numbers of nodes of the same rank.
+
+    ``place`` names file and node in messages.
+    """
+
+    place: str
+    number: int
+    type: str
+    needs: tuple[int, ...]
+    duration_s: float
+    attributes: Mapping[str, Any]
+
+    def whole(self, name: str) -> int:
+        """An attribute that is a number of 0 or more; ``BadInput`` if it is none."""
+        try:
+            value = int(self.attributes[name])
+        except KeyError as error:
+            raise BadInput(f"{self.place}: a {self.type} without {name}") from error
+        except ValueError as error:
+            raise BadInput(
+                f"{self.place}: {name} is {self.attributes[name]!r}: expected a number"
+            ) from error
+        if value < 0:
+            raise BadInput(f"{self.place}: {name} is {value}: expected 0 or more")
+        return value
+
+
+def read_rank(path: Path) -> list[TraceNode]:
+    """The nodes of one rank's trace, in the order of the file.
+
+    ``BadInput`` for a file that cannot be read, and for a node that appears twice or has a type
+    that there is not.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
+    raw = _json_nodes(path, content) if path.suffix == ".json" else _binary_nodes(path, content)
+    found: dict[int, TraceNode] = {}
+    for node in raw:
+        if node.number in found:
+            raise BadInput(f"{node.place}: there are two nodes of this number")
+        if node.type not in NODE_TYPES[1:]:
+            raise BadInput(f"{node.place}: no type {node.type}: {nearest(node.type, NODE_TYPES)}")
+        found[node.number] = node
+    return list(found.values())
+
+
+def _json_nodes(path: Path, content: bytes) -> Iterator[TraceNode]:
+    """Objects one behind the other, the first of them the file's metadata."""
+    decoder, at, first = json.JSONDecoder(), 0, True
+    try:
+        text = content.decode().strip()
+        while at < len(text):
+            value, at = decoder.raw_decode(text, at)
+            while at < len(text) and text[at].isspace():
+                at += 1
+            if not first:
+                yield _of_json(path, value)
+            first = False
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInput(
+            f"{path} is no Chakra trace as JSON, near character {at}: {error}",
+            hint="make it of an .et file with chakra_jsonizer",
+        ) from error
+
+
+def _of_json(path: Path, value: Mapping[str, Any]) -> TraceNode:
+    attributes = {
+        each["name"]: next((v for k, v in each.items() if k.endswith("Val")), None)
+        for each in value.get("attr", ())
+    }
+    # Numbers of 64 bits are text there, and what is 0 is left out.
+    number = int(value.get("id", 0))
+    needs = [int(each) for key in ("ctrlDeps", "dataDeps") for each in value.get(key, ())]
+    lasts_s = int(value.get("durationMicros", 0)) / 1e6
+    kind = str(value.get("type", NODE_TYPES[0]))
+    place = f"{path}: node {number}"
+    return TraceNode(place, number, kind, tuple(dict.fromkeys(needs)), lasts_s, attributes)
+
+
+def _binary_nodes(path: Path, content: bytes) -> Iterator[TraceNode]:
+    node_class, decode_error = _messages()
+    at, first = 0, True
+    while at < len(content):
+        length, at = _length(path, content, at)
+        if at + length > len(content):
+            raise BadInput(f"{path} ends within a message: the file is not whole")
+        message, at = content[at : at + length], at + length
+        if not first:
+            node = node_class()
+            try:
+                node.ParseFromString(message)
+            except decode_error as error:
+                raise BadInput(f"{path} is no Chakra trace: {error}") from error
+            kind = NODE_TYPES[node.type] if 0 <= node.type < len(NODE_TYPES) else str(node.type)
+            needs = tuple(dict.fromkeys([*node.ctrl_deps, *node.data_deps]))
+            attributes = {
+                each.name: getattr(each, which)
+                for each in node.attr
+                if (which := each.WhichOneof("value")) is not None
+            }
+            lasts_s = node.duration_micros / 1e6
+            place = f"{path}: node {node.id}"
+            yield TraceNode(place, node.id, kind, needs, lasts_s, attributes)
+        first = False
+
+
+def _length(path: Path, content: bytes, at: int) -> tuple[int, int]:
+    """A message's length, and where the message begins."""
+    length = 0
+    for place, byte in enumerate(content[at : at + 5]):
+        length |= (byte & 0x7F) << (7 * place)
+        if byte < 0x80:
+            return length, at + place + 1
+    raise BadInput(f"{path} is no Chakra trace: there is no length at byte {at}")
+
+
+@cache
+def _messages() -> tuple[Any, type[Exception]]:
+    """The class of a node, and the error that it raises for other bytes."""
+    try:
+        schema: Any = import_module("google.protobuf.descriptor_pb2")
+    except ImportError as error:
+        raise PatchlightError(
+            "Chakra traces in .et files need the package protobuf",
+            hint="pip install 'patchlight[chakra]', or make JSON of them with chakra_jsonizer",
+        ) from error
+    pool: Any = import_module("google.protobuf.descriptor_pool").DescriptorPool()
+    factory: Any = import_module("google.protobuf.message_factory")
+    field = schema.FieldDescriptorProto
+    file = schema.FileDescriptorProto(name="et.proto", package="chakra", syntax="proto3")
+    attribute = file.message_type.add(name="Attribute")
+    attribute.field.add(name="name", number=1, type=field.TYPE_STRING, label=1)
+    attribute.oneof_decl.add(name="value")
+    for kind, number in _VALUES.items():
+        code = getattr(field, f"TYPE_{kind.upper()}")
+        attribute.field.add(name=kind, number=number, type=code, label=1, oneof_index=0)
+    node = file.message_type.add(name="Node")
+    for name, number, code, label in (
+        ("id", 1, field.TYPE_UINT64, 1),
+        ("type", 3, field.TYPE_INT32, 1),  # An enumeration has the same bytes.
+        ("ctrl_deps", 4, field.TYPE_UINT64, 3),
+        ("data_deps", 5, field.TYPE_UINT64, 3),
+        ("duration_micros", 7, field.TYPE_UINT64, 1),
+    ):
+        node.field.add(name=name, number=number, type=code, label=label)
+    attributes = {"type": field.TYPE_MESSAGE, "type_name": ".chakra.Attribute"}
+    node.field.add(name="attr", number=10, label=3, **attributes)
+    pool.Add(file)
+    found = factory.GetMessageClass(pool.FindMessageTypeByName("chakra.Node"))
+    return found, import_module("google.protobuf.message").DecodeError
