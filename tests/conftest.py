@@ -190,6 +190,12 @@ def docker_host() -> str:
     return docker_engine.engine_url()
 
 
+@pytest.fixture
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what by itself takes a process for each core: it has none to start, and import all in."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+
+
 def _labs_made() -> set[str]:
     spaces = NAMESPACES.glob("pl.*") if NAMESPACES.is_dir() else ()
     folders = LABS.glob("[!.]*") if LABS.is_dir() else ()

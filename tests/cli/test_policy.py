@@ -362,6 +362,7 @@ def test_examples_are_of_twenty_lines(folder: Path) -> None:
     assert max(len(text.splitlines()) for text in classes) <= 20
 
 
+@pytest.mark.usefixtures("one_core")
 def test_every_command_of_the_page_runs(folder: Path) -> None:
     lines = [
         line for language, text in BLOCKS if language == "sh" for line in text.splitlines() if line

@@ -1,20 +1,18 @@
 """A controller as the process that it is in a lab; a client of it, and ``patchlight ocs``."""
 
 import contextlib
-import multiprocessing
-import os
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from click.testing import CliRunner
 
-from patchlight.cli.main import cli, main
+from patchlight.cli.main import cli
 from patchlight.controller.client import ControllerClient, ControllerError
 from patchlight.testbed.errors import PatchlightError
+from tests.support.forked import ForkedProgram
 from tests.support.waiting import free_ports, wait_until
 
 DRY_LAB = """
@@ -43,54 +41,13 @@ fibres:
   - {{ends: [t1.4, t2.4]}}
 """
 """Two servers, two ToRs and a dry-run OCS; to be filled with the ``api`` and ``openflow`` ports."""
-
-
-_FORKED = multiprocessing.get_context("forkserver")
-_FORKED.set_forkserver_preload(["patchlight.controller.api.app", "patchlight.controller.service"])
-
-
-def _run(words: Sequence[str], variables: Mapping[str, str], log: Path) -> None:
-    """What ``python -m patchlight`` runs with these words."""
-    os.setsid()
-    with log.open("ab") as output:
-        os.dup2(output.fileno(), 1)
-        os.dup2(output.fileno(), 2)
-    os.environ.clear()
-    os.environ.update(variables)
-    sys.argv = ["patchlight", *words]
-    main()
-
-
-class ForkedController:
-    """A controller's process that is forked from one that has imported it, as in emulated labs.
-
-    Its methods are those of ``Popen``.
-    """
-
-    def __init__(self, words: Sequence[str], log: Path) -> None:
-        self._process = _FORKED.Process(target=_run, args=(words, {**os.environ}, log))
-        self._process.start()
-        assert self._process.pid is not None
-        self.pid = self._process.pid
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def wait(self, timeout: float) -> int:
-        self._process.join(timeout)
-        code = self._process.exitcode
-        if code is None:
-            raise subprocess.TimeoutExpired("the controller", timeout)
-        return code
-
-    def send_signal(self, number: signal.Signals) -> None:
-        os.kill(self.pid, number)
+_PROGRAM = "patchlight.cli.main:main"
 
 
 class ControllerProcess:
     """A controller of the dry lab, to be started and stopped, and a client of it."""
 
-    process: ForkedController
+    process: ForkedProgram
     options: Sequence[str] = ()
     """Further options of the command."""
     asked_at: str
@@ -114,7 +71,7 @@ class ControllerProcess:
         return [sys.executable, "-m", "patchlight", *self.words(state)]
 
     def start(self) -> None:
-        self.process = ForkedController(self.words(self.state), self.log)
+        self.process = ForkedProgram(_PROGRAM, self.words(self.state), self.log)
         try:
             # On a busy machine its imports alone may take half a minute.
             wait_until(self._answers, "the controller to answer", deadline_s=90.0)

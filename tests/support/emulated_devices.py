@@ -1,9 +1,6 @@
-"""An emulated OCS as the subprocess that it is in a lab, reached over TCP."""
+"""An emulated OCS as the process that it is in a lab, reached over TCP."""
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +10,7 @@ from typing import Any
 
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.labfile.reader import read_lab
+from tests.support.forked import ForkedProgram
 from tests.support.waiting import ask
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +49,7 @@ class Running:
 
     switch: CircuitSwitch
     control: Path
-    process: subprocess.Popen[bytes]
+    process: ForkedProgram
 
     def fault(self, **faults: Any) -> dict[str, Any]:
         return ask(self.control, faults)
@@ -65,20 +63,17 @@ class Running:
 def running(
     folder: Path, lab: Path, *options: str, listen: str = "127.0.0.1:0", **environment: str
 ) -> Iterator[Running]:
-    ready, control = folder / "ready", folder / "control"
+    ready, control, log = folder / "ready", folder / "control", folder / "device.log"
     ready.unlink(missing_ok=True)
-    command = [
-        *(sys.executable, "-m", "patchlight.emulation.optical", "--lab", str(lab), "--ocs", "ocs1"),
-        *("--listen", listen, "--ready-file", str(ready), "--control", str(control), *options),
-    ]
-    everything = {**os.environ, **environment}
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, env=everything)
-    assert process.stderr is not None
+    log.unlink(missing_ok=True)
+    where = ["--listen", listen, "--ready-file", str(ready), "--control", str(control)]
+    words = ["--lab", str(lab), "--ocs", "ocs1", *where, *options]
+    process = ForkedProgram("patchlight.emulation.optical.__main__:main", words, log, **environment)
     try:
         deadline = time.monotonic() + 60
         while not ready.exists():
             if process.poll() is not None:
-                raise AssertionError(f"the device ended: {process.stderr.read().decode()}")
+                raise AssertionError(f"the device ended: {log.read_text()}")
             assert time.monotonic() < deadline, "the device was not ready within 60 s"
             time.sleep(0.01)
         switch = replace(read_lab(lab).circuit_switch("ocs1"), address=ready.read_text().strip())
@@ -86,4 +81,3 @@ def running(
     finally:
         process.terminate()
         process.wait(10)
-        process.stderr.close()

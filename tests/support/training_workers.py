@@ -9,35 +9,48 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.agents import training
+from tests.support.torch_forks import TorchFork, TorchForks
 from tests.support.waiting import ask
 
 TRAINING = Path(training.__file__).parent
 # What an agent would tell it: the interface, and one thread for each worker.
-_ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+ENVIRONMENT = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 PROGRAM = ("-m", "patchlight.agents.training")
 
 
 class Worker:
     """One worker process with nothing around it but its folder and the training code.
 
-    ``program`` is what Python runs in the worker's place.
+    ``program`` is what Python runs in the worker's place; with ``forks`` it is forked from there.
     """
 
+    process: subprocess.Popen[bytes] | TorchFork
+
     def __init__(
-        self, folder: Path, code: Path, task: dict[str, Any], program: tuple[str, ...] = PROGRAM
+        self,
+        folder: Path,
+        code: Path,
+        task: dict[str, Any],
+        program: tuple[str, ...] = PROGRAM,
+        forks: TorchForks | None = None,
     ) -> None:
-        self.folder, self.program = folder, program
+        self.folder, self.program, self.forks = folder, program, forks
         folder.mkdir()
         (folder / "task.json").write_text(json.dumps(task))
         self.code = code
         self.launch()
 
     def launch(self) -> None:
+        words = [*self.program, "--task", str(self.folder / "task.json")]
+        if self.forks is not None:
+            log = self.folder / "output.log"
+            self.process = self.forks.start(words, self.code, self.folder, log)
+            return
         with (self.folder / "output.log").open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-s", *self.program, "--task", str(self.folder / "task.json")],
+                [sys.executable, "-s", *words],
                 cwd=self.folder,
-                env={"PYTHONPATH": str(self.code), "PATH": os.environ["PATH"], **_ENVIRONMENT},
+                env={"PYTHONPATH": str(self.code), "PATH": os.environ["PATH"], **ENVIRONMENT},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -1,5 +1,6 @@
 """Real models: replicas over Gloo on loopback, held, ended, taken up again; and their data."""
 
+import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -16,7 +17,8 @@ from patchlight import testbed  # noqa: E402
 from patchlight.agents.training.checkpoints import Checkpoints  # noqa: E402
 from patchlight.agents.training.samples import Samples  # noqa: E402
 from patchlight.agents.training.task import Member, TrainingError, TrainingTask  # noqa: E402
-from tests.support.training_workers import PROGRAM, TRAINING, Worker, start  # noqa: E402
+from tests.support.torch_forks import TorchForks  # noqa: E402
+from tests.support.training_workers import ENVIRONMENT, PROGRAM, TRAINING, Worker, start  # noqa: E402
 from tests.support.waiting import free_ports, wait_until  # noqa: E402
 
 GRADIENT_BYTES = 547_840  # of the tiny transformer
@@ -24,8 +26,15 @@ GRADIENT_BYTES = 547_840  # of the tiny transformer
 MakeJob = Callable[..., list[Worker]]
 
 
+@pytest.fixture(scope="module")
+def forks() -> Iterator[TorchForks]:
+    forks = TorchForks({"PATH": os.environ["PATH"], **ENVIRONMENT})
+    yield forks
+    forks.close()
+
+
 @pytest.fixture
-def make_job(tmp_path: Path) -> Iterator[MakeJob]:
+def make_job(tmp_path: Path, forks: TorchForks) -> Iterator[MakeJob]:
     code = tmp_path / "code"
     shutil.copytree(TRAINING, code / "patchlight/agents/training")
     (code / "patchlight/testbed").symlink_to(Path(testbed.__file__).resolve().parent)
@@ -43,7 +52,7 @@ def make_job(tmp_path: Path) -> Iterator[MakeJob]:
         usual = {"job": "j", "ring": ring, "model": "tiny-transformer", "iterations": 10_000}
         for rank, own in enumerate(each or ({},) * ranks):
             whole = {**usual, "id": f"{name}{rank}", "rank": rank, **task, **own}
-            made.append(Worker(tmp_path / f"{name}{rank}", code, whole, program))
+            made.append(Worker(tmp_path / f"{name}{rank}", code, whole, program, forks))
         return made[-ranks:]
 
     yield make
@@ -63,6 +72,7 @@ def hold(job: list[Worker]) -> int:
     return at
 
 
+@pytest.mark.xdist_group("forks of PyTorch")
 @pytest.mark.timeout(300)
 def test_a_model_learns_is_held_and_goes_on_from_its_checkpoint(
     make_job: MakeJob, tmp_path: Path
@@ -141,6 +151,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.xdist_group("forks of PyTorch")
 @pytest.mark.timeout(300)
 def test_a_communicator_is_renewed_once_one_was_held_and_replicas_that_differ_fail(
     make_job: MakeJob,

@@ -144,6 +144,7 @@ def test_a_card_that_does_not_say_what_it_was_trained_on(
     assert "trained on what its card does not say" in result.stderr
 
 
+@pytest.mark.usefixtures("one_core")
 def test_shipped_models_say_what_they_were_trained_on(pipedream: Path) -> None:
     few = ["--rule", "ramp-first-fit", "--seeds", "1", "--law", "A", "--law", "C"]
     few += ["--profiles", str(pipedream)]

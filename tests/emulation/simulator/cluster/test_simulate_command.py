@@ -114,6 +114,7 @@ class Stops:
 """
 
 
+@pytest.mark.usefixtures("one_core")
 def test_each_run_is_made_without_and_with_light_that_follows(trace: Path, tmp_path: Path) -> None:
     done = command(trace, tmp_path / "out", "--lab", "ofc2022", "--defragment", "300")
     assert done.exit_code == 0, done.output
@@ -148,6 +149,7 @@ class Last:
 """
 
 
+@pytest.mark.usefixtures("one_core")
 def test_what_no_option_says_is_as_the_lab_file_has_it(trace: Path, tmp_path: Path) -> None:
     path = tmp_path / "lab.yaml"
     path.write_text(builtin_lab("ofc2022").read_text() + LAB)
