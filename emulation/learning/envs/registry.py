@@ -47,6 +47,12 @@ ENVIRONMENTS: tuple[Registered, ...] = (
         f"{_HERE}.ramp_partition:RampPartitionVectorEnv",
     ),
     Registered(
+        "patchlight/RampServers-v0",
+        "on which block of servers a job runs",
+        "RAMP loss network",
+        f"{_HERE}.ramp_servers:RampServersEnv",
+    ),
+    Registered(
         "patchlight/Placement-v0",
         "on which server the next job begins",
         "queue",
