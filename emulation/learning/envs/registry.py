@@ -64,6 +64,12 @@ ENVIRONMENTS: tuple[Registered, ...] = (
         "queue",
         f"{_HERE}.schedule:ScheduleEnv",
     ),
+    Registered(
+        "patchlight/Topology-v0",
+        "which circuits the next job gets",
+        "queue, on a lab",
+        f"{_HERE}.topology:TopologyEnv",
+    ),
 )
 
 
