@@ -4,7 +4,7 @@ One environment, or many at once that are simulated and observed as arrays.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, SupportsInt
 
@@ -64,8 +64,14 @@ def scenarios(
     """PAC-ML's experiment under each law, of the same models (by default those at hand)."""
     if not laws:
         raise BadInput("an environment needs at least one law of requirements")
-    workloads = Workloads(graphs or find_profiles(profiles).graphs)
+    workloads = _workloads(tuple(graphs or find_profiles(profiles).graphs))
     return [pac_ml_scenario(workloads, law, rule, horizon_s) for law in laws]
+
+
+@lru_cache(maxsize=4)
+def _workloads(graphs: tuple[ComputationGraph, ...]) -> Workloads:
+    """Once for all environments of the same models: what they take is simulated once, too."""
+    return Workloads(graphs)
 
 
 def ruled(policy: PartitionPolicy) -> Heuristic:

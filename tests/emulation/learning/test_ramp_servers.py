@@ -27,7 +27,7 @@ def scenario() -> Scenario:
 def test_first_fit_is_what_the_loss_network_does_by_itself(scenario: Scenario) -> None:
     env = RampServersEnv(scenario=[scenario])
     seen, _ = env.reset(seed=0, options={"episode_seed": 7})
-    over, info = False, {}
+    over, info = False, dict[str, float]()
     while not over:
         seen, _, over, _, info = env.step(first_fit(env, seen))
     assert info["blocking_rate"] == run_episode(scenario, Sufficient(), 7).blocking_rate()

@@ -22,7 +22,7 @@ def test_jobs_run_as_under_the_policy_regroup() -> None:
     jobs = SyntheticJobs(40, sizes={1: 0.3, 2: 0.4, 3: 0.3}).draw(np.random.default_rng(1), 6)
     env = TopologyEnv(lab)
     seen, _ = env.reset(seed=0, options={"jobs": jobs})
-    over, info = False, {}
+    over, info = False, dict[str, float]()
     while not over:
         assert env.observation_space.contains(seen)
         seen, _, over, _, info = env.step(np.int64(fewest_moves(env, seen)))
@@ -67,7 +67,7 @@ def test_a_lab_without_circuits_is_refused() -> None:
 def test_labs_with_several_ocs_play() -> None:
     env = TopologyEnv(random_lab(4, 16), SyntheticJobs(12, sizes={2: 1.0}))
     seen, _ = env.reset(seed=0)
-    over, info = False, {}
+    over, info = False, dict[str, float]()
     while not over:
         seen, _, over, _, info = env.step(np.int64(fewest_moves(env, seen)))
     assert info["jct_mean_s"] > 0
