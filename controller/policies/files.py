@@ -23,7 +23,7 @@ def load_object(path: Path, name: str | None) -> object:
 
     ``BadInput`` with the place in the file if it cannot be run, or has no such policy.
     """
-    module = _run(path)
+    module = run_file(path)
     here = {
         found: value
         for found, value in vars(module).items()
@@ -81,12 +81,13 @@ def _wanted() -> str:
     return f"a class or object with one of the methods {listed}"
 
 
-def _run(path: Path) -> ModuleType:
+def run_file(path: Path, what: str = "policy file") -> ModuleType:
+    """A user's Python file as a module; ``BadInput`` with the place in it if it cannot be run."""
     try:
         changed = path.stat().st_mtime_ns
     except OSError as error:
         why = error.strerror or str(error)
-        raise BadInput(f"cannot read the policy file {path}: {why}") from error
+        raise BadInput(f"cannot read the {what} {path}: {why}") from error
     return _run_once(path, path.resolve(), changed)
 
 

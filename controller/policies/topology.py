@@ -66,8 +66,11 @@ def regroup(
     *,
     locked: Ports = NO_PORTS,
     failed: Ports = NO_PORTS,
+    switches: Collection[str] = (),
 ) -> dict[str, PortMap]:
     """The maps under which each group of hosts is lit onto one packet switch.
+
+    With ``switches`` it is one of these.
 
     Few NICs move: one that is under its group's switch keeps its circuit, and NICs of no
     group move only where their port is needed. Circuits of ``locked`` ports are neither
@@ -77,7 +80,7 @@ def regroup(
     that the lab does not have.
     """
     if has_trunks(lab):
-        return _regroup_over_trunks(lab, maps, groups, locked, failed)
+        return _regroup_over_trunks(lab, maps, groups, locked, failed, switches)
     site = _survey(lab, maps, locked, failed)
     members = [tuple(lab.host(name).endpoint for name in group) for group in groups]
     for name, nic in ((n, lab.host(n).endpoint) for group in groups for n in group):
@@ -99,7 +102,8 @@ def regroup(
                 "failed, and no packet switch is lit from there",
                 hint="'patchlight ocs lock' lists the locks; 'ocs verify' the failed ports",
             )
-    return _rewire(site, maps, dict(zip(members, _choose_switches(site, members), strict=True)))
+    chosen = _choose_switches(site, members, switches)
+    return _rewire(site, maps, dict(zip(members, chosen, strict=True)))
 
 
 def has_trunks(lab: Lab) -> bool:
@@ -117,16 +121,18 @@ def _regroup_over_trunks(
     groups: Sequence[Sequence[str]],
     locked: Ports,
     failed: Ports,
+    onto: Collection[str],
 ) -> dict[str, PortMap]:
     """The same where light paths go over several circuit switches, exact."""
     # SciPy takes a while to be imported, and most labs do without.
     from patchlight.controller.policies.engineering.paths import NoLight, Wish, plan_paths
 
     switches = tuple(switch.name for switch in lab.packet_switches)
+    wanted = tuple(name for name in switches if name in onto) if onto else switches
     links = trace_links(lab, maps)
     hosts = [[lab.host(name) for name in group] for group in groups]
     wishes = [
-        Wish(str(host.endpoint), switches, together=number)
+        Wish(str(host.endpoint), wanted, together=number)
         for number, group in enumerate(hosts)
         for host in group
     ]
@@ -173,9 +179,11 @@ def _survey(lab: Lab, maps: Mapping[str, PortMap], locked: Ports, failed: Ports)
     return _Site({uplinks: tuple(sorted(p)) for uplinks, p in ports.items()}, nics, joined, pinned)
 
 
-def _choose_switches(site: _Site, members: Sequence[tuple[Endpoint, ...]]) -> list[str]:
+def _choose_switches(
+    site: _Site, members: Sequence[tuple[Endpoint, ...]], among: Collection[str]
+) -> list[str]:
     """A packet switch for each group: fewest NICs moved, then fewest groups sharing one."""
-    switches = sorted({switch for _, switch in site.ports})
+    switches = sorted({switch for _, switch in site.ports if not among or switch in among})
     free = Counter({uplinks: len(ports) for uplinks, ports in site.ports.items()})
     order = sorted(range(len(members)), key=lambda i: -len(members[i]))
     best: tuple[tuple[int, int], dict[int, str]] | None = None

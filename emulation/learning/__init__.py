@@ -3,15 +3,7 @@
 Needs the extra ``learn``; what is learned is an ONNX file that needs none of it.
 """
 
-from gymnasium import register
+from patchlight.emulation.learning.envs.registry import register_all
 
-_ENVS = f"{__name__}.envs"
-
-# Made by ``gymnasium.make("patchlight/Placement-v0")`` once this package is imported.
-register("patchlight/Placement-v0", entry_point=f"{_ENVS}.queued:PlacementEnv")
-register("patchlight/Schedule-v0", entry_point=f"{_ENVS}.queued:ScheduleEnv")
-register(
-    "patchlight/RampPartition-v0",
-    entry_point=f"{_ENVS}.ramp_partition:RampPartitionEnv",
-    vector_entry_point=f"{_ENVS}.ramp_partition:RampPartitionVectorEnv",
-)
+# ``gymnasium.make("patchlight/Placement-v0")`` works once this package is imported.
+register_all()

@@ -40,6 +40,7 @@ COMMANDS: Mapping[str, _Command] = {
     "paths": _Command("patchlight.cli.paths", "Show who sends to whom on which channel of light."),
     "graph": _Command("patchlight.cli.graph", "Show, draw, measure and fetch computation graphs."),
     "policy": _Command("patchlight.cli.policy.group", "List, test, train and export policies."),
+    "env": _Command("patchlight.cli.env", "List, check and compare learning environments."),
     "simulate": _Command(
         "patchlight.cli.simulate", "Simulate a cluster with a queue under a job trace."
     ),

@@ -1,28 +1,21 @@
-"""The environments over the queue simulator, and what they share.
-
-``patchlight/Placement-v0``: on which server does the next job begin? ``patchlight/Schedule-v0``:
-which waiting job is next?
-"""
+"""What the environments over the queue simulator share."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from patchlight.controller.policies.contract import PlacementPolicy
-from patchlight.controller.policies.placement import FirstFit
-from patchlight.controller.policies.sets import lowest, members
+from patchlight.controller.policies.sets import members
 from patchlight.emulation.simulator.cluster import QueueJob, Settings, Simulation, TwoLevel
 from patchlight.emulation.simulator.cluster.cluster import Cluster
 from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs
 from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob, State
 
-Floats = npt.NDArray[np.float32]
+Floats = npt.NDArray[Any]
 Observation = dict[str, Any]
 
 JOB_FEATURES = 5
@@ -41,6 +34,7 @@ class QueuedEnv(gymnasium.Env[Observation, np.int64]):
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 - so Gymnasium's environments declare it
+    figure: ClassVar[str] = "jct_mean_s"
 
     def __init__(
         self,
@@ -196,108 +190,3 @@ def unit(*shape: int) -> spaces.Box:
 def default_cluster() -> Cluster:
     """64 GPUs: 4 racks of 4 servers of 4, whose uplinks have a quarter of the NICs' rate."""
     return TwoLevel(4, 4, 4, oversubscription=4.0)
-
-
-class PlacementEnv(QueuedEnv):
-    """Jobs come first in, first out; the action is a server, and the last one waits.
-
-    The job gets the free GPUs of that server, then of the servers beside it in the same rack,
-    then of other racks, in each step those with the most free GPUs first. A server is allowed
-    if it has a free GPU. ``uplinks`` are how many edges of rings leave each rack, for each NIC
-    that its uplink has the rate of.
-    """
-
-    def __init__(
-        self,
-        cluster: Cluster | None = None,
-        jobs: SyntheticJobs | None = None,
-        settings: Settings | None = None,
-    ) -> None:
-        cluster = cluster or default_cluster()
-        shape = cluster.shape
-        extra = {"job": unit(JOB_FEATURES), "uplinks": unit(len(shape.racks))}
-        super().__init__(len(shape.servers) + 1, cluster, jobs, settings, extra)
-        self._sets = shape.server_gpus
-        rack_of = {gpu.server: gpu.rack for gpu in reversed(shape.gpus)}
-        self._racks = [rack_of.get(server, -1) for server in range(len(self._sets))]
-
-    def _begin(self) -> None:
-        self._head: SimulatedJob | None = None
-
-    def _choices(self) -> bool:
-        simulation = self._running()
-        self._head = next(iter(simulation.waiting.values()), None)
-        if self._head is None or simulation.occupancy.free < self._head.workers:
-            return False
-        occupied = simulation.occupancy.occupied
-        for server, gpus in enumerate(self._sets):
-            self._mask[server] = gpus & ~occupied != 0
-        return True
-
-    def _act(self, action: int) -> bool:
-        simulation, head = self._running(), self._head
-        assert head is not None
-        free = ~simulation.occupancy.occupied
-        here = self._racks[action]
-
-        def nearness(server: int) -> tuple[bool, bool, int, int]:
-            count = (self._sets[server] & free).bit_count()
-            return server != action, self._racks[server] != here, -count, server
-
-        ring: list[int] = []
-        for server in sorted(range(len(self._sets)), key=nearness):
-            ring += lowest(self._sets[server] & free, head.workers - len(ring))
-        return simulation.start(head, ring)
-
-    def _features(self) -> Observation:
-        head = self._head
-        simulation = self._running()
-        uplinks = np.zeros(len(self.cluster.shape.racks), np.float32)
-        for job in simulation.running.values():
-            for link, edges in job.demand.items():
-                if isinstance(link, int):
-                    nics = simulation.cluster.capacity_bps[link] / simulation.cluster.nic_bps
-                    uplinks[link] += edges / nics
-        features = [0.0] * JOB_FEATURES if head is None else self._job(head)
-        return {"job": np.array(features, np.float32), "uplinks": uplinks / (uplinks + 1)}
-
-
-class ScheduleEnv(QueuedEnv):
-    """The action is one of the first ``shown`` jobs in the queue; the last one waits.
-
-    A placement policy says where the job goes; where it finds no place, that is waiting. A job
-    is allowed if as many GPUs are free as it wants.
-    """
-
-    def __init__(
-        self,
-        cluster: Cluster | None = None,
-        jobs: SyntheticJobs | None = None,
-        settings: Settings | None = None,
-        placement: PlacementPolicy | None = None,
-        shown: int = 16,
-    ) -> None:
-        super().__init__(shown + 1, cluster, jobs, settings, {"jobs": unit(shown, JOB_FEATURES)})
-        self._placement, self._shown = placement or FirstFit(), shown
-
-    def _begin(self) -> None:
-        self._jobs: list[SimulatedJob] = []
-
-    def _choices(self) -> bool:
-        simulation = self._running()
-        self._jobs = list(islice(simulation.waiting.values(), self._shown))
-        free = simulation.occupancy.free
-        for number, job in enumerate(self._jobs):
-            self._mask[number] = job.workers <= free
-        return bool(self._mask.any())
-
-    def _act(self, action: int) -> bool:
-        simulation, job = self._running(), self._jobs[action]
-        ring = self._placement.place(simulation.view(), job.spec.view, job.workers)
-        return ring is not None and simulation.start(job, ring)
-
-    def _features(self) -> Observation:
-        jobs = np.zeros((self._shown, JOB_FEATURES), np.float32)
-        for number, job in enumerate(self._jobs):
-            jobs[number] = self._job(job)
-        return {"jobs": jobs}

@@ -3,9 +3,10 @@
 One environment, or many at once that are simulated and observed as arrays.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, SupportsInt
+from typing import Any, ClassVar, SupportsInt
 
 import gymnasium
 import numpy as np
@@ -14,6 +15,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from patchlight.controller.policies.contract import PartitionPolicy
+from patchlight.controller.policies.learned import load_learned
+from patchlight.controller.policies.model_files import shipped_models
 from patchlight.controller.policies.observation import (
     LONGEST,
     MAX_NODES,
@@ -21,7 +25,9 @@ from patchlight.controller.policies.observation import (
     Observation,
     Observer,
 )
+from patchlight.controller.policies.partition import Constant, Maximum, Sufficient
 from patchlight.emulation.experiments.pac_ml.run import find_profiles
+from patchlight.emulation.learning.envs.registry import Heuristic
 from patchlight.emulation.learning.vector_episodes import VectorEpisodes, layout_of
 from patchlight.emulation.simulator.ramp.lossnetwork import Episode, JobOutcome
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
@@ -34,7 +40,7 @@ from patchlight.testbed.graphs import ComputationGraph
 REWARDS = {"signed": (-1.0, 1.0), "accepted": (0.0, 1.0)}
 """For each kind of reward that of a blocked job and of an accepted one."""
 # Below are the seeds that evaluations use.
-_FIRST_SEED, _LAST_SEED = 1000, 2**31
+FIRST_SEED, LAST_SEED = 1000, 2**31
 
 
 def observation_space(layout: Layout) -> spaces.Dict:
@@ -58,8 +64,35 @@ def scenarios(
     """PAC-ML's experiment under each law, of the same models (by default those at hand)."""
     if not laws:
         raise BadInput("an environment needs at least one law of requirements")
-    workloads = Workloads(graphs or find_profiles(profiles).graphs)
+    workloads = _workloads(tuple(graphs or find_profiles(profiles).graphs))
     return [pac_ml_scenario(workloads, law, rule, horizon_s) for law in laws]
+
+
+@lru_cache(maxsize=4)
+def _workloads(graphs: tuple[ComputationGraph, ...]) -> Workloads:
+    """Once for all environments of the same models: what they take is simulated once, too."""
+    return Workloads(graphs)
+
+
+def ruled(policy: PartitionPolicy) -> Heuristic:
+    """The action of a partition policy."""
+
+    def act(env: "RampPartitionEnv", seen: Observation) -> int:
+        assert env.episode is not None
+        return env.layout.actions.index(policy.degree(*env.episode.question()))
+
+    act.__doc__ = type(policy).__doc__
+    return act
+
+
+@cache
+def _shipped(name: str) -> PartitionPolicy:
+    return load_learned(shipped_models()[name])
+
+
+def learned_first_fit(env: "RampPartitionEnv", seen: Observation) -> int:
+    """The shipped model for this placement rule."""
+    return ruled(_shipped("learned-first-fit"))(env, seen)
 
 
 class RampPartitionEnv(gymnasium.Env[Observation, np.int64]):
@@ -74,6 +107,14 @@ class RampPartitionEnv(gymnasium.Env[Observation, np.int64]):
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own name
+    figure: ClassVar[str] = "blocking_rate"
+    heuristics: ClassVar[Mapping[str, Heuristic]] = {
+        "constant:4": ruled(Constant(4)),
+        "constant:8": ruled(Constant(8)),
+        "maximum": ruled(Maximum()),
+        "sufficient": ruled(Sufficient()),
+    }
+    trained: ClassVar[Mapping[str, Heuristic]] = {"learned-first-fit": learned_first_fit}
 
     def __init__(
         self,
@@ -105,7 +146,7 @@ class RampPartitionEnv(gymnasium.Env[Observation, np.int64]):
         """A new episode; ``options`` may have ``episode_seed`` and ``law``, a place in the laws."""
         super().reset(seed=seed)
         given = options or {}
-        drawn = int(self.np_random.integers(_FIRST_SEED, _LAST_SEED))
+        drawn = int(self.np_random.integers(FIRST_SEED, LAST_SEED))
         law = int(self.np_random.integers(len(self.scenarios)))
         scenario = self.scenarios[int(given.get("law", law))]
         episode = Episode(scenario, int(given.get("episode_seed", drawn)))
@@ -192,7 +233,7 @@ class RampPartitionVectorEnv(VectorEnv[Observation, NDArray[np.intp], NDArray[np
         """New episodes. ``seed`` is the first episode's; each has the one after that before it."""
         if isinstance(seed, list):
             raise BadInput("these environments take one seed for all, not one for each")
-        first = _FIRST_SEED if seed is None else seed
+        first = FIRST_SEED if seed is None else seed
         self.episodes = VectorEpisodes(self.scenarios, self.num_envs, first, self._staggered)
         return self.episodes.observe(self._arrays), {}
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from patchlight.controller.policies.contract import ClusterView, JobView, PartitionPolicy, Running
 from patchlight.emulation.simulator.outages import Outage
 from patchlight.emulation.simulator.ramp.episode_result import Accepted, EpisodeResult
-from patchlight.emulation.simulator.ramp.ramp import PlacementRule, place
+from patchlight.emulation.simulator.ramp.ramp import Block, PlacementRule, place, sub_blocks
 from patchlight.emulation.simulator.ramp.scenario import Job, Scenario
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
@@ -105,9 +105,13 @@ class Episode:
         free = len(self._legal) - 1 - occupied.bit_count()
         return Question(cluster, self._views[number], self._legal[free])
 
-    def decide(self, degree: int) -> JobOutcome:
-        """Place the waiting job at this degree, or block it, and go on to the next arrival."""
-        outcome = self._place(self._waiting(), degree)
+    def decide(self, degree: int, block: Block | None = None) -> JobOutcome:
+        """Place the waiting job at this degree, or block it, and go on to the next arrival.
+
+        With ``ramp-block`` it may be given a ``block`` other than the first free one: ``BadInput``
+        with another rule, ``NO_BLOCK`` for one that is not free or of another size.
+        """
+        outcome = self._place(self._waiting(), degree, block)
         self.causes[outcome] += 1
         self._next += 1
         jobs, horizon_s = self._jobs, self.scenario.horizon_s
@@ -120,7 +124,7 @@ class Episode:
             raise BadInput("the episode is over: there is no job to decide on")
         return job
 
-    def _place(self, job: Job, degree: int) -> JobOutcome:
+    def _place(self, job: Job, degree: int, block: Block | None) -> JobOutcome:
         if degree == 0:
             return JobOutcome.REFUSED
         occupied = self.busy | self.broken
@@ -131,7 +135,14 @@ class Episode:
         plan = workloads.plans[job.graph][degree]
         if not plan.fits_memory:
             return JobOutcome.NO_MEMORY
-        blocks = place(workloads.ramp, scenario.rule, plan.splits, occupied)
+        if block is None:
+            blocks = place(workloads.ramp, scenario.rule, plan.splits, occupied)
+        elif scenario.rule != PlacementRule.RAMP_BLOCK:
+            raise BadInput(f"{scenario.rule} has no block to choose: expected rule ramp-block")
+        elif block.mask & occupied or len(block.servers) != plan.max_split:
+            blocks = None
+        else:
+            blocks = sub_blocks(workloads.ramp, block, plan.splits)
         if blocks is None:
             return JobOutcome.NO_BLOCK
         key = (job.graph, plan.max_split)
@@ -142,8 +153,8 @@ class Episode:
         if completion > job.limit_s * _ROUNDING:
             return JobOutcome.LATE
         mask = 0
-        for block in blocks:
-            mask |= block.mask
+        for each in blocks:
+            mask |= each.mask
         self.busy |= mask
         insort(self._running, Running(self.now_s + completion, mask, self._views[self._next].name))
         self.accepted.append(Accepted(job, degree, completion, mask))

@@ -1,0 +1,132 @@
+"""``patchlight/Placement-v0``: on which server does the next job begin?"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from patchlight.controller.policies.sets import lowest
+from patchlight.emulation.learning.envs.queued import (
+    JOB_FEATURES,
+    Observation,
+    QueuedEnv,
+    default_cluster,
+    unit,
+)
+from patchlight.emulation.learning.envs.registry import Heuristic, first_allowed
+from patchlight.emulation.simulator.cluster import Settings
+from patchlight.emulation.simulator.cluster.cluster import Cluster
+from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs
+from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob
+
+
+def consolidated(env: "PlacementEnv", seen: Observation) -> int:
+    """The fullest server that has room for all of the job, else in the fullest such rack."""
+    return env.tightest()
+
+
+def emptiest(env: "PlacementEnv", seen: Observation) -> int:
+    """The server with the most free GPUs."""
+    free = [(gpus.bit_count(), -server) for server, gpus in enumerate(env.free_gpus())]
+    return -max(free)[1]
+
+
+class PlacementEnv(QueuedEnv):
+    """Jobs come first in, first out; the action is a server, and the last one waits.
+
+    The job gets the free GPUs of that server, then of the servers beside it in the same rack,
+    then of other racks, in each step those with the most free GPUs first. A server is allowed
+    if it has a free GPU. ``uplinks`` are how many edges of rings leave each rack, for each NIC
+    that its uplink has the rate of.
+    """
+
+    heuristics: ClassVar[Mapping[str, Heuristic]] = {
+        "first-fit": first_allowed,
+        "consolidated": consolidated,
+        "emptiest": emptiest,
+    }
+
+    def __init__(
+        self,
+        cluster: Cluster | None = None,
+        jobs: SyntheticJobs | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        cluster = cluster or default_cluster()
+        shape = cluster.shape
+        extra = {"job": unit(JOB_FEATURES), "uplinks": unit(len(shape.racks))}
+        super().__init__(len(shape.servers) + 1, cluster, jobs, settings, extra)
+        self._sets = shape.server_gpus
+        rack_of = {gpu.server: gpu.rack for gpu in reversed(shape.gpus)}
+        self._racks = [rack_of.get(server, -1) for server in range(len(self._sets))]
+
+    def free_gpus(self) -> list[int]:
+        """The free GPUs of each server, as sets."""
+        free = ~self._running().occupancy.occupied
+        return [gpus & free for gpus in self._sets]
+
+    def tightest(self) -> int:
+        """The allowed server with the least room that does, in the rack with the least that does.
+
+        Where no rack does, the emptiest server of the emptiest rack.
+        """
+        wanted = 0 if self._head is None else self._head.workers
+        servers = [gpus.bit_count() for gpus in self.free_gpus()]
+        racks: dict[int, int] = {}
+        for rack, count in zip(self._racks, servers, strict=True):
+            racks[rack] = racks.get(rack, 0) + count
+
+        def tightness(server: int) -> tuple[int, int, int, int, int]:
+            here, around = servers[server], racks[self._racks[server]]
+            whole, in_rack = here >= wanted, around >= wanted
+            return (
+                2 - whole - in_rack,
+                here if whole else 0,
+                around if in_rack else -around,
+                -here,
+                server,
+            )
+
+        return min(
+            (s for s, count in enumerate(servers) if count), key=tightness, default=self.wait
+        )
+
+    def _begin(self) -> None:
+        self._head: SimulatedJob | None = None
+
+    def _choices(self) -> bool:
+        simulation = self._running()
+        self._head = next(iter(simulation.waiting.values()), None)
+        if self._head is None or simulation.occupancy.free < self._head.workers:
+            return False
+        occupied = simulation.occupancy.occupied
+        for server, gpus in enumerate(self._sets):
+            self._mask[server] = gpus & ~occupied != 0
+        return True
+
+    def _act(self, action: int) -> bool:
+        simulation, head = self._running(), self._head
+        assert head is not None
+        free = ~simulation.occupancy.occupied
+        here = self._racks[action]
+
+        def nearness(server: int) -> tuple[bool, bool, int, int]:
+            count = (self._sets[server] & free).bit_count()
+            return server != action, self._racks[server] != here, -count, server
+
+        ring: list[int] = []
+        for server in sorted(range(len(self._sets)), key=nearness):
+            ring += lowest(self._sets[server] & free, head.workers - len(ring))
+        return simulation.start(head, ring)
+
+    def _features(self) -> Observation:
+        head = self._head
+        simulation = self._running()
+        uplinks = np.zeros(len(self.cluster.shape.racks), np.float32)
+        for job in simulation.running.values():
+            for link, edges in job.demand.items():
+                if isinstance(link, int):
+                    nics = simulation.cluster.capacity_bps[link] / simulation.cluster.nic_bps
+                    uplinks[link] += edges / nics
+        features = [0.0] * JOB_FEATURES if head is None else self._job(head)
+        return {"job": np.array(features, np.float32), "uplinks": uplinks / (uplinks + 1)}

@@ -1,0 +1,161 @@
+"""The environments that there are, and how those of others are found.
+
+An environment of ours says by ``figure`` which key of the last step's information is what counts
+(less is better), and has ``heuristics`` and perhaps ``trained`` models by name: functions of the
+environment and its observation that give an action.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import SyncVectorEnv, VectorEnv
+from numpy.typing import NDArray
+
+from patchlight.controller.policies.files import run_file
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.files.issues import nearest
+
+Environment = gymnasium.Env[Any, Any]
+Heuristic = Callable[[Any, Any], int]
+"""The action of a rule, for an environment and what was observed in it last."""
+
+_HERE = "patchlight.emulation.learning.envs"
+
+
+@dataclass(frozen=True)
+class Registered:
+    """An environment of ours: what is decided in it, over which simulator."""
+
+    name: str
+    decision: str
+    simulator: str
+    entry_point: str
+    vector_entry_point: str | None = None
+
+
+ENVIRONMENTS: tuple[Registered, ...] = (
+    Registered(
+        "patchlight/RampPartition-v0",
+        "into how many parts a job is split",
+        "RAMP loss network",
+        f"{_HERE}.ramp_partition:RampPartitionEnv",
+        f"{_HERE}.ramp_partition:RampPartitionVectorEnv",
+    ),
+    Registered(
+        "patchlight/RampServers-v0",
+        "on which block of servers a job runs",
+        "RAMP loss network",
+        f"{_HERE}.ramp_servers:RampServersEnv",
+    ),
+    Registered(
+        "patchlight/Placement-v0",
+        "on which server the next job begins",
+        "queue",
+        f"{_HERE}.placement:PlacementEnv",
+    ),
+    Registered(
+        "patchlight/Schedule-v0",
+        "which waiting job is next",
+        "queue",
+        f"{_HERE}.schedule:ScheduleEnv",
+    ),
+    Registered(
+        "patchlight/Topology-v0",
+        "which circuits the next job gets",
+        "queue, on a lab",
+        f"{_HERE}.topology:TopologyEnv",
+    ),
+)
+
+
+def register_all() -> None:
+    """Let ``gymnasium.make`` know them."""
+    for each in ENVIRONMENTS:
+        gymnasium.register(
+            each.name, entry_point=each.entry_point, vector_entry_point=each.vector_entry_point
+        )
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How an environment is made, one or several; ``registered`` is what is known of ours."""
+
+    name: str
+    registered: Registered | None
+    make: Callable[[], Environment]
+    make_many: Callable[[int], VectorEnv[Any, Any, Any]]
+
+
+def find_environment(name: str) -> Recipe:
+    """One of ours, with or without ``patchlight/`` and version, or ``FILE.py:CLASS``.
+
+    ``BadInput`` for what is neither; a file is executed, as any program that its user runs.
+    """
+    path, colon, called = name.rpartition(":")
+    if colon and path.endswith(".py"):
+        return _in_file(name, Path(path), called)
+    known = {_short(each.name): each for each in ENVIRONMENTS}
+    found = known.get(_short(name))
+    if found is None:
+        hint = nearest(_short(name), sorted(known), "the environments are")
+        raise BadInput(f"no environment {name!r}: {hint}", hint="one of your own is FILE.py:CLASS")
+    make = partial(_made, found.name)
+    in_turns = None if found.vector_entry_point else "sync"
+    many = partial(gymnasium.make_vec, found.name, vectorization_mode=in_turns)
+    return Recipe(found.name, found, make, many)
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("patchlight/").removesuffix("-v0").casefold()
+
+
+def _made(name: str) -> Environment:
+    return gymnasium.make(name).unwrapped
+
+
+def _in_file(name: str, path: Path, called: str) -> Recipe:
+    there = vars(run_file(path, "environment's file"))
+    if called not in there:
+        kinds = [
+            k for k, v in there.items() if isinstance(v, type) and issubclass(v, gymnasium.Env)
+        ]
+        hint = nearest(called, kinds, "its environments are") if kinds else "it has no environment"
+        raise BadInput(f"{path} has no {called!r}: {hint}")
+    found = there[called]
+    if not (isinstance(found, type) and issubclass(found, gymnasium.Env)):
+        raise BadInput(
+            f"{name} is no environment: expected a subclass of gymnasium.Env",
+            hint="docs/learning.md has an example of 40 lines",
+        )
+    return Recipe(name, None, found, lambda count: SyncVectorEnv([found] * count))
+
+
+def heuristics_of(env: Environment) -> Mapping[str, Heuristic]:
+    """The rules that an environment names."""
+    return cast(Mapping[str, Heuristic], getattr(env, "heuristics", {}))
+
+
+def trained_of(env: Environment) -> Mapping[str, Heuristic]:
+    """The trained models that an environment names."""
+    return cast(Mapping[str, Heuristic], getattr(env, "trained", {}))
+
+
+def masks_of(env: Environment) -> NDArray[np.bool_]:
+    """Which actions are allowed now; ``BadInput`` where the environment does not say."""
+    masks = getattr(env, "action_masks", None)
+    if masks is None:
+        raise BadInput(
+            f"{type(env).__name__} has no action_masks()",
+            hint="give it one: a bool for each action, true where it is allowed now",
+        )
+    return np.asarray(masks())
+
+
+def first_allowed(env: Environment, seen: Any) -> int:
+    """The lowest action that is allowed."""
+    return int(masks_of(env).argmax())

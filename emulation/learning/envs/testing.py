@@ -1,0 +1,245 @@
+"""Environments checked, and played by rules to compare what these come to."""
+
+import math
+import time
+import warnings
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import VectorEnv
+
+from patchlight.emulation.learning.envs.registry import (
+    Environment,
+    Heuristic,
+    Recipe,
+    heuristics_of,
+    masks_of,
+    trained_of,
+)
+from patchlight.emulation.simulator.ramp.episode_result import mean_and_interval, paired_difference
+from patchlight.testbed.errors import BadInput, PatchlightError
+
+MOST_STEPS = 1_000_000
+"""An episode that has not ended by then is taken for one that never does."""
+_LOOKED_AT = 300  # Steps of an episode that are checked.
+
+
+class Check(NamedTuple):
+    """One thing that was checked; ``problem`` is empty where it is as it should be."""
+
+    what: str
+    problem: str
+
+
+@dataclass(frozen=True)
+class Checked:
+    """An environment's checks, and the steps per second of processor time of ``num_envs``."""
+
+    name: str
+    checks: tuple[Check, ...]
+    num_envs: int
+    steps_per_s: float
+
+    @property
+    def is_good(self) -> bool:
+        """Whether there is no problem."""
+        return not any(check.problem for check in self.checks)
+
+
+def check_environment(recipe: Recipe, steps: int = 4000) -> Checked:
+    """Gymnasium's own checks, and ours: masks, what a seed fixes, several at once.
+
+    ``steps`` are what the speed is measured over, all environments together. An environment that
+    raises has a problem; nothing of that is raised here.
+    """
+    parts = (
+        ("Gymnasium's checker", lambda: _gymnasium(recipe)),
+        ("masks and observations", lambda: _masks(recipe)),
+        ("a seed fixes the episode", lambda: _seeds(recipe)),
+        ("heuristics", lambda: _heuristics(recipe)),
+    )
+    checks = [Check(what, _problem_of(part)) for what, part in parts]
+    num_envs, rate = (256 if recipe.registered and recipe.registered.vector_entry_point else 8), 0.0
+
+    def measure() -> str:
+        nonlocal rate
+        rate = _steps_per_s(recipe, num_envs, steps)
+        return ""
+
+    checks.append(Check("several at once", _problem_of(measure)))
+    return Checked(recipe.name, tuple(checks), num_envs, rate)
+
+
+def _problem_of(part: Any) -> str:
+    try:
+        return str(part())
+    except PatchlightError as error:
+        return error.message
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).strip() or 'no message'}"
+
+
+def _gymnasium(recipe: Recipe) -> str:
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        check_env(recipe.make(), skip_render_check=True)
+    said = [str(each.message) for each in heard if "check_env" not in str(each.message)]
+    return said[0] if said else ""
+
+
+def _masks(recipe: Recipe) -> str:
+    """Under allowed actions nothing is forbidden, and all that is seen is in its space."""
+    env = recipe.make()
+    count, rng = _actions(env), np.random.default_rng(0)
+    seen, _ = env.reset(seed=1)
+    for number in range(_LOOKED_AT):
+        mask = masks_of(env)
+        if mask.shape != (count,) or mask.dtype != np.bool_:
+            return f"action_masks() is {mask.dtype} of shape {mask.shape}: expected {count} bools"
+        if not mask.any():
+            return f"no action is allowed at step {number}"
+        if not env.observation_space.contains(seen):
+            return f"the observation at step {number} is not in the observation space"
+        shown = seen.get("action_mask", mask) if isinstance(seen, dict) else mask
+        if not np.array_equal(shown, mask):
+            return f"'action_mask' of the observation differs from the masks at step {number}"
+        seen, reward, over, cut, info = env.step(np.int64(rng.choice(np.flatnonzero(mask))))
+        if not math.isfinite(float(reward)):
+            return f"the reward of step {number} is {reward}"
+        if info.get("illegal"):
+            return f"an allowed action was called illegal at step {number}"
+        if over or cut:
+            seen, _ = env.reset()
+    return ""
+
+
+def _seeds(recipe: Recipe) -> str:
+    """The same seed and actions give the same; another seed something else."""
+    one, same, other = (_played(recipe.make(), seed) for seed in (3, 3, 4))
+    if one != same:
+        return "two episodes of seed 3 under the same actions differ"
+    return "episodes of seeds 3 and 4 are the same" if one == other else ""
+
+
+def _played(env: Environment, seed: int) -> list[bytes]:
+    rng = np.random.default_rng(0)
+    seen, _ = env.reset(seed=seed)
+    found = [_bytes_of(seen)]
+    for _ in range(_LOOKED_AT):
+        action = np.int64(rng.choice(np.flatnonzero(masks_of(env))))
+        seen, reward, over, cut, _ = env.step(action)
+        found += [_bytes_of(seen), np.float64(reward).tobytes()]
+        if over or cut:
+            break
+    return found
+
+
+def _bytes_of(seen: Any) -> bytes:
+    parts = seen.values() if isinstance(seen, dict) else [seen]
+    return b"".join(np.asarray(part).tobytes() for part in parts)
+
+
+def _heuristics(recipe: Recipe) -> str:
+    """Those that it names only do what is allowed."""
+    for name, rule in {**heuristics_of(env := recipe.make()), **trained_of(env)}.items():
+        seen, _ = env.reset(seed=2)
+        for number in range(_LOOKED_AT):
+            action, mask = rule(env, seen), masks_of(env)
+            if not 0 <= action < len(mask):
+                return f"{name} chose action {action} of {len(mask)} at step {number}"
+            seen, _, over, cut, info = env.step(np.int64(action))
+            if info.get("illegal"):
+                return f"{name} chose action {action} at step {number}, which is not allowed"
+            if over or cut:
+                break
+    return ""
+
+
+def _actions(env: Environment) -> int:
+    if not isinstance(env.action_space, gymnasium.spaces.Discrete):
+        raise BadInput(f"its actions are {env.action_space}: expected Discrete, so that masks fit")
+    return int(env.action_space.n)
+
+
+def _steps_per_s(recipe: Recipe, num_envs: int, steps: int) -> float:
+    """Steps a second of processor time of several, under any allowed actions.
+
+    The same steps are played twice and measured the second time: what is computed when it is
+    first needed, and then known, is not what a step takes.
+    """
+    envs, passed_s = recipe.make_many(num_envs), math.inf
+    rounds = max(1, steps // num_envs)
+    for _ in range(2):
+        envs.reset(seed=1000)
+        rng, began_s = np.random.default_rng(0), time.process_time()
+        for _ in range(rounds):
+            envs.step(_any_allowed(envs, rng))
+        passed_s = time.process_time() - began_s
+    envs.close()
+    return rounds * num_envs / max(passed_s, 1e-9)
+
+
+def _any_allowed(envs: VectorEnv[Any, Any, Any], rng: np.random.Generator) -> Any:
+    own: Any = getattr(envs, "action_masks", None)
+    # Gymnasium's own vectors have their environments to call.
+    call: Any = getattr(envs, "call", None)
+    masks = own() if own is not None else np.stack(call("action_masks"))
+    return (masks * rng.random(masks.shape)).argmax(axis=1)
+
+
+class Baseline(NamedTuple):
+    """What a rule came to: the mean of the environment's figure, and its 95 % interval.
+
+    ``more`` is how much that is above the first heuristic's, episode by episode.
+    """
+
+    rule: str
+    sort: str  # heuristic, trained or random
+    mean: float
+    half_width: float
+    more: float
+    more_half_width: float
+
+
+def baselines_of(recipe: Recipe, seeds: range) -> tuple[str, list[Baseline]]:
+    """The environment's figure (less is better), and what each rule comes to on these seeds.
+
+    All play the same episodes; ``random`` does anything that is allowed. ``BadInput`` for an
+    environment that does not say what its figure is.
+    """
+    env = recipe.make()
+    figure = getattr(env, "figure", None)
+    if figure is None:
+        raise BadInput(
+            f"{recipe.name} does not say what counts",
+            hint="give it 'figure', the key of the last step's info that does; less is better",
+        )
+    rng = np.random.default_rng(0)
+
+    def anything(env: Environment, seen: Any) -> int:
+        return int(rng.choice(np.flatnonzero(masks_of(env))))
+
+    rules: list[tuple[str, str, Heuristic]] = [("random", "random", anything)]
+    rules += [(name, "heuristic", rule) for name, rule in heuristics_of(env).items()]
+    rules += [(name, "trained", rule) for name, rule in trained_of(env).items()]
+    played = [[_figure_of(env, rule, seed, figure) for seed in seeds] for _, _, rule in rules]
+    beside = played[min(1, len(rules) - 1)]
+    return figure, [
+        Baseline(name, sort, *mean_and_interval(values), *paired_difference(values, beside))
+        for (name, sort, _), values in zip(rules, played, strict=True)
+    ]
+
+
+def _figure_of(env: Environment, rule: Heuristic, seed: int, figure: str) -> float:
+    """An episode's figure under a rule."""
+    seen, _ = env.reset(seed=seed)
+    for _ in range(MOST_STEPS):
+        seen, _, over, cut, info = env.step(np.int64(rule(env, seen)))
+        if over or cut:
+            if figure not in info:
+                raise BadInput(f"the last step's info has no {figure!r}, which is what counts")
+            return float(info[figure])
+    raise BadInput(f"the episode of seed {seed} did not end within {MOST_STEPS:,} steps")
