@@ -1,50 +1,30 @@
 """The controller's REST API from Python: what the command line and the experiments use."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Self
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Self, Unpack
 
 import httpx
 
-from patchlight.controller.access_calls import AccessCalls
-from patchlight.controller.circuit_calls import CircuitCalls
-from patchlight.controller.discovery_calls import DiscoveryCalls
-from patchlight.controller.event_calls import EventCalls
-from patchlight.controller.job_calls import Answer, JobCalls
-from patchlight.controller.login import Login
-from patchlight.controller.path_calls import PathCalls
-from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
-from patchlight.testbed.lab_api import UNIX, LabIdentity, is_beyond_this_machine
+from patchlight.controller.asking import Asking, ControllerError, NoAnswer, OtherLab, Who
+from patchlight.controller.calls import Answer, Awaited, Blocking, Call, T
+from patchlight.controller.event_calls import PAUSE_S, Listening
 
-USER_HEADER = "X-Patchlight-User"
-UID_HEADER = "X-Patchlight-Uid"
-
-# What stops things goes to the lab of that name, whichever version of its file is at hand.
-_STOPS = ("DELETE /jobs/", "DELETE /discovery", "POST /stop", "POST /drain", "POST /shutdown")
+__all__ = ["AsyncControllerClient", "ControllerClient", "ControllerError", "NoAnswer", "OtherLab"]
 
 
-class ControllerError(PatchlightError):
-    """The controller refused, or did not answer."""
-
-
-class NoAnswer(ControllerError):
-    """No controller answers there, just now maybe."""
-
-
-class OtherLab(ControllerError):
-    """The controller at the address has another lab than the one that was meant."""
-
-
-class ControllerClient(CircuitCalls, JobCalls, DiscoveryCalls, AccessCalls, EventCalls, PathCalls):
+class ControllerClient(Asking, Blocking):
     """A running controller, by the address of its API: ``host:port`` or ``unix:/path``.
 
     A context manager. One on another machine needs a ``login``; ``BadInput`` without. With a
     ``lab`` it talks only to a controller of that lab: the first request, and each that changes
-    something, finds out before (``OtherLab``).
+    something, finds out before (``OtherLab``). ``transport`` replaces the network.
 
-    Methods return the API's JSON as it is. ``BadInput`` where the controller calls the
-    request wrong, ``ControllerError`` where it could not do it or does not answer, and
-    ``OutcomeUnknown`` where it was asked for a change and did not say what came of it.
+    Methods return what stands in the brackets of ``Call[…]``: the API's JSON as it is.
+    ``BadInput`` where the controller calls the request wrong, ``ControllerError`` where it could
+    not do it or does not answer, and ``OutcomeUnknown`` where it was asked for a change and did
+    not say what came of it.
     """
 
     def __init__(
@@ -52,45 +32,13 @@ class ControllerClient(CircuitCalls, JobCalls, DiscoveryCalls, AccessCalls, Even
         address: str,
         deadline_s: float = 120.0,
         *,
-        lab: LabIdentity | None = None,
-        user: str = "",
-        uid: int | None = None,
-        login: Login | None = None,
         transport: httpx.BaseTransport | None = None,
+        **who: Unpack[Who],
     ) -> None:
-        """``user`` is the name that the history gets; ``transport`` replaces the network.
-
-        With ``uid``, root asks for that user of the machine, in whose role it is done.
-        """
-        self.address = address
-        self._lab, self._known = lab, transport is not None
-        # The server drops idle connections after 5 s: a request must not race that.
-        limits = httpx.Limits(keepalive_expiry=2.0)
-        socket = address.removeprefix(UNIX) if address.startswith(UNIX) else None
-        if transport is None and login is None and is_beyond_this_machine(address):
-            raise BadInput(
-                f"{address} is not on this machine, and you have not logged in to it",
-                hint=f"patchlight login --controller {address} --ca ca.pem",
-            )
-        # Headers are ASCII; names need not be.
-        headers = {USER_HEADER: user.encode("ascii", "replace").decode()}
-        if uid is not None:
-            headers[UID_HEADER] = str(uid)
-        if login is not None:
-            headers["Authorization"] = f"Bearer {login.token}"
-        self.is_logged_in = login is not None
-        # Whom a certificate has to be for.
-        self._extensions = {} if login is None else {"sni_hostname": login.name}
-        # Without TLS the machine's certificates are not read, which takes some 100 ms.
-        verify = False if login is None else login.context
-        scheme = "http" if login is None else "https"
+        """``who``: a ``lab``, a ``user``, a ``uid`` and a ``login``, as in ``Asking``."""
+        super().__init__(address, deadline_s, is_in_process=transport is not None, **who)
         self._http = httpx.Client(
-            base_url=f"{scheme}://{'localhost' if socket else address}/v1",
-            timeout=deadline_s,
-            headers=headers,
-            transport=transport or httpx.HTTPTransport(verify=verify, limits=limits, uds=socket),
-            # Proxies are for elsewhere, and so are the passwords in a .netrc.
-            trust_env=False,
+            transport=transport or httpx.HTTPTransport(**self.wire), **self.settings
         )
 
     def __enter__(self) -> Self:
@@ -103,154 +51,111 @@ class ControllerClient(CircuitCalls, JobCalls, DiscoveryCalls, AccessCalls, Even
         """Close its connections."""
         self._http.close()
 
-    def _call(self, method: str, path: str, body: Any = None, **query: Any) -> Answer:
-        if not self._known or (self._lab is not None and method != "GET"):
-            self._find_out(any_file=method == "GET" or f"{method} {path}".startswith(_STOPS))
-        return dict(self._answer(method, path, body, **query).json())
-
-    def _find_out(self, *, any_file: bool) -> None:
-        """Compare the controller's lab with the one that is meant; or that it is a controller."""
-        theirs = self.identity()
-        ours = self._lab or theirs
-        if theirs.name != ours.name:
-            raise OtherLab(
-                f"the controller at {self.address} has the lab {theirs.name} ({theirs.file}), "
-                f"not {ours.name} ({ours.file}): nothing was done",
-                hint=f"start one with 'patchlight controller run --lab {ours.file}', or say where "
-                "it is: --controller ADDRESS, or controller.api in the lab file",
-            )
-        if theirs.fingerprint != ours.fingerprint and not any_file:
-            raise OtherLab(
-                f"the controller at {self.address} has another version of the lab {ours.name}: "
-                f"{theirs.file} as it was when the controller started, and not what {ours.file} "
-                "says of devices, ports, addresses and fibres: nothing was done",
-                hint="start the controller again with the file that is right",
-            )
-        self._known = True
-
-    def _answer(self, method: str, path: str, body: Any = None, **query: Any) -> httpx.Response:
+    def carry_out(self, asking: Call[T]) -> T:
+        """Make the requests of a call; what they come to."""
         try:
-            response = self._http.request(
-                method, path, json=body, params=query, extensions=self._extensions
-            )
-        except UnicodeError as error:
-            raise BadInput(
-                "some of the text is not valid UTF-8, and nothing was done",
-                hint="is the terminal's character set UTF-8? see: locale",
-            ) from error
-        except httpx.HTTPError as error:
-            reason = str(error) or type(error).__name__
-            never_sent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-            if method != "GET" and not never_sent and not (body or {}).get("dry_run"):
-                raise OutcomeUnknown(
-                    f"the controller at {self.address} was asked, and did not say what came of "
-                    f"it ({reason})",
-                    hint="once it runs, it finishes or undoes what it had begun: "
-                    "'patchlight ocs history' says which",
-                ) from error
-            if "Permission denied" in reason:
-                raise ControllerError(
-                    f"{self.address} is not for this user: {reason}",
-                    hint="its group may use it (controller: {access: …} in the lab file; by itself "
-                    "the group patchlight): sudo usermod -aG patchlight USER",
-                ) from error
-            raise NoAnswer(
-                f"no answer from a controller at {self.address} ({reason})",
-                hint="start one with 'patchlight emulate up LAB' or 'patchlight controller run', "
-                "name another with --controller ADDRESS; 'patchlight ocs --direct' does without",
-            ) from error
-        if response.is_success:
-            return response
-        raise self._problem(response)
+            asked = next(asking)
+            while True:
+                try:
+                    response = self._http.request(asked.method, asked.path, **self.options(asked))
+                except (httpx.HTTPError, UnicodeError) as error:
+                    asked = asking.throw(error)
+                else:
+                    asked = asking.send(response)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
-    def _problem(self, response: httpx.Response) -> PatchlightError:
-        """What the controller says of a request that it did not carry out."""
-        try:
-            answer = dict(response.json())
-            words, outcome = str(answer["detail"]), answer["outcome"]
-        except (ValueError, TypeError, KeyError) as error:
-            no_controller = self._no_controller(f"it answered with HTTP {response.status_code}")
-            no_controller.__cause__ = error
-            return no_controller
-        kind: type[PatchlightError] = ControllerError
-        if outcome == "unknown":
-            kind = OutcomeUnknown
-        elif response.status_code == 422:
-            kind = BadInput
-        return kind(words, hint=answer.get("hint"))
+    def follow_events(self, after: int | None = None) -> Iterator[Answer]:
+        """What happens, without an end: after event number ``after``, or from now on.
 
-    @contextmanager
-    def _stream(self, path: str, headers: dict[str, str], **query: Any) -> Iterator[httpx.Response]:
-        with self._http.stream(
-            "GET", path, params=query, headers=headers, extensions=self._extensions
-        ) as response:
-            if not response.is_success:
-                response.read()
-                raise self._problem(response)
-            yield response
+        A connection that breaks is made again, and goes on where the other ended; one of kind
+        ``skipped`` says which are not kept any more (``first`` to ``last``). ``ControllerError``
+        if no controller answers for half a minute.
+        """
+        listening = Listening(self.last_event() if after is None else after)
+        while True:
+            try:
+                asked = listening.asked
+                with self._http.stream(
+                    asked.method, asked.path, headers=listening.headers, **self.options(asked)
+                ) as answer:
+                    if not answer.is_success:
+                        answer.read()
+                        raise self.problem(answer)
+                    for line in answer.iter_lines():
+                        if (event := listening.told(line)) is not None:
+                            yield event
+            except httpx.HTTPError:
+                if listening.is_in_vain:
+                    self.last_event()  # says what is wrong
+            time.sleep(PAUSE_S)
 
-    def _no_controller(self, what: str) -> ControllerError:
-        return ControllerError(
-            f"what runs at {self.address} is no controller of this version of Patchlight: {what}",
-            hint="name the controller's address with --controller, or controller.api in the lab "
-            "file: 'patchlight controller run' prints it",
+
+class AsyncControllerClient(Asking, Awaited):
+    """The same for programs with an event loop: methods are awaited, ``async with`` closes it.
+
+    Requests may be made at the same time. Arguments, answers and errors are those of
+    ``ControllerClient``.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        deadline_s: float = 120.0,
+        *,
+        transport: httpx.AsyncBaseTransport | None = None,
+        **who: Unpack[Who],
+    ) -> None:
+        """``who``: a ``lab``, a ``user``, a ``uid`` and a ``login``, as in ``Asking``."""
+        super().__init__(address, deadline_s, is_in_process=transport is not None, **who)
+        self._http = httpx.AsyncClient(
+            transport=transport or httpx.AsyncHTTPTransport(**self.wire), **self.settings
         )
 
-    def identity(self) -> LabIdentity:
-        """Which lab the controller has."""
-        response = self._answer("GET", "/lab")
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._http.aclose()
+
+    async def carry_out(self, asking: Call[T]) -> T:
+        """Make the requests of a call; what they come to."""
         try:
-            return LabIdentity(**response.json())
-        except (ValueError, TypeError) as error:
-            raise self._no_controller("it does not say which lab it has") from error
+            asked = next(asking)
+            while True:
+                try:
+                    response = await self._http.request(
+                        asked.method, asked.path, **self.options(asked)
+                    )
+                except (httpx.HTTPError, UnicodeError) as error:
+                    asked = asking.throw(error)
+                else:
+                    asked = asking.send(response)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
-    def lab_file(self) -> str:
-        """The controller's lab, as the text of a lab file."""
-        return self._answer("GET", "/lab.yaml").text
-
-    def status(self) -> Answer:
-        """The controller's ``lab``, ``version``, ``engine`` and ``policies``, and who is there.
-
-        ``switches`` say whether they are ``connected``, ``circuit_switches`` and ``agents``
-        whether they are ``reachable``; circuit switches that are not, ``since`` when and why.
-        """
-        return self._call("GET", "/status")
-
-    def metrics(self) -> str:
-        """The controller's metrics, as Prometheus reads them."""
-        if not self._known:
-            self._find_out(any_file=True)
-        return self._answer("GET", str(self._http.base_url.join("/metrics"))).text
-
-    def links(self) -> list[Answer]:
-        """The links that the present cross-connects make: ``a``, ``b``, ``rate_bps``, ``via``."""
-        return list(self._call("GET", "/links")["links"])
-
-    def circuits(self) -> Answer:
-        """The map of each OCS, as ``{"ocs1": {"map": ["1>7", …]}}``."""
-        return self._call("GET", "/circuits")
-
-    def topology(self) -> Answer:
-        """Nodes, packet switches and trunks as they are lit: see ``testbed.topology``."""
-        return self._call("GET", "/topology")
-
-    def topology_file(self, format: str) -> str:
-        """The same as a file for another scheduler: ``slurm``, ``slurm-conf`` or ``kueue``."""
-        return self._answer("GET", "/topology", format=format).text
-
-    # -- the controller and what it samples ----------------------------------------------------
-
-    def shut_down(self) -> dict[str, int]:
-        """End the controller; how many jobs there are in each state that is not an end.
-
-        They go on, and the next controller follows them.
-        """
-        return dict(self._call("POST", "/shutdown")["jobs"])
-
-    def ports(self, since: float = 0.0) -> list[Answer]:
-        """Samples of each host's rates after Unix time ``since``, in bits per second."""
-        return list(self._call("GET", "/ports", since=since)["ports"])
-
-    def gpus(self, since: float = 0.0) -> list[Answer]:
-        """Samples of each GPU's utilisation after Unix time ``since``."""
-        return list(self._call("GET", "/gpus", since=since)["gpus"])
+    async def follow_events(self, after: int | None = None) -> AsyncIterator[Answer]:
+        """What happens, without an end, as of ``ControllerClient``: for ``async for``."""
+        listening = Listening(await self.last_event() if after is None else after)
+        while True:
+            try:
+                asked = listening.asked
+                async with self._http.stream(
+                    asked.method, asked.path, headers=listening.headers, **self.options(asked)
+                ) as answer:
+                    if not answer.is_success:
+                        await answer.aread()
+                        raise self.problem(answer)
+                    async for line in answer.aiter_lines():
+                        if (event := listening.told(line)) is not None:
+                            yield event
+            except httpx.HTTPError:
+                if listening.is_in_vain:
+                    await self.last_event()  # says what is wrong
+            await asyncio.sleep(PAUSE_S)

@@ -2,57 +2,53 @@
 
 import json
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from typing import Any
+from typing import ClassVar
 
-import httpx
+from patchlight.controller.calls import Answer, Asked, Call, Calls, call
 
-Answer = dict[str, Any]
-
-_PATIENCE_S, _PAUSE_S = 30.0, 0.5
+PAUSE_S = 0.5
+"""How long a listener waits before it connects again."""
+_PATIENCE_S = 30.0
 
 
-class EventCalls(ABC):
+class EventCalls(Calls):
     """What can be asked about events; ``ControllerClient`` makes the calls."""
 
-    @abstractmethod
-    def _call(self, method: str, path: str, body: Any = None, **query: Any) -> Answer: ...
-
-    @abstractmethod
-    def _stream(
-        self, path: str, headers: dict[str, str], **query: Any
-    ) -> AbstractContextManager[httpx.Response]: ...
-
-    def events(self, after: int = 0) -> list[Answer]:
+    @call
+    def events(self, after: int = 0) -> Call[list[Answer]]:
         """What happened, after event number ``after``."""
-        return list(self._call("GET", "/events", after=after)["events"])
+        return list((yield from self._call("GET", "/events", after=after))["events"])
 
-    def last_event(self) -> int:
+    @call
+    def last_event(self) -> Call[int]:
         """The number of the latest event."""
-        return int(self._call("GET", "/events", after=(1 << 63) - 1)["last"])
+        return int((yield from self._call("GET", "/events", after=(1 << 63) - 1))["last"])
 
-    def follow_events(self, after: int | None = None) -> Iterator[Answer]:
-        """What happens, without an end: after event number ``after``, or from now on.
 
-        A connection that breaks is made again, and goes on where the other ended; one of kind
-        ``skipped`` says which are not kept any more (``first`` to ``last``). ``ControllerError``
-        if no controller answers for half a minute.
-        """
-        reached = self.last_event() if after is None else after
-        answered_at = time.monotonic()
-        while True:
-            try:
-                accept = {"Accept": "text/event-stream"}
-                with self._stream("/events", accept, after=reached) as answer:
-                    for line in answer.iter_lines():
-                        answered_at = time.monotonic()
-                        if line.startswith("data: "):
-                            event = dict(json.loads(line.removeprefix("data: ")))
-                            reached = event.get("number", reached)
-                            yield event
-            except httpx.HTTPError:
-                if time.monotonic() - answered_at > _PATIENCE_S:
-                    self.last_event()  # says what is wrong
-            time.sleep(_PAUSE_S)
+class Listening:
+    """How far a listener to events is, over connections that break."""
+
+    headers: ClassVar[dict[str, str]] = {"Accept": "text/event-stream"}
+
+    def __init__(self, after: int) -> None:
+        self._heard = after
+        self._answered_at = time.monotonic()
+
+    @property
+    def asked(self) -> Asked:
+        """What to ask for next."""
+        return Asked("GET", "/events", query={"after": self._heard})
+
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether nothing was heard for half a minute."""
+        return time.monotonic() - self._answered_at > _PATIENCE_S
+
+    def told(self, line: str) -> Answer | None:
+        """The event on a line of the stream; ``None`` for one without."""
+        self._answered_at = time.monotonic()
+        if not line.startswith("data: "):
+            return None
+        event: Answer = json.loads(line.removeprefix("data: "))
+        self._heard = event.get("number", self._heard)
+        return event

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from patchlight.controller.client import ControllerClient
+    from patchlight.controller.client import AsyncControllerClient, ControllerClient
     from patchlight.controller.policies.contract import (
         ElasticityPolicy,
         OrderPolicy,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Loaded when first asked for: reading a lab file needs neither NumPy nor a web framework.
 _NAMES_IN = {
-    "controller.client": "ControllerClient",
+    "controller.client": "AsyncControllerClient ControllerClient",
     "controller.policies.contract": (
         "ElasticityPolicy OrderPolicy PartitionPolicy PlacementPolicy TopologyPolicy"
     ),
@@ -49,7 +49,8 @@ _NAMES_IN = {
 }
 _PUBLIC = {name: module for module, names in _NAMES_IN.items() for name in names.split()}
 
-__all__ = ["BadInput", "ComputationGraph", "ControllerClient", "CrossConnect"]
+__all__ = ["AsyncControllerClient", "BadInput", "ComputationGraph", "ControllerClient"]
+__all__ += ["CrossConnect"]
 __all__ += ["ElasticityPolicy", "EmulatedLab"]
 __all__ += ["JobSpec", "Lab", "LabBuilder", "OrderPolicy", "OutcomeUnknown", "PartitionPolicy"]
 __all__ += ["PatchlightError"]

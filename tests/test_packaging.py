@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("agents", "controller", "deploy", "emulation", "testbed")
 DATA = {
     "testbed/labs": ["*.yaml"],
+    "controller/api": ["*.json"],
     "controller/policies/models": ["*.onnx", "*.json"],
     "emulation/experiments/architectures": ["*.yaml"],
     "emulation/learning/configs": ["*.yaml"],

@@ -13,6 +13,7 @@ from starlette.routing import compile_path
 
 from patchlight.controller.api.caller import NotAllowed, NotKnown, as_viewer
 from patchlight.controller.api.describing import PROBLEMS
+from patchlight.controller.api.examples import DescribedByExample
 from patchlight.controller.changes.record import Refused
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.mistakes import joined, mistake_in_words
@@ -49,7 +50,7 @@ def as_json(content: Any) -> bytes:
 
 def new_app(title: str) -> FastAPI:
     """An application without routes that answers so, to whoever is let in by ``Admission``."""
-    app = FastAPI(
+    app = DescribedByExample(
         title=title,
         version="1",
         default_response_class=Answered,

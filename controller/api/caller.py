@@ -18,8 +18,8 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
+from patchlight.controller.asking import UID_HEADER, USER_HEADER
 from patchlight.controller.changes.record import ChangeOptions
-from patchlight.controller.client import UID_HEADER, USER_HEADER
 from patchlight.controller.tokens import Tokens
 from patchlight.testbed.access import Access, Role
 from patchlight.testbed.errors import PatchlightError

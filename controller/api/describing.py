@@ -24,8 +24,8 @@ class Problem(BaseModel):
     outcome: Outcome
 
 
-def _problem(about: str, status: int, detail: str, hint: str | None) -> Json:
-    example = problem(status, detail, hint)
+def _problem(about: str, status: int, detail: str, hint: str | None, outcome: Outcome) -> Json:
+    example = problem(status, detail, hint, outcome)
     content = {PROBLEM_MEDIA_TYPE: {"schema": Problem.model_json_schema(), "example": example}}
     return {"description": about, "content": content}
 
@@ -36,13 +36,17 @@ PROBLEMS: dict[int | str, Json] = {
         "409 as things are now, 422 if it is wrong, 429 after too many that were refused.",
         403,
         "POST /v1/stop is for operators; eva is a user",
-        "an admin gives roles with 'patchlight token create'",
+        "an admin gives roles with 'patchlight token create', or with controller: {access: …} in "
+        "the lab file; the users of its group are operators",
+        "nothing-done",
     ),
     "5XX": _problem(
         "It could not be carried out, or it is not known what came of it (outcome).",
         502,
-        "server server1 has no agent",
-        "give it a 'management:' address in the lab file",
+        "server a has no agent",
+        "give it a 'management:' address in the lab file, or bring an emulated lab up with "
+        "--agents",
+        "failed",
     ),
 }
 

@@ -16,15 +16,16 @@ from fastapi import Request
 from patchlight.controller import heartbeats
 from patchlight.controller.agent_client import VERSION, AgentClient, AgentError, AgentIncompatible
 from patchlight.controller.api.answers import explain
-from patchlight.controller.client import ControllerClient, ControllerError
+from patchlight.controller.client import AsyncControllerClient, ControllerClient, ControllerError
 from patchlight.controller.fleet import Fleet
 from patchlight.controller.heartbeats import Presence
 from patchlight.controller.jobs.worker_specs import worker_specs
-from patchlight.testbed.errors import OutcomeUnknown
+from patchlight.testbed.errors import BadInput, OutcomeUnknown
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab import Lab, Server
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.worker_api import WorkerState
+from tests.support.controller_process import ControllerProcess
 from tests.support.waiting import eventually
 
 
@@ -229,3 +230,33 @@ async def test_another_servers_agent_is_not_taken_for_it(agent: Agent, client: A
     agent.say({**status, "gpus": [], "nics": [], "workers": []})
     with pytest.raises(AgentIncompatible, match=r"is that of server2, not that of server1"):
         await client.status()
+
+
+async def test_a_program_with_an_event_loop_asks_and_listens(controller: ControllerProcess) -> None:
+    async with AsyncControllerClient(controller.api, user="eva") as client:
+        status, maps = await asyncio.gather(client.status(), client.circuits())
+        assert (status["lab"], maps) == ("dry", controller.client.circuits())
+        made = await client.reconfigure({"o1": ["7-8"]}, why="maintenance")
+        assert made["changes"] == controller.client.reconfiguration(made["id"])["changes"]
+        ids = [row["id"] for row in await client.reconfigurations()]
+        assert ids == [made["id"]]
+        async with asyncio.timeout(30):
+            async for event in client.follow_events(0):
+                if event["kind"] == "circuits":
+                    assert event["id"] == made["id"]
+                    break
+        with pytest.raises(BadInput, match="did you mean"):
+            await client.reconfigure({"o2": ["7-8"]})
+        with pytest.raises(BadInput, match="cannot be the name of saved maps"):
+            await client.save_map("..")
+    async with AsyncControllerClient("127.0.0.1:1") as client:
+        with pytest.raises(ControllerError, match="no answer from a controller"):
+            await client.status()
+
+
+def test_both_clients_have_the_same_calls() -> None:
+    one, other = (
+        {name for name in dir(kind) if not name.startswith("_")}
+        for kind in (ControllerClient, AsyncControllerClient)
+    )
+    assert one == other

@@ -13,6 +13,7 @@ from patchlight.cli.main import cli
 from patchlight.controller.api.app import create_app
 from patchlight.controller.operations import CircuitOperations
 from patchlight.controller.parts import Controller
+from patchlight.controller.paths.service import PathService
 from patchlight.testbed.access import USUAL_ACCESS, Access
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab_api import LabIdentity
@@ -50,6 +51,7 @@ def api_of(cluster: Cluster, access: Access = USUAL_ACCESS) -> FastAPI:
         jobs=cluster.table,
         store=cluster.store,
         discovery=None,
+        paths=PathService(cluster.lab, lambda: {}),
         operations=CircuitOperations(cluster.circuits, cluster.transactions),
     )
     return create_app(cast(Controller, parts))
