@@ -14,9 +14,12 @@ from typing import Any, NamedTuple
 from patchlight.controller.jobs.worker_specs import scaled_window_bytes
 from patchlight.emulation.experiments.oddl.packets.labs import channels_of_hosts
 from patchlight.emulation.experiments.oddl.packets.node import READY, LightTask, NodeTask, Stretch
+from patchlight.emulation.fabric import links
 from patchlight.emulation.fabric.lab_state import MARK
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.linux.neighbours import set_neighbours
+from patchlight.testbed.linux.netlink import Netlink
 from patchlight.testbed.linux.sockets import free_ports
 from patchlight.testbed.tuning import LIGHT_SOCKET
 
@@ -81,6 +84,7 @@ def _together(nodes: Sequence[Mapping[str, Any]]) -> Iteration:
 @contextmanager
 def crew_of(emulated: EmulatedLab, load: Load, lease_s: float | None) -> Iterator[Crew]:
     """The hosts' nodes inside the block; with a lease they ask for paths of light."""
+    _set_neighbours(emulated)
     tasks = _tasks(emulated, load, lease_s)
     with ExitStack() as stack:
         # Between each two neighbours of the ring, over the control network.
@@ -108,6 +112,20 @@ def crew_of(emulated: EmulatedLab, load: Load, lease_s: float | None) -> Iterato
             if _heard(process).get("state") != READY:
                 raise PatchlightError("a node did not say that it is ready")
         yield Crew(processes)
+
+
+def _set_neighbours(emulated: EmulatedLab) -> None:
+    """Tell each host the others' MACs, as agents tell workers: nobody can ask in the dark."""
+    macs = [(host.address, str(host.host.nic.mac)) for host in emulated.hosts]
+    for host in emulated.hosts:
+        netlink = Netlink(host.namespace())
+        try:
+            name = host.host.endpoint.port
+            here = {link.name: link.index for link in links.list_links(netlink).values()}
+            others = [each for each in macs if each[0] != host.address]
+            set_neighbours(netlink, here[name], name, others)
+        finally:
+            netlink.close()
 
 
 def _tasks(emulated: EmulatedLab, load: Load, lease_s: float | None) -> list[NodeTask]:

@@ -84,7 +84,10 @@ class NodeTask:
 
 
 class Stretch(NamedTuple):
-    """So many iterations; ``turning``: the ring goes the other way round in every second one."""
+    """So many iterations; ``turning``: the ring goes the other way round in every second one.
+
+    It does in the first, so that after an even number all stands as it did.
+    """
 
     iterations: int
     turning: bool
@@ -102,17 +105,6 @@ class _Node:
         for each in self._control:
             each.setblocking(False)
         self._paths: PathNode | None = None
-        if task.light is not None:
-            lease_us = round(1e6 * task.light.lease_s)
-            everybody = tuple(range(self._size))
-            margin_us = round(1e6 * _MARGIN_S)
-            bounds = Bounds(1, self._size, everybody, lease_us, margin_us)
-            self._light = LightClient(Path(task.light.socket))
-            self._waiting_light = LightClient(Path(task.light.socket))
-            key = bytes.fromhex(task.light.key)
-            self._paths = PathNode(
-                task.number, bounds, task.light.control, key, self._send_light, _RETRY_S
-            )
 
     def _joined(self, *, turned: bool) -> Neighbours:
         """The connections to both neighbours, made in the namespace of the NIC."""
@@ -142,10 +134,23 @@ class _Node:
             self._light.tune(light.transmitter, light.channels[path.channel], wait=False)
 
     async def open(self) -> None:
-        """Wait until all nodes may give paths."""
-        if self._paths is not None:
-            self._paths.open()
-            await asyncio.sleep(self._paths.ready_s)
+        """Use both rings once, go dark, and wait until all nodes may give paths."""
+        for turned in (False, True):
+            await asyncio.to_thread(self._exchange, 0, turned)
+            await self._acknowledged(turned)
+        light = self._task.light
+        if light is None:
+            return
+        everybody = tuple(range(self._size))
+        lease_us, margin_us = round(1e6 * light.lease_s), round(1e6 * _MARGIN_S)
+        bounds = Bounds(1, self._size, everybody, lease_us, margin_us)
+        self._light = LightClient(Path(light.socket))
+        self._waiting_light = LightClient(Path(light.socket))
+        key = bytes.fromhex(light.key)
+        number = self._task.number
+        self._paths = PathNode(number, bounds, light.control, key, self._send_light, _RETRY_S)
+        self._paths.open()
+        await asyncio.sleep(self._paths.ready_s)
 
     async def iterate(self, index: int, *, turned: bool) -> dict[str, Any]:
         """One iteration, and how long each stage of it took in seconds."""
@@ -220,11 +225,11 @@ async def _run(task: NodeTask) -> None:
     await node.open()
     _say({"state": READY})
     patience_s = 60.0 + _PATIENCE * (task.compute_s + task.sends_s)
-    index = 0
+    index = 1
     while line := await asyncio.to_thread(sys.stdin.readline):
         stretch = Stretch(**json.loads(line))
         for number in range(stretch.iterations):
-            turned = stretch.turning and number % 2 == 1
+            turned = stretch.turning and number % 2 == 0
             async with asyncio.timeout(patience_s):
                 found = await node.iterate(index, turned=turned)
             _say(found)

@@ -47,10 +47,10 @@ class PacketOptions:
     def __post_init__(self) -> None:
         if not self.tuning_times_s or any(each <= 0 for each in self.tuning_times_s):
             raise BadInput("expected tuning times of more than 0, at least one")
-        if self.iterations < 2 or self.rounds < 1:
+        if self.iterations < 2 or self.iterations % 2 or self.rounds < 1:
             raise BadInput(
                 f"{self.rounds} rounds of {self.iterations} iterations: expected 1 or more rounds "
-                "of 2 or more, as the ring is turned in every second one"
+                "of an even number, as the ring is turned and turned back"
             )
         if workload(self.model).tokens_bytes:
             raise BadInput(
@@ -110,7 +110,7 @@ def run_packets(options: PacketOptions, say: Callable[[str], None]) -> dict[str,
                 EmulatedLab.from_lab(lab, scale, replace=options.replace) as lit,
                 crew_of(lit, load, lease_s) as oddl,
             ):
-                oddl.train(2, turning=True)  # Those of both rings do.
+                oddl.train(2, turning=True)  # Those of both rings do; it leaves them tuned.
                 rounds = [
                     _round(ideal, oddl, options.iterations)
                     for _ in range(1 if number else options.rounds)
