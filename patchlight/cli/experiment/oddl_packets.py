@@ -76,10 +76,9 @@ def _print_sweep(result: dict[str, Any]) -> None:
     table = Table(
         _number("tuning time"),
         _number("ring kept"),
-        _number("ring turned each time"),
+        _number("ring turned in each iteration"),
         _number("tuning alone"),
-        title=f"{result['model']} on {result['nodes']} nodes: training time over that on an "
-        "ideal switch",
+        title=f"{result['model']}, {result['nodes']} nodes: training time over an ideal switch's",
     )
     for row in result["sweep"]:
         ratios = (f"{row[name]:.4f}" for name in ("kept", "turned", "tuning_alone"))
@@ -93,7 +92,7 @@ def _print_stages(result: dict[str, Any], labels: dict[str, str]) -> None:
     table = Table(
         Column("stage, ms"),
         *(_number(heading) for arm in arms.values() for heading in (arm, "longest")),
-        title=f"What an iteration is made of, medians of a node; {tuning} to tune",
+        title=f"What an iteration is made of (medians; {tuning} to tune)",
     )
     for stage, words in labels.items():
         cells = []

@@ -101,6 +101,7 @@ def crew_of(emulated: EmulatedLab, load: Load, lease_s: float | None) -> Iterato
                 stdout=subprocess.PIPE,
                 text=True,
                 pass_fds=ends,
+                start_new_session=True,  # Ctrl-C is for us: they end with their input.
                 env={**os.environ, MARK: str(emulated.run_dir)},
             )
             processes.append(process)
