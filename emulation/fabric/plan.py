@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Interface
 from itertools import count
+from math import inf
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Endpoint, Fibre, Lab, Nic, PacketSwitch, Server
@@ -127,6 +128,8 @@ def plan_fabric(lab: Lab) -> FabricPlan:
     check_can_be_emulated(lab)
     indexes = _Indexes(lambda: count(_FIRST_INDEX))
     cables = [_cable(lab, fibre, indexes) for fibre in lab.fibres]
+    if lab.coloured:
+        cables = _without_queues_of_light(lab, cables)
     plugged = {end for fibre in lab.fibres for end in (fibre.a, fibre.b)}
     for host in lab.hosts:
         if host.endpoint not in plugged:
@@ -244,6 +247,30 @@ def _cable(lab: Lab, fibre: Fibre, indexes: _Indexes) -> tuple[PlannedEnd, Plann
         _end(lab, fibre.a, nics[0], rate_bps, indexes, impairment),
         _end(lab, fibre.b, nics[1], rate_bps, indexes, impairment),
     )
+
+
+def _without_queues_of_light(
+    lab: Lab, cables: Sequence[tuple[PlannedEnd, PlannedEnd]]
+) -> list[tuple[PlannedEnd, PlannedEnd]]:
+    """The cables without limits where light comes out that no transmitter can be faster than.
+
+    Each channel is as fast as its transmitter, and a receiver tells channels apart: several do not
+    share its rate. Where a transmitter is faster, the limit stays.
+    """
+    light = light_namespace(lab.name)
+    into_light = [
+        sender.rate_bps or inf
+        for cable in cables
+        for sender, far in (cable, cable[::-1])
+        if far.namespace == light != sender.namespace
+    ]
+    fastest_bps = max(into_light, default=inf)
+
+    def free(end: PlannedEnd) -> PlannedEnd:
+        has_queue = end.namespace != light or (end.rate_bps or 0) < fastest_bps
+        return end if has_queue else replace(end, rate_bps=None)
+
+    return [(free(a), free(b)) for a, b in cables]
 
 
 def _end(

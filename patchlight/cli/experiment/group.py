@@ -1,6 +1,5 @@
 """``patchlight experiment``: a paper's experiment, on an emulated lab or in the simulator."""
 
-import os
 import shlex
 import signal
 import sys
@@ -27,6 +26,7 @@ from patchlight.cli.errors import only_some_finished, require_root
 from patchlight.cli.experiment.architectures import architectures
 from patchlight.cli.experiment.oddl import oddl
 from patchlight.cli.rendering import console, harmless, progress_bar, say, wide_option
+from patchlight.cli.results import give_to_caller
 from patchlight.testbed.jobs import JobStatus
 
 
@@ -122,7 +122,7 @@ def ofc2022(output: Path | None, cases: str | None, dashboard: bool, **chosen: A
     beside = partial(dashboard_beside, say=bars.say) if dashboard else nullcontext
     with bars.shown(), engine:
         outcome = run_experiment(wishes, bars.tell, bars.say, beside)
-    _give_to_caller([folder, *outcome.files])
+    give_to_caller([folder, *outcome.files])
     print_table(outcome.result)
     say(f"Report, plots and figures: {folder}/ (open {outcome.files[0]})")
 
@@ -150,14 +150,6 @@ class _Bars:
                     f"({case}) {wiring}, {job.spec.workers} GPUs", total=job.spec.iterations
                 )
             self._progress.update(self._tasks[job.id], completed=job.iterations_done)
-
-
-def _give_to_caller(paths: Sequence[Path]) -> None:
-    """Under sudo, results belong to who called it, not to root."""
-    owner, group = os.environ.get("SUDO_UID"), os.environ.get("SUDO_GID")
-    if os.geteuid() == 0 and owner and group:
-        for path in {*paths, *(p.parent for p in paths if p.parent.name == "results")}:
-            os.chown(path, int(owner), int(group))
 
 
 def _names(

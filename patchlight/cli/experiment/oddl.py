@@ -1,4 +1,4 @@
-"""``patchlight experiment oddl``: ODDL beside other networks, in the flow simulator."""
+"""``patchlight experiment oddl``: ODDL beside other networks, in packets or in flows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from patchlight.cli.experiment.oddl_packets import run_with_packets
 from patchlight.cli.rendering import (
     Column,
     Table,
@@ -21,6 +22,9 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.units import parse_time
 
 _COUNT = click.IntRange(min=1)
+_OF_PACKETS = ("iterations", "scale", "slowdown", "replace")
+_OF_FLOWS = ("nodes", "trace", "placement", "draws", "seed", "control_delay", "processes")
+_TUNING_IN_FLOWS_S = 100e-9
 
 
 def _whole(
@@ -35,70 +39,116 @@ def _whole(
     return tuple(int(part) for part in parts)
 
 
+def _times_s(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> tuple[float, ...] | None:
+    """Times joined by commas, in seconds."""
+    if value is None:
+        return None
+    return tuple(parse_time(part.strip()) for part in value.split(",") if part.strip())
+
+
 @click.command(context_settings={"show_default": True})
-@click.option("--flows", is_flag=True, help="In the flow simulator: the only form there is yet.")
-@click.option("--quick", is_flag=True, help="128 nodes instead of 1,024, and one draw.")
+@click.option("--flows", is_flag=True, help="In the flow simulator, instead of with packets.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Packets: one round, two tuning times. Flows: 128 nodes instead of 1,024, one draw.",
+)
 @click.option(
     "--model",
     "models",
     multiple=True,
     metavar="NAME",
     help="vgg19, resnet50, bert-large, gpt2 or mixture-of-experts; give it again for each.  "
-    "[default: all]",
+    "[default: all; packets: vgg19, and one only]",
 )
+@click.option(
+    "--iterations",
+    type=click.IntRange(min=2),
+    default=4,
+    help="Packets: of each network in its turn.",
+)
+@click.option(
+    "--scale",
+    type=click.FloatRange(min=1),
+    default=1000,
+    help="Packets: what rates and bytes are divided by; times stay as they are.",
+)
+@click.option(
+    "--slowdown",
+    type=click.FloatRange(min=1),
+    default=4,
+    help="Packets: computing, transfers and tuning take so many times as long.",
+)
+@click.option("--replace", is_flag=True, help="Packets: take down labs of these names first.")
 @click.option(
     "--nodes",
     callback=_whole,
     metavar="N,N…",
-    help="Sizes of the job that is looked at.  [default: 16,64,256,512,1024; quick: 16,64,128]",
+    help="Flows: sizes of the job that is looked at.  [default: 16,64,256,512,1024; quick: "
+    "16,64,128]",
 )
 @click.option(
     "--trace",
     type=click.Path(path_type=Path),
-    help="The jobs that come and go beside it, like the Philly trace.  [default: drawn by a law "
-    "with that trace's statistics]",
+    help="Flows: the jobs that come and go beside it, like the Philly trace.  [default: drawn by a "
+    "law with that trace's statistics]",
 )
-@click.option("--placement", default="first-fit", metavar="NAME", help="A placement policy.")
-@click.option("--draws", type=_COUNT, help="Of jobs beside it.  [default: 3; quick: 1]")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the first draw.")
+@click.option("--placement", default="first-fit", metavar="NAME", help="Flows: a policy.")
+@click.option("--draws", type=_COUNT, help="Flows: of jobs beside it.  [default: 3; quick: 1]")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Flows: of the first draw.")
 @click.option(
     "--control-delay",
     metavar="TIME",
-    help="From a node to whoever grants paths, and as much back.  [default: as nodes among "
+    help="Flows: from a node to whoever grants paths, and as much back.  [default: as nodes among "
     "themselves took, 100us]",
 )
-@click.option("--tuning-time", default="100ns", metavar="TIME", help="Of a transceiver.")
-@click.option("--processes", type=_COUNT, help="At a time.  [default: one for each core]")
+@click.option(
+    "--tuning-time",
+    "tuning_times_s",
+    callback=_times_s,
+    metavar="TIME,TIME…",
+    help="Of a transceiver; several for packets only.  [default: 1ms,4ms,16ms,64ms; flows: 100ns]",
+)
+@click.option("--processes", type=_COUNT, help="Flows: at a time.  [default: one for each core]")
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     help="Where the results go.  [default: results/oddl-<time>]",
 )
 @listing_options
+@click.pass_context
 def oddl(
+    context: click.Context,
+    /,
     flows: bool,
     quick: bool,
     models: tuple[str, ...],
     nodes: tuple[int, ...] | None,
     draws: int | None,
     control_delay: str | None,
-    tuning_time: str,
+    tuning_times_s: tuple[float, ...] | None,
     processes: int | None,
     output: Path | None,
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    """Training with ODDL's tunable transceivers beside a fat-tree, SiP-Ring, an ideal switch.
+    """Training with ODDL's tunable transceivers beside other networks.
 
-    Li et al., "ODDL", 2024. Prints speedups beside the published ones, what they are made of, and
-    with which computing times the published ones come out; writes plots and result.json (see
-    docs/oddl.md). Needs no root; quicker with the extra 'fast'.
+    Li et al., "ODDL", 2024. With packets: four emulated nodes beside the same four on an ideal
+    switch, and what tuning and control cost; needs root. With --flows: up to 1,024 nodes beside a
+    fat-tree, SiP-Ring and an ideal switch; quicker with the extra 'fast'. Writes plots and
+    result.json (see docs/oddl.md).
     """
+    _refuse_the_others(context, _OF_PACKETS if flows else _OF_FLOWS, flows=flows)
+    of_packets = {name: chosen.pop(name) for name in _OF_PACKETS}
+    folder = output or Path("results") / time.strftime("oddl-%Y%m%d-%H%M%S")
     if not flows:
-        raise BadInput(
-            "the experiment with packets is not there yet: say --flows for the flow simulator",
-            hint="patchlight experiment oddl --flows",
-        )
+        run_with_packets(folder, models, tuning_times_s, quick=quick, as_json=as_json, **of_packets)
+        return
+    if tuning_times_s is not None and len(tuning_times_s) != 1:
+        raise BadInput("expected one --tuning-time with --flows")
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.experiments.oddl import figures, run
     from patchlight.emulation.experiments.oddl.conditions import Light
@@ -112,11 +162,11 @@ def oddl(
         given["nodes"] = nodes
     if draws is not None:
         given["draws"] = draws
-    given["light"] = light = Light(parse_time(tuning_time))
+    light = Light((tuning_times_s or (_TUNING_IN_FLOWS_S,))[0])
     if control_delay is not None:
-        given["light"] = light._replace(control_s=parse_time(control_delay))
+        light = light._replace(control_s=parse_time(control_delay))
+    given["light"] = light
     options = run.FlowOptions(engine=Engine("processes", processes or 0), **given, **chosen)
-    folder = output or Path("results") / time.strftime("oddl-%Y%m%d-%H%M%S")
     check_output(folder)
     with progress_bar("parts", console(stderr=as_json)) as tell:
         result = run.run_flows(options, tell)
@@ -129,6 +179,14 @@ def oddl(
     say(f"Jobs beside it: {result['arrivals']}; drawn {options.draws} ×, {options.placement}.")
     pictures = ", ".join(file.name for file in files if file.suffix == ".png")
     say(f"Plots ({pictures}, also as PDF and SVG) and result.json: {folder}/")
+
+
+def _refuse_the_others(context: click.Context, others: tuple[str, ...], *, flows: bool) -> None:
+    """``BadInput`` for options that the other form of the experiment has."""
+    for name in others:
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            form = "with packets: leave out --flows" if flows else "in flows: say --flows"
+            raise BadInput(f"--{name.replace('_', '-')} is for the experiment {form}")
 
 
 def _number(heading: str, *, wide: bool = False) -> Column:

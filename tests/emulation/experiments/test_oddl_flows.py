@@ -109,9 +109,6 @@ def test_models_compute_and_send() -> None:
 
 
 def test_the_command_prints_writes_and_says_what_there_is_not(tmp_path: Path) -> None:
-    packets = CliRunner().invoke(cli, ["experiment", "oddl"])
-    assert isinstance(packets.exception, BadInput)
-    assert "say --flows" in str(packets.exception)
     given = ["--quick", "--model", "vgg19", "--nodes", "16", "--processes", "1"]
     given += ["--control-delay", "3ms"]
     words = ["experiment", "oddl", "--flows", *given, "--output", str(tmp_path)]

@@ -82,6 +82,19 @@ def test_where_wavelengths_matter_one_namespace_passes_all_light_on() -> None:
         with_swapped(plan, lab, [("wss1.1", "wss2.1")])
 
 
+def test_channels_do_not_share_the_rate_of_a_receiver_unless_it_is_slower_than_they_are() -> None:
+    lab = load_lab("oddl4")
+    slow = "{ends: [server1.nic0, wss1.1], rate: 10Gbps}"
+    text = builtin_lab("oddl4").read_text()
+    mixed = text.replace(
+        "server[1-4].nic0 - wss[1-4].1", f"server[2-4].nic0 - wss[2-4].1\n  - {slow}"
+    )
+    for chosen, limits in ((lab, {None}), (parse_lab(mixed), {None, 10e9})):
+        ends = [end for cable in plan_fabric(chosen).cables for end in cable]
+        assert all(end.rate_bps for end in ends if end.name == "nic0")
+        assert {end.rate_bps for end in ends if end.name != "nic0"} == limits
+
+
 @pytest.mark.parametrize("asks", ["delay: 1ms", "rate: 10Gbps"])
 def test_a_fibre_that_no_frame_passes_by_itself_can_ask_for_little(asks: str) -> None:
     text = builtin_lab("oddl4").read_text()

@@ -1,0 +1,203 @@
+"""ODDL in packets: the same training over light and over one switch, in turns, and its stages.
+
+Rates and bytes are divided by ``scale``, as in every emulated lab, so that transfers take as long
+as they would. Then everything is slowed down by ``slowdown``: computing, transfers and tuning take
+so many times as long, messages of the control network and the nodes' own work do not. All times of
+a result are the job's: those measured, divided by the slowdown.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, NamedTuple
+
+from patchlight.emulation.experiments.oddl.packets.crew import Crew, Load, Training, crew_of
+from patchlight.emulation.experiments.oddl.packets.labs import light_lab, rate_bps, switch_lab
+from patchlight.emulation.experiments.oddl.workloads import workload
+from patchlight.emulation.lab.emulated_lab import EmulatedLab
+from patchlight.emulation.provenance import provenance
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.units import format_time
+
+TUNING_TIMES_S = (1e-3, 4e-3, 16e-3, 64e-3)
+ARMS = ("ideal", "kept", "turned")
+"""On the switch; on light, the ring as it is; on light, the ring turned for each iteration."""
+_LEAST_RATE_BPS = 1e6
+_LEAST_LEASE_S = 2.0
+
+
+@dataclass(frozen=True)
+class PacketOptions:
+    """What is run. ``rounds`` times, each network in its turn does ``iterations``.
+
+    So for the first of ``tuning_times_s``, and one round for each of the others. Those are the
+    job's times: in the lab, tuning takes ``slowdown`` times as long.
+    """
+
+    model: str = "vgg19"
+    iterations: int = 4
+    rounds: int = 3
+    tuning_times_s: tuple[float, ...] = TUNING_TIMES_S
+    scale: float = 1000.0
+    slowdown: float = 4.0
+    replace: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.tuning_times_s or any(each <= 0 for each in self.tuning_times_s):
+            raise BadInput("expected tuning times of more than 0, at least one")
+        if self.iterations < 2 or self.iterations % 2 or self.rounds < 1:
+            raise BadInput(
+                f"{self.rounds} rounds of {self.iterations} iterations: expected 1 or more rounds "
+                "of an even number, as the ring is turned and turned back"
+            )
+        if workload(self.model).tokens_bytes:
+            raise BadInput(
+                f"{self.model} sends tokens besides gradients: expected a model that only "
+                "all-reduces",
+                hint="patchlight experiment oddl --flows takes it",
+            )
+        if not (self.scale >= 1 and self.slowdown >= 1):
+            raise BadInput(
+                f"scale {self.scale:g} and slowdown {self.slowdown:g}: expected 1 or more of each"
+            )
+        if self.emulated_bps < _LEAST_RATE_BPS:
+            raise BadInput(
+                f"scale {self.scale:g} and slowdown {self.slowdown:g} leave a NIC "
+                f"{self.emulated_bps:g} bit/s: expected {_LEAST_RATE_BPS:g} or more",
+                hint="give a smaller --scale or --slowdown",
+            )
+
+    @property
+    def emulated_bps(self) -> float:
+        """The rate of a NIC in the emulated lab."""
+        return rate_bps(switch_lab()) / self.scale / self.slowdown
+
+    def load(self) -> Load:
+        """What a node does in an iteration of the emulated lab."""
+        work, nodes = workload(self.model), len(switch_lab().hosts)
+        nbytes = max(4, round(work.gradient_bytes / self.scale / 4) * 4)
+        sent_bits = 8 * nbytes * 2 * (nodes - 1) / nodes
+        return Load(nbytes, work.compute_s * self.slowdown, sent_bits / self.emulated_bps)
+
+
+class _Point(NamedTuple):
+    """What was measured with one tuning time: rounds of trainings by arm, frames that were lost."""
+
+    tuning_time_s: float
+    rounds: Sequence[dict[str, Training]]
+    losses: dict[str, dict[str, int]]
+
+
+def run_packets(options: PacketOptions, say: Callable[[str], None]) -> dict[str, Any]:
+    """What ``result.json`` holds; ``say`` hears of every step. The labs go however this ends."""
+    origin, began = provenance(()), time.monotonic()
+    load, points = options.load(), []
+    scale = options.scale * options.slowdown
+    say("bringing up four servers on one packet switch")
+    with (
+        EmulatedLab.from_lab(switch_lab(), scale, replace=options.replace) as switched,
+        crew_of(switched, load, None) as ideal,
+    ):
+        ideal.train(1)  # Its connections find their pace.
+        for number, tuning_s in enumerate(options.tuning_times_s):
+            say(f"the same on light, {format_time(tuning_s)} to tune a transceiver")
+            in_lab_s = tuning_s * options.slowdown
+            lease_s = _LEAST_LEASE_S + 2 * in_lab_s + 4 * load.sends_s
+            lab = light_lab(in_lab_s)
+            with (
+                EmulatedLab.from_lab(lab, scale, replace=options.replace) as lit,
+                crew_of(lit, load, lease_s) as oddl,
+            ):
+                oddl.train(2, turning=True)  # Those of both rings do; it leaves them tuned.
+                rounds = [
+                    _round(ideal, oddl, options.iterations)
+                    for _ in range(1 if number else options.rounds)
+                ]
+                with lit.light as light:
+                    points.append(_Point(tuning_s, rounds, light.losses()))
+        say("taking the labs down")
+    return {
+        "experiment": "oddl",
+        "form": "packets",
+        "schema_version": 1,
+        **_result(points, options.slowdown),
+        "model": options.model,
+        "nodes": len(switch_lab().hosts),
+        "iteration_s": {
+            "compute": load.compute_s / options.slowdown,
+            "communication": load.sends_s / options.slowdown,
+        },
+        "scale": options.scale,
+        "slowdown": options.slowdown,
+        "emulated_bps": options.emulated_bps,
+        "emulated_gradient_bytes": load.gradient_bytes,
+        "rounds": options.rounds,
+        "iterations_per_round": options.iterations,
+        "duration_s": time.monotonic() - began,
+        "provenance": origin,
+    }
+
+
+def _round(ideal: Crew, oddl: Crew, iterations: int) -> dict[str, Training]:
+    """Each in its turn, so that what else the machine does falls on all of them."""
+    return {
+        "ideal": ideal.train(iterations),
+        "kept": oddl.train(iterations),
+        "turned": oddl.train(iterations, turning=True),
+    }
+
+
+def _result(points: Sequence[_Point], slowdown: float) -> dict[str, Any]:
+    first = points[0]
+    return {
+        "training_time_ratio_to_ideal": _ratio(first.rounds, "kept"),
+        "training_time_ratios": {arm: _ratio(first.rounds, arm) for arm in ARMS[1:]},
+        "training_time_ratios_of_rounds": {
+            arm: [_ratio([each], arm) for each in first.rounds] for arm in ARMS[1:]
+        },
+        "training_s_per_iteration": {
+            arm: _mean_iteration_s(first.rounds, arm) / slowdown for arm in ARMS
+        },
+        "stages": {arm: _stages(first.rounds, arm, slowdown) for arm in ARMS},
+        "sweep": [
+            {
+                "tuning_time_s": point.tuning_time_s,
+                "ideal_iteration_s": _mean_iteration_s(point.rounds, "ideal") / slowdown,
+                **{arm: _ratio(point.rounds, arm) for arm in ARMS[1:]},
+                "tuning_alone": 1
+                + point.tuning_time_s * slowdown / _mean_iteration_s(point.rounds, "ideal"),
+                "frames_lost": {name: sum(by.values()) for name, by in point.losses.items()},
+            }
+            for point in points
+        ],
+    }
+
+
+def _ratio(rounds: Sequence[dict[str, Training]], arm: str) -> float:
+    """The training time of an arm over that on the switch, for as many iterations."""
+    return _total_s(rounds, arm) / _total_s(rounds, "ideal")
+
+
+def _total_s(rounds: Sequence[dict[str, Training]], arm: str) -> float:
+    return sum(each[arm].took_s for each in rounds)
+
+
+def _mean_iteration_s(rounds: Sequence[dict[str, Training]], arm: str) -> float:
+    return _total_s(rounds, arm) / sum(len(each[arm].iterations) for each in rounds)
+
+
+def _stages(
+    rounds: Sequence[dict[str, Training]], arm: str, slowdown: float
+) -> dict[str, dict[str, float]]:
+    """Of each stage the median and the longest time of a node, in the job's seconds."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    for each in rounds:
+        for iteration in each[arm].iterations:
+            for stage, times_s in iteration.stages_s.items():
+                found[stage] += [one / slowdown for one in times_s]
+    return {
+        stage: {"median_s": median(times_s), "longest_s": max(times_s)}
+        for stage, times_s in found.items()
+    }

@@ -1,0 +1,82 @@
+"""ODDL in packets: what is run, what comes of measurements, and a small run with a real lab."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from patchlight.cli.main import cli
+from patchlight.emulation.experiments.oddl.packets.labs import light_lab, switch_lab
+from patchlight.emulation.experiments.oddl.packets.run import PacketOptions
+from patchlight.testbed.errors import BadInput
+
+
+def test_both_labs_have_the_same_hosts_and_rates() -> None:
+    lit, switched = light_lab(0.004), switch_lab()
+    hosts = [
+        [(host.name, host.nic.address, host.nic.rate_bps) for host in lab.hosts]
+        for lab in (lit, switched)
+    ]
+    assert hosts[0] == hosts[1]
+    transceivers = [host.nic.transceiver for host in lit.hosts]
+    assert [each.tuning_time_s for each in transceivers if each] == [0.004] * 4
+
+
+def test_times_stay_as_they_are_but_for_the_slowdown() -> None:
+    loads = [PacketOptions(slowdown=slowdown).load() for slowdown in (1.0, 4.0)]
+    assert loads[1].gradient_bytes == loads[0].gradient_bytes
+    assert loads[1].compute_s == pytest.approx(4 * loads[0].compute_s)
+    # 2 (n − 1)/n of 575 MB at 100 Gb/s.
+    assert [load.sends_s for load in loads] == pytest.approx([0.06896, 4 * 0.06896], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"iterations": 3}, "even number"),
+        ({"tuning_times_s": ()}, "at least one"),
+        ({"tuning_times_s": (0.0,)}, "more than 0"),
+        ({"scale": 1e6}, "expected 1e"),
+        ({"slowdown": 0.5}, "expected 1 or more of each"),
+        ({"model": "mixture-of-experts"}, "only all-reduces"),
+    ],
+)
+def test_what_cannot_be_run_is_said_before(options: dict[str, object], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        PacketOptions(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--flows", "--scale", "5"], "--scale is for the experiment with packets"),
+        (["--nodes", "16"], "--nodes is for the experiment in flows"),
+        (["--model", "vgg19", "--model", "gpt2"], "expected one --model"),
+        (["--flows", "--tuning-time", "1us,2us"], "expected one --tuning-time"),
+    ],
+)
+def test_options_of_the_other_form_are_refused(words: list[str], says: str) -> None:
+    result = CliRunner().invoke(cli, ["experiment", "oddl", *words])
+    assert isinstance(result.exception, BadInput)
+    assert says in result.exception.message
+
+
+@pytest.mark.root
+def test_four_nodes_train_over_light_and_over_a_switch(tmp_path: Path) -> None:
+    words = ["--iterations", "2", "--quick", "--tuning-time", "1ms", "--slowdown", "1", "--json"]
+    result = CliRunner().invoke(
+        cli, ["experiment", "oddl", "--scale", "4000", *words, "--output", str(tmp_path / "out")]
+    )
+    assert result.exception is None, result.output
+    found = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert found["training_time_ratio_to_ideal"] == found["training_time_ratios"]["kept"]
+    assert list(found["stages"]["ideal"]) == ["compute", "send"]
+    for arm in ("kept", "turned"):
+        stages = ["compute", "ask", "tune", "send", "acknowledge", "release"]
+        assert list(found["stages"][arm]) == stages
+    # In no iteration of the ring that was turned, a transmitter was lit before it was tuned.
+    assert found["stages"]["turned"]["tune"]["median_s"] >= 1e-3
+    (row,) = found["sweep"]
+    assert row["frames_lost"]["destroyed"] == 0
+    assert (tmp_path / "out" / "tuning-time.png").exists()
