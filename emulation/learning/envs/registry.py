@@ -70,6 +70,12 @@ ENVIRONMENTS: tuple[Registered, ...] = (
         "queue, on a lab",
         f"{_HERE}.topology:TopologyEnv",
     ),
+    Registered(
+        "patchlight/Elasticity-v0",
+        "which running job gets more or fewer GPUs",
+        "queue",
+        f"{_HERE}.elasticity:ElasticityEnv",
+    ),
 )
 
 

@@ -90,9 +90,7 @@ def _queue_job(job: TraceJob, arrived_s: float, communication: float) -> QueueJo
     limit_s = math.inf if math.isnan(job.deadline_s) else job.deadline_s - job.submitted_s
     sequential_s = job.duration_s * job.gpus
     share = communication if job.gpus > 1 else 0.0
-    # What a job of one GPU would communicate with several, nobody knows.
-    halved = (job.gpus // 2,) if job.gpus % 2 == 0 else ()
-    degrees = (*halved, job.gpus, 2 * job.gpus) if job.gpus > 1 else ()
+    degrees = _half_and_twice(job.gpus)
     view = JobView(
         name=job.name,
         workers=job.gpus,
@@ -104,6 +102,13 @@ def _queue_job(job: TraceJob, arrived_s: float, communication: float) -> QueueJo
         communication=share,
     )
     return QueueJob(view, job.duration_s, share, None, job.cluster, degrees=degrees)
+
+
+def _half_and_twice(gpus: int) -> tuple[int, ...]:
+    """The numbers of GPUs that a job may have while it runs, where nobody says."""
+    # What a job of one GPU would communicate with several, nobody knows.
+    halved = (gpus // 2,) if gpus % 2 == 0 else ()
+    return (*halved, gpus, 2 * gpus) if gpus > 1 else ()
 
 
 # More large jobs than in the Philly trace, where 93 % want one GPU: places matter more here.
@@ -118,7 +123,7 @@ class SyntheticJobs:
     ``load`` is the part of the cluster's GPUs that would be held in the mean if no job waited
     or was slowed down. Median and mean duration are the Philly trace's; ten days is the
     longest. ``sizes`` gives the odds of each number of GPUs; sizes that the cluster does not
-    have are left out.
+    have are left out. Those that are ``elastic`` may have half or twice as many while they run.
     """
 
     count: int = 200
@@ -127,6 +132,7 @@ class SyntheticJobs:
     mean_s: float = 13136.0
     communication: float = 0.25
     sizes: Mapping[int, float] = field(default_factory=lambda: _SIZES)
+    elastic: bool = False
 
     def __post_init__(self) -> None:
         if self.count < 1 or not 0 < self.load < math.inf:
@@ -164,5 +170,6 @@ class SyntheticJobs:
             view = JobView(
                 str(len(jobs)), size, arrived_s=at_s, sequential_s=sequential_s, communication=share
             )
-            jobs.append(QueueJob(view, lasts_s, share))
+            degrees = _half_and_twice(size) if self.elastic else ()
+            jobs.append(QueueJob(view, lasts_s, share, degrees=degrees))
         return jobs

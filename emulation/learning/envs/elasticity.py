@@ -1,0 +1,127 @@
+"""``patchlight/Elasticity-v0``: which running job gets another number of GPUs?"""
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import ClassVar
+
+import numpy as np
+
+from patchlight.controller.policies.contract import ElasticJob, PlacementPolicy
+from patchlight.controller.policies.elasticity import GiveAndTake
+from patchlight.controller.policies.order import Fifo
+from patchlight.controller.policies.placement import FirstFit
+from patchlight.emulation.learning.envs.queued import JOB_FEATURES, Observation, QueuedEnv, unit
+from patchlight.emulation.learning.envs.registry import Heuristic, first_allowed
+from patchlight.emulation.simulator.cluster import Policies, Settings
+from patchlight.emulation.simulator.cluster.cluster import Cluster
+from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs
+from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob
+from patchlight.emulation.simulator.cluster.site import SimulatedSite
+
+_RULE = GiveAndTake()
+
+
+def rigid(env: "ElasticityEnv", seen: Observation) -> int:
+    """Every job keeps the GPUs that it began with."""
+    mask = seen["action_mask"]
+    return env.wait if mask[env.wait] else int(mask.argmax())
+
+
+def give_and_take(env: "ElasticityEnv", seen: Observation) -> int:
+    """The policy of that name, its changes one after the other, shrinking first."""
+    wanted = env.answer(_RULE)
+    mask = seen["action_mask"]
+    allowed = [action for action in wanted if mask[action]]
+    return allowed[0] if allowed else rigid(env, seen)
+
+
+class ElasticityEnv(QueuedEnv):
+    """Jobs run on half, as many or twice the GPUs that they asked for; the action changes one.
+
+    Of the first ``shown`` running jobs that may change, action i has the i-th shrink to the next
+    lower number, action ``shown`` + i has it grow to the next higher one, and the last leaves all
+    until something happens. Jobs begin first in, first out, with what they asked for, where a
+    placement policy says. A job that changes needs ``restart_s`` of the settings to go on, and is
+    not asked about until it has. ``jobs`` are those shown, ``gpus`` the part of the cluster that
+    each has, ``waits`` the job that is next.
+    """
+
+    heuristics: ClassVar[Mapping[str, Heuristic]] = {
+        "rigid": rigid,
+        "give-and-take": give_and_take,
+        "shrink-first": first_allowed,
+    }
+
+    def __init__(
+        self,
+        cluster: Cluster | None = None,
+        jobs: SyntheticJobs | None = None,
+        settings: Settings | None = None,
+        placement: PlacementPolicy | None = None,
+        shown: int = 8,
+    ) -> None:
+        extra = {
+            "jobs": unit(shown, JOB_FEATURES),
+            "gpus": unit(shown),
+            "waits": unit(JOB_FEATURES),
+        }
+        jobs = jobs or SyntheticJobs(elastic=True)
+        super().__init__(2 * shown + 1, cluster, jobs, settings, extra)
+        self._shown, self._placement = shown, placement or FirstFit()
+
+    def answer(self, policy: GiveAndTake) -> list[int]:
+        """The actions for what an elasticity policy wants of the jobs shown, shrinking first."""
+        simulation, site = self._running(), self._site
+        queue = [site.queued(job) for job in islice(simulation.waiting.values(), self._shown)]
+        wanted = policy.resize(simulation.view(), [each for _, each in self._elastic], queue)
+        found = []
+        for number, (_, job) in enumerate(self._elastic):
+            more = wanted.get(job.name, job.degree) - job.degree
+            if more:
+                found.append(number + self._shown * (more > 0))
+        return sorted(found)
+
+    def _begin(self) -> None:
+        policies = Policies(Fifo(), self._placement)
+        self._site = SimulatedSite(self._running(), policies)
+        self._elastic: list[tuple[SimulatedJob, ElasticJob]] = []
+
+    def _choices(self) -> bool:
+        simulation = self._running()
+        self._site.now_s, self._elastic = simulation.now_s, []
+        while head := next(iter(simulation.waiting.values()), None):
+            if simulation.occupancy.free < head.workers:
+                break
+            ring = self._placement.place(simulation.view(), head.spec.view, head.workers)
+            if ring is None or not simulation.start(head, ring):
+                break
+        self._elastic = self._site.elastic()[: self._shown]
+        for number, (_, job) in enumerate(self._elastic):
+            self._mask[number] = _next(job, grows=False) is not None
+            self._mask[self._shown + number] = _next(job, grows=True) is not None
+        return bool(self._mask.any())
+
+    def _act(self, action: int) -> bool:
+        grows, number = divmod(action, self._shown)
+        job, shown = self._elastic[number]
+        degree = _next(shown, grows=bool(grows))
+        before = job.resizes
+        if degree is not None:
+            self._site.resize(job, degree)
+        return job.resizes > before
+
+    def _features(self) -> Observation:
+        jobs = np.zeros((self._shown, JOB_FEATURES), np.float32)
+        gpus = np.zeros(self._shown, np.float32)
+        for number, (job, shown) in enumerate(self._elastic):
+            jobs[number], gpus[number] = self._job(job), shown.degree / self.size
+        head = next(iter(self._running().waiting.values()), None)
+        waits = [0.0] * JOB_FEATURES if head is None else self._job(head)
+        return {"jobs": jobs, "gpus": gpus, "waits": np.array(waits, np.float32)}
+
+
+def _next(job: ElasticJob, *, grows: bool) -> int | None:
+    """The next higher or lower number of GPUs that a job can have now; ``None`` for none."""
+    if grows:
+        return min((n for n in job.iteration_s if n > job.degree), default=None)
+    return max((n for n in job.iteration_s if n < job.degree), default=None)
