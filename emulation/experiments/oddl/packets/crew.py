@@ -3,13 +3,12 @@
 import json
 import os
 import socket
-import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from patchlight.controller.jobs.worker_specs import scaled_window_bytes
 from patchlight.emulation.experiments.oddl.packets.labs import channels_of_hosts
@@ -27,22 +26,15 @@ _END_S = 10.0
 _KEY_BYTES = 32
 
 
-class Iteration(NamedTuple):
-    """One iteration of all nodes: from the first one's start to the last one's end, in seconds.
+@dataclass(frozen=True)
+class Training:
+    """Iterations after each other: from the first node's start to the last one's end, in seconds.
 
-    ``stages_s`` has for each stage how long it took on each node.
+    Of each iteration there is how long each stage took on each node, in seconds.
     """
 
     took_s: float
-    stages_s: Mapping[str, Sequence[float]]
-
-
-@dataclass(frozen=True)
-class Training:
-    """Iterations after each other."""
-
-    took_s: float
-    iterations: Sequence[Iteration]
+    iterations: Sequence[Mapping[str, Sequence[float]]]
 
 
 @dataclass(frozen=True)
@@ -73,12 +65,8 @@ class Crew:
         return Training(took_s, [_together(same) for same in found])
 
 
-def _together(nodes: Sequence[Mapping[str, Any]]) -> Iteration:
-    took_s = statistics.mean(node["ended_s"] - node["began_s"] for node in nodes)
-    stages_s = {
-        stage: [node["stages_s"][stage] for node in nodes] for stage in nodes[0]["stages_s"]
-    }
-    return Iteration(took_s, stages_s)
+def _together(nodes: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    return {stage: [node["stages_s"][stage] for node in nodes] for stage in nodes[0]["stages_s"]}
 
 
 @contextmanager

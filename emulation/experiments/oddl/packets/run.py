@@ -195,7 +195,7 @@ def _stages(
     found: defaultdict[str, list[float]] = defaultdict(list)
     for each in rounds:
         for iteration in each[arm].iterations:
-            for stage, times_s in iteration.stages_s.items():
+            for stage, times_s in iteration.items():
                 found[stage] += [one / slowdown for one in times_s]
     return {
         stage: {"median_s": median(times_s), "longest_s": max(times_s)}
