@@ -1,17 +1,23 @@
 """The part of the controller's client that is about who may do what."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
 from urllib.parse import quote
 
 from patchlight.controller.calls import Answer, Call, Calls, call
+
+if TYPE_CHECKING:
+    from patchlight.controller.answer_types import AttemptRow, WhoAmI
 
 
 class AccessCalls(Calls):
     """What can be asked and told of tokens; ``ControllerClient`` makes the calls."""
 
     @call
-    def whoami(self) -> Call[Answer]:
+    def whoami(self) -> Call[WhoAmI]:
         """The ``user`` that one is to the controller, the ``role``, and the ``origin``."""
-        return (yield from self._call("GET", "/whoami"))
+        return cast("WhoAmI", (yield from self._call("GET", "/whoami")))
 
     @call
     def create_token(
@@ -33,7 +39,9 @@ class AccessCalls(Calls):
         return (yield from self._call("DELETE", f"/tokens/{quote(token_id, safe='')}"))
 
     @call
-    def audit(self, last: int = 100, *, user: str = "", outcome: str = "") -> Call[list[Answer]]:
+    def audit(
+        self, last: int = 100, *, user: str = "", outcome: str = ""
+    ) -> Call[list[AttemptRow]]:
         """The last attempts to change something, the oldest first."""
         which = {"user": user, "outcome": outcome}
         wanted = {key: value for key, value in which.items() if value}

@@ -1,6 +1,8 @@
 """How the controller is asked, whoever carries it out: addresses, its lab, refusals in words."""
 
-from typing import Any, TypedDict
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import httpx
 
@@ -14,6 +16,9 @@ from patchlight.controller.login import Login
 from patchlight.controller.path_calls import PathCalls
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab_api import UNIX, LabIdentity, is_beyond_this_machine
+
+if TYPE_CHECKING:
+    from patchlight.controller.answer_types import Link
 
 USER_HEADER = "X-Patchlight-User"
 UID_HEADER = "X-Patchlight-Uid"
@@ -220,7 +225,7 @@ class Asking(CircuitCalls, JobCalls, DiscoveryCalls, AccessCalls, EventCalls, Pa
         return (yield from self._answer("GET", f"{self._root}/metrics")).text
 
     @call
-    def links(self) -> Call[list[Answer]]:
+    def links(self) -> Call[list[Link]]:
         """The links that the present cross-connects make: ``a``, ``b``, ``rate_bps``, ``via``."""
         return list((yield from self._call("GET", "/links"))["links"])
 

@@ -1,11 +1,16 @@
 """The part of the controller's client that is about circuits."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 from patchlight.controller.calls import PAGE, Answer, Call, Calls, call
 from patchlight.testbed.errors import BadInput
+
+if TYPE_CHECKING:
+    from patchlight.controller.answer_types import CircuitSwitchShape, SavedMaps
 
 _LONGEST_MAP_NAME = 100
 
@@ -119,7 +124,7 @@ class CircuitCalls(Calls):
         return (yield from self._call("GET", f"/circuits/{name}/light"))
 
     @call
-    def circuit_switches(self) -> Call[list[Answer]]:
+    def circuit_switches(self) -> Call[list[CircuitSwitchShape]]:
         """Each circuit switch, whether it answers, and what it says that it is."""
         return list((yield from self._call("GET", "/circuit-switches"))["circuit_switches"])
 
@@ -160,14 +165,15 @@ class CircuitCalls(Calls):
         return list((yield from self._call("POST", "/locks/release", body))["locks"])
 
     @call
-    def saved_maps(self) -> Call[list[Answer]]:
+    def saved_maps(self) -> Call[list[SavedMaps]]:
         """The maps that were saved."""
         return list((yield from self._call("GET", "/maps"))["maps"])
 
     @call
-    def save_map(self, name: str, names: Sequence[str] = (), why: str = "") -> Call[Answer]:
+    def save_map(self, name: str, names: Sequence[str] = (), why: str = "") -> Call[SavedMaps]:
         """Keep the present maps under a name."""
-        return (yield from self._call("PUT", _map_path(name), {"ocs": list(names), "why": why}))
+        body = {"ocs": list(names), "why": why}
+        return cast("SavedMaps", (yield from self._call("PUT", _map_path(name), body)))
 
     @call
     def forget_map(self, name: str) -> Call[Answer]:

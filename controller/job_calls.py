@@ -1,12 +1,18 @@
 """The part of the controller's client that is about jobs."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING, cast
 from urllib.parse import quote
 
 from patchlight.controller.calls import PAGE, Answer, Call, Calls, call
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobfile.reader import JobGiven, Jobs, jobs_meant
+
+if TYPE_CHECKING:
+    from patchlight.controller.answer_types import LogPartShape, RegroupPlan
 
 
 class JobCalls(Calls):
@@ -96,13 +102,14 @@ class JobCalls(Calls):
         return list((yield from self._call("GET", f"{_job_path(job_id)}/decisions"))["decisions"])
 
     @call
-    def log(self, job_id: str, worker: int = 0, after: int = 0) -> Call[Answer]:
+    def log(self, job_id: str, worker: int = 0, after: int = 0) -> Call[LogPartShape]:
         """What a worker printed from byte ``after`` on: ``text``, and the ``next`` byte.
 
         Once the job has ``ended``, the last MiB of each worker is what is kept.
         """
-        return (
-            yield from self._call("GET", f"{_job_path(job_id)}/log", worker=worker, after=after)
+        return cast(
+            "LogPartShape",
+            (yield from self._call("GET", f"{_job_path(job_id)}/log", worker=worker, after=after)),
         )
 
     @call
@@ -137,9 +144,10 @@ class JobCalls(Calls):
         return (yield from self._call("POST", "/regroup", {"jobs": list(job_ids)}))
 
     @call
-    def preview_regroup(self, job_ids: Sequence[str]) -> Call[Answer]:
+    def preview_regroup(self, job_ids: Sequence[str]) -> Call[RegroupPlan]:
         """What ``regroup`` would make (cross-connects by OCS), and what speaks against it."""
-        return (yield from self._call("POST", "/regroup", {"jobs": list(job_ids), "dry_run": True}))
+        body = {"jobs": list(job_ids), "dry_run": True}
+        return cast("RegroupPlan", (yield from self._call("POST", "/regroup", body)))
 
     @call
     def defragmentation(self) -> Call[Answer | None]:

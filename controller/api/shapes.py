@@ -5,14 +5,19 @@ making them: tests do that.
 """
 
 from collections.abc import Mapping
-from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from patchlight.controller.answer_types import AttemptRow, CircuitSwitchShape, Link
+from patchlight.controller.answer_types import LogPartShape as LogPartShape
+from patchlight.controller.answer_types import PathShape as PathShape
+from patchlight.controller.answer_types import PathsShape as PathsShape
+from patchlight.controller.answer_types import RegroupPlan as RegroupPlan
+from patchlight.controller.answer_types import SavedMaps as SavedMaps
+from patchlight.controller.answer_types import WhoAmI as WhoAmI
 from patchlight.controller.api.describing import Json, Shape
 from patchlight.controller.changes.preflight import PortLock
 from patchlight.controller.changes.record import Reconfiguration
-from patchlight.controller.circuits.contract import Identity
 from patchlight.controller.tokens import Token
 from patchlight.testbed.jobs import JobStatus
 
@@ -53,24 +58,6 @@ class Shutdown(Shape):
     jobs: dict[str, int]
 
 
-class Via(Shape):
-    """A circuit that a link goes through."""
-
-    ocs: str
-    inp: int
-    out: int
-    channel: str = ""
-
-
-class Link(Shape):
-    """Two ports that light joins, by way of these circuits."""
-
-    a: str
-    b: str
-    rate_bps: float | None
-    via: list[Via]
-
-
 class LinksShape(Shape):
     """The links that light makes now; ``unread`` says which switches are not known, and why."""
 
@@ -84,23 +71,6 @@ class OcsMap(Shape):
     map: list[str] | None
     unreachable: str = ""
     assumed: list[str] = Field(default=[])
-
-
-class CircuitSwitchShape(Shape):
-    """A switch, whether it answers, what it says that it is; its ``grid`` if it is a WSS."""
-
-    name: str
-    reachable: bool
-    since: float | None
-    words: str
-    driver: str
-    address: str
-    ports: int
-    switching_time_s: float
-    insertion_loss_db: float
-    identity: Identity | None
-    standing_alarms: int | None
-    grid: str = ""
 
 
 class CircuitSwitches(Shape):
@@ -165,16 +135,6 @@ class Baselines(Shape):
     """How many circuits of each OCS have the power of now for their baseline."""
 
     circuits: dict[str, int]
-
-
-class SavedMaps(Shape):
-    """Maps that were saved under a name."""
-
-    name: str
-    maps: dict[str, list[str]]
-    by: str
-    why: str
-    at: float
 
 
 class AllSavedMaps(Shape):
@@ -254,14 +214,6 @@ class Decisions(Shape):
     decisions: list[Json]
 
 
-class LogPartShape(Shape):
-    """What a worker printed, and the byte to go on from."""
-
-    text: str
-    next: int
-    ended: bool
-
-
 class ProposalShape(Shape):
     """The change of light that gains most, if one pays."""
 
@@ -272,14 +224,6 @@ class ChangeShape(Shape):
     """The change that was made, if one paid."""
 
     change: Reconfiguration | None
-
-
-class RegroupPlan(Shape):
-    """What a regroup would make."""
-
-    jobs: list[str]
-    makes: dict[str, list[str]]
-    objections: list[str]
 
 
 class PoliciesShape(Shape):
@@ -300,14 +244,6 @@ class Samples(BaseModel):
 
     ports: list[Json] = []
     gpus: list[Json] = []
-
-
-class WhoAmI(Shape):
-    """Who one is to the controller."""
-
-    user: str
-    role: str
-    origin: str
 
 
 class TokensShape(Shape):
@@ -331,61 +267,7 @@ class NewToken(Shape):
     token: str
 
 
-class AttemptRow(Shape):
-    """An attempt to change something."""
-
-    number: int
-    at: float
-    by: str
-    origin: str
-    role: str
-    what: str
-    outcome: Literal["done", "refused", "failed", "unknown"]
-    status: int
-    why: str
-    token: str
-    about: str
-    repeated: int
-
-
 class AuditShape(Shape):
     """Who wanted to change what."""
 
     attempts: list[AttemptRow]
-
-
-class PathShape(Shape):
-    """A path of light, or a flow that waits for one."""
-
-    id: int
-    source: str
-    destination: str
-    bytes: float
-    collective: str | None
-    round: int
-    by: str
-    lease_s: float
-    wanted_at: float
-    until: float
-    state: Literal["waiting", "granted", "released", "expired"]
-    channel: str | None
-    starts_at: float | None
-    ends_at: float | None
-    ended_at: float | None
-
-
-class PathNetworkShape(Shape):
-    """Hosts whose light reaches each other. ``routed``: the channel says to whom."""
-
-    hosts: list[str]
-    channels: list[str]
-    routed: bool
-    tuning_s: float
-
-
-class PathsShape(Shape):
-    """The networks of paths, and the paths that are used or waited for."""
-
-    scheduler: str
-    networks: list[PathNetworkShape]
-    paths: list[PathShape]

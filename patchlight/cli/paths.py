@@ -1,12 +1,17 @@
 """``patchlight paths``: who sends to whom on which channel, and who waits."""
 
+from __future__ import annotations
+
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from patchlight.cli.connection import connect, controller_options
 from patchlight.cli.rendering import Coloured, Table, listing_options, print_json, say, span
+
+if TYPE_CHECKING:
+    from patchlight.controller.answer_types import PathsShape
 
 
 @click.command()
@@ -28,7 +33,7 @@ def paths(lab_name: str | None, address: str | None, networks: bool, as_json: bo
         _paths(found)
 
 
-def _paths(found: dict[str, Any]) -> None:
+def _paths(found: PathsShape) -> None:
     if not found["networks"]:
         say("No host of this lab has a tunable transceiver whose light reaches another's.")
         return
@@ -40,7 +45,8 @@ def _paths(found: dict[str, Any]) -> None:
     # Those that send come before those that wait.
     for path in sorted(found["paths"], key=lambda path: path["state"]):
         is_granted = path["state"] == "granted"
-        since = path["starts_at"] if is_granted else path["wanted_at"]
+        began_at = path["starts_at"] if is_granted else None
+        since = path["wanted_at"] if began_at is None else began_at
         table.add_row(
             str(path["id"]),
             path["source"],
@@ -54,7 +60,7 @@ def _paths(found: dict[str, Any]) -> None:
     table.print()
 
 
-def _networks(found: dict[str, Any]) -> None:
+def _networks(found: PathsShape) -> None:
     table = Table("network", "hosts", "channels", "a channel is for", "tuned in")
     for number, network in enumerate(found["networks"], 1):
         channels = network["channels"]

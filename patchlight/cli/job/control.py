@@ -1,5 +1,6 @@
 """``patchlight job`` commands that change what runs: stop, restart, regroup."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -78,7 +79,7 @@ def regroup(
 _NOTHING = "No running job gains more by other circuits than they would cost."
 
 
-def _print_proposal(found: dict[str, Any] | None, *, as_json: bool) -> None:
+def _print_proposal(found: Mapping[str, Any] | None, *, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return

@@ -56,7 +56,7 @@ def list_switches(target: Target, as_json: bool) -> None:
     ]
     try:
         with target.client() as client:
-            rows = client.circuit_switches()
+            rows = [{**row} for row in client.circuit_switches()]
     except ControllerError as error:
         say(f"as the lab file has them: {error.message}", err=True)
     if as_json:
