@@ -10,7 +10,9 @@ import argparse
 import logging
 import os
 import signal
+import socket
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,9 @@ from patchlight.controller.openflow.protocol import Message, encode
 from patchlight.controller.openflow.speaker import engine
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux import namespaces
-from patchlight.testbed.linux.sockets import listen
+from patchlight.testbed.linux.sockets import PortTaken, listen
+
+_PATIENCE_S = 2.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,7 +74,7 @@ def _run(options: argparse.Namespace) -> None:
     # Before any thread starts and any engine is loaded.
     if options.netns:
         namespaces.enter(options.netns)
-    listener = listen(options.listen)
+    listener = _listen(options.listen)
     if not options.ryu_app:
         # We look up no names, and eventlet's way to do that is a third of the engine's start.
         os.environ["EVENTLET_NO_GREENDNS"] = "yes"
@@ -99,6 +103,18 @@ def _run(options: argparse.Namespace) -> None:
         _serve_until_told(server, options.until_eof)
     finally:
         server.close()
+
+
+def _listen(address: str) -> socket.socket:
+    """As ``listen``, with patience for the speaker of a controller that was just killed."""
+    ends = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return listen(address)
+        except PortTaken:
+            if time.monotonic() > ends:
+                raise
+        time.sleep(0.05)
 
 
 def _serve_until_told(server: Any, until_eof: bool) -> None:

@@ -24,6 +24,7 @@ from patchlight.emulation.learning.config import (  # noqa: E402
     read_config,
 )
 from patchlight.emulation.learning.export import export, rounded  # noqa: E402
+from patchlight.emulation.learning.labs.config import is_for_labs, parse_lab_config  # noqa: E402
 from patchlight.emulation.learning.network import load_run, scorer_of  # noqa: E402
 from patchlight.emulation.learning.training import Run, scenarios_of  # noqa: E402
 from patchlight.emulation.simulator.ramp import Workloads, run_episode  # noqa: E402
@@ -204,6 +205,9 @@ def test_a_run_may_fix_the_instance_of_the_laws() -> None:
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_configurations_that_come_along_can_be_read(path: Path) -> None:
+    if is_for_labs(text := path.read_text()):
+        assert parse_lab_config(text).name == path.stem
+        return
     config = read_config(find_config(Path(path.stem)))
     assert config.name == path.stem
     assert config.environment.first_seed >= 1000
