@@ -67,13 +67,16 @@ def check_place(switch: OpticalSwitch, place: Place) -> None:
 
 def places_of(entries: Iterable[Any]) -> list[Place]:
     """What entries of one map use: ports, and of a wavelength switch their channels there."""
-    return sorted(
-        {
-            Place(port, getattr(entry, "channel", None))
-            for entry in entries
-            for port in (entry.inp, entry.out)
-        }
+    return in_order(
+        Place(port, getattr(entry, "channel", None))
+        for entry in entries
+        for port in (entry.inp, entry.out)
     )
+
+
+def in_order(places: Iterable[Place]) -> list[Place]:
+    """Each place once, by port; a whole port before its channels, and these by frequency."""
+    return sorted(set(places), key=lambda place: (place.port, place.channel or ()))
 
 
 def entries_at(switch_map: AnyMap, places: Iterable[int | Place]) -> tuple[Any, ...]:

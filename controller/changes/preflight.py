@@ -19,7 +19,7 @@ from patchlight.controller.circuits.contract import DirectedPort, Drivers, PortS
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Endpoint, Lab
-from patchlight.testbed.labmaps import Place, check_place
+from patchlight.testbed.labmaps import Place, check_place, in_order
 from patchlight.testbed.spectrum import Channel
 
 _MARK = "stop"
@@ -85,7 +85,7 @@ class Locks:
 
     def mark_bad(self, ocs: str, places: Iterable[Place], why: str) -> None:
         """Keep everybody off places of which nothing certain is known."""
-        self._save(ocs, sorted(set(places)), "bad", "patchlight", why)
+        self._save(ocs, in_order(places), "bad", "patchlight", why)
 
     def _save(
         self, ocs: str, places: Sequence[Place], kind: LockKind, by: str, why: str
@@ -125,10 +125,10 @@ class Locks:
 
     def _checked(self, ocs: str, ports: Iterable[int | Place]) -> list[Place]:
         switch = self._lab.optical_switch(ocs)
-        places = {Place(port) if isinstance(port, int) else port for port in ports}
+        places = in_order(Place(port) if isinstance(port, int) else port for port in ports)
         for place in places:
             check_place(switch, place)
-        return sorted(places)
+        return places
 
 
 def _key(lock: PortLock) -> tuple[str, Place]:

@@ -95,6 +95,7 @@ class Nursery:
         """End it; what was forked from it goes on."""
         with suppress(BrokenPipeError):
             self._process.communicate()
+        self._errors.close()
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from patchlight.emulation.json_lines import answer_lines
 from patchlight.emulation.light.emulated_light import EmulatedLight
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Endpoint
@@ -49,15 +50,7 @@ class LightRequests:
         asyncio.get_running_loop().add_reader(changes, changed)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while line := await reader.readline():
-                writer.write(json.dumps(await self._answer(line)).encode() + b"\n")
-                await writer.drain()
-        except (OSError, ValueError):
-            # The other end went, or its line was longer than a line may be.
-            return
-        finally:
-            writer.close()
+        await answer_lines(reader, writer, self._answer)
 
     async def _answer(self, line: bytes) -> dict[str, Any]:
         try:

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from patchlight.emulation.json_lines import answer_lines
 from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
 from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.testbed.errors import BadInput
@@ -146,16 +147,7 @@ class FaultRequests:
             await self._actions[name](value)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while line := await reader.readline():
-                answer = await self._answer(line)
-                writer.write(json.dumps(answer).encode() + b"\n")
-                await writer.drain()
-        except (OSError, ValueError):
-            # The other end went, or its line was longer than a line may be.
-            return
-        finally:
-            writer.close()
+        await answer_lines(reader, writer, self._answer)
 
     async def _answer(self, line: bytes) -> dict[str, Any]:
         try:

@@ -87,8 +87,9 @@ def test_all_that_the_commands_print_goes_through_one_place() -> None:
             if path.name == "rendering.py" or not isinstance(node, ast.Call):
                 continue
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            if name == "escape" and path.parent.name == "dashboard":
-                continue  # of HTML
+            of = getattr(node.func, "value", None)
+            if isinstance(of, ast.Name) and of.id == "html":
+                continue  # of a page in a browser
             if name in printers or (isinstance(node.func, ast.Name) and name == "print"):
                 found.append(f"{path.relative_to(FOLDER)}:{node.lineno} {name}")
     assert found == []

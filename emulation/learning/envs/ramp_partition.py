@@ -85,6 +85,15 @@ def ruled(policy: PartitionPolicy) -> Heuristic:
     return act
 
 
+def new_episode(
+    random: np.random.Generator, laws: Sequence[Scenario], options: Mapping[str, Any] | None
+) -> Episode:
+    """One drawn at random, as far as ``options`` do not say its ``episode_seed`` and ``law``."""
+    given = options or {}
+    drawn, law = int(random.integers(FIRST_SEED, LAST_SEED)), int(random.integers(len(laws)))
+    return Episode(laws[int(given.get("law", law))], int(given.get("episode_seed", drawn)))
+
+
 @cache
 def _shipped(name: str) -> PartitionPolicy:
     return load_learned(shipped_models()[name])
@@ -145,12 +154,7 @@ class RampPartitionEnv(gymnasium.Env[Observation, np.int64]):
     ) -> tuple[Observation, dict[str, Any]]:
         """A new episode; ``options`` may have ``episode_seed`` and ``law``, a place in the laws."""
         super().reset(seed=seed)
-        given = options or {}
-        drawn = int(self.np_random.integers(FIRST_SEED, LAST_SEED))
-        law = int(self.np_random.integers(len(self.scenarios)))
-        scenario = self.scenarios[int(given.get("law", law))]
-        episode = Episode(scenario, int(given.get("episode_seed", drawn)))
-        self.episode = episode
+        self.episode = episode = new_episode(self.np_random, self.scenarios, options)
         found = self._observe()
         for _ in range(int(self.np_random.integers(self._warm_up + 1))):
             before = episode.fork()
@@ -161,7 +165,7 @@ class RampPartitionEnv(gymnasium.Env[Observation, np.int64]):
                 self.episode = episode = before
                 break
             found = self._observe()
-        return found, {"law": scenario.law.name, "episode_seed": episode.seed}
+        return found, {"law": episode.scenario.law.name, "episode_seed": episode.seed}
 
     def step(
         self, action: np.int64 | SupportsInt

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from patchlight.controller.policies.contract import PartitionPolicy
 from patchlight.controller.policies.observation import LONGEST, UNIT_S
 from patchlight.controller.policies.partition import Sufficient
-from patchlight.emulation.learning.envs.ramp_partition import FIRST_SEED, LAST_SEED, scenarios
+from patchlight.emulation.learning.envs.ramp_partition import new_episode, scenarios
 from patchlight.emulation.learning.envs.registry import Heuristic
 from patchlight.emulation.simulator.ramp.lossnetwork import Episode, JobOutcome
 from patchlight.emulation.simulator.ramp.ramp import Block, PlacementRule, sub_blocks
@@ -112,12 +112,8 @@ class RampServersEnv(gymnasium.Env[Observation, np.int64]):
     ) -> tuple[Observation, dict[str, Any]]:
         """A new episode; ``options`` may have ``episode_seed`` and ``law``, a place in the laws."""
         super().reset(seed=seed)
-        given = options or {}
-        drawn = int(self.np_random.integers(FIRST_SEED, LAST_SEED))
-        law = int(self.np_random.integers(len(self.scenarios)))
-        scenario = self.scenarios[int(given.get("law", law))]
-        self.episode = Episode(scenario, int(given.get("episode_seed", drawn)))
-        return self._observe(), {"law": scenario.law.name, "episode_seed": self.episode.seed}
+        self.episode = episode = new_episode(self.np_random, self.scenarios, options)
+        return self._observe(), {"law": episode.scenario.law.name, "episode_seed": episode.seed}
 
     def step(
         self, action: np.int64 | SupportsInt

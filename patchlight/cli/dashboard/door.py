@@ -6,11 +6,11 @@ root it serves every user of the machine, each in the role that the controller g
 """
 
 import asyncio
+import html
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
 from starlette.responses import HTMLResponse
@@ -128,7 +128,9 @@ class Door:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close"})
             else:
-                page = _REFUSAL.format(words=escape(error.message), hint=escape(error.hint or ""))
+                page = _REFUSAL.format(
+                    words=html.escape(error.message), hint=html.escape(error.hint or "")
+                )
                 await HTMLResponse(page, 403)(scope, receive, send)
             return
         scope.setdefault("state", {})[VISITOR] = visitor

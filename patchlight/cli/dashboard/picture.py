@@ -4,8 +4,8 @@ The lowest layer is the lab itself, which does not change; above it are the ligh
 measured. Whatever a mouse can click there has the keyboard's focus, too.
 """
 
+import html
 from collections.abc import Mapping
-from html import escape
 from typing import NamedTuple
 
 from patchlight.cli.dashboard.lab_view import NO_JOB, Circuit, LabView
@@ -131,8 +131,8 @@ class Picture:
         shown = not is_server or self._layout.detailed
         text = _text(*place, name, size, anchor=anchor, bold=True) if shown else ""
         return (
-            f'<g tabindex="0" role="button" aria-label="{escape(f"{name}, {kind}")}" '
-            f'data-device="{escape(name)}"><rect class="pl-box" rx="6" {self._place(box)}/>'
+            f'<g tabindex="0" role="button" aria-label="{html.escape(f"{name}, {kind}")}" '
+            f'data-device="{html.escape(name)}"><rect class="pl-box" rx="6" {self._place(box)}/>'
             f"{text}{inside}</g>"
         )
 
@@ -273,8 +273,8 @@ def _once_each(view: LabView) -> list[Circuit]:
 
 def _about(words: str, device: str, shape: str, kind: str, name: str = "") -> str:
     """A shape that says something of itself when the mouse is on it, and opens a device."""
-    data = f'data-device="{escape(device)}" data-{kind}="{escape(name)}"'
-    return f"<g {data}><title>{escape(words)}</title>{shape}</g>"
+    data = f'data-device="{html.escape(device)}" data-{kind}="{html.escape(name)}"'
+    return f"<g {data}><title>{html.escape(words)}</title>{shape}</g>"
 
 
 def _text(
@@ -290,4 +290,4 @@ def _text(
     look = f'font-size="{size:g}" text-anchor="{anchor}"'
     look += ' font-weight="bold"' if bold else ""
     look += ' class="pl-small"' if quiet else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" {look}>{escape(text)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {look}>{html.escape(text)}</text>'

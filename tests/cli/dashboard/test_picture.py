@@ -86,19 +86,33 @@ def test_light_has_the_colour_of_its_job() -> None:
         ({"drift": {"ocs1": {"missing": ["9>10"], "unknown": []}}}, "dark", "not on the device"),
         ({"changes": [{**CHANGE, "state": "intent"}]}, "changing", "being changed"),
         (
-            {"light": {"ocs1": {"circuits": [
-                {"cross_connect": "1>7", "verdict": "failed", "words": "no light"}]}}},
+            {
+                "light": {
+                    "ocs1": {
+                        "circuits": [
+                            {"cross_connect": "1>7", "verdict": "failed", "words": "no light"}
+                        ]
+                    }
+                }
+            },
             "dark",
             "no light",
         ),
         (
-            {"light": {"ocs1": {"circuits": [
-                {"cross_connect": "1>7", "verdict": "degraded", "words": "3 dB less"}]}}},
+            {
+                "light": {
+                    "ocs1": {
+                        "circuits": [
+                            {"cross_connect": "1>7", "verdict": "degraded", "words": "3 dB less"}
+                        ]
+                    }
+                }
+            },
             "degraded",
             "3 dB less",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_well_is_seen(said: dict[str, Any], condition: str, words: str) -> None:
     shown = view(**said)
     found = [c for c in shown.circuits if c.condition == condition]

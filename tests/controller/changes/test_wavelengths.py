@@ -115,6 +115,8 @@ async def test_channels_of_a_port_are_locked_alone_and_with_it(
     assert (await bench.join(wss1=["2>4@193.150"])).state == "refused"
     with pytest.raises(BadInput, match="ports 1–4"):
         locks.lock("wss1", [5], "locked", "eva", "?")
+    both = locks.lock("wss1", [here, 3], "locked", "eva", "a port and a channel of it")
+    assert [lock.place for lock in both] == [Place(3), here]
     with pytest.raises(BadInput, match="off the grid"):
         locks.lock("wss1", [Place(1, Channel.parse("193.125"))], "locked", "eva", "?")
 

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,14 @@ def test_a_taken_port_says_which_and_by_whom(tmp_path: Path, engine: str, taken_
     assert f"TCP port {taken_port} is taken by" in error
     assert f"(pid {os.getpid()})" in error
     assert "choose another port" in error
+
+
+async def test_a_port_that_is_about_to_be_free_is_waited_for(tmp_path: Path, engine: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        asyncio.get_running_loop().call_later(1.0, holder.close)
+        async with Speaker(options(tmp_path, f"127.0.0.1:{port}", engine=engine)) as speaker:
+            assert (await speaker.request("hello"))["listen"] == f"127.0.0.1:{port}"
 
 
 async def test_a_second_speaker_on_the_socket_is_refused(tmp_path: Path, engine: str) -> None:
