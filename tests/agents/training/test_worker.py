@@ -63,8 +63,8 @@ def test_a_job_trains_to_its_end(make_job: MakeJob, ranks: int) -> None:
         assert [report["index"] for report in worker.reports] == [0, 1, 2, 3]
         for report in worker.reports:
             assert (report["check"], report["device"]) == ("ok", "sleep")
-            assert report["compute_s"] == pytest.approx(0.02, abs=0.2)
             assert began < report["finished_at"] < time.time()
+            assert 0.019 < report["compute_s"] < report["finished_at"] - began
     chunks = sum(report["sent_bytes"] for worker in job for report in worker.reports)
     assert chunks == 4 * 2 * (ranks - 1) * 400_004
 

@@ -85,11 +85,12 @@ async def test_a_gpu_computes_for_one_tenant_at_a_time(backend: SocketGpus, tmp_
         GpuClient(path, "b").close()
         return took_s
 
-    assert await asyncio.to_thread(tenant) == pytest.approx(0.3, abs=0.1)
+    took_s = await asyncio.to_thread(tenant)
+    assert took_s >= 0.29
     reading = await backend.read("gpu0")
     assert (reading.model, reading.uuid) == ("Tesla M40", gpu_uuid(LAB, "server1", "gpu0"))
-    assert reading.busy_s == pytest.approx(0.3, abs=0.05)
-    assert reading.utilization == pytest.approx(0.3, abs=0.1)
+    assert 0.29 <= reading.busy_s <= took_s
+    assert 0 < reading.utilization <= reading.busy_s
     other = await backend.read("gpu1")
     assert (other.uuid, other.busy_s, other.utilization) == ("GPU-77", 0, 0)
 
