@@ -90,6 +90,7 @@ async def test_a_gpu_computes_for_one_tenant_at_a_time(backend: SocketGpus, tmp_
     reading = await backend.read("gpu0")
     assert (reading.model, reading.uuid) == ("Tesla M40", gpu_uuid(LAB, "server1", "gpu0"))
     assert 0.29 <= reading.busy_s <= took_s
+    assert reading.utilization is not None
     assert 0 < reading.utilization <= reading.busy_s
     other = await backend.read("gpu1")
     assert (other.uuid, other.busy_s, other.utilization) == ("GPU-77", 0, 0)
