@@ -144,6 +144,7 @@ class KeptSession(ABC, Generic[C, D]):
         self._keep_alive_task: asyncio.Task[None] | None = None
         self._last_used = 0.0
         self._logged_in_at = 0.0
+        self._asking = 0
         self._alarms = AlarmLog()
 
     # --- what a protocol adds ---------------------------------------------------------------
@@ -203,7 +204,7 @@ class KeptSession(ABC, Generic[C, D]):
     async def _run(
         self,
         exchange: Callable[[C, float], Awaitable[R]],
-        shown: str,
+        shown: Callable[[], str],
         timeout_s: float | None = None,
         *,
         changes: bool,
@@ -211,9 +212,26 @@ class KeptSession(ABC, Generic[C, D]):
         """Do one exchange on a live session; see the module for what a failure becomes.
 
         ``exchange`` is called with the connection and the seconds that it may take: those of the
-        session without ``timeout_s``. ``shown`` is the command as errors may have it.
+        session without ``timeout_s``. ``shown`` gives the command as errors may have it.
         """
         timeout_s = self._session.timeouts.answer_s if timeout_s is None else timeout_s
+        self._asking += 1
+        try:
+            answer = await self._in_turn(exchange, shown, timeout_s, changes=changes)
+        finally:
+            self._asking -= 1
+        if self._asking:
+            await asyncio.sleep(0)  # who waits sends now, and the device works while we read
+        return answer
+
+    async def _in_turn(
+        self,
+        exchange: Callable[[C, float], Awaitable[R]],
+        shown: Callable[[], str],
+        timeout_s: float,
+        *,
+        changes: bool,
+    ) -> R:
         async with self._lock:
             logged_in_again = retried = False
             while True:
@@ -226,13 +244,13 @@ class KeptSession(ABC, Generic[C, D]):
                     await self._disconnect()
                     if changes:
                         raise OutcomeUnknown(
-                            f"{self._session.name}: {shown} was sent, then {reason}: whether it "
+                            f"{self._session.name}: {shown()} was sent, then {reason}: whether it "
                             "was done is unknown",
                             hint="read the device's map before anything else",
                         ) from error
                     if retried or isinstance(error, TimeoutError):
                         raise DeviceUnreachable(
-                            f"{self._session.name}: no reply to {shown}: {reason}"
+                            f"{self._session.name}: no reply to {shown()}: {reason}"
                         ) from error
                     retried = True
                 except DeviceRefused as refusal:

@@ -153,16 +153,21 @@ def read_power(
     lines: Iterable[str], dialect: CircuitDialect, asked: Container[int]
 ) -> dict[DirectedPort, float | None]:
     """Both sides' power (dBm) of the ports ``asked`` that a reply to ``RTRV-PORT-SUM`` lists."""
-    pattern, powers = re.compile(dialect.power_line), {}
+    match_line, powers = re.compile(dialect.power_line).match, {}
     for line in lines:
         # Few of a long table's lines are asked for, and a pattern costs more than a look.
         first = to_port(line.partition(":")[0])
         if first is not None and first not in asked:
             continue
-        if (match := pattern.match(line)) and (number := to_port(match["port"])):
-            for side in SIDES:
-                powers[DirectedPort(side, number)] = power_dbm(match[side])
+        if (match := match_line(line)) and (number := to_port(match["port"])):
+            for port in _sides(number):
+                powers[port] = power_dbm(match[port.side])
     return powers
+
+
+@functools.lru_cache(maxsize=4096)
+def _sides(number: int) -> tuple[DirectedPort, ...]:
+    return tuple(DirectedPort(side, number) for side in SIDES)
 
 
 def circuits_at_port(
