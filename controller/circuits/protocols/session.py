@@ -215,24 +215,7 @@ class KeptSession(ABC, Generic[C, D]):
         session without ``timeout_s``. ``shown`` gives the command as errors may have it.
         """
         timeout_s = self._session.timeouts.answer_s if timeout_s is None else timeout_s
-        self._asking += 1
-        try:
-            answer = await self._in_turn(exchange, shown, timeout_s, changes=changes)
-        finally:
-            self._asking -= 1
-        if self._asking:
-            await asyncio.sleep(0)  # who waits sends now, and the device works while we read
-        return answer
-
-    async def _in_turn(
-        self,
-        exchange: Callable[[C, float], Awaitable[R]],
-        shown: Callable[[], str],
-        timeout_s: float,
-        *,
-        changes: bool,
-    ) -> R:
-        async with self._lock:
+        async with self._turn():
             logged_in_again = retried = False
             while True:
                 connection = await self._ensure_session()
@@ -264,6 +247,18 @@ class KeptSession(ABC, Generic[C, D]):
                         await asyncio.sleep(_LOGIN_SETTLES_S)
                     else:
                         await self._disconnect()
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """One exchange at a time. Who waits for the next sends before this answer is understood."""
+        self._asking += 1
+        try:
+            async with self._lock:
+                yield
+        finally:
+            self._asking -= 1
+        if self._asking:
+            await asyncio.sleep(0)
 
     async def _ensure_session(self) -> C:
         if self._connection is not None and not self._connection.trouble:

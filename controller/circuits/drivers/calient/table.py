@@ -119,15 +119,16 @@ def read_circuit(dialect: CircuitDialect, line: str) -> CalientRow | None:
     """The circuit of one line of a reply to ``RTRV-CRS``; ``None`` if it cannot be read."""
     if (match := re.match(dialect.circuit_line, line)) is None:
         return None
-    src, dst = to_port(match["src"]), to_port(match["dst"])
+    src_aid, dst_aid, kind, *state = match.group("src", "dst", "kind", "AS", "OS", "OC")
+    src, dst = to_port(src_aid), to_port(dst_aid)
     if src is None or dst is None:
         return None
-    two_way = match["kind"] == "2"
+    two_way = kind == "2"
     return CalientRow.of(
         dialect,
         CrossConnect(src, dst),
-        f"{match['src']}{'-' if two_way else '>'}{match['dst']}",
-        state=f"{match['AS']},{match['OS']},{match['OC']}",
+        f"{src_aid}{'-' if two_way else '>'}{dst_aid}",
+        state=",".join(state),
         two_way=two_way and src != dst,
         group=match["group"],
         name=match["name"],

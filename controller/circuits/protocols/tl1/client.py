@@ -198,6 +198,8 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
                         # in order: when it answers the next command, all pages are here.
                         last_ctag = self._send(connection, self._dialect.keep_alive, {})
                         deadline.reschedule(now() + timeout)
+                        for part in parts:
+                            part.body.take_apart()  # meanwhile
                 elif message.ctag == last_ctag and not message.more:
                     return parts or untagged
                 elif message.ctag == "0" and message.code == "DENY" and not waited:

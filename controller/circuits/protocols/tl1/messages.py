@@ -85,6 +85,10 @@ class Body:
         bare.append(self.text[end:])
         return tuple(quoted), tuple(comments), " ".join(" ".join(bare).split())
 
+    def take_apart(self) -> None:
+        """Do now what would be done when somebody asks for a part of it."""
+        self._parts  # noqa: B018
+
     @property
     def quoted(self) -> tuple[str, ...]:
         """The quoted lines without their quotes, escapes undone."""
