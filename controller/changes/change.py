@@ -95,7 +95,6 @@ class Change:
                     return Progress.PLAN_AGAIN
                 raise
             self._committed = parts.committed.after(self._plan, self._options.adopts)
-            fill_record(record, self._plan, self._committed)
         with record.stage("check"):
             preflight = await self._check()
         if from_memory and (preflight.objections or not self._plan):
@@ -114,21 +113,32 @@ class Change:
         return Progress.ENDED
 
     async def _check(self) -> PreflightResult:
-        """What speaks against the plan. Where nothing does at once, it is in the journal after."""
+        """What speaks against the plan, which is in the record after.
+
+        Where nothing does at once, it is in the journal, too.
+        """
         plan, options, preflight = self._plan, self._options, self._parts.preflight
         objections = preflight.halts(plan)
         if options.planned_from and options.planned_from != fingerprint(plan.before):
             objections.append("the maps changed since the change was shown")
         if objections or not plan:
+            fill_record(self.record, plan, self._committed)
             return PreflightResult(objections)
-        # The devices are asked while the intent goes to the disk.
-        journalled = asyncio.create_task(asyncio.to_thread(self._prepared_intent()))
-        try:
-            return await preflight.check(plan, options)
-        except PatchlightError as error:
-            return PreflightResult([error.message])
-        finally:
-            await journalled
+        # The devices are asked first, and answer while the intent is written and goes to the disk.
+        checked, journalled = await asyncio.gather(
+            preflight.check(plan, options), self._journal_intent(), return_exceptions=True
+        )
+        if isinstance(journalled, BaseException):
+            raise journalled
+        if isinstance(checked, PatchlightError):
+            return PreflightResult([checked.message])
+        if isinstance(checked, BaseException):
+            raise checked
+        return checked
+
+    async def _journal_intent(self) -> None:
+        fill_record(self.record, self._plan, self._committed)
+        await asyncio.to_thread(self._prepared_intent())
 
     def _prepared_intent(self) -> Callable[[], None]:
         """What puts the intent into the journal, as it is now, when called."""

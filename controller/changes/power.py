@@ -89,6 +89,9 @@ class PowerVerdict(NamedTuple):
     words: str = ""
 
 
+_OK = PowerVerdict("ok")
+
+
 def judge(
     expected: Expected | None,
     baseline_dbm: float | None,
@@ -124,7 +127,7 @@ def judge(
             f"{baseline_dbm - out_dbm:.1f} dB less than it had before ({baseline_dbm:.1f} dBm)"
         )
         return PowerVerdict("degraded", words)
-    return PowerVerdict("ok")
+    return _OK
 
 
 def _judge_loss(
@@ -141,7 +144,7 @@ def _judge_loss(
     if in_dbm - out_dbm > most_db:
         words = f"{made}: loses {in_dbm - out_dbm:.1f} dB, expected at most {most_db:.1f} dB"
         return PowerVerdict("failed", words)
-    return PowerVerdict("ok")
+    return _OK
 
 
 READINGS_KEPT = 9
@@ -188,15 +191,18 @@ class Baselines:
     def dbm(self, ocs: str, c: Entry, source: Endpoint | None) -> float | None:
         """The median of the last good readings of this circuit; ``None`` if there are none."""
         readings = self._of(ocs).get(_key(ocs, c, source))
-        return None if readings is None else round(median(readings), 2)
+        if readings is None:
+            return None
+        return round(median(readings) if len(readings) > 1 else readings[0], 2)
 
     def with_readings(self, ocs: str, good: Iterable[PortReading]) -> Readings:
         """What is to be kept once these circuits were found good; keeps nothing itself."""
         kept: dict[BaselineKey, tuple[float, ...]] = {}
+        known = self._of(ocs)
         for reading in good:
             if reading.out_dbm is not None:
                 key = _key(ocs, reading.cross_connect, reading.source)
-                earlier = self._of(ocs).get(key, ())
+                earlier = known.get(key, ())
                 kept[key] = (*earlier, reading.out_dbm)[-READINGS_KEPT:]
         return kept
 

@@ -192,6 +192,7 @@ class PortStates:
     def __init__(self, drivers: Drivers) -> None:
         self._drivers = drivers
         self._states: dict[str, tuple[float, Mapping[DirectedPort, PortState]]] = {}
+        self._closed: dict[str, Mapping[DirectedPort, PortState]] = {}
 
     async def of(self, ocs: str) -> Mapping[DirectedPort, PortState]:
         """The states as read not long ago; empty where the device does not tell them."""
@@ -205,8 +206,8 @@ class PortStates:
         self, ocs: str, cross_connects: Iterable[Any]
     ) -> list[tuple[DirectedPort, PortState]]:
         """Those of the ports that these would use that can carry none, in order."""
-        states = (await self.of(ocs)).items()
-        closed = {port: state for port, state in states if state.condition != "ready"}
+        await self.of(ocs)
+        closed = self._closed[ocs]
         ends = (
             port
             for c in (cross_connects if closed else ())
@@ -222,6 +223,7 @@ class PortStates:
             # Some devices do not tell. The change itself will show what they can do.
             states = {}
         self._states[ocs] = (asyncio.get_running_loop().time(), states)
+        self._closed[ocs] = {p: state for p, state in states.items() if state.condition != "ready"}
         return states
 
     def forget(self, ocs: str) -> None:

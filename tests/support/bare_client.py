@@ -6,6 +6,7 @@ before is answered.
 """
 
 import asyncio
+import contextlib
 import os
 import re
 import socket
@@ -62,6 +63,7 @@ ANSWERED: dict[str, Callable[[bytes, bytes], bool]] = {
 
 _TURNING = re.compile(rb"ACT-CRS|ENT-CRS-BULK")
 _LOOKING = re.compile(rb"RTRV-")
+_ANSWER_S = 30.0
 
 
 class BareClient:
@@ -70,7 +72,7 @@ class BareClient:
     def __init__(self, driver: str, address: str, login: Sequence[bytes], file: Path) -> None:
         self._answered = ANSWERED[driver]
         host, _, port = address.rpartition(":")
-        self._socket = socket.create_connection((host, int(port)), timeout=30)
+        self._socket = socket.create_connection((host, int(port)), timeout=_ANSWER_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._file = os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         for command in login:
@@ -90,6 +92,14 @@ class BareClient:
                 time.sleep(switching_time_s)
             turning = _TURNING.match(command) is not None
             self._ask(command)
+
+    def drop_unread(self) -> None:
+        """Pass over what the device told meanwhile, of others' changes say."""
+        self._socket.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while self._socket.recv(1 << 16):
+                pass
+        self._socket.settimeout(_ANSWER_S)
 
     def close(self) -> None:
         """Let go of the device and the file."""

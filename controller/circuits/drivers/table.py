@@ -228,9 +228,9 @@ class TableDriver(ABC, Generic[C, M, R]):
 
     def _checked_ports(self, ports: Iterable[DirectedPort]) -> list[DirectedPort]:
         """Each once, in order; ``BadInput`` for one outside the device."""
-        unique = sorted(set(ports))
+        unique, last_of = sorted(set(ports)), {side: self._count(side) for side in SIDES}
         for port in unique:
-            last = self._count(port.side)
+            last = last_of[port.side]
             if type(port.number) is not int or not 1 <= port.number <= last:
                 raise BadInput(f"{self.name} has ports 1–{last}, not {port}")
         return unique

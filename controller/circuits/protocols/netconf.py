@@ -275,7 +275,7 @@ class NetconfClient(KeptSession[NetconfConnection, Dialect]):
             finally:
                 self._take_notifications(connection)
 
-        return await self._run(exchange, shown, changes=changes)
+        return await self._run(exchange, lambda: shown, changes=changes)
 
     def _take_notifications(self, connection: NetconfConnection) -> None:
         for text in connection.notifications():

@@ -173,15 +173,16 @@ class ScpiClient(DeviceSession[str, ScpiDialect]):
         async def exchange(connection: Connection[str], timeout_s: float) -> None:
             self._note((await self._exchange(connection, timeout_s, ""))[1])
 
-        await self._run(exchange, self._dialect.errors, changes=False)
+        await self._run(exchange, lambda: self._dialect.errors, changes=False)
 
     async def _command(self, command: str, answer: str, *, changes: bool) -> str:
-        shown = self._mask(shortened(command))
+        def shown() -> str:
+            return self._mask(shortened(command))
 
         async def exchange(connection: Connection[str], timeout_s: float) -> str:
             answers, errors = await self._exchange(connection, timeout_s, command)
             if errors and (changes or not answers):
-                raise self._refused(shown, _words(errors), errors[0][0])
+                raise self._refused(shown(), _words(errors), errors[0][0])
             self._note(errors)
             if len(answers) != 1 or re.fullmatch(answer, answers[0]) is None:
                 raise FramingError(f"it answered {self._mask(shortened('; '.join(answers)))!r}")

@@ -144,6 +144,7 @@ class KeptSession(ABC, Generic[C, D]):
         self._keep_alive_task: asyncio.Task[None] | None = None
         self._last_used = 0.0
         self._logged_in_at = 0.0
+        self._asking = 0
         self._alarms = AlarmLog()
 
     # --- what a protocol adds ---------------------------------------------------------------
@@ -203,7 +204,7 @@ class KeptSession(ABC, Generic[C, D]):
     async def _run(
         self,
         exchange: Callable[[C, float], Awaitable[R]],
-        shown: str,
+        shown: Callable[[], str],
         timeout_s: float | None = None,
         *,
         changes: bool,
@@ -211,10 +212,10 @@ class KeptSession(ABC, Generic[C, D]):
         """Do one exchange on a live session; see the module for what a failure becomes.
 
         ``exchange`` is called with the connection and the seconds that it may take: those of the
-        session without ``timeout_s``. ``shown`` is the command as errors may have it.
+        session without ``timeout_s``. ``shown`` gives the command as errors may have it.
         """
         timeout_s = self._session.timeouts.answer_s if timeout_s is None else timeout_s
-        async with self._lock:
+        async with self._turn():
             logged_in_again = retried = False
             while True:
                 connection = await self._ensure_session()
@@ -226,13 +227,13 @@ class KeptSession(ABC, Generic[C, D]):
                     await self._disconnect()
                     if changes:
                         raise OutcomeUnknown(
-                            f"{self._session.name}: {shown} was sent, then {reason}: whether it "
+                            f"{self._session.name}: {shown()} was sent, then {reason}: whether it "
                             "was done is unknown",
                             hint="read the device's map before anything else",
                         ) from error
                     if retried or isinstance(error, TimeoutError):
                         raise DeviceUnreachable(
-                            f"{self._session.name}: no reply to {shown}: {reason}"
+                            f"{self._session.name}: no reply to {shown()}: {reason}"
                         ) from error
                     retried = True
                 except DeviceRefused as refusal:
@@ -246,6 +247,18 @@ class KeptSession(ABC, Generic[C, D]):
                         await asyncio.sleep(_LOGIN_SETTLES_S)
                     else:
                         await self._disconnect()
+
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """One exchange at a time. Who waits for the next sends before this answer is understood."""
+        self._asking += 1
+        try:
+            async with self._lock:
+                yield
+        finally:
+            self._asking -= 1
+        if self._asking:
+            await asyncio.sleep(0)
 
     async def _ensure_session(self) -> C:
         if self._connection is not None and not self._connection.trouble:

@@ -42,6 +42,7 @@ async def _there_and_back(lab: Lab, device: Running, synced: Path) -> None:
         assert record.state == "committed", record.message
         sent.append(loop.take_sent())
     for wanted, commands in zip((MAPS[1], MAPS[0]), sent, strict=True):
+        bare.drop_unread()
         bare.replay(commands, b"journal", SWITCHING_S)
         assert await driver.read_map() == wanted
     bare.close()

@@ -119,15 +119,16 @@ def read_circuit(dialect: CircuitDialect, line: str) -> CalientRow | None:
     """The circuit of one line of a reply to ``RTRV-CRS``; ``None`` if it cannot be read."""
     if (match := re.match(dialect.circuit_line, line)) is None:
         return None
-    src, dst = to_port(match["src"]), to_port(match["dst"])
+    src_aid, dst_aid, kind, *state = match.group("src", "dst", "kind", "AS", "OS", "OC")
+    src, dst = to_port(src_aid), to_port(dst_aid)
     if src is None or dst is None:
         return None
-    two_way = match["kind"] == "2"
+    two_way = kind == "2"
     return CalientRow.of(
         dialect,
         CrossConnect(src, dst),
-        f"{match['src']}{'-' if two_way else '>'}{match['dst']}",
-        state=f"{match['AS']},{match['OS']},{match['OC']}",
+        f"{src_aid}{'-' if two_way else '>'}{dst_aid}",
+        state=",".join(state),
         two_way=two_way and src != dst,
         group=match["group"],
         name=match["name"],
@@ -153,16 +154,21 @@ def read_power(
     lines: Iterable[str], dialect: CircuitDialect, asked: Container[int]
 ) -> dict[DirectedPort, float | None]:
     """Both sides' power (dBm) of the ports ``asked`` that a reply to ``RTRV-PORT-SUM`` lists."""
-    pattern, powers = re.compile(dialect.power_line), {}
+    match_line, powers = re.compile(dialect.power_line).match, {}
     for line in lines:
         # Few of a long table's lines are asked for, and a pattern costs more than a look.
         first = to_port(line.partition(":")[0])
         if first is not None and first not in asked:
             continue
-        if (match := pattern.match(line)) and (number := to_port(match["port"])):
-            for side in SIDES:
-                powers[DirectedPort(side, number)] = power_dbm(match[side])
+        if (match := match_line(line)) and (number := to_port(match["port"])):
+            for port in _sides(number):
+                powers[port] = power_dbm(match[port.side])
     return powers
+
+
+@functools.lru_cache(maxsize=4096)
+def _sides(number: int) -> tuple[DirectedPort, ...]:
+    return tuple(DirectedPort(side, number) for side in SIDES)
 
 
 def circuits_at_port(

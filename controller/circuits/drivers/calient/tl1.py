@@ -8,6 +8,7 @@ whole. Run against the emulated device only so far; the commands are in ``tl1/di
 import functools
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from itertools import chain
 
 from patchlight.controller.circuits.contract import (
     Alarm,
@@ -183,8 +184,15 @@ class CalientTl1(SessionDriver[CalientRow]):
         return reply.lines
 
     @functools.cached_property
-    def _read_circuit(self) -> Callable[[str], CalientRow | None]:
-        read = functools.partial(read_circuit, self._dialect)
+    def _entries(self) -> Callable[[str], Sequence[tuple[CrossConnect, CalientRow]]]:
+        """What one line puts into the table."""
+
+        def read(line: str) -> Sequence[tuple[CrossConnect, CalientRow]]:
+            if (circuit := read_circuit(self._dialect, line)) is None:
+                # Passed over, it would be a circuit that nobody sees.
+                raise self._nonsense("the question for its map", shortened(line))
+            return [(direction, circuit) for direction in circuit.directions]
+
         return functools.lru_cache(_LINES_KEPT)(read)
 
     @functools.cached_property
@@ -192,13 +200,7 @@ class CalientTl1(SessionDriver[CalientRow]):
         return functools.lru_cache(TABLES_KEPT)(self._rows)
 
     def _rows(self, lines: Iterable[str]) -> dict[CrossConnect, CalientRow]:
-        table = {}
-        for line in lines:
-            if (circuit := self._read_circuit(line)) is None:
-                # Passed over, it would be a circuit that nobody sees.
-                raise self._nonsense("the question for its map", shortened(line))
-            table.update(dict.fromkeys(circuit.directions, circuit))
-        return table
+        return dict(chain.from_iterable(map(self._entries, lines)))
 
     def _values(self, circuit: CalientRow) -> dict[str, str]:
         """What fills templates. A circuit goes by its ports, and as one of our group, where no

@@ -6,6 +6,8 @@ Run against the emulated device only so far; the commands are in ``protocols/scp
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import starmap
+from typing import cast
 
 from patchlight.controller.circuits.contract import (
     SIDES,
@@ -71,12 +73,11 @@ class PolatisScpi(PolatisDriver):
                 pairs = list(zip(channels(match["ins"]), channels(match["outs"]), strict=True))
             except ValueError as error:
                 raise self._nonsense(self._dialect.read_map, answer) from error
-            table = {}
-            for pair in pairs:
-                if (cross_connect := to_cross_connect(*pair)) is None:
-                    raise self._nonsense(self._dialect.read_map, f"{pair[0]},{pair[1]}")
-                table[cross_connect] = UP
-            return table
+            table = dict.fromkeys(starmap(to_cross_connect, pairs), UP)
+            if None in table:
+                one, other = next(pair for pair in pairs if to_cross_connect(*pair) is None)
+                raise self._nonsense(self._dialect.read_map, f"{one},{other}")
+            return cast(Mapping[CrossConnect, Row], table)
 
         return functools.lru_cache(TABLES_KEPT)(understand)
 

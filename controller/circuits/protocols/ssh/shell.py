@@ -102,7 +102,7 @@ class ShellClient(DeviceSession[str, ShellDialect]):
         ``changes`` something and is not answered raises ``OutcomeUnknown``.
         """
         exchange = partial(self._exchange, command=command)
-        return await self._run(exchange, shortened(command), timeout_s, changes=changes)
+        return await self._run(exchange, lambda: shortened(command), timeout_s, changes=changes)
 
     def _framer(self) -> ShellFramer:
         return ShellFramer(self._dialect.prompt)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 from patchlight.controller.circuits.contract import Alarm, DeviceRefused, Standing
 from patchlight.controller.circuits.dialects import Bare, filled
@@ -77,7 +78,8 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
         """
         values = values or {}
         exchange = partial(self._exchange, template=template, values=values, paged=paged)
-        return await self._run(exchange, self._shown(template, values), changes=changes)
+        shown = partial(self._shown, template, values)
+        return await self._run(exchange, shown, changes=changes)
 
     async def hear(self) -> tuple[Alarm, ...]:
         """What it said unasked, and what stands on its own list (GR-833), if it has one."""
@@ -147,7 +149,7 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
         if code == "DENY":
             words = self._mask(body.words) or "it gave no reason"
             raise self._refused(self._shown(template, values), words, body.bare.partition(" ")[0])
-        lines = tuple(line for part in parts for line in part.body.quoted)
+        lines = tuple(chain.from_iterable(part.body.quoted for part in parts))
         if max(map(len, lines), default=0) > _LINE_LIMIT:
             raise FramingError(f"a line of its reply is longer than {_LINE_LIMIT} characters")
         return Reply(
@@ -196,6 +198,8 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
                         # in order: when it answers the next command, all pages are here.
                         last_ctag = self._send(connection, self._dialect.keep_alive, {})
                         deadline.reschedule(now() + timeout)
+                        for part in parts:
+                            part.body.take_apart()  # meanwhile
                 elif message.ctag == last_ctag and not message.more:
                     return parts or untagged
                 elif message.ctag == "0" and message.code == "DENY" and not waited:
@@ -216,7 +220,7 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
         ctag = str(self._ctag)
         if self.log.isEnabledFor(logging.DEBUG):
             self._sends(self._shown(template, {**values, "ctag": ctag}))
-        connection.send(self._filled(template, {**values, "ctag": ctag}))
+        connection.send(self._filled(template, {**values, "ctag": Bare(ctag)}))
         return ctag
 
     def _note(self, message: Autonomous) -> None:

@@ -72,7 +72,8 @@ class CircuitDialect(SessionDialect):
         # Names are anybody's, commas and line ends included; a line in which CONNTYPE stands
         # twice cannot be read, for a name could then tell another state of the circuit.
         r"(?s)[^:]*:SRCPORT=(?P<src>[^,]*),DSTPORT=(?P<dst>[^,]*),"
-        r"GRPNAME=(?P<group>(?:(?!,CONNNAME=).)*),CONNNAME=(?P<name>(?:(?!,CONNTYPE=).)*),"
+        r"GRPNAME=(?P<group>[^,]*(?:,(?!CONNNAME=)[^,]*)*),"
+        r"CONNNAME=(?P<name>[^,]*(?:,(?!CONNTYPE=)[^,]*)*),"
         r"CONNTYPE=(?P<kind>[12])WAY(?!.*,CONNTYPE=).*?,"
         r"AS=(?P<AS>[^,]*),OS=(?P<OS>[^,]*),OC=(?P<OC>[^,]*)"
     )
