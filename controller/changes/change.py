@@ -125,16 +125,13 @@ class Change:
             fill_record(self.record, plan, self._committed)
             return PreflightResult(objections)
         # The devices are asked first, and answer while the intent is written and goes to the disk.
-        checked, journalled = await asyncio.gather(
-            preflight.check(plan, options), self._journal_intent(), return_exceptions=True
-        )
-        if isinstance(journalled, BaseException):
-            raise journalled
-        if isinstance(checked, PatchlightError):
-            return PreflightResult([checked.message])
-        if isinstance(checked, BaseException):
-            raise checked
-        return checked
+        journalled = asyncio.create_task(self._journal_intent())
+        try:
+            return await preflight.check(plan, options)
+        except PatchlightError as error:
+            return PreflightResult([error.message])
+        finally:
+            await journalled
 
     async def _journal_intent(self) -> None:
         fill_record(self.record, self._plan, self._committed)
