@@ -41,6 +41,7 @@ class Options:
     gpu_rate: float = SAMPLES_PER_S
     gpu_access: str = "auto"
     worker_user: str = "root"
+    fork_from: Path | None = None
 
 
 def run_agent(options: Options) -> None:
@@ -65,7 +66,12 @@ def run_agent(options: Options) -> None:
         from patchlight.agents.service import AgentService
 
         workers = BackendOptions(
-            lab.name, server.name, options.image, options.gpu_access, options.worker_user
+            lab.name,
+            server.name,
+            options.image,
+            options.gpu_access,
+            options.worker_user,
+            options.fork_from,
         )
         service = AgentService(
             lab,

@@ -22,13 +22,14 @@ DEFAULT_IMAGE = "patchlight-worker:latest"
 @dataclass(frozen=True, slots=True)
 class BackendOptions:
     """What the agent was started with: names of its lab and server, the image of containers, how
-    they get an NVIDIA GPU, and whom processes run as."""
+    they get an NVIDIA GPU, whom processes run as, and the socket at which they are forked."""
 
     lab: str
     server: str
     image: str = DEFAULT_IMAGE
     gpu_access: str = "auto"
     worker_user: str = "root"
+    fork_from: Path | None = None
 
 
 def make_runner(choice: str, options: BackendOptions) -> Runner:
@@ -48,7 +49,7 @@ def make_runner(choice: str, options: BackendOptions) -> Runner:
 def _process(options: BackendOptions) -> Runner:
     from patchlight.agents.workers.process import ProcessRunner
 
-    return ProcessRunner(options.worker_user)
+    return ProcessRunner(options.worker_user, options.fork_from)
 
 
 def _docker(options: BackendOptions) -> Runner:

@@ -76,11 +76,16 @@ def hand_over(user: WorkerUser, folder: Path) -> None:
         os.chown(path, user.uid, user.gid, follow_symlinks=False)
 
 
+def most_processes(launch: WorkerLaunch, user: WorkerUser) -> int | None:
+    """How many processes its user may have; ``None`` for root, whose are not counted."""
+    return None if user.is_root else launch.limits.processes
+
+
 def confined(command: Sequence[str], launch: WorkerLaunch, user: WorkerUser) -> list[str]:
     """``command`` as that user, without any right; it lowers its own limits before that."""
     limits = []
-    if not user.is_root:  # root's processes are not counted
-        limits.append(f"--nproc={launch.limits.processes}")
+    if (processes := most_processes(launch, user)) is not None:
+        limits.append(f"--nproc={processes}")
     if launch.rdma_devices:
         limits.append("--memlock=unlimited")
     become = [f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups", *_NO_RIGHTS]

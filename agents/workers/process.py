@@ -14,7 +14,7 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 
 from patchlight.agents.errors import BadRequest, LaunchError
-from patchlight.agents.workers import confinement, keeper, output
+from patchlight.agents.workers import confinement, forking, keeper, output
 from patchlight.agents.workers.confinement import WorkerUser
 from patchlight.agents.workers.contract import (
     ExitInfo,
@@ -34,25 +34,31 @@ from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import namespace_processes, namespaces
 from patchlight.testbed.linux.cgroups import Cgroups
+from patchlight.testbed.linux.cpu_lists import cpus_of
 from patchlight.testbed.linux.processes import boot_id, process_start
 from patchlight.testbed.worker_api import SyntheticTask, TorchTask
 
 # An emulated lab finds all its processes by the last one, also those that left their namespace.
 _INHERITED = ("PATH", "LANG", "HOME", "PATCHLIGHT_RUN")
+# What it forked before it is within its limits would not be.
+_WHEN_TOLD = 'read -r _ && exec "$@" </dev/null'
 _log = logging.getLogger("patchlight.agent")
+
+# How to find a worker, and its keeper if that is a child of this process.
+_Begun = tuple[WorkerHandle, subprocess.Popen[bytes] | None]
 
 
 class ProcessRunner(Runner):
     """Runs workers as children of this process that go on when it ends.
 
     ``user`` is whom they run as: a user of this machine, or ``dynamic``, one of nobody else's for
-    each worker.
+    each worker. With ``fork_from``, workers of ours are forked there (``forking.py``).
     """
 
     name = "process"
 
-    def __init__(self, user: str = "root") -> None:
-        self._user = confinement.named_user(user)
+    def __init__(self, user: str = "root", fork_from: Path | None = None) -> None:
+        self._user, self._fork_from = confinement.named_user(user), fork_from
 
     @functools.cached_property
     def _cgroups(self) -> Cgroups:
@@ -79,11 +85,10 @@ class ProcessRunner(Runner):
     async def launch(self, launch: WorkerLaunch) -> RunningWorker:
         """Make the namespace and start the program's keeper in it."""
         _refuse_containers_things(launch)
-        child = await asyncio.to_thread(self._launch, launch)
-        handle = WorkerHandle(pid=child.pid, started=process_start(child.pid), boot=boot_id())
+        handle, child = await asyncio.to_thread(self._launch, launch)
         return _ProcessWorker(handle, launch.namespace, launch.directory, self._cgroups, child)
 
-    def _launch(self, launch: WorkerLaunch) -> subprocess.Popen[bytes]:
+    def _launch(self, launch: WorkerLaunch) -> _Begun:
         folder = launch.directory
         code = folder / "python" / TRAINING_IN_PATH
         code.parent.mkdir(parents=True)
@@ -104,10 +109,18 @@ class ProcessRunner(Runner):
         try:
             user = self._user_of(launch)
             groups = self._cgroups.make(launch.namespace, launch.limits)
+            plain = program.needs_numpy_alone and not launch.rdma_devices
+            if self._fork_from is not None and plain:
+                with contextlib.suppress(OSError):  # nobody is there: it is slower without
+                    return _fork(self._fork_from, program, launch, user, groups), None
             # A process begins in the namespace of the thread that makes it.
             with namespaces.entered(namespaces.namespace_path(launch.namespace)):
-                return _start(program, launch, user, groups)
+                child = _start(program, launch, user, groups)
+            started = process_start(child.pid)
+            return WorkerHandle(pid=child.pid, started=started, boot=boot_id()), child
         except (OSError, PatchlightError) as exc:
+            with contextlib.suppress(PatchlightError):  # one may be there that did not answer
+                namespace_processes.end_all(launch.namespace)
             namespaces.delete(launch.namespace)
             with contextlib.suppress(PatchlightError):
                 self._cgroups.remove(launch.namespace)
@@ -159,26 +172,53 @@ def _numpy_folder() -> str | None:
     return str(Path(found.origin).parent.parent) if found and found.origin else None
 
 
+def _environment(program: Program, launch: WorkerLaunch, user: WorkerUser) -> dict[str, str]:
+    keep = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    if not user.is_root:
+        keep["HOME"] = str(launch.directory)
+    return {**keep, **program.environment}
+
+
+def _fork(
+    path: Path, program: Program, launch: WorkerLaunch, user: WorkerUser, groups: Sequence[Path]
+) -> WorkerHandle:
+    order = forking.Order(
+        folder=program.directory,
+        namespace=str(namespaces.namespace_path(launch.namespace)),
+        uid=user.uid,
+        gid=user.gid,
+        processes=confinement.most_processes(launch, user),
+        groups=[str(group) for group in groups],
+        cpus=sorted(cpus_of(launch.cpus)) if launch.cpus else [],
+        environment=_environment(program, launch, user),
+        arguments=program.command,
+    )
+    try:
+        pid, started = forking.fork(path, order)
+    except forking.NotForked as exc:
+        raise LaunchError(f"starting worker {launch.spec.id}: {exc}") from exc
+    return WorkerHandle(pid=pid, started=started, boot=boot_id())
+
+
 def _start(
     program: Program, launch: WorkerLaunch, user: WorkerUser, groups: Sequence[Path]
 ) -> subprocess.Popen[bytes]:
     folder = str(launch.directory)
-    keep = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    if not user.is_root:
-        keep["HOME"] = folder
     command = keeper.kept(program.command, folder, gated=program.gated, waited_for=False)
     child = subprocess.Popen(
-        confinement.confined(command, launch, user),
+        ["sh", "-c", _WHEN_TOLD, "patchlight-keeper", *confinement.confined(command, launch, user)],
         cwd=program.directory,
-        env={**keep, **program.environment},
-        stdin=subprocess.DEVNULL,
+        env=_environment(program, launch, user),
+        stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C is for the agent alone
     )
     try:
-        # Somebody else's program is begun long after that: it waits at its gate.
-        confinement.limit(child.pid, launch, groups)
+        assert child.stdin is not None
+        with child.stdin as go:
+            confinement.limit(child.pid, launch, groups)
+            go.write(b"\n")
     except BaseException:
         child.kill()
         child.wait()

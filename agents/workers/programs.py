@@ -42,23 +42,30 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A worker's program. ``gated``: it is begun only once the worker is told to start."""
+    """A worker's program. ``gated``: it is begun only once the worker is told to start.
+
+    ``needs_numpy_alone``: it is our synthetic trainer, without any other package.
+    """
 
     command: tuple[str, ...]
     environment: dict[str, str]
     directory: str
     gated: bool = False
+    needs_numpy_alone: bool = False
 
 
 def program_of(launch: WorkerLaunch, places: Places) -> Program:
     """The program of the worker's trainer; puts into the worker's folder what it reads there."""
     spec, task = launch.spec, launch.spec.task
+    numpy_alone = False
     match task:
         case SyntheticTask() | TorchTask():
             _write_task(launch.directory, spec, task, places)
             folders, option = [places.code], "-s"
-            if isinstance(task, SyntheticTask) and places.gpu_socket and places.numpy:
-                # It needs NumPy alone: what packages run at each start of Python is left out.
+            if isinstance(task, SyntheticTask) and places.numpy:
+                numpy_alone = bool(places.gpu_socket) or task.device == "sleep"
+            if numpy_alone and places.numpy:
+                # What packages run at each start of Python is left out.
                 folders, option = [*folders, places.numpy], "-S"
             own = {"PYTHONPATH": ":".join(folders)}
             directory, gated = places.folder, False
@@ -74,6 +81,7 @@ def program_of(launch: WorkerLaunch, places: Places) -> Program:
         environment={**_DEFAULTS, **network_defaults(launch), **own, **_rendezvous(launch, places)},
         directory=directory,
         gated=gated,
+        needs_numpy_alone=numpy_alone,
     )
 
 

@@ -49,7 +49,9 @@ class Intake:
         They start ``together``, or each is a gang of its own. Without ``topology``, theirs or
         else the lab's policy says what becomes of the circuits.
         """
-        gangs = [self._new(gang, topology, by) for gang in ([specs] if together else zip(specs))]
+        ids = set[str]()
+        each = [specs] if together else zip(specs)
+        gangs = [self._new(gang, topology, by, ids) for gang in each]
         for statuses, _ in gangs:
             gang = [status.spec for status in statuses]
             if (why := self._not_admitted(by, gang, len(specs) - len(gang))) is not None:
@@ -66,9 +68,12 @@ class Intake:
         return None if waiting is None else waiting.words
 
     def _new(
-        self, specs: Sequence[JobSpec], topology: str | None, by: str
+        self, specs: Sequence[JobSpec], topology: str | None, by: str, ids: set[str]
     ) -> tuple[list[JobStatus], str]:
-        """Jobs as they would be submitted, and the topology policy that they would have."""
+        """Jobs as they would be submitted, and the topology policy that they would have.
+
+        Their ids are none of ``ids``, and are added to these.
+        """
         specs = check_specs(self._lab, specs, counted=not self._policies.choice.partition)
         check_policies(specs, self._policies.choice)
         specs = [replace(spec, after=self._ids_of(spec)) for spec in specs]
@@ -77,7 +82,7 @@ class Intake:
         now, gang = time.time(), uuid.uuid4().hex[:12]
         statuses = [
             JobStatus(
-                f"{spec.name}-{uuid.uuid4().hex[:6]}",
+                self._new_id(spec.name, ids),
                 spec,
                 JobState.QUEUED,
                 submitted_at=now,
@@ -88,6 +93,14 @@ class Intake:
             for spec in specs
         ]
         return statuses, chosen
+
+    def _new_id(self, name: str, ids: set[str]) -> str:
+        """One that no job has: of 10,000 jobs of one name, some would draw the same."""
+        while True:
+            drawn = f"{name}-{uuid.uuid4().hex[:6]}"
+            if drawn not in ids and self._table.find(drawn) is None:
+                ids.add(drawn)
+                return drawn
 
     def _ids_of(self, spec: JobSpec) -> tuple[str, ...]:
         """The ids of the jobs that one is to wait for; ``BadInput`` for a job that is not there."""
@@ -106,7 +119,7 @@ class Intake:
 
         ``closed`` says why no job starts at all, if that is so.
         """
-        statuses, chosen = self._new(specs, topology, by)
+        statuses, chosen = self._new(specs, topology, by, set())
         ahead = len(self._line_up.why)
         waits_for = closed or self._not_admitted(by, [status.spec for status in statuses])
         found = waits_for or await self._line_up.would_place(statuses, look)

@@ -5,7 +5,6 @@ input it reads the processes to make, a JSON object a line, and answers each wit
 number. It ends with its input; what it made lives on.
 """
 
-import ctypes
 import gc
 import importlib
 import json
@@ -14,17 +13,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from patchlight.testbed.linux.namespaces import enter
+from patchlight.testbed.linux.shown import ARGUMENTS, ENVIRONMENT, show, show_again, shown
 
 # Room for what the nursery's children are to be shown with: its last argument, and a variable.
 _ROOM = {"PATCHLIGHT_ROOM": " " * 4000}
-# Which fields of /proc/self/stat after the name say where arguments and environment are.
-_ARGUMENTS, _ENVIRONMENT = slice(45, 47), slice(47, 49)
 
 _of_this_process: dict[tuple[int, tuple[str, ...]], "Nursery"] = {}
 
@@ -100,19 +98,18 @@ class Nursery:
 
 def main() -> None:
     """Fork a process for each line of standard input."""
-    _show(_ARGUMENTS, sys.orig_argv[:-1])
+    show(ARGUMENTS, sys.orig_argv[:-1])
     for name in sys.argv[1:-1]:
         importlib.import_module(name)
     gc.freeze()  # else the first collection in each child copies all of this memory
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how its children ended
-    start, size = _place(_ENVIRONMENT)
-    own = ctypes.string_at(start, size)
+    own = shown(ENVIRONMENT)
     os.environ.clear()  # what is shown there is nothing that is read any more
     for line in sys.stdin:
         request: dict[str, Any] = json.loads(line)
-        _show(_ENVIRONMENT, (f"{name}={value}" for name, value in request["environment"].items()))
+        show(ENVIRONMENT, (f"{name}={value}" for name, value in request["environment"].items()))
         if pid := os.fork():
-            ctypes.memmove(start, own, size)
+            show_again(ENVIRONMENT, own)
             print(pid, flush=True)
         else:
             _become(**request)
@@ -132,25 +129,11 @@ def _become(
         enter(namespace)
     # As in a process of its own: python -m MODULE ARGUMENTS.
     sys.argv = [argv[2], *argv[3:]]
-    _show(_ARGUMENTS, argv)
+    show(ARGUMENTS, argv)
     program = importlib.import_module(argv[2])
     if hasattr(program, "__path__"):
         program = importlib.import_module(f"{argv[2]}.__main__")
     sys.exit(program.main())
-
-
-def _place(which: slice) -> tuple[int, int]:
-    """Where this process's arguments or environment are in its memory, and in how many bytes."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    start, end = map(int, fields[which])
-    return start, end - start
-
-
-def _show(which: slice, texts: Iterable[str]) -> None:
-    """Have ``/proc``, and so ``ps``, show these, as many as there is room for."""
-    start, size = _place(which)
-    text = b"".join(os.fsencode(each) + b"\0" for each in texts)
-    ctypes.memmove(start, text[: size - 1].ljust(size, b"\0"), size)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ _IMPORTS = (
     "patchlight.agents.__main__",
     "patchlight.agents.api",
     "patchlight.agents.workers.docker",
+    "patchlight.agents.workers.forking",
     "patchlight.cli.controller",
     "patchlight.controller.api.app",
     "patchlight.controller.api.metrics",
@@ -186,6 +187,14 @@ class LabServices:
         if not self._has_agents:
             return
         workers = self._workers()
+        forks = self._run_dir / "workers.sock" if workers == "process" else None
+        if forks is not None:
+            yield self._module(
+                "workers",
+                "patchlight.agents.workers.forking",
+                {"--socket": forks},
+                ready=forks.exists,
+            )
         for server in self._lab.servers:
             assert server.management is not None
             path = Path(server.management.removeprefix("unix:"))
@@ -195,6 +204,7 @@ class LabServices:
                 "--listen": server.management,
                 "--workers": workers,
                 "--gpus": f"socket:{self._run_dir / 'gpus'}",
+                "--fork-from": forks,
                 "--state": self._run_dir / "agents" / server.name,
             }
             yield self._module(

@@ -5,7 +5,6 @@
 
 import asyncio
 import os
-import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
@@ -31,9 +30,8 @@ from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.cgroups import Cgroups, Limits
 from patchlight.testbed.linux.namespace_processes import processes_in
 from patchlight.testbed.linux.processes import may_run
-from patchlight.testbed.worker_api import WorkerSpec
+from tests.support.worker_desk import LIMITS, Desk, open_desk
 
-LIMITS = Limits(96 * 2**20, 48)
 OURS = "PATCHLIGHT_TEST_WORKER_BACKEND"
 GREEDY = """
 import os, time
@@ -89,42 +87,10 @@ async def runner(make: Callable[[], Runner]) -> AsyncIterator[Runner]:
     await made.close()
 
 
-class Desk:
-    """Makes launches, and clears away what an agent would."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.names: list[str] = []
-
-    def launch(self, *command: str, **spec: Any) -> WorkerLaunch:
-        name = f"pl.test-{os.getpid()}.server1.w-{len(self.names)}"
-        self.names.append(name)
-        directory = self.folder / "workers" / str(len(self.names))
-        directory.mkdir(mode=0o700, parents=True)
-        given = {
-            **{"id": f"w-{len(self.names)}", "job": "job", "rank": 0, "nic": "nic0"},
-            "ring": [{"rank": 0, "address": "10.0.0.1", "port": 29500}],
-            "task": {"trainer": "command", "command": list(command)},
-        }
-        model = WorkerSpec.model_validate({**given, **spec})
-        return WorkerLaunch(model, directory, name, "nic0", LIMITS)
-
-
 @pytest.fixture
 def desk() -> Iterator[Desk]:
-    # Not below pytest's own folder, which is closed to other users.
-    folder = Path(f"/tmp/pl-backends-{os.getpid()}")
-    folder.mkdir(mode=0o700)
-    made = Desk(folder / "state")
-    folder.chmod(0o711)
-    (folder / "state").mkdir(mode=0o700)
-    yield made
-    left = {name: processes_in(name) for name in made.names}
-    for name in made.names:
-        namespaces.delete(name)
-    shutil.rmtree(folder)
-    assert not any(left.values()), left
-    assert not set(made.names) & set(Cgroups().names())
+    with open_desk() as made:
+        yield made
 
 
 async def begin(runner: Runner, launch: WorkerLaunch) -> RunningWorker:

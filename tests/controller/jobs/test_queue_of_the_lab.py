@@ -1,6 +1,7 @@
 """The lab's queue: order and rules, what waits and why, and what was decided and seen."""
 
 import gc
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,18 @@ async def test_who_waits_says_for_what(cluster: Cluster) -> None:
     await says(cluster, last, f"it comes after {three}")
     (named,) = cluster.submit(job("named", "gpu0"))
     await says(cluster, named, "it comes after")
+
+
+async def test_no_job_gets_the_id_of_another(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = iter(uuid.UUID(int=number << 104) for number in (1, 2, 3, 2, 3, 3, 4))
+    monkeypatch.setattr("uuid.uuid4", drawn.__next__)
+    (first,) = cluster.submit(job("train", workers=6))
+    again = cluster.submit(job("train", workers=3), job("train", workers=3))
+    monkeypatch.undo()
+    assert len({first, *again}) == 3
+    assert cluster.table[first].submitted_at < cluster.table[again[0]].submitted_at
 
 
 async def test_a_higher_priority_comes_sooner(cluster: Cluster) -> None:

@@ -1,0 +1,218 @@
+"""Synthetic workers forked from a process that has imported their program: that is most of a start.
+
+``python -m patchlight.agents.workers.forking --socket PATH`` forks one for each connection to its
+Unix socket, which is root's alone: an ``Order`` as a line of JSON, answered with the number of the
+worker's keeper and its start time, or with an error. What is forked is what
+``agents/workers/process.py`` starts as a program: the same user, rights, limits, namespaces,
+environment and files, under a keeper that does what the shell in ``keeper.py`` does.
+
+It has one thread, and begins anew, with nothing but what workers need, when the first is wanted.
+"""
+
+import argparse
+import gc
+import importlib.util
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.linux.namespaces import enter
+from patchlight.testbed.linux.processes import process_start
+from patchlight.testbed.linux.rights import give_up
+from patchlight.testbed.linux.shown import ARGUMENTS, ENVIRONMENT, show
+from patchlight.testbed.linux.sockets import BACKLOG, bind_unix
+
+_DEADLINE_S = 30.0
+_LONGEST_ORDER = 1 << 20
+# Room for what workers are to be shown with: the last argument, and a variable.
+_ROOM = " " * 16_000
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+class NotForked(PatchlightError):
+    """A worker could not be forked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A worker to fork.
+
+    ``folder`` is its own, ``namespace`` the path of its network namespace. ``processes`` is how
+    many its user may have (``None``: no limit of the user's), ``groups`` are the files of its
+    cgroups, ``cpus`` where it may run (empty: anywhere). ``arguments`` are those of the program
+    that it seems to be: Python's, with ``--task FILE`` last.
+    """
+
+    folder: str
+    namespace: str
+    uid: int
+    gid: int
+    processes: int | None
+    groups: Sequence[str]
+    cpus: Sequence[int]
+    environment: Mapping[str, str]
+    arguments: Sequence[str]
+
+
+def fork(path: Path, order: Order) -> tuple[int, int]:
+    """Have a worker forked: its keeper's number and start time (clock ticks since boot).
+
+    ``OSError`` if nobody forks at ``path``; ``NotForked`` says why there is no worker.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_DEADLINE_S)
+        connection.connect(str(path))
+        try:
+            connection.sendall(json.dumps(asdict(order)).encode() + b"\n")
+            answer = json.loads(connection.makefile().readline() or '{"error": "it ended"}')
+        except (OSError, ValueError) as exc:
+            raise NotForked(f"it does not answer: {exc}") from exc
+    if "error" in answer:
+        raise NotForked(str(answer["error"]))
+    return int(answer["pid"]), int(answer["started"])
+
+
+def main() -> None:
+    """Fork workers until it is ended."""
+    parser = argparse.ArgumentParser(prog="patchlight.agents.workers.forking", description=__doc__)
+    parser.add_argument("--socket", type=Path, help="the Unix socket to listen at")
+    parser.add_argument("--lab", type=Path, help="the lab file, for whoever looks at processes")
+    parser.add_argument("--listener", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("room", nargs="?", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.listener is None:
+        _begin_anew_when_wanted(options.socket)
+    _fork_all(socket.socket(fileno=options.listener))
+
+
+def _begin_anew_when_wanted(path: Path) -> NoReturn:
+    listener = bind_unix(path, "process that forks workers")
+    listener.listen(BACKLOG)
+    select.select([listener], [], [])
+    folders = [str(Path(__file__).absolute().parents[3])]
+    found = importlib.util.find_spec("numpy")
+    if found is not None and found.origin is not None:
+        folders.append(str(Path(found.origin).parent.parent))
+    listener.set_inheritable(True)
+    # What packages run at each start of Python is left out, as it is for a worker's program.
+    command = [sys.executable, "-sS", "-m", "patchlight.agents.workers.forking"]
+    command += ["--listener", str(listener.fileno()), _ROOM]
+    more = {**_ONE_THREAD, "PYTHONPATH": ":".join(folders), "PATCHLIGHT_ROOM": _ROOM}
+    os.execve(sys.executable, command, {**os.environ, **more})
+
+
+def _fork_all(listener: socket.socket) -> NoReturn:
+    show(ARGUMENTS, sys.orig_argv[:-1])
+    from patchlight.agents.training import __main__, trainer
+
+    trainer.gradient(seed=0, rank=0, iteration=0, elements=1)  # NumPy imports parts when used
+    gc.freeze()  # else the first collection in each worker copies all of this memory
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how keepers ended
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            if os.fork():
+                continue
+            listener.close()
+            status = 1
+            with suppress(BaseException):
+                status = _become_keeper(connection, __main__.main)
+            os._exit(status)
+
+
+def _become_keeper(connection: socket.socket, train: Any) -> int:
+    """Be the keeper of the worker that is asked for; its exit code."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    connection.settimeout(_DEADLINE_S)
+    line = connection.makefile().readline(_LONGEST_ORDER)
+    if not line:  # somebody looked whether this process is there
+        return 0
+    try:
+        order = Order(**json.loads(line))
+        _confine(order)
+        pid = os.getpid()
+        answer: dict[str, Any] = {"pid": pid, "started": process_start(pid)}
+    except (OSError, PatchlightError, TypeError, ValueError) as exc:
+        answer = {"error": str(exc)}
+    connection.sendall(json.dumps(answer).encode() + b"\n")
+    connection.close()
+    return 1 if "error" in answer else _keep(order, train)
+
+
+def _confine(order: Order) -> None:
+    """Have of the server what the worker may have, and nothing else."""
+    os.setsid()
+    for group in order.groups:
+        with open(group, "w") as file:
+            file.write("0")
+    if order.cpus:
+        os.sched_setaffinity(0, order.cpus)
+    enter(order.namespace)
+    if order.processes is not None:
+        resource.setrlimit(resource.RLIMIT_NPROC, (order.processes, order.processes))
+    os.chdir(order.folder)
+    give_up(order.uid, order.gid)
+    os.environ.clear()
+    os.environ.update(order.environment)
+    show(ENVIRONMENT, (f"{name}={value}" for name, value in order.environment.items()))
+    show(ARGUMENTS, ["patchlight-keeper", order.folder, *order.arguments])
+    null = os.open(os.devnull, os.O_RDONLY)
+    output = os.open("output.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    for number, descriptor in enumerate((null, output, output)):
+        os.dup2(descriptor, number)
+    os.close(null)
+    os.close(output)
+
+
+def _keep(order: Order, train: Any) -> int:
+    """Run the worker, pass SIGTERM on to it, and leave its exit code in its folder."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    program = os.fork()
+    if not program:
+        for number in (signal.SIGINT, signal.SIGQUIT):  # as a shell has it behind ``&``
+            signal.signal(number, signal.SIG_IGN)
+        _run(order, train)
+    for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, _pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    _, status = os.waitpid(program, 0)
+    code = os.waitstatus_to_exitcode(status)
+    code = 128 - code if code < 0 else code
+    with open("exit", "w") as file:
+        file.write(f"{code}\n")
+    return code
+
+
+def _pass_on(number: int, _frame: object) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    os.killpg(0, number)
+
+
+def _run(order: Order, train: Any) -> NoReturn:
+    code = 1
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        show(ARGUMENTS, order.arguments)
+        sys.argv = ["patchlight.agents.training", *order.arguments[-2:]]
+        code = train()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
