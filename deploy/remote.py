@@ -15,6 +15,7 @@ from typing import Any, Self
 import paramiko
 
 from patchlight.deploy.bundle import BundleFile, Target
+from patchlight.deploy.bytecode import unchecked_bytecode
 from patchlight.deploy.sudo import as_root
 from patchlight.testbed.errors import PatchlightError
 
@@ -175,13 +176,19 @@ def _carry(
 
 @functools.cache
 def _far_end() -> bytes:
-    """The far end as one file that Python imports from, in packages with nothing else in them."""
+    """The far end as one file that Python imports from, in packages with nothing else in them.
+
+    Beside each module is its bytecode, for servers with the Python of this machine.
+    """
     packed, here = io.BytesIO(), Path(__file__).resolve().parent
     modules = [*here.glob("far_end/*.py"), here.parent / "testbed/linux/docker_engine.py"]
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for package in ("", "deploy/", "testbed/", "testbed/linux/"):
             archive.writestr(f"patchlight/{package}__init__.py", b"")
         for path in sorted(modules):
-            name = path.relative_to(here.parent).as_posix()
-            archive.writestr(f"patchlight/{name}", path.read_bytes())
+            name = f"patchlight/{path.relative_to(here.parent).as_posix()}"
+            source = path.read_bytes()
+            code = compile(source, name, "exec", dont_inherit=True)
+            archive.writestr(name, source)
+            archive.writestr(f"{name}c", unchecked_bytecode(source, code))
     return packed.getvalue()
