@@ -21,6 +21,8 @@ from patchlight.testbed.errors import PatchlightError
 
 _PATIENCE_S = 600.0
 _PIECE = 1 << 18
+# As much as OpenSSH takes in a packet: of a longer piece, the rest is copied for each packet.
+_PACKET = (1 << 15) - 64
 _KEEPALIVE_S = 10
 _PYTHON = (3, 11)
 # The far end comes over standard input, into memory: nothing of it is left on the server.
@@ -103,7 +105,7 @@ class Remote:
         with self._cut("copying files"), file.path.open("rb") as source:
             self._channel.sendall(json.dumps(fields).encode() + b"\n")
             source.seek(offset)
-            while piece := source.read(_PIECE):
+            while piece := source.read(_PACKET):
                 self._channel.sendall(piece)
                 sent(len(piece))
             self._answer(self._output.readline())
