@@ -25,6 +25,7 @@ from patchlight.deploy.installed import Servers
 from patchlight.deploy.push import Push, Settings
 from patchlight.deploy.ssh import Passwords
 from patchlight.emulation.fabric.lab_state import disk_dir
+from patchlight.emulation.servers.disk import USER
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.generate import tree
 from patchlight.testbed.lab import Lab, Server
@@ -35,6 +36,7 @@ from tests.support.far_ends import small_wheel
 SERVERS = 16
 BUNDLE_BYTES = 50_000_000
 _NAME = "bench-deploying"
+_PATIENCE_S = 30.0
 
 
 class _Filled(Supply):
@@ -111,7 +113,22 @@ def _measured(lab: Lab, folder: Path) -> list[dict[str, Any]]:
 
 
 def _spent_s(lab: Lab) -> float:
-    """The processor time that all servers of a lab have spent since they were booted."""
+    """The processor time that all servers of a lab have spent since they were booted.
+
+    Looked at when connections have ended on the servers, too.
+    """
+    ends = time.monotonic() + _PATIENCE_S
+    while True:
+        spent, connected = _processes_of(lab)
+        if not connected:
+            return sum(spent) / os.sysconf("SC_CLK_TCK")
+        if time.monotonic() > ends:
+            raise PatchlightError(f"somebody is logged in to a server as {USER}")
+        time.sleep(0.05)
+
+
+def _processes_of(lab: Lab) -> tuple[list[int], bool]:
+    """The ticks that each process of the servers has spent; whether one is a connection."""
     children: dict[int, list[int]] = {}
     spent: dict[int, int] = {}
     for pid in process_ids():
@@ -119,18 +136,14 @@ def _spent_s(lab: Lab) -> float:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             children.setdefault(int(fields[1]), []).append(pid)
             spent[pid] = sum(map(int, fields[11:15]))  # its own, and that of children that ended
+    commands = {pid: command_line(pid) for pid in spent}
     disks = {f"{disk_dir(lab.name) / server.name}" for server in lab.servers}
-    waiting = [
-        pid
-        for pid in spent
-        if (words := command_line(pid).split())[:1] == ["unshare"] and disks & set(words)
-    ]
-    ticks = 0
-    while waiting:
-        pid = waiting.pop()
-        ticks += spent[pid]
-        waiting += children.get(pid, [])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    # The first process of each server, and all that descend from it.
+    ours = [p for p, c in commands.items() if c.startswith("unshare ") and disks & {*c.split()}]
+    for pid in ours:
+        ours += children.get(pid, [])
+    connected = any(commands[pid].startswith(f"sshd: {USER}") for pid in ours)
+    return [spent[pid] for pid in ours], connected
 
 
 def _all(outcomes: Sequence[Any]) -> None:

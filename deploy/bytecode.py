@@ -1,7 +1,7 @@
 """The bytecode of what an agent imports, as a file for servers with the Python of this machine.
 
-With it an agent starts without compiling anything. What is imported is found by importing it, in a
-process of its own::
+With it next to nothing is compiled where an agent starts. What that imports is found by importing
+it, in a process of its own::
 
     python -m patchlight.deploy.bytecode OUTPUT WHEEL...
 """
