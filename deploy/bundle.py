@@ -19,13 +19,14 @@ import tarfile
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 
 from packaging.requirements import Requirement
 
+from patchlight.deploy.bytecode import bytecode_of
 from patchlight.deploy.wheels import needed, wheel_of
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux.private_folder import private_folder
@@ -67,13 +68,16 @@ class BundleFile:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The wheels for one kind of server and one role, by name; ``glibc`` is the least it needs."""
+    """The files for one kind of server and one role, by name; ``glibc`` is the least it needs.
+
+    They are wheels, and for servers like this machine bytecode to be unpacked over them.
+    """
 
     files: Mapping[str, BundleFile]
     glibc: tuple[int, int]
 
     @property
-    def wheels(self) -> dict[str, str]:
+    def packages(self) -> dict[str, str]:
         """Names and SHA-256 of those to be installed."""
         return {n: f.sha256 for n, f in self.files.items() if not n.startswith(f"{INSTALLER}-")}
 
@@ -85,8 +89,8 @@ class Part:
     @property
     def release(self) -> str:
         """What an environment of these wheels is called: the same for the same wheels."""
-        digest = hashlib.sha256("\n".join(sorted(self.wheels.values())).encode())
-        return digest.hexdigest()[:12]
+        wheels = sorted(sha256 for n, sha256 in self.packages.items() if n.endswith(".whl"))
+        return hashlib.sha256("\n".join(wheels).encode()).hexdigest()[:12]
 
 
 class Supply(Protocol):
@@ -224,7 +228,11 @@ def _made(target: Target, role: Role, say: Callable[[str], None]) -> Part:
         pins = [f"{each.name}=={each.version}" for each in found.values()]
         say(f"downloading {len(pins)} packages for {target} ({role})")
         wheels = _downloaded(target, roots, pins, cache)
-    return _part({path.name: bundle_file(path) for path in [ours, *wheels]})
+    part = _part({path.name: bundle_file(path) for path in [ours, *wheels]})
+    if target != here():
+        return part
+    bytecode = bytecode_of(part.release, [ours, *wheels], cache)
+    return replace(part, files={**part.files, bytecode.name: bundle_file(bytecode)})
 
 
 def _is_installed(name: str) -> bool:

@@ -99,7 +99,7 @@ class Push:
             remote.ask(
                 "install",
                 release=release,
-                wheels=part.wheels,
+                packages=part.packages,
                 installer=part.installer.sha256,
                 note={
                     "version": version("patchlight"),

@@ -15,11 +15,14 @@ from typing import Any, Self
 import paramiko
 
 from patchlight.deploy.bundle import BundleFile, Target
+from patchlight.deploy.bytecode import unchecked_bytecode
 from patchlight.deploy.sudo import as_root
 from patchlight.testbed.errors import PatchlightError
 
 _PATIENCE_S = 600.0
 _PIECE = 1 << 18
+# As much as OpenSSH takes in a packet: of a longer piece, the rest is copied for each packet.
+_PACKET = (1 << 15) - 64
 _KEEPALIVE_S = 10
 _PYTHON = (3, 11)
 # The far end comes over standard input, into memory: nothing of it is left on the server.
@@ -102,7 +105,7 @@ class Remote:
         with self._cut("copying files"), file.path.open("rb") as source:
             self._channel.sendall(json.dumps(fields).encode() + b"\n")
             source.seek(offset)
-            while piece := source.read(_PIECE):
+            while piece := source.read(_PACKET):
                 self._channel.sendall(piece)
                 sent(len(piece))
             self._answer(self._output.readline())
@@ -175,13 +178,19 @@ def _carry(
 
 @functools.cache
 def _far_end() -> bytes:
-    """The far end as one file that Python imports from, in packages with nothing else in them."""
+    """The far end as one file that Python imports from, in packages with nothing else in them.
+
+    Beside each module is its bytecode, for servers with the Python of this machine.
+    """
     packed, here = io.BytesIO(), Path(__file__).resolve().parent
     modules = [*here.glob("far_end/*.py"), here.parent / "testbed/linux/docker_engine.py"]
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for package in ("", "deploy/", "testbed/", "testbed/linux/"):
             archive.writestr(f"patchlight/{package}__init__.py", b"")
         for path in sorted(modules):
-            name = path.relative_to(here.parent).as_posix()
-            archive.writestr(f"patchlight/{name}", path.read_bytes())
+            name = f"patchlight/{path.relative_to(here.parent).as_posix()}"
+            source = path.read_bytes()
+            code = compile(source, name, "exec", dont_inherit=True)
+            archive.writestr(name, source)
+            archive.writestr(f"{name}c", unchecked_bytecode(source, code))
     return packed.getvalue()

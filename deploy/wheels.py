@@ -26,7 +26,9 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 _NOT_OURS = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}
 # Folders of what others try their packages with, up to a quarter of all files. Nobody imports them.
 _TESTS = "tests"
-_RECIPE = 2  # to be raised when wheels of the same files get other contents
+# What is for compilers and type checkers, and read by nothing that runs.
+_FOR_DEVELOPERS = {".a", ".c", ".h", ".pxd", ".pyi", ".pyx"}
+_RECIPE = 3  # to be raised when wheels of the same files get other contents
 
 
 def needed(names: Iterable[str]) -> dict[str, Distribution]:
@@ -110,11 +112,15 @@ def _content(source: Path | bytes) -> bytes:
 
 
 def _installed_files(installed: Distribution) -> dict[str, Path | bytes]:
-    """What is in the packages' folder but tests; programs are made again from the entry points."""
+    """What runs of the packages' folder; programs are made again from the entry points."""
     files: dict[str, Path | bytes] = {}
     for path in installed.files or ():
-        inside = path.parts[0] != ".." and path.suffix != ".pyc" and _TESTS not in path.parts
-        if inside and not (path.parts[0].endswith(".dist-info") and path.name in _NOT_OURS):
+        runs = path.suffix not in {".pyc", *_FOR_DEVELOPERS} and _TESTS not in path.parts
+        if (
+            runs
+            and path.parts[0] != ".."
+            and not (path.parts[0].endswith(".dist-info") and path.name in _NOT_OURS)
+        ):
             files[path.as_posix()] = Path(str(path.locate()))
     return files
 

@@ -1,12 +1,13 @@
-"""Images of workers that a deployment gave to the Docker engine of a server."""
+"""Images of workers that a deployment gave to the Docker engine of a server.
+
+What speaks to the engine is imported late: most connections need nothing of it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from urllib.parse import quote
-
-from patchlight.testbed.linux import docker_engine
 
 from .places import Places, Refused, write
 
@@ -26,6 +27,8 @@ class Images:
 
     def load(self, sha256: str, image: str) -> None:
         """Give the engine a file of ``docker save`` that has ``image``; the file is not kept."""
+        from patchlight.testbed.linux import docker_engine
+
         path = self._files / sha256
         try:
             with path.open("rb") as archive:
@@ -49,6 +52,8 @@ class Images:
 
     def remove(self) -> None:
         """Take out what was loaded, unless it is used or another one by now."""
+        from patchlight.testbed.linux import docker_engine
+
         for image, (_, known) in self._read().items():
             with contextlib.suppress(OSError):
                 if _id_of(image) == known:
@@ -66,6 +71,8 @@ class Images:
 
 def _id_of(image: str) -> str | None:
     """What the engine calls it by its contents; ``None`` if it has none such, or is not there."""
+    from patchlight.testbed.linux import docker_engine
+
     with contextlib.suppress(OSError, KeyError):
         answer = docker_engine.ask("GET", f"/images/{quote(image, safe='')}/json", timeout_s=10)
         return str(answer.json()["Id"]) if answer.status == 200 else None

@@ -15,17 +15,24 @@ from .places import Line, Places, Refused, point
 
 _PIECE = 1 << 18
 _RECORD = "release.json"
-# Run by the new environment's Python: argv is the installer's wheel, then those to be installed.
+# Arguments: the folder of the new environment, the installer's wheel, and what is to be installed.
 _INSTALL = """
-import sys, sysconfig
-sys.path.insert(0, sys.argv[1])
+import sys, sysconfig, venv, zipfile
+folder, installer, *packages = sys.argv[1:]
+venv.EnvBuilder(symlinks=True).create(folder)
+sys.path.insert(0, installer)
 from installer import install
 from installer.destinations import SchemeDictionaryDestination
 from installer.sources import WheelFile
-here = SchemeDictionaryDestination(sysconfig.get_paths(), sys.executable, "posix")
-for path in sys.argv[2:]:
-    with WheelFile.open(path) as wheel:
-        install(wheel, here, {"INSTALLER": b"patchlight"})
+paths = sysconfig.get_paths("venv", vars={"base": folder, "platbase": folder})
+here = SchemeDictionaryDestination(paths, f"{folder}/bin/python", "posix")
+for path in packages:
+    if path.endswith(".whl"):
+        with WheelFile.open(path) as wheel:
+            install(wheel, here, {"INSTALLER": b"patchlight"})
+    else:
+        with zipfile.ZipFile(path) as bytecode:
+            bytecode.extractall(paths["purelib"])
 """
 
 
@@ -76,22 +83,23 @@ class Releases:
             raise Refused("a file came damaged", "run the command again: it is sent anew")
         part.replace(part.with_suffix(""))
 
-    def install(self, release: str, wheels: dict[str, str], installer: str, note: Any) -> bool:
-        """Make the environment ``release`` of wheels (names, SHA-256); False if it is here."""
+    def install(self, release: str, packages: dict[str, str], installer: str, note: Any) -> bool:
+        """Make the environment ``release``; False if it is here.
+
+        ``packages`` are the wheels in it and bytecode for them, by name, each with its SHA-256.
+        """
         folder = self._places.releases / release
         if (folder / _RECORD).exists():
             return False
         shutil.rmtree(folder, ignore_errors=True)  # one whose making was cut short
-        self._line.run(sys.executable, "-IBm", "venv", "--without-pip", folder)
-        named = folder / "wheels"
-        named.mkdir()
-        for name, sha256 in wheels.items():
+        named = folder / "packages"
+        named.mkdir(parents=True)
+        for name, sha256 in packages.items():
             (named / name).hardlink_to(self._places.files / sha256)
-        self._line.run(
-            folder / "bin/python", "-Ic", _INSTALL, self._places.files / installer, *named.iterdir()
-        )
+        arguments = (folder, self._places.files / installer, *named.iterdir())
+        self._line.run(sys.executable, "-IBc", _INSTALL, *arguments)
         shutil.rmtree(named)
-        record = {"id": release, "files": sorted([*wheels.values(), installer]), **note}
+        record = {"id": release, "files": sorted([*packages.values(), installer]), **note}
         part = folder / f".{_RECORD}"
         part.write_text(json.dumps(record))
         part.replace(folder / _RECORD)

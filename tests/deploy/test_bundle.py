@@ -7,6 +7,7 @@ import sys
 import tarfile
 import zipfile
 from importlib.metadata import distribution
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from patchlight.deploy.bundle import (
     oldest_c_library,
     write_bundle,
 )
+from patchlight.deploy.bytecode import bytecode_of
 from patchlight.deploy.wheels import needed, wheel_of
 from patchlight.testbed.errors import BadInput, PatchlightError
 from tests.support.far_ends import sha256_of
@@ -67,12 +69,12 @@ def test_a_wheel_is_made_again_of_what_is_installed(cache: Path, tmp_path: Path)
     assert str(tmp_path) in said.decode()
 
 
-def test_the_tests_of_a_package_stay_here(cache: Path) -> None:
+def test_what_does_not_run_stays_here(cache: Path) -> None:
     with zipfile.ZipFile(wheel_of(distribution("numpy"), cache)) as wheel:
         names = wheel.namelist()
         record = wheel.read(next(name for name in names if name.endswith("/RECORD"))).decode()
     assert "numpy/__init__.py" in names
-    assert not [name for name in names if "/tests/" in name]
+    assert not [name for name in names if "/tests/" in name or name.endswith((".pyi", ".h"))]
     assert "/tests/" not in record
 
 
@@ -87,6 +89,23 @@ def test_our_own_wheel_has_all_of_patchlight(cache: Path) -> None:
         "patchlight/controller/policies/models/learned-block.onnx",
     } <= names
     assert not [name for name in names if "__pycache__" in name]
+
+
+def test_what_an_agent_imports_is_compiled_here(cache: Path, tmp_path: Path) -> None:
+    wheels = [wheel_of(distribution(name), cache) for name in ("click", "patchlight")]
+    made = bytecode_of("r1", wheels, cache)
+    modules = {cache_from_source(f"{m}.py") for m in ("patchlight/agents/service", "click/core")}
+    with zipfile.ZipFile(made) as bytecode, zipfile.ZipFile(wheels[0]) as wheel:
+        names = bytecode.namelist()
+        assert modules <= set(names)
+        assert not [name for name in names if name.split("/")[0] not in {"click", "patchlight"}]
+        for each in (wheel, bytecode):
+            each.extractall(tmp_path)
+    # A server's Python takes it, whatever date the source has there.
+    (tmp_path / "click/core.py").write_text("raise ImportError")
+    program = f"import sys; sys.path[:0] = [{str(tmp_path)!r}]; import click.core as c; "
+    said = subprocess.check_output([sys.executable, "-Sc", program + "print(c.Group.get_command)"])
+    assert b"Group.get_command" in said
 
 
 @pytest.mark.parametrize(
@@ -115,9 +134,9 @@ def test_a_bundle_is_carried_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "bundle.tar"
     assert write_bundle({(SERVER, "agent"): made}, file) == file.stat().st_size
     read = FromFile(file, _empty(tmp_path)).part(SERVER, "agent")
-    assert (read.release, read.wheels) == (made.release, made.wheels)
+    assert (read.release, read.packages) == (made.release, made.packages)
     assert read.installer.path.read_bytes() == b"i"
-    assert list(read.wheels) == ["patchlight-1-py3-none-any.whl"]
+    assert list(read.packages) == ["patchlight-1-py3-none-any.whl"]
 
 
 def test_what_a_bundle_has_not_is_said(tmp_path: Path) -> None:

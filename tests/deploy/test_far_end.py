@@ -34,7 +34,7 @@ def installed(far: FarEndProcess, folder: Path, version: str) -> str:
     for content in (installer, wheel.read_bytes()):
         assert far.put(content) == {"answer": None}
     wheels = {wheel.name: sha256_of(wheel.read_bytes())}
-    release: dict[str, Any] = {"release": f"r{version}", "wheels": wheels}
+    release: dict[str, Any] = {"release": f"r{version}", "packages": wheels}
     assert far.ask("install", **release, installer=sha256_of(installer), note={"by": "me"})
     assert not far.ask("install", **release, installer=sha256_of(installer), note={"by": "me"})
     return f"r{version}"
@@ -98,7 +98,9 @@ def test_what_cannot_be_installed_is_said(far: FarEndProcess, tmp_path: Path) ->
     for content in (installer, b"no wheel"):
         far.put(content)
     wheels = {"tiny-1-py3-none-any.whl": sha256_of(b"no wheel")}
-    told = far.tell("install", release="r1", wheels=wheels, installer=sha256_of(installer), note={})
+    told = far.tell(
+        "install", release="r1", packages=wheels, installer=sha256_of(installer), note={}
+    )
     assert "python failed: " in told["error"]
     assert "zip" in told["error"]
 

@@ -221,6 +221,8 @@ def test_what_sudo_does_not_ask_for_is_not_sent(lab: Lab) -> None:
         script, output, _ = as_root(client, "cat", "server3", CANARY)
         script.channel.shutdown_write()
         assert output.read() == b""
+        # Of the ciphers, those that cost least.
+        assert vars(client.get_transport())["remote_cipher"] == "aes128-gcm@openssh.com"
 
 
 @pytest.fixture

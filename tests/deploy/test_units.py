@@ -66,7 +66,7 @@ def test_where_systemd_runs_it_keeps_the_agent(far: FarEndProcess, tmp_path: Pat
     for content in (installer, wheel.read_bytes()):
         far.put(content)
     wheels = {wheel.name: sha256_of(wheel.read_bytes())}
-    far.ask("install", release="r1", wheels=wheels, installer=sha256_of(installer), note={})
+    far.ask("install", release="r1", packages=wheels, installer=sha256_of(installer), note={})
     program = str(tmp_path / "root/opt/patchlight/lab/current/bin/tiny")
 
     def serve(seconds: str) -> bool:
