@@ -104,14 +104,17 @@ class Asking(CircuitCalls, JobCalls, DiscoveryCalls, AccessCalls, EventCalls, Pa
 
     def options(self, asked: Asked) -> dict[str, Any]:
         """How that is sent."""
-        return {"json": asked.body, "params": asked.query, "extensions": self._extensions}
+        sent = {"json": asked.body, "params": asked.query, "headers": asked.headers}
+        return {**sent, "extensions": self._extensions}
 
-    def _call(self, method: str, path: str, body: Any = None, **query: Any) -> Call[Answer]:
+    def _call(
+        self, method: str, path: str, body: Any = None, prefer: str = "", **query: Any
+    ) -> Call[Answer]:
         if not self._known or (self._lab is not None and method != "GET"):
             yield from self._find_out(
                 any_file=method == "GET" or f"{method} {path}".startswith(_STOPS)
             )
-        return dict((yield from self._answer(method, path, body, **query)).json())
+        return dict((yield from self._answer(method, path, body, prefer, **query)).json())
 
     def _find_out(self, *, any_file: bool) -> Call[None]:
         """Compare the controller's lab with the one that is meant; or that it is a controller."""
@@ -134,10 +137,11 @@ class Asking(CircuitCalls, JobCalls, DiscoveryCalls, AccessCalls, EventCalls, Pa
         self._known = True
 
     def _answer(
-        self, method: str, path: str, body: Any = None, **query: Any
+        self, method: str, path: str, body: Any = None, prefer: str = "", **query: Any
     ) -> Call[httpx.Response]:
         try:
-            response = yield Asked(method, path, body, query)
+            headers = {"Prefer": prefer} if prefer else {}
+            response = yield Asked(method, path, body, query, headers)
         except UnicodeError as error:
             raise BadInput(
                 "some of the text is not valid UTF-8, and nothing was done",

@@ -30,6 +30,7 @@ class Asked:
     path: str
     body: Any = None
     query: dict[str, Any] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 Call = Generator[Asked, httpx.Response, T]
@@ -83,7 +84,9 @@ class Calls(ABC):
     """Some of the calls of a client, which says how each of them is asked."""
 
     @abstractmethod
-    def _call(self, method: str, path: str, body: Any = None, **query: Any) -> Call[Answer]: ...
+    def _call(
+        self, method: str, path: str, body: Any = None, prefer: str = "", **query: Any
+    ) -> Call[Answer]: ...
 
     def _pages(
         self, page_after: Callable[[Answer | None], Call[list[Answer]]]

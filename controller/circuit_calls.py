@@ -11,6 +11,7 @@ from patchlight.testbed.errors import BadInput
 
 if TYPE_CHECKING:
     from patchlight.controller.answer_types import CircuitSwitchShape, SavedMaps
+    from patchlight.controller.shapes.changes import Change
 
 _LONGEST_MAP_NAME = 100
 
@@ -32,7 +33,14 @@ class CircuitCalls(Calls):
     # -- changing circuits ---------------------------------------------------------------------
     # Each of these takes ``why``, ``dry_run``, ``spare_jobs`` and ``planned_from`` (see
     # ``controller.api.models.ChangeRequest``) and answers with the record of the change, or with
-    # what would change.
+    # what would change. With ``detach`` they do not wait for the end of a change.
+
+    def _change(
+        self, path: str, body: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> Call[Answer]:
+        said = {**body, **options}
+        prefer = "respond-async" if said.pop("detach", False) else ""
+        return (yield from self._call("POST", path, said, prefer))
 
     @call
     def reconfigure(
@@ -53,42 +61,36 @@ class CircuitCalls(Calls):
             "disconnect": {name: list(ports) for name, ports in (disconnect or {}).items()},
             "only": only,
         }
-        return (yield from self._call("POST", "/reconfigurations", body | options))
+        return (yield from self._change("/reconfigurations", body, options))
 
     @call
     def roll_back(self, /, number: int, **options: Any) -> Call[Answer]:
         """Undo one change, and nothing that other changes did."""
-        return (yield from self._call("POST", f"/reconfigurations/{number}/rollback", options))
+        return (yield from self._change(f"/reconfigurations/{number}/rollback", {}, options))
 
     @call
     def together(
         self, /, nodes: Sequence[str], *, force: bool = False, **options: Any
     ) -> Call[Answer]:
         """Light servers or hosts onto one packet switch; ``force`` also moves jobs' circuits."""
-        return (
-            yield from self._call(
-                "POST", "/together", {"nodes": list(nodes), "force": force} | options
-            )
-        )
+        body = {"nodes": list(nodes), "force": force}
+        return (yield from self._change("/together", body, options))
 
     @call
     def light_paths(self, /, pairs: Sequence[tuple[str, str]], **options: Any) -> Call[Answer]:
         """Join pairs of ends by light over as many circuit switches as it takes."""
-        return (
-            yield from self._call(
-                "POST", "/light-paths", {"pairs": [list(pair) for pair in pairs]} | options
-            )
-        )
+        body = {"pairs": [list(pair) for pair in pairs]}
+        return (yield from self._change("/light-paths", body, options))
 
     @call
     def restore(self, /, name: str, **options: Any) -> Call[Answer]:
         """Bring about the maps saved under a name."""
-        return (yield from self._call("POST", f"{_map_path(name)}/restore", options))
+        return (yield from self._change(f"{_map_path(name)}/restore", {}, options))
 
     @call
     def repair(self, /, names: Sequence[str], **options: Any) -> Call[Answer]:
         """Bring the devices back to their last committed maps."""
-        return (yield from self._call("POST", "/drift/repair", {"ocs": list(names)} | options))
+        return (yield from self._change("/drift/repair", {"ocs": list(names)}, options))
 
     @call
     def adopt(self, names: Sequence[str], why: str = "") -> Call[Answer]:
@@ -112,9 +114,19 @@ class CircuitCalls(Calls):
         return rows[-(last or 0) :]
 
     @call
-    def reconfiguration(self, number: int) -> Call[Answer]:
-        """One change."""
-        return (yield from self._call("GET", f"/reconfigurations/{number}"))
+    def reconfiguration(self, number: int, step: int = 0, wait_s: float = 0.0) -> Call[Change]:
+        """One change; one under way with its ``progress``.
+
+        With ``wait_s`` (30 at most), that is waited for until it is beyond this ``step``.
+        """
+        path = f"/reconfigurations/{number}"
+        return cast("Change", (yield from self._call("GET", path, step=step, wait_s=wait_s)))
+
+    @call
+    def cancel_change(self, number: int, why: str = "") -> Call[Change]:
+        """Halt a change before its next step, and undo what it did; it ends a moment later."""
+        path = f"/reconfigurations/{number}/cancel"
+        return cast("Change", (yield from self._call("POST", path, {"why": why})))
 
     # -- looking at circuits -------------------------------------------------------------------
 

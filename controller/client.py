@@ -77,9 +77,7 @@ class ControllerClient(Asking, Blocking):
         while True:
             try:
                 asked = listening.asked
-                with self._http.stream(
-                    asked.method, asked.path, headers=listening.headers, **self.options(asked)
-                ) as answer:
+                with self._http.stream(asked.method, asked.path, **self.options(asked)) as answer:
                     if not answer.is_success:
                         answer.read()
                         raise self.problem(answer)
@@ -147,7 +145,7 @@ class AsyncControllerClient(Asking, Awaited):
             try:
                 asked = listening.asked
                 async with self._http.stream(
-                    asked.method, asked.path, headers=listening.headers, **self.options(asked)
+                    asked.method, asked.path, **self.options(asked)
                 ) as answer:
                     if not answer.is_success:
                         await answer.aread()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Le
@@ -16,8 +15,10 @@ from patchlight.controller.api import models, shapes
 from patchlight.controller.api.answers import Answered
 from patchlight.controller.api.caller import UNKNOWN, Caller, NotAllowed, Operator, User
 from patchlight.controller.api.describing import gives
+from patchlight.controller.changes.record import to_row
 from patchlight.controller.jobs.live_light import record_of
 from patchlight.controller.policies.registry import is_built_in
+from patchlight.controller.shapes.changes import Change
 from patchlight.testbed.access import Role
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobStatus
@@ -165,10 +166,10 @@ def _change(routes: APIRouter, controller: Controller) -> None:
         _may_force(caller, force)
         return (await scheduler.restart(job_id, caller.by, force=force)).as_record
 
-    @routes.post("/regroup", **gives(shapes.Change | shapes.RegroupPlan))
+    @routes.post("/regroup", **gives(Change | shapes.RegroupPlan))
     async def regroup(request: models.RegroupRequest, caller: Operator) -> Answer:
         if not request.dry_run:
-            return asdict(await scheduler.regroup(request.jobs))
+            return to_row(await scheduler.regroup(request.jobs))
         plan, objections = await scheduler.preview_regroup(request.jobs)
         makes = {ocs: [str(c) for c in change.makes] for ocs, change in plan.changes.items()}
         return {"jobs": request.jobs, "makes": makes, "objections": objections}
@@ -181,7 +182,7 @@ def _change(routes: APIRouter, controller: Controller) -> None:
     @routes.post("/defragmentation", **gives(shapes.ChangeShape))
     async def defragment(caller: Operator) -> Answer:
         change = await scheduler.light.defragment()
-        return {"change": None if change is None else asdict(change)}
+        return {"change": None if change is None else to_row(change)}
 
     @routes.get("/policies", **gives(shapes.PoliciesShape))
     async def policies() -> Answer:

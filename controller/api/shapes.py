@@ -17,12 +17,11 @@ from patchlight.controller.answer_types import SavedMaps as SavedMaps
 from patchlight.controller.answer_types import WhoAmI as WhoAmI
 from patchlight.controller.api.describing import Json, Shape
 from patchlight.controller.changes.preflight import PortLock
-from patchlight.controller.changes.record import Reconfiguration
+from patchlight.controller.shapes.changes import Change
 from patchlight.controller.tokens import Token
 from patchlight.testbed.jobs import JobStatus
 
 Job = JobStatus
-Change = Reconfiguration
 
 
 class LabShape(Shape):
@@ -108,27 +107,6 @@ class DriftShape(Shape):
     """The drift of each OCS."""
 
     drift: dict[str, DriftOf]
-
-
-class PlanShape(Shape):
-    """What a change would do (``dry_run``); ``planned_from`` is the answer's ``ETag``, too."""
-
-    state: str
-    changes: dict[str, dict[str, list[str]]]
-    links_down: list[str]
-    links_up: list[str]
-    jobs: list[str]
-    strangers: dict[str, list[str]]
-    lost: dict[str, int]
-    cleared: list[str]
-    objections: list[str]
-    planned_from: str
-
-
-class Changes(Shape):
-    """Changes of circuits, the oldest first."""
-
-    reconfigurations: list[Reconfiguration]
 
 
 class Baselines(Shape):
@@ -223,7 +201,7 @@ class ProposalShape(Shape):
 class ChangeShape(Shape):
     """The change that was made, if one paid."""
 
-    change: Reconfiguration | None
+    change: Change | None
 
 
 class PoliciesShape(Shape):

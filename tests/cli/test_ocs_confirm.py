@@ -14,6 +14,7 @@ from patchlight.cli.ocs.options import ChangeOptions
 from patchlight.cli.ocs.output import carry_out, confirm
 from patchlight.controller.api.admission import Admission
 from patchlight.controller.api.caller import Doorman
+from patchlight.controller.api.changes import change_routes
 from patchlight.controller.api.circuits import circuit_routes
 from patchlight.controller.changes.parts import CircuitParts, NoHooks
 from patchlight.controller.changes.transaction import Transactions
@@ -87,6 +88,7 @@ def test_a_circuit_that_a_job_uses_is_shown_and_asked_for(tmp_path: Path) -> Non
         parts = CircuitParts(lab, drivers, Store(":memory:"), busy, busy)
         app = FastAPI()
         app.add_middleware(Admission, doorman=Doorman(lab.access))
+        app.include_router(change_routes(CircuitOperations(parts, Transactions(parts))))
         app.include_router(circuit_routes(CircuitOperations(parts, Transactions(parts))))
         transport = InProcess(app, runner.get_loop())
         client = ControllerClient("test", transport=transport)

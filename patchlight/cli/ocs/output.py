@@ -33,8 +33,12 @@ def carry_out(ask: Callable[..., Answer], options: ChangeOptions, *, repairs: bo
         # Agreed to what was shown: then neither the maps nor who uses them may have changed.
         planned_from=preview["planned_from"] if shown else "",
         spare_jobs=not preview["jobs"],
+        **({"detach": True} if options.detach else {}),
     )
-    print_record(record, as_json=options.as_json)
+    if record["state"] == "intent":
+        print_begun(record, as_json=options.as_json)
+    else:
+        print_record(record, as_json=options.as_json)
 
 
 def confirm(preview: Answer, options: ChangeOptions) -> bool:
@@ -107,7 +111,7 @@ def say_unreachable(answers: Mapping[str, Answer]) -> None:
         )
 
 
-def change_lines(changes: dict[str, dict[str, list[str]]]) -> list[str]:
+def change_lines(changes: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """A change as lines: ``ocs1 - 2>5`` goes, ``ocs1 + 2>4`` comes."""
     return [
         f"{name} {sign} {text}"
@@ -117,8 +121,39 @@ def change_lines(changes: dict[str, dict[str, list[str]]]) -> list[str]:
     ]
 
 
-def print_record(record: Answer, *, as_json: bool = False) -> None:
+def print_begun(record: Mapping[str, Any], *, as_json: bool) -> None:
+    """Say that a change goes on, and how it is followed and halted."""
+    number = record["id"]
+    if as_json:
+        print_json(record)
+    else:
+        say(f"change {number} has begun: {progress_line(record['progress'])}")
+        say(f"patchlight ocs watch {number} follows it, patchlight ocs cancel {number} halts it")
+
+
+def progress_line(progress: Mapping[str, Any]) -> str:
+    """How far a change is: ``make ocs1, 2 of 6 cross-connects``."""
+    count = progress["cross_connects"]
+    of = f", {progress['done']} of {count} cross-connects" if count else ""
+    at = f" {progress['ocs']}" if progress["ocs"] else ""
+    cancelled = f"; {progress['cancelled']}" if progress["cancelled"] else ""
+    return f"{progress['stage']}{at}{of}{cancelled}"
+
+
+def print_record(record: Mapping[str, Any], *, as_json: bool = False) -> None:
     """Say what became of a change; raise where it did not come about."""
+    say_record(record, as_json=as_json)
+    number, state = record["id"], record["state"]
+    if state == "unknown":
+        raise OutcomeUnknown(f"change {number} has an unknown outcome")
+    if state == "intent":
+        raise PatchlightError(f"change {number} is not over yet")
+    if state != "committed":
+        raise PatchlightError(f"change {number} did not come about")
+
+
+def say_record(record: Mapping[str, Any], *, as_json: bool) -> None:
+    """Say what became of a change."""
     if as_json:
         print_json(record)
     else:
@@ -129,7 +164,3 @@ def print_record(record: Answer, *, as_json: bool = False) -> None:
         stages = ", ".join(f"{name} {1e3 * s:.1f} ms" for name, s in record["stages_s"].items())
         number = f"change {record['id']} " if record["id"] else ""
         say(f"{number}{record['state']}: {record['message']} ({stages})")
-    if record["state"] == "unknown":
-        raise OutcomeUnknown(f"change {record['id']} has an unknown outcome")
-    if record["state"] != "committed":
-        raise PatchlightError(f"change {record['id']} did not come about")

@@ -241,7 +241,7 @@ def history(
     """Who changed what, when, from where and why, and what became of it."""
     with target.client(lambda _: (), talks=False) as client:
         if number is not None:
-            rows = [client.reconfiguration(number)]
+            rows: list[Answer] = [{**client.reconfiguration(number)}]
         else:
             # Few of the changes may be of this switch, so all are looked at.
             rows = client.reconfigurations(None if switch else last)
