@@ -88,9 +88,7 @@ class Calls(ABC):
         self, method: str, path: str, body: Any = None, prefer: str = "", **query: Any
     ) -> Call[Answer]: ...
 
-    def _pages(
-        self, page_after: Callable[[Answer | None], Call[list[Answer]]]
-    ) -> Call[list[Answer]]:
+    def _pages(self, page_after: Callable[[T | None], Call[list[T]]]) -> Call[list[T]]:
         """Every row of a list that comes in pages, each asked for by the row before it."""
         rows = page = yield from page_after(None)
         while page:

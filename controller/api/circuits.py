@@ -10,16 +10,18 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from fastapi.responses import PlainTextResponse
 
-from patchlight.controller.api import models, shapes
+from patchlight.controller.api import models
 from patchlight.controller.api.answers import Answered
 from patchlight.controller.api.caller import Operator
-from patchlight.controller.api.describing import Json, gives
+from patchlight.controller.api.describing import gives
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.power import PortReading
 from patchlight.controller.changes.preflight import LockKind
 from patchlight.controller.changes.record import as_texts, fingerprint
 from patchlight.controller.circuit_calls import check_map_name
 from patchlight.controller.operations import CircuitOperations, DriftReport, PowerReport
+from patchlight.controller.shapes import circuits as shapes
+from patchlight.controller.shapes.lab import Links, TopologyShape
 from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.light import Entry
@@ -104,7 +106,7 @@ async def _switch_as_json(parts: CircuitParts, status: Answer) -> Answer:
 def _look(routes: APIRouter, operations: CircuitOperations) -> None:
     parts = operations.parts
 
-    @routes.get("/links", **gives(shapes.LinksShape))
+    @routes.get("/links", **gives(Links))
     async def links() -> Answer:
         present = parts.maps.links(await parts.maps.read())
         return {
@@ -121,7 +123,7 @@ def _look(routes: APIRouter, operations: CircuitOperations) -> None:
             ],
         }
 
-    @routes.get("/topology", **gives(Json, also="text/plain"))
+    @routes.get("/topology", **gives(TopologyShape, also="text/plain"))
     async def topology(format: models.TopologyFormat = "json") -> Any:
         found = topology_of(parts.lab, parts.maps.links(await parts.maps.read()))
         if format == "json":
@@ -187,18 +189,18 @@ def _operate(routes: APIRouter, operations: CircuitOperations) -> None:
         parts.store.delete_map(name)
         return {"name": name}
 
-    @routes.get("/locks", **gives(shapes.LocksShape))
+    @routes.get("/locks", **gives(shapes.Locks))
     async def locks() -> Answer:
         return {"locks": [asdict(lock) for lock in parts.locks.all()]}
 
-    @routes.post("/locks", **gives(shapes.LocksShape))
+    @routes.post("/locks", **gives(shapes.Locks))
     async def lock(request: models.LockRequest, caller: Operator) -> Answer:
         kind: LockKind = "kept" if request.keep else "locked"
         places = operations.places(request.ocs, request.ports)
         made = parts.locks.lock(request.ocs, places, kind, caller.by, request.why)
         return {"locks": [asdict(lock) for lock in made]}
 
-    @routes.post("/locks/release", **gives(shapes.LocksShape))
+    @routes.post("/locks/release", **gives(shapes.Locks))
     async def unlock(request: models.UnlockRequest, caller: Operator) -> Answer:
         places = operations.places(request.ocs, request.ports)
         gone = parts.locks.unlock(request.ocs, places, caller.by, request.why)

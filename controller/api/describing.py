@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from patchlight.testbed.problem import PROBLEM_MEDIA_TYPE, Outcome, problem
 
@@ -83,9 +83,3 @@ _CHANGE_HEADERS = {
 def _header(name: str, about: str) -> Json:
     schema = {"type": "string"}
     return {"name": name, "in": "header", "required": False, "description": about, "schema": schema}
-
-
-class Shape(BaseModel):
-    """An answer: these fields, and no others."""
-
-    model_config = ConfigDict(extra="forbid")

@@ -10,9 +10,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 
-from patchlight.controller.api import models, shapes
+from patchlight.controller.api import models
 from patchlight.controller.api.answers import as_json
 from patchlight.controller.api.describing import gives
+from patchlight.controller.shapes import events as shapes
 from patchlight.controller.store import Store
 
 Answer = dict[str, Any]

@@ -29,7 +29,7 @@ from patchlight.testbed.labfile.reader import read_lab
 from tests.support.controller_process import DRY_LAB
 
 
-def preview(**given: Any) -> dict[str, Any]:
+def preview(**given: Any) -> Any:
     empty: dict[str, Any] = {"changes": {}, "lost": {}, "strangers": {}}
     lists = ("links_down", "links_up", "jobs", "cleared", "objections")
     return {**empty, **{name: [] for name in lists}, **given}
@@ -93,11 +93,12 @@ def test_a_circuit_that_a_job_uses_is_shown_and_asked_for(tmp_path: Path) -> Non
         transport = InProcess(app, runner.get_loop())
         client = ControllerClient("test", transport=transport)
         ask = functools.partial(client.reconfigure, {"o1": ["2-4"]})
+        plan = functools.partial(client.preview_reconfiguration, {"o1": ["2-4"]})
 
         @click.command()
         @click.option("--yes", is_flag=True)
         def asking(yes: bool) -> None:
-            carry_out(ask, ChangeOptions(False, int(yes), "why", False))
+            carry_out(plan, ask, ChangeOptions(False, int(yes), "why", False))
 
         def told(*words: str, text: str = "") -> str:
             result = CliRunner().invoke(asking, words, input=text)

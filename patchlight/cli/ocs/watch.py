@@ -65,12 +65,12 @@ def alarms(
     if target.direct:
         with _watching(target, names) as happened:
             heard = happened(2.0 if listen_s is None else listen_s)
-        rows = [event for event in heard if event["kind"] == "alarm"]
+        rows: list[Answer] = [event for event in heard if event["kind"] == "alarm"]
         silent = [event for event in heard if event["kind"] == "unreachable"]
     else:
         with target.client() as client:
             time.sleep(listen_s or 0)
-            rows, silent = client.alarms(names), []
+            rows, silent = [{**alarm} for alarm in client.alarms(names)], []
     if as_json:
         print_json(rows)
     else:
