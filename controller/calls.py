@@ -6,7 +6,7 @@ waits for that or awaits it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
@@ -35,6 +35,32 @@ class Asked:
 
 Call = Generator[Asked, httpx.Response, T]
 """Requests one after the other, and what they come to. An ``httpx.HTTPError`` is thrown in."""
+
+
+async def carried_out(asking: Call[T], request: Callable[[Asked], Awaitable[httpx.Response]]) -> T:
+    """Make the requests of a call; what they come to."""
+    try:
+        asked = next(asking)
+        while True:
+            try:
+                response = await request(asked)
+            except (httpx.HTTPError, UnicodeError) as error:
+                asked = asking.throw(error)
+            else:
+                asked = asking.send(response)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+def at_once(steps: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine comes to that waits for no event loop: it blocks instead."""
+    try:
+        steps.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise RuntimeError("this was to come to its end without an event loop")
 
 
 class Blocking(ABC):
