@@ -170,6 +170,8 @@ def who_asks(request: Request) -> Caller:
     """
     caller = request.state.caller
     assert isinstance(caller, Caller)
+    if request.method == "GET":
+        return caller
     tag = request.headers.get("if-match", "").strip().removeprefix("W/").strip('"')
     preferred = request.headers.get("prefer", "").lower().split(",")
     detaches = any(each.partition(";")[0].strip() == "respond-async" for each in preferred)
