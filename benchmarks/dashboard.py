@@ -103,7 +103,7 @@ def _update(watch: LabWatch, number: int) -> None:
     watch.revision += 1
 
 
-def _job(job_id: str, hosts: list[str]) -> dict[str, Any]:
+def _job(job_id: str, hosts: list[str]) -> Any:
     spec = {"name": job_id, "iterations": 100}
     known = {"id": job_id, "spec": spec, "state": "running", "hosts": hosts, "by": "bench"}
     return known | {"message": "", "iterations_done": 1, "submitted_at": 0.0}

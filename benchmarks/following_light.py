@@ -7,11 +7,13 @@ the first one. It is the first ten minutes, and in full all of it: ``python -m b
 benchmarks.following_light``.
 """
 
+from __future__ import annotations
+
 import math
 import time
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +36,9 @@ from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.policies import PolicyChoice
 from tests.support.lab_jobs import connected
+
+if TYPE_CHECKING:
+    from patchlight.controller.shapes.jobs import Job
 
 SEED = 0
 COMPRESSION = 6.0
@@ -139,13 +144,13 @@ def played(jobs: Sequence[TracedJob], *, follows: bool) -> Played:
         ended = [_ended(client, job_id) for job_id in ids]
         events = client.events()
     return Played(
-        fmean(job["finished_at"] - job["submitted_at"] for job in ended),
+        fmean((job["finished_at"] or 0.0) - job["submitted_at"] for job in ended),
         [event for event in events if event["kind"] == "defragmented"],
         [event for event in events if event["kind"] == "light-measured"],
     )
 
 
-def _ended(client: ControllerClient, job_id: str) -> dict[str, Any]:
+def _ended(client: ControllerClient, job_id: str) -> Job:
     """A job once it is done; ``PatchlightError`` if it failed."""
     while not (job := client.job(job_id))["finished_at"]:
         time.sleep(0.5)

@@ -49,7 +49,7 @@ def _waiting(client: ControllerClient, everything: JobSpec) -> list[dict[str, An
     for _ in range(ROUNDS):
         client.submit([spec], "keep")
         time.sleep(0.3)
-        passes_s.append(client.status()["queue_pass_s"])
+        passes_s.append(client.status()["queue_pass_s"] or 0.0)
     _stop_all(client)
     name = f"{WAITING:,} jobs wait"
     return [

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 from urllib.parse import quote
 
-from patchlight.controller.calls import Answer, Call, Calls, call
+from patchlight.controller.calls import Call, Calls, call
 
 if TYPE_CHECKING:
-    from patchlight.controller.answer_types import AttemptRow, WhoAmI
+    from patchlight.controller.shapes.access import AttemptRow, NewToken, TokenShape, WhoAmI
 
 
 class AccessCalls(Calls):
@@ -22,21 +22,22 @@ class AccessCalls(Calls):
     @call
     def create_token(
         self, user: str, role: str = "viewer", lifetime_s: float | None = None, why: str = ""
-    ) -> Call[Answer]:
+    ) -> Call[NewToken]:
         """Make a token: what is known of it, and the ``token``, which is told only now."""
         body = {"user": user, "role": role, "why": why}
         lasts = {} if lifetime_s is None else {"lifetime_s": lifetime_s}
-        return (yield from self._call("POST", "/tokens", body | lasts))
+        return cast("NewToken", (yield from self._call("POST", "/tokens", body | lasts)))
 
     @call
-    def tokens(self) -> Call[list[Answer]]:
+    def tokens(self) -> Call[list[TokenShape]]:
         """What is known of each token that was made."""
         return list((yield from self._call("GET", "/tokens"))["tokens"])
 
     @call
-    def revoke_token(self, token_id: str) -> Call[Answer]:
+    def revoke_token(self, token_id: str) -> Call[TokenShape]:
         """Let nobody in with the token of that id any more."""
-        return (yield from self._call("DELETE", f"/tokens/{quote(token_id, safe='')}"))
+        path = f"/tokens/{quote(token_id, safe='')}"
+        return cast("TokenShape", (yield from self._call("DELETE", path)))
 
     @call
     def audit(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import httpx
 
@@ -18,7 +18,8 @@ from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab_api import UNIX, LabIdentity, is_beyond_this_machine
 
 if TYPE_CHECKING:
-    from patchlight.controller.answer_types import Link
+    from patchlight.controller.shapes.circuits import OcsMap
+    from patchlight.controller.shapes.lab import GpuSample, Link, PortSample, Status, TopologyShape
 
 USER_HEADER = "X-Patchlight-User"
 UID_HEADER = "X-Patchlight-Uid"
@@ -104,14 +105,17 @@ class Asking(CircuitCalls, JobCalls, DiscoveryCalls, AccessCalls, EventCalls, Pa
 
     def options(self, asked: Asked) -> dict[str, Any]:
         """How that is sent."""
-        return {"json": asked.body, "params": asked.query, "extensions": self._extensions}
+        sent = {"json": asked.body, "params": asked.query, "headers": asked.headers}
+        return {**sent, "extensions": self._extensions}
 
-    def _call(self, method: str, path: str, body: Any = None, **query: Any) -> Call[Answer]:
+    def _call(
+        self, method: str, path: str, body: Any = None, prefer: str = "", **query: Any
+    ) -> Call[Answer]:
         if not self._known or (self._lab is not None and method != "GET"):
             yield from self._find_out(
                 any_file=method == "GET" or f"{method} {path}".startswith(_STOPS)
             )
-        return dict((yield from self._answer(method, path, body, **query)).json())
+        return dict((yield from self._answer(method, path, body, prefer, **query)).json())
 
     def _find_out(self, *, any_file: bool) -> Call[None]:
         """Compare the controller's lab with the one that is meant; or that it is a controller."""
@@ -134,10 +138,11 @@ class Asking(CircuitCalls, JobCalls, DiscoveryCalls, AccessCalls, EventCalls, Pa
         self._known = True
 
     def _answer(
-        self, method: str, path: str, body: Any = None, **query: Any
+        self, method: str, path: str, body: Any = None, prefer: str = "", **query: Any
     ) -> Call[httpx.Response]:
         try:
-            response = yield Asked(method, path, body, query)
+            headers = {"Prefer": prefer} if prefer else {}
+            response = yield Asked(method, path, body, query, headers)
         except UnicodeError as error:
             raise BadInput(
                 "some of the text is not valid UTF-8, and nothing was done",
@@ -209,13 +214,13 @@ class Asking(CircuitCalls, JobCalls, DiscoveryCalls, AccessCalls, EventCalls, Pa
         return (yield from self._answer("GET", "/lab.yaml")).text
 
     @call
-    def status(self) -> Call[Answer]:
+    def status(self) -> Call[Status]:
         """The controller's ``lab``, ``version``, ``engine`` and ``policies``, and who is there.
 
         ``switches`` say whether they are ``connected``, ``circuit_switches`` and ``agents``
         whether they are ``reachable``; circuit switches that are not, ``since`` when and why.
         """
-        return (yield from self._call("GET", "/status"))
+        return cast("Status", (yield from self._call("GET", "/status")))
 
     @call
     def metrics(self) -> Call[str]:
@@ -230,14 +235,14 @@ class Asking(CircuitCalls, JobCalls, DiscoveryCalls, AccessCalls, EventCalls, Pa
         return list((yield from self._call("GET", "/links"))["links"])
 
     @call
-    def circuits(self) -> Call[Answer]:
+    def circuits(self) -> Call[dict[str, OcsMap]]:
         """The map of each OCS, as ``{"ocs1": {"map": ["1>7", …]}}``."""
         return (yield from self._call("GET", "/circuits"))
 
     @call
-    def topology(self) -> Call[Answer]:
+    def topology(self) -> Call[TopologyShape]:
         """Nodes, packet switches and trunks as they are lit: see ``testbed.topology``."""
-        return (yield from self._call("GET", "/topology"))
+        return cast("TopologyShape", (yield from self._call("GET", "/topology")))
 
     @call
     def topology_file(self, format: str) -> Call[str]:
@@ -255,11 +260,11 @@ class Asking(CircuitCalls, JobCalls, DiscoveryCalls, AccessCalls, EventCalls, Pa
         return dict((yield from self._call("POST", "/shutdown"))["jobs"])
 
     @call
-    def ports(self, since: float = 0.0) -> Call[list[Answer]]:
+    def ports(self, since: float = 0.0) -> Call[list[PortSample]]:
         """Samples of each host's rates after Unix time ``since``, in bits per second."""
         return list((yield from self._call("GET", "/ports", since=since))["ports"])
 
     @call
-    def gpus(self, since: float = 0.0) -> Call[list[Answer]]:
+    def gpus(self, since: float = 0.0) -> Call[list[GpuSample]]:
         """Samples of each GPU's utilisation after Unix time ``since``."""
         return list((yield from self._call("GET", "/gpus", since=since))["gpus"])

@@ -6,7 +6,7 @@ waits for that or awaits it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
@@ -30,10 +30,37 @@ class Asked:
     path: str
     body: Any = None
     query: dict[str, Any] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 Call = Generator[Asked, httpx.Response, T]
 """Requests one after the other, and what they come to. An ``httpx.HTTPError`` is thrown in."""
+
+
+async def carried_out(asking: Call[T], request: Callable[[Asked], Awaitable[httpx.Response]]) -> T:
+    """Make the requests of a call; what they come to."""
+    try:
+        asked = next(asking)
+        while True:
+            try:
+                response = await request(asked)
+            except (httpx.HTTPError, UnicodeError) as error:
+                asked = asking.throw(error)
+            else:
+                asked = asking.send(response)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+def at_once(steps: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine comes to that waits for no event loop: it blocks instead."""
+    try:
+        steps.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise RuntimeError("this was to come to its end without an event loop")
 
 
 class Blocking(ABC):
@@ -83,11 +110,11 @@ class Calls(ABC):
     """Some of the calls of a client, which says how each of them is asked."""
 
     @abstractmethod
-    def _call(self, method: str, path: str, body: Any = None, **query: Any) -> Call[Answer]: ...
+    def _call(
+        self, method: str, path: str, body: Any = None, prefer: str = "", **query: Any
+    ) -> Call[Answer]: ...
 
-    def _pages(
-        self, page_after: Callable[[Answer | None], Call[list[Answer]]]
-    ) -> Call[list[Answer]]:
+    def _pages(self, page_after: Callable[[T | None], Call[list[T]]]) -> Call[list[T]]:
         """Every row of a list that comes in pages, each asked for by the row before it."""
         rows = page = yield from page_after(None)
         while page:

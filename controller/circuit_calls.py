@@ -3,16 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 from urllib.parse import quote
 
 from patchlight.controller.calls import PAGE, Answer, Call, Calls, call
 from patchlight.testbed.errors import BadInput
 
 if TYPE_CHECKING:
-    from patchlight.controller.answer_types import CircuitSwitchShape, SavedMaps
+    from patchlight.controller.shapes.changes import Change, Plan
+    from patchlight.controller.shapes.circuits import (
+        AlarmShape,
+        CircuitSwitchShape,
+        DriftOf,
+        Light,
+        Lock,
+        Named,
+        Pressed,
+        SavedMaps,
+        StopButton,
+    )
 
 _LONGEST_MAP_NAME = 100
+
+
+class HowToChange(TypedDict, total=False):
+    """How a change is asked for: see ``controller.api.models.ChangeRequest``.
+
+    With ``detach`` one does not wait for its end.
+    """
+
+    why: str
+    spare_jobs: bool
+    planned_from: str
+    detach: bool
 
 
 def check_map_name(name: str) -> None:
@@ -30,9 +53,17 @@ class CircuitCalls(Calls):
     """What can be asked and told of circuits; ``ControllerClient`` makes the calls."""
 
     # -- changing circuits ---------------------------------------------------------------------
-    # Each of these takes ``why``, ``dry_run``, ``spare_jobs`` and ``planned_from`` (see
-    # ``controller.api.models.ChangeRequest``) and answers with the record of the change, or with
-    # what would change.
+    # Each of these takes the options of ``HowToChange`` and answers with the change as it ended,
+    # or as it began. Beside each is what answers with what would change.
+
+    def _change(self, path: str, body: Mapping[str, Any], options: HowToChange) -> Call[Change]:
+        said: dict[str, Any] = {**body, **options}
+        prefer = "respond-async" if said.pop("detach", False) else ""
+        return cast("Change", (yield from self._call("POST", path, said, prefer)))
+
+    def _planned(self, path: str, body: Mapping[str, Any]) -> Call[Plan]:
+        said = {**body, "dry_run": True}
+        return cast("Plan", (yield from self._call("POST", path, said)))
 
     @call
     def reconfigure(
@@ -42,68 +73,100 @@ class CircuitCalls(Calls):
         *,
         only: bool = False,
         disconnect: Mapping[str, Sequence[int | str]] | None = None,
-        **options: Any,
-    ) -> Call[Answer]:
+        **options: Unpack[HowToChange],
+    ) -> Call[Change]:
         """Ask for cross-connects to be made and ports to be freed; what became of it.
 
         Of a wavelength switch they name a channel: ``1-2@193.100``, and ``3@193.100`` frees one.
         """
-        body = {
-            "maps": {name: list(texts) for name, texts in maps.items()},
-            "disconnect": {name: list(ports) for name, ports in (disconnect or {}).items()},
-            "only": only,
-        }
-        return (yield from self._call("POST", "/reconfigurations", body | options))
+        body = _wanted(maps, disconnect, only=only)
+        return (yield from self._change("/reconfigurations", body, options))
 
     @call
-    def roll_back(self, /, number: int, **options: Any) -> Call[Answer]:
+    def preview_reconfiguration(
+        self,
+        /,
+        maps: Mapping[str, Sequence[str]],
+        *,
+        only: bool = False,
+        disconnect: Mapping[str, Sequence[int | str]] | None = None,
+    ) -> Call[Plan]:
+        """What that would change, and what speaks against it."""
+        body = _wanted(maps, disconnect, only=only)
+        return (yield from self._planned("/reconfigurations", body))
+
+    @call
+    def roll_back(self, /, number: int, **options: Unpack[HowToChange]) -> Call[Change]:
         """Undo one change, and nothing that other changes did."""
-        return (yield from self._call("POST", f"/reconfigurations/{number}/rollback", options))
+        return (yield from self._change(f"/reconfigurations/{number}/rollback", {}, options))
+
+    @call
+    def preview_roll_back(self, /, number: int) -> Call[Plan]:
+        """What that would change."""
+        return (yield from self._planned(f"/reconfigurations/{number}/rollback", {}))
 
     @call
     def together(
-        self, /, nodes: Sequence[str], *, force: bool = False, **options: Any
-    ) -> Call[Answer]:
+        self, /, nodes: Sequence[str], *, force: bool = False, **options: Unpack[HowToChange]
+    ) -> Call[Change]:
         """Light servers or hosts onto one packet switch; ``force`` also moves jobs' circuits."""
-        return (
-            yield from self._call(
-                "POST", "/together", {"nodes": list(nodes), "force": force} | options
-            )
-        )
+        body = {"nodes": list(nodes), "force": force}
+        return (yield from self._change("/together", body, options))
 
     @call
-    def light_paths(self, /, pairs: Sequence[tuple[str, str]], **options: Any) -> Call[Answer]:
+    def preview_together(self, /, nodes: Sequence[str], *, force: bool = False) -> Call[Plan]:
+        """What that would change."""
+        return (yield from self._planned("/together", {"nodes": list(nodes), "force": force}))
+
+    @call
+    def light_paths(
+        self, /, pairs: Sequence[tuple[str, str]], **options: Unpack[HowToChange]
+    ) -> Call[Change]:
         """Join pairs of ends by light over as many circuit switches as it takes."""
-        return (
-            yield from self._call(
-                "POST", "/light-paths", {"pairs": [list(pair) for pair in pairs]} | options
-            )
-        )
+        body = {"pairs": [list(pair) for pair in pairs]}
+        return (yield from self._change("/light-paths", body, options))
 
     @call
-    def restore(self, /, name: str, **options: Any) -> Call[Answer]:
+    def preview_light_paths(self, /, pairs: Sequence[tuple[str, str]]) -> Call[Plan]:
+        """What that would change."""
+        body = {"pairs": [list(pair) for pair in pairs]}
+        return (yield from self._planned("/light-paths", body))
+
+    @call
+    def restore(self, /, name: str, **options: Unpack[HowToChange]) -> Call[Change]:
         """Bring about the maps saved under a name."""
-        return (yield from self._call("POST", f"{_map_path(name)}/restore", options))
+        return (yield from self._change(f"{_map_path(name)}/restore", {}, options))
 
     @call
-    def repair(self, /, names: Sequence[str], **options: Any) -> Call[Answer]:
+    def preview_restore(self, /, name: str) -> Call[Plan]:
+        """What that would change."""
+        return (yield from self._planned(f"{_map_path(name)}/restore", {}))
+
+    @call
+    def repair(self, /, names: Sequence[str], **options: Unpack[HowToChange]) -> Call[Change]:
         """Bring the devices back to their last committed maps."""
-        return (yield from self._call("POST", "/drift/repair", {"ocs": list(names)} | options))
+        return (yield from self._change("/drift/repair", {"ocs": list(names)}, options))
 
     @call
-    def adopt(self, names: Sequence[str], why: str = "") -> Call[Answer]:
+    def preview_repair(self, /, names: Sequence[str]) -> Call[Plan]:
+        """What that would change."""
+        return (yield from self._planned("/drift/repair", {"ocs": list(names)}))
+
+    @call
+    def adopt(self, names: Sequence[str], why: str = "") -> Call[Change]:
         """Take what the devices have as their committed maps."""
-        return (yield from self._call("POST", "/drift/adopt", {"ocs": list(names), "why": why}))
+        body = {"ocs": list(names), "why": why}
+        return cast("Change", (yield from self._call("POST", "/drift/adopt", body)))
 
     @call
-    def reconfigurations(self, last: int | None = None) -> Call[list[Answer]]:
+    def reconfigurations(self, last: int | None = None) -> Call[list[Change]]:
         """Every change so far (or the ``last`` few), oldest first."""
         if last is not None and last <= PAGE:
             return list(
                 (yield from self._call("GET", "/reconfigurations", last=last))["reconfigurations"]
             )
 
-        def page_after(row: Answer | None) -> Call[list[Answer]]:
+        def page_after(row: Change | None) -> Call[list[Change]]:
             after = row["id"] if row else 0
             answer = yield from self._call("GET", "/reconfigurations", last=PAGE, after=after)
             return list(answer["reconfigurations"])
@@ -112,16 +175,26 @@ class CircuitCalls(Calls):
         return rows[-(last or 0) :]
 
     @call
-    def reconfiguration(self, number: int) -> Call[Answer]:
-        """One change."""
-        return (yield from self._call("GET", f"/reconfigurations/{number}"))
+    def reconfiguration(self, number: int, step: int = 0, wait_s: float = 0.0) -> Call[Change]:
+        """One change; one under way with its ``progress``.
+
+        With ``wait_s`` (30 at most), that is waited for until it is beyond this ``step``.
+        """
+        path = f"/reconfigurations/{number}"
+        return cast("Change", (yield from self._call("GET", path, step=step, wait_s=wait_s)))
+
+    @call
+    def cancel_change(self, number: int, why: str = "") -> Call[Change]:
+        """Halt a change before its next step, and undo what it did; it ends a moment later."""
+        path = f"/reconfigurations/{number}/cancel"
+        return cast("Change", (yield from self._call("POST", path, {"why": why})))
 
     # -- looking at circuits -------------------------------------------------------------------
 
     @call
-    def light(self, name: str) -> Call[Answer]:
+    def light(self, name: str) -> Call[Light]:
         """The power (dBm) of each cross-connect of an OCS, and its ports that are not ready."""
-        return (yield from self._call("GET", f"/circuits/{name}/light"))
+        return cast("Light", (yield from self._call("GET", f"/circuits/{name}/light")))
 
     @call
     def circuit_switches(self) -> Call[list[CircuitSwitchShape]]:
@@ -129,37 +202,37 @@ class CircuitCalls(Calls):
         return list((yield from self._call("GET", "/circuit-switches"))["circuit_switches"])
 
     @call
-    def accept_light(self, names: Sequence[str]) -> Call[Answer]:
+    def accept_light(self, names: Sequence[str]) -> Call[dict[str, int]]:
         """Take the power as it is now for the baselines; how many circuits of each OCS."""
         return dict((yield from self._call("POST", "/baselines", {"ocs": list(names)}))["circuits"])
 
     @call
-    def alarms(self, names: Sequence[str] = ()) -> Call[list[Answer]]:
+    def alarms(self, names: Sequence[str] = ()) -> Call[list[AlarmShape]]:
         """What the devices reported by themselves, since the controller runs."""
         return list((yield from self._call("GET", "/alarms", ocs=list(names)))["alarms"])
 
     @call
-    def drift(self) -> Call[Answer]:
+    def drift(self) -> Call[dict[str, DriftOf]]:
         """How each device differs from its last committed map."""
         return dict((yield from self._call("GET", "/drift"))["drift"])
 
     # -- what operators leave ------------------------------------------------------------------
 
     @call
-    def locks(self) -> Call[list[Answer]]:
+    def locks(self) -> Call[list[Lock]]:
         """Every locked port."""
         return list((yield from self._call("GET", "/locks"))["locks"])
 
     @call
     def lock(
         self, name: str, ports: Sequence[int | str], *, keep: bool = False, why: str = ""
-    ) -> Call[list[Answer]]:
+    ) -> Call[list[Lock]]:
         """Lock ports for everybody, or with ``keep`` for everybody else."""
         body = {"ocs": name, "ports": list(ports), "keep": keep, "why": why}
         return list((yield from self._call("POST", "/locks", body))["locks"])
 
     @call
-    def unlock(self, name: str, ports: Sequence[int | str], why: str = "") -> Call[list[Answer]]:
+    def unlock(self, name: str, ports: Sequence[int | str], why: str = "") -> Call[list[Lock]]:
         """Take locks away; those that there were."""
         body = {"ocs": name, "ports": list(ports), "why": why}
         return list((yield from self._call("POST", "/locks/release", body))["locks"])
@@ -176,27 +249,40 @@ class CircuitCalls(Calls):
         return cast("SavedMaps", (yield from self._call("PUT", _map_path(name), body)))
 
     @call
-    def forget_map(self, name: str) -> Call[Answer]:
+    def forget_map(self, name: str) -> Call[Named]:
         """Forget saved maps."""
-        return (yield from self._call("DELETE", _map_path(name)))
+        return cast("Named", (yield from self._call("DELETE", _map_path(name))))
 
     @call
-    def stop_button(self) -> Call[Answer | None]:
+    def stop_button(self) -> Call[Pressed | None]:
         """Who pressed the stop button, when and why; ``None`` if it is not pressed."""
-        pressed = (yield from self._call("GET", "/stop"))["pressed"]
-        return None if pressed is None else dict(pressed)
+        pressed: Pressed | None = (yield from self._call("GET", "/stop"))["pressed"]
+        return pressed
 
     @call
-    def press_stop(self, why: str = "") -> Call[Answer]:
+    def press_stop(self, why: str = "") -> Call[StopButton]:
         """Halt the change under way, and refuse new ones."""
-        return (yield from self._call("POST", "/stop", {"why": why}))
+        return cast("StopButton", (yield from self._call("POST", "/stop", {"why": why})))
 
     @call
-    def clear_stop(self, why: str = "") -> Call[Answer]:
+    def clear_stop(self, why: str = "") -> Call[StopButton]:
         """Let changes begin again."""
-        return (yield from self._call("POST", "/stop/clear", {"why": why}))
+        return cast("StopButton", (yield from self._call("POST", "/stop/clear", {"why": why})))
 
 
 def _map_path(name: str) -> str:
     check_map_name(name)
     return f"/maps/{quote(name, safe='')}"
+
+
+def _wanted(
+    maps: Mapping[str, Sequence[str]],
+    disconnect: Mapping[str, Sequence[int | str]] | None,
+    *,
+    only: bool,
+) -> Answer:
+    return {
+        "maps": {name: list(texts) for name, texts in maps.items()},
+        "disconnect": {name: list(ports) for name, ports in (disconnect or {}).items()},
+        "only": only,
+    }

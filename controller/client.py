@@ -8,7 +8,16 @@ from typing import Self, Unpack
 import httpx
 
 from patchlight.controller.asking import Asking, ControllerError, NoAnswer, OtherLab, Who
-from patchlight.controller.calls import Answer, Awaited, Blocking, Call, T
+from patchlight.controller.calls import (
+    Answer,
+    Asked,
+    Awaited,
+    Blocking,
+    Call,
+    T,
+    at_once,
+    carried_out,
+)
 from patchlight.controller.event_calls import PAUSE_S, Listening
 
 __all__ = ["AsyncControllerClient", "ControllerClient", "ControllerError", "NoAnswer", "OtherLab"]
@@ -53,18 +62,10 @@ class ControllerClient(Asking, Blocking):
 
     def carry_out(self, asking: Call[T]) -> T:
         """Make the requests of a call; what they come to."""
-        try:
-            asked = next(asking)
-            while True:
-                try:
-                    response = self._http.request(asked.method, asked.path, **self.options(asked))
-                except (httpx.HTTPError, UnicodeError) as error:
-                    asked = asking.throw(error)
-                else:
-                    asked = asking.send(response)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+        return at_once(carried_out(asking, self._request))
+
+    async def _request(self, asked: Asked) -> httpx.Response:
+        return self._http.request(asked.method, asked.path, **self.options(asked))
 
     def follow_events(self, after: int | None = None) -> Iterator[Answer]:
         """What happens, without an end: after event number ``after``, or from now on.
@@ -77,9 +78,7 @@ class ControllerClient(Asking, Blocking):
         while True:
             try:
                 asked = listening.asked
-                with self._http.stream(
-                    asked.method, asked.path, headers=listening.headers, **self.options(asked)
-                ) as answer:
+                with self._http.stream(asked.method, asked.path, **self.options(asked)) as answer:
                     if not answer.is_success:
                         answer.read()
                         raise self.problem(answer)
@@ -125,20 +124,10 @@ class AsyncControllerClient(Asking, Awaited):
 
     async def carry_out(self, asking: Call[T]) -> T:
         """Make the requests of a call; what they come to."""
-        try:
-            asked = next(asking)
-            while True:
-                try:
-                    response = await self._http.request(
-                        asked.method, asked.path, **self.options(asked)
-                    )
-                except (httpx.HTTPError, UnicodeError) as error:
-                    asked = asking.throw(error)
-                else:
-                    asked = asking.send(response)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+        return await carried_out(asking, self._request)
+
+    async def _request(self, asked: Asked) -> httpx.Response:
+        return await self._http.request(asked.method, asked.path, **self.options(asked))
 
     async def follow_events(self, after: int | None = None) -> AsyncIterator[Answer]:
         """What happens, without an end, as of ``ControllerClient``: for ``async for``."""
@@ -147,7 +136,7 @@ class AsyncControllerClient(Asking, Awaited):
             try:
                 asked = listening.asked
                 async with self._http.stream(
-                    asked.method, asked.path, headers=listening.headers, **self.options(asked)
+                    asked.method, asked.path, **self.options(asked)
                 ) as answer:
                     if not answer.is_success:
                         await answer.aread()

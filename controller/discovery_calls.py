@@ -1,8 +1,14 @@
 """The part of the controller's client that is about looking for the wiring."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
 from patchlight.controller.calls import Answer, Call, Calls, call
+
+if TYPE_CHECKING:
+    from patchlight.controller.shapes.discovery import Search, SearchPlan
 
 
 class DiscoveryCalls(Calls):
@@ -15,12 +21,13 @@ class DiscoveryCalls(Calls):
         *,
         listen_s: float = 2.0,
         every_port: bool = False,
-    ) -> Call[Answer]:
+    ) -> Call[Search]:
         """Begin to look what hangs on these ports by OCS, or on all; how far it is, as below.
 
         ``listen_s``: each round. ``every_port``: also once all ends of the lab are found.
         """
-        return (yield from self._discover(ports, listen_s, every_port, dry_run=False))
+        begun = yield from self._discover(ports, listen_s, every_port, dry_run=False)
+        return cast("Search", begun)
 
     @call
     def preview_discovery(
@@ -29,10 +36,11 @@ class DiscoveryCalls(Calls):
         *,
         listen_s: float = 2.0,
         every_port: bool = False,
-    ) -> Call[Answer]:
+    ) -> Call[SearchPlan]:
         """What that would look at (``ports``), which ``circuits`` go dark meanwhile, ``takes_s``
         in how many ``rounds``, and what speaks against it (``objections``)."""
-        return (yield from self._discover(ports, listen_s, every_port, dry_run=True))
+        plan = yield from self._discover(ports, listen_s, every_port, dry_run=True)
+        return cast("SearchPlan", plan)
 
     def _discover(
         self,
@@ -47,13 +55,13 @@ class DiscoveryCalls(Calls):
         return (yield from self._call("POST", "/discovery", body | {"dry_run": dry_run}))
 
     @call
-    def discovery(self) -> Call[Answer]:
+    def discovery(self) -> Call[Search]:
         """How far the search is: its ``state``, ``rounds_done``, ``rounds_left``, ``left_s``; the
         ``wiring`` once it is ``done``, else a ``message``."""
-        return (yield from self._call("GET", "/discovery"))
+        return cast("Search", (yield from self._call("GET", "/discovery")))
 
     @call
-    def stop_discovery(self) -> Call[Answer]:
+    def stop_discovery(self) -> Call[Search]:
         """Break the search off; all circuits are as before then, also those that a search left
         away from their places which was cut short."""
-        return (yield from self._call("DELETE", "/discovery"))
+        return cast("Search", (yield from self._call("DELETE", "/discovery")))

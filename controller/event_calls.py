@@ -2,13 +2,13 @@
 
 import json
 import time
-from typing import ClassVar
 
 from patchlight.controller.calls import Answer, Asked, Call, Calls, call
 
 PAUSE_S = 0.5
 """How long a listener waits before it connects again."""
 _PATIENCE_S = 30.0
+_AS_A_STREAM = {"Accept": "text/event-stream"}
 
 
 class EventCalls(Calls):
@@ -28,8 +28,6 @@ class EventCalls(Calls):
 class Listening:
     """How far a listener to events is, over connections that break."""
 
-    headers: ClassVar[dict[str, str]] = {"Accept": "text/event-stream"}
-
     def __init__(self, after: int) -> None:
         self._heard = after
         self._answered_at = time.monotonic()
@@ -37,7 +35,7 @@ class Listening:
     @property
     def asked(self) -> Asked:
         """What to ask for next."""
-        return Asked("GET", "/events", query={"after": self._heard})
+        return Asked("GET", "/events", None, {"after": self._heard}, dict(_AS_A_STREAM))
 
     @property
     def is_in_vain(self) -> bool:

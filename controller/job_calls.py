@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
-from patchlight.controller.calls import PAGE, Answer, Call, Calls, call
+from patchlight.controller.calls import PAGE, Call, Calls, call
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobfile.reader import JobGiven, Jobs, jobs_meant
 
 if TYPE_CHECKING:
-    from patchlight.controller.answer_types import LogPartShape, RegroupPlan
+    from patchlight.controller.shapes.changes import Change
+    from patchlight.controller.shapes.jobs import (
+        DecisionShape,
+        IterationReport,
+        Job,
+        JobInList,
+        LogPartShape,
+        Preview,
+        ProposalShape,
+        RegroupPlan,
+        StateOfJob,
+    )
+    from patchlight.controller.shapes.lab import PoliciesInUse
 
 
 class JobCalls(Calls):
@@ -21,7 +33,7 @@ class JobCalls(Calls):
     @call
     def submit(
         self, jobs: Sequence[JobGiven] | Jobs, topology: str | None = None
-    ) -> Call[list[Answer]]:
+    ) -> Call[list[JobInList]]:
         """Queue jobs, all or none; their statuses.
 
         Each is a ``JobSpec``, a mapping with the keys of a job file, or a job file's path. They
@@ -33,7 +45,7 @@ class JobCalls(Calls):
     @call
     def preview(
         self, jobs: Sequence[JobGiven] | Jobs, topology: str | None = None
-    ) -> Call[list[Answer]]:
+    ) -> Call[list[Preview]]:
         """What would come of such jobs now, and nothing is queued.
 
         Of each ``job`` the ``hosts`` that it would get or what it ``waits_for``, and how many jobs
@@ -44,14 +56,14 @@ class JobCalls(Calls):
 
     def _submit(
         self, given: Sequence[JobGiven] | Jobs, topology: str | None, *, dry_run: bool
-    ) -> Call[list[Answer]]:
+    ) -> Call[list[Any]]:
         jobs = given if isinstance(given, Jobs) else jobs_meant(given)
         body = {"jobs": [asdict(spec) for spec in jobs.specs], "topology": topology}
         how = {"together": jobs.together, "dry_run": dry_run}
         return list((yield from self._call("POST", "/jobs", body | how))["jobs"])
 
     @call
-    def jobs(self, /, last: int | None = None, **which: str) -> Call[list[Answer]]:
+    def jobs(self, /, last: int | None = None, **which: str) -> Call[list[JobInList]]:
         """Every job's status, or that of the ``last`` few, oldest first.
 
         ``which``: only those of a ``state``, ``user`` or ``name``.
@@ -60,7 +72,7 @@ class JobCalls(Calls):
         if last is not None and last <= PAGE:
             return list((yield from self._call("GET", "/jobs", last=last, **wanted))["jobs"])
 
-        def page_after(job: Answer | None) -> Call[list[Answer]]:
+        def page_after(job: JobInList | None) -> Call[list[JobInList]]:
             after = job["id"] if job else ""
             answer = yield from self._call("GET", "/jobs", last=PAGE, after=after, **wanted)
             return list(answer["jobs"])
@@ -69,7 +81,7 @@ class JobCalls(Calls):
         return rows[-(last or 0) :]
 
     @call
-    def jobs_meant(self, text: str) -> Call[list[Answer]]:
+    def jobs_meant(self, text: str) -> Call[list[JobInList]]:
         """The job of that id, else those of that name, else those whose id begins so.
 
         The latest of them, the latest first.
@@ -77,27 +89,29 @@ class JobCalls(Calls):
         return list((yield from self._call("GET", "/jobs", meant=text))["jobs"])
 
     @call
-    def job(self, job_id: str) -> Call[Answer]:
+    def job(self, job_id: str) -> Call[Job]:
         """One job's status."""
-        return (yield from self._call("GET", _job_path(job_id)))
+        return cast("Job", (yield from self._call("GET", _job_path(job_id))))
 
     @call
-    def stop(self, job_id: str, *, force: bool = False) -> Call[Answer]:
+    def stop(self, job_id: str, *, force: bool = False) -> Call[JobInList]:
         """End a job's gang; with ``force`` also one that another user submitted."""
-        return (yield from self._call("DELETE", _job_path(job_id), force=force))
+        ended = yield from self._call("DELETE", _job_path(job_id), force=force)
+        return cast("JobInList", ended)
 
     @call
-    def restart(self, job_id: str, *, force: bool = False) -> Call[Answer]:
+    def restart(self, job_id: str, *, force: bool = False) -> Call[JobInList]:
         """Begin a job again: one that has ended as a new job, one that runs as its next attempt."""
-        return (yield from self._call("POST", f"{_job_path(job_id)}/restart", force=force))
+        path = f"{_job_path(job_id)}/restart"
+        return cast("JobInList", (yield from self._call("POST", path, force=force)))
 
     @call
-    def history(self, job_id: str) -> Call[list[Answer]]:
+    def history(self, job_id: str) -> Call[list[StateOfJob]]:
         """The states that a job came to: ``at``, ``state``, and why in its ``message``."""
         return list((yield from self._call("GET", f"{_job_path(job_id)}/history"))["states"])
 
     @call
-    def decisions(self, job_id: str) -> Call[list[Answer]]:
+    def decisions(self, job_id: str) -> Call[list[DecisionShape]]:
         """What policies decided of a job, oldest first."""
         return list((yield from self._call("GET", f"{_job_path(job_id)}/decisions"))["decisions"])
 
@@ -113,7 +127,7 @@ class JobCalls(Calls):
         )
 
     @call
-    def latest_iterations(self, job_id: str, most: int) -> Call[list[Answer]]:
+    def latest_iterations(self, job_id: str, most: int) -> Call[list[IterationReport]]:
         """The latest reports of the job's workers, oldest first."""
         return list(
             (yield from self._call("GET", f"{_job_path(job_id)}/iterations", latest=most))[
@@ -122,15 +136,15 @@ class JobCalls(Calls):
         )
 
     @call
-    def recent_iterations(self, job_id: str, most: int) -> Call[tuple[list[Answer], int]]:
+    def recent_iterations(self, job_id: str, most: int) -> Call[tuple[list[IterationReport], int]]:
         """The same, and the ``after`` with which ``iterations`` goes on."""
         answer = yield from self._call("GET", f"{_job_path(job_id)}/iterations", latest=most)
         return list(answer["iterations"]), int(answer["next"])
 
     @call
-    def iterations(self, job_id: str, after: int = 0) -> Call[tuple[list[Answer], int]]:
+    def iterations(self, job_id: str, after: int = 0) -> Call[tuple[list[IterationReport], int]]:
         """What the job's workers reported after number ``after``, and the next ``after``."""
-        reports: list[Answer] = []
+        reports: list[IterationReport] = []
         while True:
             answer = yield from self._call("GET", f"{_job_path(job_id)}/iterations", after=after)
             reports += answer["iterations"]
@@ -139,9 +153,10 @@ class JobCalls(Calls):
             after = int(answer["next"])
 
     @call
-    def regroup(self, job_ids: Sequence[str]) -> Call[Answer]:
+    def regroup(self, job_ids: Sequence[str]) -> Call[Change]:
         """Bring running jobs under one packet switch each; the record of the change."""
-        return (yield from self._call("POST", "/regroup", {"jobs": list(job_ids)}))
+        body = {"jobs": list(job_ids)}
+        return cast("Change", (yield from self._call("POST", "/regroup", body)))
 
     @call
     def preview_regroup(self, job_ids: Sequence[str]) -> Call[RegroupPlan]:
@@ -150,24 +165,24 @@ class JobCalls(Calls):
         return cast("RegroupPlan", (yield from self._call("POST", "/regroup", body)))
 
     @call
-    def defragmentation(self) -> Call[Answer | None]:
+    def defragmentation(self) -> Call[ProposalShape | None]:
         """The change of light under running jobs that gains most; ``None`` where none pays."""
-        found: Answer | None = (yield from self._call("GET", "/defragmentation"))["proposal"]
+        found: ProposalShape | None = (yield from self._call("GET", "/defragmentation"))["proposal"]
         return found
 
     @call
-    def defragment(self) -> Call[Answer | None]:
+    def defragment(self) -> Call[Change | None]:
         """Carry that change out; its record, or ``None`` where none pays."""
-        found: Answer | None = (yield from self._call("POST", "/defragmentation"))["change"]
+        found: Change | None = (yield from self._call("POST", "/defragmentation"))["change"]
         return found
 
     @call
-    def policies(self) -> Call[Answer]:
+    def policies(self) -> Call[PoliciesInUse]:
         """The policies that decide now, by kind; ``defragment``: whether light follows jobs."""
         return dict((yield from self._call("GET", "/policies"))["policies"])
 
     @call
-    def use_policies(self, chosen: Mapping[str, str | bool | None]) -> Call[Answer]:
+    def use_policies(self, chosen: Mapping[str, str | bool | None]) -> Call[PoliciesInUse]:
         """Have these decide from now on, as of ``policies``; the others stay. All of them then."""
         return dict((yield from self._call("PUT", "/policies", dict(chosen)))["policies"])
 

@@ -1,7 +1,7 @@
 """What operators do with the optical switches: look, undo, repair, save and restore maps."""
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from patchlight.controller.changes.record import Drift, Refused, as_texts
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import DirectedPort, PortState
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.labmaps import driven, recorded_map
+from patchlight.testbed.labmaps import Place, check_place, driven, recorded_map
 from patchlight.testbed.switchmap import AnyMap
 
 _NO_MONITOR = PowerVerdict("unverified", "unverified, no power monitor")
@@ -63,6 +63,16 @@ class CircuitOperations:
 
     def _driven(self, name: str) -> str:
         return driven(self.parts.lab.optical_switch(name))
+
+    def places(self, name: str, given: Iterable[int | str]) -> list[Place]:
+        """The ports of a switch, or channels there, that are meant; ``BadInput`` for what is
+        none."""
+        switch = self.parts.lab.optical_switch(name)
+        places = [Place(each) if isinstance(each, int) else Place.parse(each) for each in given]
+        for place in places:
+            if place.channel is not None:
+                check_place(switch, place)
+        return places
 
     async def drift(self) -> dict[str, DriftReport]:
         """How each device differs from its last committed map, and since which change."""

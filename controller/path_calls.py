@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from patchlight.controller.calls import Call, Calls, call
 
 if TYPE_CHECKING:
-    from patchlight.controller.answer_types import PathShape, PathsShape
+    from patchlight.controller.shapes.paths import PathShape, PathsShape
 
 
 class PathCalls(Calls):

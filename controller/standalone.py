@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from patchlight.controller.api.admission import Admission
 from patchlight.controller.api.answers import new_app
 from patchlight.controller.api.caller import IN_PROCESS, Doorman
+from patchlight.controller.api.changes import change_routes
 from patchlight.controller.api.circuits import circuit_routes
 from patchlight.controller.api.events import EventFeed, event_routes
 from patchlight.controller.changes.device_maps import DeviceMonitor
@@ -104,7 +105,9 @@ def direct_client(
             loop.run_until_complete(DeviceWatch(parts, transactions).begin())
         app = new_app("Patchlight without a controller")
         app.add_middleware(Admission, doorman=Doorman(lab.access))
-        app.include_router(circuit_routes(CircuitOperations(parts, transactions)))
+        operations = CircuitOperations(parts, transactions)
+        app.include_router(circuit_routes(operations))
+        app.include_router(change_routes(operations))
         app.include_router(event_routes(store, EventFeed(store)))
         transport = InProcess(app, loop)
         yield stack.enter_context(ControllerClient(IN_PROCESS, user=user, transport=transport))

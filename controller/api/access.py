@@ -7,10 +7,11 @@ from annotated_types import Ge, Le
 from fastapi import APIRouter
 from pydantic import Field
 
-from patchlight.controller.api import models, shapes
+from patchlight.controller.api import models
 from patchlight.controller.api.caller import Admin, Viewer
 from patchlight.controller.api.describing import gives
 from patchlight.controller.audit import AuditLog
+from patchlight.controller.shapes import access as shapes
 from patchlight.controller.tokens import (
     LONGEST_LIFETIME_S,
     USUAL_LIFETIME_S,
@@ -58,7 +59,7 @@ def access_routes(tokens: Tokens, audit: AuditLog) -> APIRouter:
         )
         return {**asdict(made), "token": text}
 
-    @routes.delete("/tokens/{token_id}", **gives(Token))
+    @routes.delete("/tokens/{token_id}", **gives(shapes.TokenShape))
     async def revoke(token_id: TokenId, caller: Admin) -> Answer:
         found: Token = tokens.revoke(token_id, caller.by)
         return asdict(found)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
 
-from patchlight.controller.api import shapes
 from patchlight.controller.api.access import access_routes
 from patchlight.controller.api.admission import Admission
 from patchlight.controller.api.answers import new_app
 from patchlight.controller.api.caller import Admin, Doorman
+from patchlight.controller.api.changes import change_routes
 from patchlight.controller.api.circuits import circuit_routes
 from patchlight.controller.api.describing import gives
 from patchlight.controller.api.discovery import discovery_routes
@@ -24,6 +24,7 @@ from patchlight.controller.api.idempotency import KeptAnswers
 from patchlight.controller.api.jobs import job_routes
 from patchlight.controller.api.paths import path_routes
 from patchlight.controller.audit import AuditLog
+from patchlight.controller.shapes import lab as shapes
 from patchlight.controller.tokens import Tokens
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.labfile.writer import write_lab
@@ -63,6 +64,8 @@ def create_app(controller: Controller) -> FastAPI:
 
     app.include_router(circuit_routes(controller.operations))
 
+    app.include_router(change_routes(controller.operations))
+
     app.include_router(job_routes(controller))
 
     app.include_router(path_routes(controller.paths))
@@ -76,11 +79,11 @@ def create_app(controller: Controller) -> FastAPI:
 
     app.include_router(discovery_routes(controller.discovery))
 
-    @app.get("/v1/ports", **gives(shapes.Samples))
+    @app.get("/v1/ports", **gives(shapes.PortSamples))
     async def ports(since: float = 0.0) -> Answer:
         return {"ports": [s for s in controller.switches.port_rates if s["at"] > since]}
 
-    @app.get("/v1/gpus", **gives(shapes.Samples))
+    @app.get("/v1/gpus", **gives(shapes.GpuSamples))
     async def gpus(since: float = 0.0) -> Answer:
         return {"gpus": [s for s in controller.fleet.gpu_samples if s["at"] > since]}
 

@@ -47,10 +47,14 @@ class NotAllowed(PatchlightError):
 
 @dataclass(frozen=True)
 class Caller(ChangeOptions):
-    """Who asks, and in which role. ``token`` is the id of the token that was shown."""
+    """Who asks, and in which role. ``token`` is the id of the token that was shown.
+
+    Who ``detaches`` does not wait until a change is over.
+    """
 
     role: Role = Role.NOBODY
     token: str = ""
+    detaches: bool = False
 
     @property
     def place(self) -> str:
@@ -161,12 +165,19 @@ async def _user_at(request: Request) -> int | None:
 def who_asks(request: Request) -> Caller:
     """Who asks, as it was found out when the request came in, and under which condition.
 
-    ``If-Match`` is another way to say ``planned_from``.
+    ``If-Match`` is another way to say ``planned_from``, and ``Prefer: respond-async`` (RFC 7240)
+    that one does not wait.
     """
     caller = request.state.caller
     assert isinstance(caller, Caller)
+    if request.method == "GET":
+        return caller
     tag = request.headers.get("if-match", "").strip().removeprefix("W/").strip('"')
-    return replace(caller, planned_from=tag) if tag and tag != "*" else caller
+    preferred = request.headers.get("prefer", "").lower().split(",")
+    detaches = any(each.partition(";")[0].strip() == "respond-async" for each in preferred)
+    if not (detaches or (tag and tag != "*")):
+        return caller
+    return replace(caller, planned_from="" if tag == "*" else tag, detaches=detaches)
 
 
 def _in_role(needed: Role, request: Request) -> Caller:

@@ -1,37 +1,31 @@
-"""The routes on circuits: looking, changing, undoing, locking, stopping.
+"""The routes on circuits: looking, locking, saving maps, stopping.
 
 They need the parts of a change and nothing else of the controller, so that they also serve who
 talks to the devices directly.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi.responses import PlainTextResponse
 
-from patchlight.controller.api import models, shapes
+from patchlight.controller.api import models
 from patchlight.controller.api.answers import Answered
-from patchlight.controller.api.caller import Caller, Operator
-from patchlight.controller.api.describing import Json, gives
-from patchlight.controller.changes.device_maps import Decide
+from patchlight.controller.api.caller import Operator
+from patchlight.controller.api.describing import gives
 from patchlight.controller.changes.parts import CircuitParts
-from patchlight.controller.changes.planning import Plan, wanted_maps
 from patchlight.controller.changes.power import PortReading
 from patchlight.controller.changes.preflight import LockKind
-from patchlight.controller.changes.record import as_texts, change_as_texts, fingerprint, to_row
+from patchlight.controller.changes.record import as_texts, fingerprint
 from patchlight.controller.circuit_calls import check_map_name
-from patchlight.controller.lighting import lighting
 from patchlight.controller.operations import CircuitOperations, DriftReport, PowerReport
-from patchlight.controller.together import bringing_together
+from patchlight.controller.shapes import circuits as shapes
+from patchlight.controller.shapes.lab import Links, TopologyShape
 from patchlight.testbed.colours import WavelengthSwitch
-from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.labmaps import Place, check_place, parse_map
+from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.light import Entry
 from patchlight.testbed.spectrum import ChannelConnect
-from patchlight.testbed.switchmap import AnyMap
 from patchlight.testbed.topology import topology_of
 from patchlight.testbed.topology_files import FORMATS
 
@@ -42,60 +36,8 @@ def circuit_routes(operations: CircuitOperations) -> APIRouter:
     """The routes on the circuits of one lab."""
     routes = APIRouter(prefix="/v1", tags=["circuits"])
     _look(routes, operations)
-    _change(routes, operations)
     _operate(routes, operations)
     return routes
-
-
-async def _run(
-    operations: CircuitOperations,
-    decide: Decide,
-    request: models.ChangeRequest,
-    caller: Caller,
-    adopts: Mapping[str, AnyMap],
-    *,
-    why: str,
-    reverts: int | None = None,
-) -> Any:
-    shown, spare_jobs = request.planned_from or caller.planned_from, request.spare_jobs
-    options = replace(
-        caller, spare_jobs=spare_jobs, planned_from=shown, adopts=adopts, reverts=reverts
-    )
-    if request.dry_run:
-        plan, objections = await operations.transactions.preview(decide, options)
-        parts = operations.parts
-        jobs, committed = parts.traffic.jobs_using(plan.moved), parts.committed.maps
-        planned = _plan_as_json(plan, objections, jobs, committed)
-        return Answered(planned, headers={"ETag": f'"{planned["planned_from"]}"'})
-    return to_row(await operations.transactions.change(decide, request.why or why, options))
-
-
-def _plan_as_json(
-    plan: Plan, objections: list[str], jobs: list[str], committed: Mapping[str, AnyMap]
-) -> Answer:
-    before, after = set(plan.links_before.pairs()), set(plan.links_after.pairs())
-    return {
-        "state": "planned",
-        "changes": {name: change_as_texts(change) for name, change in plan.changes.items()},
-        "links_down": [f"{a}:{b}" for a, b in sorted(before - after)],
-        "links_up": [f"{a}:{b}" for a, b in sorted(after - before)],
-        "jobs": jobs,
-        # Cross-connects that would break and that no change of ours made: somebody else's.
-        "strangers": {
-            name: theirs
-            for name, change in plan.changes.items()
-            if (theirs := [str(c) for c in change.breaks if c not in committed.get(name, (c,))])
-        },
-        # Cross-connects that go without another in their place.
-        "lost": {
-            name: len(change.breaks) - len(change.makes)
-            for name, change in plan.changes.items()
-            if len(change.breaks) > len(change.makes)
-        },
-        "cleared": [n for n in plan.changes if plan.before[n] and not len(plan.wanted[n])],
-        "objections": objections,
-        "planned_from": fingerprint(plan.before),
-    }
 
 
 def _via(ocs: str, entry: Entry) -> Answer:
@@ -161,20 +103,10 @@ async def _switch_as_json(parts: CircuitParts, status: Answer) -> Answer:
     return row
 
 
-def _places(lab: Lab, name: str, given: Iterable[int | str]) -> list[Place]:
-    """The ports of a switch, or channels there, that are meant; ``BadInput`` for what is none."""
-    switch = lab.optical_switch(name)
-    places = [Place(each) if isinstance(each, int) else Place.parse(each) for each in given]
-    for place in places:
-        if place.channel is not None:
-            check_place(switch, place)
-    return places
-
-
 def _look(routes: APIRouter, operations: CircuitOperations) -> None:
     parts = operations.parts
 
-    @routes.get("/links", **gives(shapes.LinksShape))
+    @routes.get("/links", **gives(Links))
     async def links() -> Answer:
         present = parts.maps.links(await parts.maps.read())
         return {
@@ -191,7 +123,7 @@ def _look(routes: APIRouter, operations: CircuitOperations) -> None:
             ],
         }
 
-    @routes.get("/topology", **gives(Json, also="text/plain"))
+    @routes.get("/topology", **gives(TopologyShape, also="text/plain"))
     async def topology(format: models.TopologyFormat = "json") -> Any:
         found = topology_of(parts.lab, parts.maps.links(await parts.maps.read()))
         if format == "json":
@@ -235,77 +167,6 @@ def _look(routes: APIRouter, operations: CircuitOperations) -> None:
         return {"drift": {name: _drift_as_json(report) for name, report in reports.items()}}
 
 
-def _change(routes: APIRouter, operations: CircuitOperations) -> None:
-    parts = operations.parts
-
-    @routes.post("/reconfigurations", **gives(shapes.Change | shapes.PlanShape))
-    async def reconfigure(request: models.ReconfigurationRequest, caller: Operator) -> Any:
-        lab = parts.lab
-        asked = {n: parse_map(lab.optical_switch(n), texts) for n, texts in request.maps.items()}
-        dropped = {n: _places(lab, n, given) for n, given in request.disconnect.items()}
-
-        def decide(maps: Mapping[str, AnyMap]) -> dict[str, AnyMap]:
-            return wanted_maps(lab, maps, asked, dropped, only=request.only)
-
-        return await _run(operations, decide, request, caller, asked, why="asked by the user")
-
-    @routes.get("/reconfigurations", **gives(shapes.Changes))
-    async def reconfigurations(
-        last: models.PageLength = models.PAGE, after: models.Number | None = None
-    ) -> Answer:
-        return {"reconfigurations": parts.store.reconfigurations(last, after)}
-
-    @routes.get("/reconfigurations/{number}", **gives(shapes.Change))
-    async def reconfiguration(number: models.Number) -> Answer:
-        record = parts.store.reconfiguration(number)
-        if record is None:
-            raise BadInput(f"there is no change {number}: 'patchlight ocs history' shows them")
-        return record
-
-    @routes.post("/reconfigurations/{number}/rollback", **gives(shapes.Change | shapes.PlanShape))
-    async def roll_back(
-        number: models.Number, request: models.ChangeRequest, caller: Operator
-    ) -> Any:
-        decide, adopts = operations.undoing(number)
-        why = f"undoes change {number}"
-        return await _run(operations, decide, request, caller, adopts, why=why, reverts=number)
-
-    @routes.post("/together", **gives(shapes.Change | shapes.PlanShape))
-    async def together(request: models.TogetherRequest, caller: Operator) -> Any:
-        decide = await bringing_together(parts, request.nodes, request.force)
-        spared = request.model_copy(update={"spare_jobs": request.spare_jobs or not request.force})
-        why = f"brings together {', '.join(request.nodes)}"
-        return await _run(operations, decide, spared, caller, {}, why=why)
-
-    @routes.post("/light-paths", **gives(shapes.Change | shapes.PlanShape))
-    async def light_paths(request: models.LightRequest, caller: Operator) -> Any:
-        pairs = [(one, other) for one, other in request.pairs]
-        decide = await lighting(parts, pairs)
-        why = f"lights {', '.join(f'{one}:{other}' for one, other in pairs)}"
-        return await _run(operations, decide, request, caller, {}, why=why)
-
-    @routes.post("/maps/{name}/restore", **gives(shapes.Change | shapes.PlanShape))
-    async def restore(name: str, request: models.ChangeRequest, caller: Operator) -> Any:
-        saved = operations.saved(name)
-        return await _run(
-            operations, lambda _: saved, request, caller, saved, why=f"restores {name}"
-        )
-
-    @routes.post("/drift/repair", **gives(shapes.Change | shapes.PlanShape))
-    async def repair(request: models.RepairRequest, caller: Operator) -> Any:
-        committed = operations.repairing(request.ocs)
-        return await _run(
-            operations, lambda _: committed, request, caller, committed, why="repairs drift"
-        )
-
-    @routes.post("/drift/adopt", **gives(shapes.Change | shapes.PlanShape))
-    async def adopt(request: models.PresentMapsRequest, caller: Operator) -> Any:
-        maps = await parts.maps.read()
-        adopts = {name: maps[name] for name in operations.named(request.ocs)}
-        asked = models.ChangeRequest(why=request.why)
-        return await _run(operations, lambda _: {}, asked, caller, adopts, why="adopts drift")
-
-
 def _operate(routes: APIRouter, operations: CircuitOperations) -> None:
     parts = operations.parts
 
@@ -328,20 +189,20 @@ def _operate(routes: APIRouter, operations: CircuitOperations) -> None:
         parts.store.delete_map(name)
         return {"name": name}
 
-    @routes.get("/locks", **gives(shapes.LocksShape))
+    @routes.get("/locks", **gives(shapes.Locks))
     async def locks() -> Answer:
         return {"locks": [asdict(lock) for lock in parts.locks.all()]}
 
-    @routes.post("/locks", **gives(shapes.LocksShape))
+    @routes.post("/locks", **gives(shapes.Locks))
     async def lock(request: models.LockRequest, caller: Operator) -> Answer:
         kind: LockKind = "kept" if request.keep else "locked"
-        places = _places(parts.lab, request.ocs, request.ports)
+        places = operations.places(request.ocs, request.ports)
         made = parts.locks.lock(request.ocs, places, kind, caller.by, request.why)
         return {"locks": [asdict(lock) for lock in made]}
 
-    @routes.post("/locks/release", **gives(shapes.LocksShape))
+    @routes.post("/locks/release", **gives(shapes.Locks))
     async def unlock(request: models.UnlockRequest, caller: Operator) -> Answer:
-        places = _places(parts.lab, request.ocs, request.ports)
+        places = operations.places(request.ocs, request.ports)
         gone = parts.locks.unlock(request.ocs, places, caller.by, request.why)
         return {"locks": [asdict(lock) for lock in gone]}
 

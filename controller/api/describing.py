@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from patchlight.testbed.problem import PROBLEM_MEDIA_TYPE, Outcome, problem
 
@@ -59,7 +59,27 @@ def gives(shape: Any, status: int = 200, *, also: str = "") -> Json:
     return {"status_code": status, "response_model": None, "responses": {status: answer}}
 
 
-class Shape(BaseModel):
-    """An answer: these fields, and no others."""
+def begins(change: Any, plan: Any) -> Json:
+    """Options of a route that makes a change, plans it, or begins it."""
+    begun = {
+        "model": change,
+        "description": "The change has begun, or waits for its turn.",
+        "headers": {
+            "Location": {"description": "Where it is followed.", "schema": {"type": "string"}}
+        },
+    }
+    options = gives(change | plan)
+    headers = [_header(name, about) for name, about in _CHANGE_HEADERS.items()]
+    options["responses"][202] = begun
+    return {**options, "openapi_extra": {"parameters": headers}}
 
-    model_config = ConfigDict(extra="forbid")
+
+_CHANGE_HEADERS = {
+    "Prefer": "``respond-async``: begin the change, answer with 202, and do not wait for its end.",
+    "If-Match": "The ``ETag`` of a plan: refuse unless all maps are as they were then.",
+}
+
+
+def _header(name: str, about: str) -> Json:
+    schema = {"type": "string"}
+    return {"name": name, "in": "header", "required": False, "description": about, "schema": schema}

@@ -1,23 +1,25 @@
 """What happens in the lab, told as it happens: server-sent events, and lists of what was."""
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from itertools import takewhile
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 
-from patchlight.controller.api import models, shapes
+from patchlight.controller.api import models
 from patchlight.controller.api.answers import as_json
 from patchlight.controller.api.describing import gives
+from patchlight.controller.shapes import events as shapes
 from patchlight.controller.store import Store
 
 Answer = dict[str, Any]
 
 STREAM = "text/event-stream"
 _LOOK_EVERY_S = 0.1
-_SIGN_OF_LIFE_S = 15.0
 _LATEST = 1000
 
 Numbered = tuple[int, bytes]
@@ -28,14 +30,17 @@ class EventFeed:
     """The events of a journal, for any number of listeners: each new one is read once.
 
     The latest thousand are at hand; who is further behind gets them from the journal, in order.
+    So long after the last, a comment says that there is nothing new.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, sign_of_life_s: float = 15.0) -> None:
+        self._store, self._sign_of_life_s = store, sign_of_life_s
         self._latest: deque[Numbered] = deque(maxlen=_LATEST)
+        self._made_of, self._made = (0, 0), (b"", 0)
         self._listeners = 0
         self._looking: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
+        self._quiet: asyncio.Event | None = None
         self._is_closed = False
 
     async def follow(self, after: int | None = None) -> AsyncIterator[bytes]:
@@ -52,13 +57,12 @@ class EventFeed:
         try:
             while not self._is_closed:
                 news = self._news
-                rows = self._since(reached)
-                for number, told in rows:
-                    if number > reached + 1:
-                        yield _skipped(reached + 1, number - 1)
+                told, reached = self._since(reached)
+                if told:
                     yield told
-                    reached = number
-                if not rows and not await _within(_SIGN_OF_LIFE_S, news):
+                    continue
+                await news.wait()
+                if news is self._quiet:
                     yield b": nothing new\n\n"
         finally:
             self._end()
@@ -68,10 +72,20 @@ class EventFeed:
         self._is_closed = True
         self._tell()
 
-    def _since(self, reached: int) -> list[Numbered]:
-        if self._latest and self._latest[0][0] <= reached + 1:
-            return [each for each in self._latest if each[0] > reached]
-        return self._read(reached)
+    def _since(self, reached: int) -> tuple[bytes, int]:
+        """What comes after an event, as it is sent, and how far that is.
+
+        Most listeners are equally far: for them it is put together once.
+        """
+        if not (self._latest and self._latest[0][0] <= reached + 1):
+            return _in_one(self._read(reached), reached)
+        between = reached, self._latest[-1][0]
+        if reached == between[1]:
+            return b"", reached
+        if between != self._made_of:
+            new = takewhile(lambda each: each[0] > reached, reversed(self._latest))
+            self._made_of, self._made = between, _in_one([*new][::-1], reached)
+        return self._made
 
     def _read(self, after: int) -> list[Numbered]:
         return [(row["number"], _sent(row)) for row in self._store.events(after)]
@@ -89,24 +103,34 @@ class EventFeed:
             self._looking = None
 
     async def _look(self, reached: int) -> None:
+        told_at = time.monotonic()
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            if self._store.last_event() > reached and (rows := self._read(reached)):
+            rows = self._read(reached) if self._store.last_event() > reached else []
+            if rows:
                 self._latest.extend(rows)
                 reached = rows[-1][0]
-                self._tell()
+            # One clock for all listeners: of their own, it is a tenth of what an event costs.
+            elif time.monotonic() - told_at > self._sign_of_life_s:
+                self._quiet = self._news
+            else:
+                continue
+            told_at = time.monotonic()
+            self._tell()
 
     def _tell(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
 
 
-async def _within(seconds: float, news: asyncio.Event) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            return await news.wait()
-    except TimeoutError:
-        return False
+def _in_one(rows: Iterable[Numbered], reached: int) -> tuple[bytes, int]:
+    told = []
+    for number, text in rows:
+        if number > reached + 1:
+            told.append(_skipped(reached + 1, number - 1))
+        told.append(text)
+        reached = number
+    return b"".join(told), reached
 
 
 def _sent(row: Answer) -> bytes:

@@ -13,12 +13,17 @@ from fastapi import FastAPI
 
 
 class Example(TypedDict, total=False):
-    """A request, by ``method`` and ``path`` (a template with ``parameters``), and its answer."""
+    """A request, by ``method`` and ``path`` (a template with ``parameters``), and its answer.
+
+    ``status``: where the route may do well in several ways, in which of them.
+    """
 
     method: str
     path: str
     parameters: dict[str, str | int]
     query: dict[str, str | int]
+    headers: dict[str, str]
+    status: int
     body: Any
     answer: Any
 
@@ -48,10 +53,12 @@ class DescribedByExample(FastAPI):
 def _show(operation: dict[str, Any], example: Example) -> None:
     if "body" in example:
         _add(operation["requestBody"]["content"]["application/json"], example, "body")
-    (response,) = (r for status, r in operation["responses"].items() if status.startswith("2"))
+    well = {status: r for status, r in operation["responses"].items() if status.startswith("2")}
+    response = well[str(example.get("status", min(well)))]
     kind = "text/plain" if isinstance(example["answer"], str) else "application/json"
     _add(response["content"][kind], example, "answer")
-    given = {**example.get("parameters", {}), **example.get("query", {})}
+    parts = (example.get(part, {}) for part in ("parameters", "query", "headers"))
+    given = {name: value for part in parts for name, value in part.items()}  # type: ignore[attr-defined]
     for parameter in operation.get("parameters", ()):
         if parameter["name"] in given:
             parameter["example"] = given[parameter["name"]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Le
@@ -12,12 +11,15 @@ from fastapi import APIRouter, Response
 from pydantic_core import to_json
 
 from patchlight.controller.agent_client import NotOnServer
-from patchlight.controller.api import models, shapes
+from patchlight.controller.api import models
 from patchlight.controller.api.answers import Answered
 from patchlight.controller.api.caller import UNKNOWN, Caller, NotAllowed, Operator, User
 from patchlight.controller.api.describing import gives
+from patchlight.controller.changes.record import to_row
 from patchlight.controller.jobs.live_light import record_of
 from patchlight.controller.policies.registry import is_built_in
+from patchlight.controller.shapes import jobs as shapes
+from patchlight.controller.shapes.changes import Change
 from patchlight.testbed.access import Role
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobStatus
@@ -155,39 +157,39 @@ def _change(routes: APIRouter, controller: Controller) -> None:
         statuses = scheduler.submit(request.jobs, topology, by, together=together)
         return {"jobs": [status.as_record for status in statuses]}
 
-    @routes.delete("/jobs/{job_id}", **gives(shapes.Job))
+    @routes.delete("/jobs/{job_id}", **gives(shapes.JobInList))
     async def stop(job_id: str, caller: User, force: bool = False) -> Answer:
         _may_force(caller, force)
         return (await scheduler.stop(job_id, caller.by, force=force)).as_record
 
-    @routes.post("/jobs/{job_id}/restart", **gives(shapes.Job))
+    @routes.post("/jobs/{job_id}/restart", **gives(shapes.JobInList))
     async def restart(job_id: str, caller: User, force: bool = False) -> Answer:
         _may_force(caller, force)
         return (await scheduler.restart(job_id, caller.by, force=force)).as_record
 
-    @routes.post("/regroup", **gives(shapes.Change | shapes.RegroupPlan))
+    @routes.post("/regroup", **gives(Change | shapes.RegroupPlan))
     async def regroup(request: models.RegroupRequest, caller: Operator) -> Answer:
         if not request.dry_run:
-            return asdict(await scheduler.regroup(request.jobs))
+            return to_row(await scheduler.regroup(request.jobs))
         plan, objections = await scheduler.preview_regroup(request.jobs)
         makes = {ocs: [str(c) for c in change.makes] for ocs, change in plan.changes.items()}
         return {"jobs": request.jobs, "makes": makes, "objections": objections}
 
-    @routes.get("/defragmentation", **gives(shapes.ProposalShape))
+    @routes.get("/defragmentation", **gives(shapes.Defragmentation))
     async def proposal() -> Answer:
         found = await scheduler.light.proposal()
         return {"proposal": None if found is None else record_of(found)}
 
-    @routes.post("/defragmentation", **gives(shapes.ChangeShape))
+    @routes.post("/defragmentation", **gives(shapes.Defragmented))
     async def defragment(caller: Operator) -> Answer:
         change = await scheduler.light.defragment()
-        return {"change": None if change is None else asdict(change)}
+        return {"change": None if change is None else to_row(change)}
 
-    @routes.get("/policies", **gives(shapes.PoliciesShape))
+    @routes.get("/policies", **gives(shapes.Policies))
     async def policies() -> Answer:
         return {"policies": scheduler.policies.words}
 
-    @routes.put("/policies", **gives(shapes.PoliciesShape))
+    @routes.put("/policies", **gives(shapes.Policies))
     async def use(request: models.PoliciesRequest, caller: Operator) -> Answer:
         said = request.model_dump(exclude_unset=True)
         files = [name for kind in KINDS if (name := said.get(kind)) and not is_built_in(name, kind)]
@@ -206,7 +208,7 @@ def _change(routes: APIRouter, controller: Controller) -> None:
     async def drain(request: models.StopRequest, caller: Operator) -> Answer:
         return {"ended": await scheduler.drain(request.why)}
 
-    @routes.delete("/drain", **gives(shapes.Drained))
+    @routes.delete("/drain", **gives(shapes.Resumed))
     async def resume(caller: Operator) -> Answer:
         scheduler.resume()
         return {"drained": False}

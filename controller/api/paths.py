@@ -5,11 +5,12 @@ from typing import Annotated, Any
 from annotated_types import Ge, Gt, Le
 from fastapi import APIRouter
 
-from patchlight.controller.api import models, shapes
+from patchlight.controller.api import models
 from patchlight.controller.api.caller import Caller, NotAllowed, User, Viewer
 from patchlight.controller.api.describing import gives
 from patchlight.controller.paths.book import LONGEST_LEASE_S, SHORTEST_LEASE_S, Wanted
 from patchlight.controller.paths.service import PathService
+from patchlight.controller.shapes import paths as shapes
 from patchlight.testbed.access import Role
 
 Answer = dict[str, Any]

@@ -119,6 +119,8 @@ class Change:
         """
         plan, options, preflight = self._plan, self._options, self._parts.preflight
         objections = preflight.halts(plan)
+        if self.record.progress.cancelled:
+            objections.append(self.record.progress.cancelled)
         if options.planned_from and options.planned_from != fingerprint(plan.before):
             objections.append("the maps changed since the change was shown")
         if objections or not plan:
@@ -136,6 +138,15 @@ class Change:
     async def _journal_intent(self) -> None:
         fill_record(self.record, self._plan, self._committed)
         await asyncio.to_thread(self._prepared_intent())
+
+    def journal(self) -> None:
+        """Put it into the journal before anything is known of it but that it is wanted."""
+        self._prepared_intent()()
+
+    def give_up(self) -> None:
+        """End it before it began, as it was cancelled."""
+        self._refuse(self.record.progress.cancelled)
+        self._close()
 
     def _prepared_intent(self) -> Callable[[], None]:
         """What puts the intent into the journal, as it is now, when called."""

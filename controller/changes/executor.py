@@ -4,7 +4,8 @@ Back it goes after a step that failed, and after a controller that died.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,13 @@ from patchlight.controller.changes.planning import Changes, Plan, difference
 from patchlight.controller.changes.power import PowerCheck, Readings, Should, Verified
 from patchlight.controller.changes.preflight import Locks, PreflightResult, StopButton
 from patchlight.controller.changes.record import Reconfiguration, StepFailed
-from patchlight.controller.circuits.contract import AnyDriver, DeviceUnreachable, Drivers, Refusal
+from patchlight.controller.circuits.contract import (
+    AnyDriver,
+    DeviceUnreachable,
+    Drivers,
+    Outcome,
+    Refusal,
+)
 from patchlight.controller.store import BaselineKey
 from patchlight.testbed.errors import OutcomeUnknown
 from patchlight.testbed.lab import Lab
@@ -26,6 +33,8 @@ _PAUSES_S = (0.05, 0.5, 2.0)
 # After this long no new attempt begins: jobs pause meanwhile, and some devices take 15 s to
 # be known as silent.
 _GIVE_UP_S = 20.0
+# A switch that takes longer for a circuit is told of one at a time: it can be halted in between.
+_LONG_S = 1.0
 _UNDER_WAY_S = 0.005  # after this long a device that takes longer has been told what to do
 
 
@@ -119,6 +128,14 @@ def undone(before: Mapping[str, AnyMap], now: Mapping[str, AnyMap]) -> str:
     return f"this change is undone, but {apart}" if apart else "the map before stands again"
 
 
+def by_circuit(entries: Iterable[Any]) -> list[Sequence[Any]]:
+    """Entries of a map, those between the same two ports together."""
+    found = defaultdict[frozenset[int], list[Any]](list)
+    for entry in entries:
+        found[frozenset((entry.inp, entry.out))].append(entry)
+    return list(found.values())
+
+
 async def read_back(driver: AnyDriver, wanted: AnyMap) -> AnyMap:
     """The device's map; ``StepFailed`` if it is not the one wanted."""
     now: AnyMap = await driver.read_map()
@@ -175,11 +192,11 @@ class PlanExecutor:
             should: list[Should] = []
             if change.makes:
                 with record.stage("make"):
-                    outcome, should = await asyncio.gather(
-                        driver.connect(change.makes), self._meanwhile(links, name, change.makes)
+                    _, should = await asyncio.gather(
+                        self._tell("make", name, driver.connect, change.makes, record),
+                        self._meanwhile(links, name, change.makes),
                     )
-                    raise_refusals(name, "make", outcome.refused)
-                self.stop.check()
+                self._check(record)
             with record.stage("verify"):
                 if not judged:
                     await read_back(driver, plan.wanted[name])
@@ -205,16 +222,40 @@ class PlanExecutor:
                     verified = await self.power_check.verify(self.drivers[name], should)
                     record.note(verified.remarks)
                     readings |= self.power_check.baselines.with_readings(name, verified.good)
-        self.stop.check()
+        self._check(record)
         return readings
 
     async def _break(self, name: str, change: MapChange[Any], record: Reconfiguration) -> None:
-        self.stop.check()
+        self._check(record)
         if change.breaks:
             with record.stage("break"):
-                outcome = await self.drivers[name].disconnect(change.breaks)
-                raise_refusals(name, "break", outcome.refused)
-            self.stop.check()
+                tell = self.drivers[name].disconnect
+                await self._tell("break", name, tell, change.breaks, record)
+            self._check(record)
+
+    async def _tell(
+        self,
+        verb: str,
+        name: str,
+        tell: Callable[[Sequence[Any]], Awaitable[Outcome[Any]]],
+        entries: Sequence[Any],
+        record: Reconfiguration,
+    ) -> None:
+        """Have a device make or break these, and count them; ``StepFailed`` if it refuses any."""
+        takes_long = self.lab.optical_switch(name).switching_time_s >= _LONG_S
+        done = 0
+        for each in by_circuit(entries) if takes_long else [entries]:
+            if done:
+                self._check(record)
+            record.progress.count(name, done, len(entries))
+            raise_refusals(name, verb, (await tell(each)).refused)
+            done += len(each)
+
+    def _check(self, record: Reconfiguration) -> None:
+        """``StepFailed`` if the stop button is pressed, or the change is cancelled."""
+        self.stop.check()
+        if record.progress.cancelled:
+            raise StepFailed(record.progress.cancelled)
 
     async def _meanwhile(self, links: Links, name: str, makes: Iterable[Any]) -> list[Should]:
         """What these will have to show, worked out while the mirrors turn."""

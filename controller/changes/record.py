@@ -8,6 +8,7 @@ from hashlib import blake2s
 from typing import Any, Literal
 
 from patchlight.controller.changes.planning import Plan
+from patchlight.controller.changes.progress import ChangeProgress
 from patchlight.controller.store import Store
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Lab
@@ -73,6 +74,10 @@ class Reconfiguration:
     notes: list[str] = field(default_factory=list)
     finished_at: float | None = None
 
+    def __post_init__(self) -> None:
+        # Not of what is written down: it is of use only as long as the change is under way.
+        self.progress = ChangeProgress()
+
     def note(self, remarks: list[str]) -> None:
         """Keep what is new of these remarks; a stage may say again what another said."""
         self.notes += [remark for remark in remarks if remark not in self.notes]
@@ -80,6 +85,7 @@ class Reconfiguration:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Count the time of the block as spent in this stage, however it ends."""
+        self.progress.enter(name)
         began = time.monotonic()
         try:
             yield
@@ -88,9 +94,11 @@ class Reconfiguration:
             self.stages_s[name] = round(self.stages_s.get(name, 0.0) + spent, 6)
 
 
-def to_row(record: Reconfiguration) -> dict[str, object]:
+def to_row(record: Reconfiguration) -> dict[str, Any]:
     """The record as it is now, as JSON takes it; ``dataclasses.asdict`` would copy maps, too."""
-    return {**vars(record), "stages_s": dict(record.stages_s), "notes": list(record.notes)}
+    row = {**vars(record), "stages_s": dict(record.stages_s), "notes": list(record.notes)}
+    del row["progress"]
+    return row
 
 
 def as_texts(switch_map: AnyMap) -> list[str]:

@@ -1,6 +1,7 @@
 """Changes of the network as transactions: one at a time, and each to its end."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,17 @@ from patchlight.controller.changes.device_maps import Decide
 from patchlight.controller.changes.executor import changes_of, finish_or_undo, lock_places
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.planning import Plan
-from patchlight.controller.changes.record import ChangeOptions, Drift, Reconfiguration, to_row
+from patchlight.controller.changes.progress import WAITING
+from patchlight.controller.changes.record import (
+    ChangeOptions,
+    Drift,
+    Reconfiguration,
+    Refused,
+    to_row,
+)
 from patchlight.testbed.errors import in_words
 
+log = logging.getLogger("patchlight.circuits")
 NO_OPTIONS = ChangeOptions()
 _RECORD = TypeAdapter(Reconfiguration)
 
@@ -25,7 +34,7 @@ class Transactions:
         self.parts = parts
         self.on_end: list[Callable[[Reconfiguration], None]] = []
         self._one_at_a_time = asyncio.Lock()
-        self._running: set[asyncio.Task[Reconfiguration]] = set()
+        self._running: dict[asyncio.Task[Reconfiguration], Reconfiguration] = {}
 
     @property
     def busy(self) -> bool:
@@ -52,18 +61,65 @@ class Transactions:
         ``OutcomeUnknown`` where the journal does not take how the change ended.
         ``decide`` may be called again, with maps that are newer.
         """
-        # A task of its own: whoever waits for a change may be cancelled, the change may not.
-        task = asyncio.create_task(self._run(decide, why, options))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        return await asyncio.shield(task)
+        return await asyncio.shield(self._start(Change(self.parts, decide, why, options)))
 
-    async def _run(self, decide: Decide, why: str, options: ChangeOptions) -> Reconfiguration:
-        async with self._one_at_a_time:
-            change = await Change(self.parts, decide, why, options).run()
+    async def begin(
+        self, decide: Decide, why: str, options: ChangeOptions = NO_OPTIONS
+    ) -> Reconfiguration:
+        """The same without waiting for its end: the record as it is in the journal, with its
+        number. That it begins is an event; an error of ``decide`` is a refusal then."""
+        change = Change(self.parts, decide, why, options)
+        await asyncio.to_thread(change.journal)
+        begun = {"id": change.record.id, "by": options.by, "origin": options.origin, "why": why}
+        self.parts.store.add_event(change.record.started_at, "circuits-begun", begun)
+        self._start(change).add_done_callback(_said_in_the_record)
+        await asyncio.sleep(0)  # a task that was never run ends without a word
+        return change.record
+
+    def under_way(self, number: int) -> Reconfiguration | None:
+        """The change of that number, if it waits for its turn or is being made."""
+        found = (each for each in self._running.values() if each.id == number > 0)
+        return next(found, None)
+
+    def cancel(self, number: int, by: str, why: str) -> None:
+        """Have a change halted before its next step, and what it did undone.
+
+        ``Refused`` if it is over, or past the last step that can be undone.
+        """
+        record = self.under_way(number)
+        if record is None or not record.progress.may_cancel:
+            at = "over" if record is None else f"at its end ({record.progress.stage})"
+            raise Refused(
+                f"change {number} is {at}: it cannot be cancelled any more",
+                hint=f"patchlight ocs watch {number} says what came of it, and what it did "
+                f"is undone by: patchlight ocs rollback {number}",
+            )
+        record.progress.cancel(f"cancelled by {by or 'somebody'}{f': {why}' if why else ''}")
+        if record.progress.stage == WAITING:
+            next(task for task, each in self._running.items() if each is record).cancel()
+
+    def _start(self, change: Change) -> asyncio.Task[Reconfiguration]:
+        # A task of its own: whoever waits for a change may be cancelled, the change may not.
+        task = asyncio.create_task(self._run(change))
+        self._running[task] = change.record
+        task.add_done_callback(self._end)
+        return task
+
+    def _end(self, task: asyncio.Task[Reconfiguration]) -> None:
+        self._running.pop(task).progress.tell()
+
+    async def _run(self, change: Change) -> Reconfiguration:
+        try:
+            async with self._one_at_a_time:
+                await change.run()
+        except asyncio.CancelledError:
+            progress = change.record.progress
+            if not (progress.cancelled and progress.stage == WAITING):
+                raise
+            change.give_up()
         for hear in self.on_end:
-            hear(change)
-        return change
+            hear(change.record)
+        return change.record
 
     async def preview(
         self, decide: Decide, options: ChangeOptions = NO_OPTIONS
@@ -91,12 +147,20 @@ class Transactions:
         async with self._one_at_a_time:
             parts.preflight.unfinished.clear()
             for record in parts.store.unfinished_reconfigurations(self._read):
+                if self.under_way(record.id):
+                    continue
                 maps, changed = await parts.maps.read(), changes_of(parts.lab, record)
                 if away := [name for name in changed if name not in maps]:
                     message = f"change {record.id} is unfinished: it waits for {', '.join(away)}"
                     parts.preflight.unfinished.update(dict.fromkeys(changed, message))
                     record.message = f"cut short by the controller's end; waits for {away[0]}"
                     parts.store.update_reconfiguration(record.id, "intent", to_row(record))
+                    continue
+                if not record.before:
+                    record.state = "refused"
+                    record.message = "nothing was written: it waited when the controller ended"
+                    journal_end(parts, record, {}, {})
+                    ended.append(record)
                     continue
                 try:
                     await finish_or_undo(parts.lab, record, parts.drivers, maps)
@@ -114,3 +178,9 @@ class Transactions:
         changes_of(self.parts.lab, record)
         self.parts.committed.of(record)
         return record
+
+
+def _said_in_the_record(task: asyncio.Task[Reconfiguration]) -> None:
+    """Take an error from a change that nobody waits for: the history has it."""
+    if not task.cancelled() and isinstance(error := task.exception(), Exception):
+        log.warning("%s", in_words(error))

@@ -6,12 +6,14 @@ with EmulatedLab.from_file("lab.yaml") as lab:
     print(lab.iperf("gpu0", "gpu1"))
 """
 
+from __future__ import annotations
+
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from patchlight.controller.client import ControllerClient
 from patchlight.emulation.fabric import build
@@ -44,6 +46,9 @@ from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux import docker_engine
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.tuning import LIGHT_SOCKET, LightClient
+
+if TYPE_CHECKING:
+    from patchlight.controller.shapes.jobs import Job, JobInList
 
 _POLL_S = 0.2
 
@@ -270,7 +275,7 @@ class EmulatedLab:
             self._client = ControllerClient(self.state.controller_api)
         return self._client
 
-    def submit(self, *jobs: JobGiven, topology: str | None = None) -> list[dict[str, Any]]:
+    def submit(self, *jobs: JobGiven, topology: str | None = None) -> list[JobInList]:
         """Queue training jobs that start together; what the controller says of each.
 
         Each is a ``JobSpec``, a mapping with the keys of a job file, or a job file's path (see
@@ -279,7 +284,7 @@ class EmulatedLab:
         """
         return self.controller.submit(jobs, topology)
 
-    def wait_for(self, job_id: str, deadline_s: float = 600.0) -> dict[str, Any]:
+    def wait_for(self, job_id: str, deadline_s: float = 600.0) -> Job:
         """A job's status once it has ended; ``PatchlightError`` if it has not by the deadline."""
         ends = time.monotonic() + deadline_s
         while True:
@@ -303,7 +308,7 @@ class EmulatedLab:
             return {}
         answer = self.controller.circuits()
         return {
-            switch.name: PortMap.parse(answer[switch.name]["map"])
+            switch.name: PortMap.parse(answer[switch.name]["map"] or ())
             for switch in self.lab.circuit_switches
         }
 

@@ -1,14 +1,19 @@
 """An optical circuit switch of a lab that is up, as a program uses it."""
 
+from __future__ import annotations
+
 import json
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from patchlight.controller.client import ControllerClient
 from patchlight.emulation.fabric.lab_state import run_dir
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import CircuitSwitch, Endpoint, Lab
 from patchlight.testbed.portmap import PortMap
+
+if TYPE_CHECKING:
+    from patchlight.controller.shapes.changes import Change
 
 _CONTROL_DEADLINE_S = 30.0
 
@@ -23,9 +28,9 @@ class LabOcs:
     @property
     def map(self) -> PortMap:
         """The cross-connects that it has now."""
-        return PortMap.parse(self._controller.circuits()[self.switch.name]["map"])
+        return PortMap.parse(self._controller.circuits()[self.switch.name]["map"] or ())
 
-    def connect(self, *circuits: str, why: str = "") -> dict[str, Any]:
+    def connect(self, *circuits: str, why: str = "") -> Change:
         """Make circuits, whatever is in their way: ``"1-7"``, ``"2>8"``, ``"gpu0:tor1.2"``.
 
         What stands around a colon are hosts or ports whose fibres end on this OCS. The record of
@@ -34,7 +39,7 @@ class LabOcs:
         texts = [self._numbered(text) for text in circuits]
         return self._controller.reconfigure({self.switch.name: texts}, why=why)
 
-    def disconnect(self, *ports: int, why: str = "") -> dict[str, Any]:
+    def disconnect(self, *ports: int, why: str = "") -> Change:
         """Free ports, both ways; the record of the change."""
         disconnect = {self.switch.name: ports}
         return self._controller.reconfigure({}, disconnect=disconnect, why=why)

@@ -1,11 +1,13 @@
 """``patchlight login``, ``logout``, ``token`` and ``audit``: who may do what, and who did."""
 
+from __future__ import annotations
+
 import re
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,6 +26,9 @@ from patchlight.cli.rendering import (
 from patchlight.testbed.access import ROLES
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.units import parse_time
+
+if TYPE_CHECKING:
+    from patchlight.controller.shapes.access import TokenShape
 
 _TOKEN = re.compile(r"(?:patchlight_)?([0-9a-f]{8})(?:_\S*)?")
 
@@ -134,7 +139,7 @@ def create(
     )
 
 
-def _state(row: dict[str, Any]) -> Coloured:
+def _state(row: TokenShape) -> Coloured:
     if row["revoked_at"] is not None:
         return Coloured(f"revoked by {row['revoked_by']}, {when(row['revoked_at'])}", "bad")
     if row["expires_at"] < time.time():

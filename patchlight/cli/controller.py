@@ -1,11 +1,13 @@
 """``patchlight controller``: run one, ask one how it is."""
 
+from __future__ import annotations
+
 import os
 import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -29,6 +31,9 @@ from patchlight.cli.rendering import (
     when,
 )
 from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILING_DBM, Tolerances
+
+if TYPE_CHECKING:
+    from patchlight.controller.shapes.lab import AgentStatus, CircuitSwitchStatus
 
 
 @click.group()
@@ -179,13 +184,14 @@ def run(
         serve(lab, settings, ready)
 
 
-def _reach(ocs: dict[str, Any]) -> Coloured:
+def _reach(ocs: CircuitSwitchStatus) -> Coloured:
     if ocs["reachable"]:
         return Coloured("answers", "good")
-    return Coloured(f"silent for {time.time() - ocs['since']:.0f} s: {ocs['words']}", "bad")
+    silent_s = time.time() - (ocs["since"] or time.time())
+    return Coloured(f"silent for {silent_s:.0f} s: {ocs['words']}", "bad")
 
 
-def _presence(agent: dict[str, Any]) -> Coloured:
+def _presence(agent: AgentStatus) -> Coloured:
     if not agent["reachable"]:
         why = f": {agent['words']}" if agent["words"] else ""
         return Coloured(f"{agent['presence']}, silent for {agent['silence_s']:.0f} s{why}", "bad")

@@ -11,7 +11,7 @@ from patchlight.cli.connection import connect, controller_options
 from patchlight.cli.rendering import Coloured, Table, listing_options, print_json, say, span
 
 if TYPE_CHECKING:
-    from patchlight.controller.answer_types import PathsShape
+    from patchlight.controller.shapes.paths import PathsShape
 
 
 @click.command()

@@ -39,8 +39,7 @@ def ocs(running: ControllerProcess) -> OcsCommand:
 
 
 def map_of(running: ControllerProcess) -> list[str]:
-    circuits: list[str] = running.client.circuits()["o1"]["map"]
-    return circuits
+    return list(running.client.circuits()["o1"]["map"] or ())
 
 
 def test_a_dry_run_shows_and_changes_nothing(ocs: OcsCommand, running: ControllerProcess) -> None:

@@ -14,6 +14,7 @@ from patchlight.cli.ocs.options import ChangeOptions
 from patchlight.cli.ocs.output import carry_out, confirm
 from patchlight.controller.api.admission import Admission
 from patchlight.controller.api.caller import Doorman
+from patchlight.controller.api.changes import change_routes
 from patchlight.controller.api.circuits import circuit_routes
 from patchlight.controller.changes.parts import CircuitParts, NoHooks
 from patchlight.controller.changes.transaction import Transactions
@@ -28,7 +29,7 @@ from patchlight.testbed.labfile.reader import read_lab
 from tests.support.controller_process import DRY_LAB
 
 
-def preview(**given: Any) -> dict[str, Any]:
+def preview(**given: Any) -> Any:
     empty: dict[str, Any] = {"changes": {}, "lost": {}, "strangers": {}}
     lists = ("links_down", "links_up", "jobs", "cleared", "objections")
     return {**empty, **{name: [] for name in lists}, **given}
@@ -87,15 +88,17 @@ def test_a_circuit_that_a_job_uses_is_shown_and_asked_for(tmp_path: Path) -> Non
         parts = CircuitParts(lab, drivers, Store(":memory:"), busy, busy)
         app = FastAPI()
         app.add_middleware(Admission, doorman=Doorman(lab.access))
+        app.include_router(change_routes(CircuitOperations(parts, Transactions(parts))))
         app.include_router(circuit_routes(CircuitOperations(parts, Transactions(parts))))
         transport = InProcess(app, runner.get_loop())
         client = ControllerClient("test", transport=transport)
         ask = functools.partial(client.reconfigure, {"o1": ["2-4"]})
+        plan = functools.partial(client.preview_reconfiguration, {"o1": ["2-4"]})
 
         @click.command()
         @click.option("--yes", is_flag=True)
         def asking(yes: bool) -> None:
-            carry_out(ask, ChangeOptions(False, int(yes), "why", False))
+            carry_out(plan, ask, ChangeOptions(False, int(yes), "why", False))
 
         def told(*words: str, text: str = "") -> str:
             result = CliRunner().invoke(asking, words, input=text)

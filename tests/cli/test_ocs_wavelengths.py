@@ -120,8 +120,8 @@ def test_the_api_speaks_of_channels(ocs: OcsCommand, controller: ControllerProce
     client = controller.client
     rows = {row["name"]: row for row in client.circuit_switches()}
     assert (rows["wss1"].get("grid"), rows["ocs1"].get("grid")) == ("50GHz", None)
-    planned = client.reconfigure({}, disconnect={"wss2": [1, "2@193.150"]}, dry_run=True)
+    planned = client.preview_reconfiguration({}, disconnect={"wss2": [1, "2@193.150"]})
     assert len(planned["changes"]["wss2"]["breaks"]) == 4
-    refused = client.reconfigure({"wss1": ["1>4@193.100"], "wss2": ["1>4@193.100"]}, dry_run=True)
+    refused = client.preview_reconfiguration({"wss1": ["1>4@193.100"], "wss2": ["1>4@193.100"]})
     (objection,) = refused["objections"]
     assert "server1.nic0 (193.100) and server3.nic0 (193.100)" in objection

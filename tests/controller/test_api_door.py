@@ -290,7 +290,8 @@ def test_what_was_stored_before_is_read_for_ever(tmp_path: Path) -> None:
             event = json.dumps({"why": "\udc00 there"})
             db.execute("INSERT INTO events (at, kind, record) VALUES (1, 'circuits', ?)", [event])
         assert process.client.reconfigurations()[-1]["why"] == "?"
-        assert process.client.reconfiguration(number)["ratio"] is None
+        found: dict[str, Any] = {**process.client.reconfiguration(number)}
+        assert found["ratio"] is None
         assert process.client.events()[-1]["why"] == "? there"
 
 

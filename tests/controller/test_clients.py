@@ -49,7 +49,7 @@ def test_a_controller_that_goes_away_after_it_was_asked_leaves_the_outcome_unkno
                 client.reconfigure({"ocs1": ["1-2"]})
             # These change nothing, whatever became of them.
             with pytest.raises(ControllerError):
-                client.reconfigure({"ocs1": ["1-2"]}, dry_run=True)
+                client.preview_reconfiguration({"ocs1": ["1-2"]})
             with pytest.raises(ControllerError):
                 client.circuits()
         thread.join()

@@ -21,9 +21,14 @@ def told(frame: bytes) -> dict[str, Any]:
     return dict(json.loads(lines[-1].removeprefix("data: ")))
 
 
-async def some(frames: AsyncIterator[bytes], count: int) -> list[dict[str, Any]]:
+async def some(pieces: AsyncIterator[bytes], count: int) -> list[dict[str, Any]]:
+    """So many events, of pieces that may have several."""
+    frames: list[bytes] = []
     async with asyncio.timeout(10):
-        return [told(await anext(frames)) for _ in range(count)]
+        while len(frames) < count:
+            frames += (await anext(pieces)).split(b"\n\n")[:-1]
+    assert len(frames) == count
+    return [told(frame) for frame in frames]
 
 
 def filled(count: int) -> Store:
@@ -56,11 +61,17 @@ async def test_who_names_no_number_hears_of_what_is_new() -> None:
 async def test_what_is_not_kept_any_more_is_said() -> None:
     store = filled(10)
     store.forget(before=6.0)
-    rows = await some(EventFeed(store).follow(2), 2)
+    rows = await some(EventFeed(store).follow(2), 6)
     assert rows[0] == {"kind": "skipped", "first": 3, "last": 5}
     assert rows[1]["number"] == 6
     (row,) = await some(EventFeed(store).follow(50), 1)
     assert row == {"kind": "skipped", "first": 11, "last": 50}
+
+
+async def test_a_listener_hears_that_there_is_nothing_new() -> None:
+    pieces = EventFeed(filled(1), sign_of_life_s=0.1).follow()
+    async with asyncio.timeout(10):
+        assert [await anext(pieces) for _ in range(2)] == [b": nothing new\n\n"] * 2
 
 
 async def test_nobody_is_listened_for_when_nobody_listens() -> None:

@@ -33,7 +33,7 @@ def first_servers(lab: Lab, count: int) -> Lab:
 
 
 def links_of(lab: Lab, client: ControllerClient) -> Links:
-    maps = {ocs: PortMap.parse(each["map"]) for ocs, each in client.circuits().items()}
+    maps = {ocs: PortMap.parse(each["map"] or ()) for ocs, each in client.circuits().items()}
     return trace_links(lab, maps)
 
 

@@ -1,5 +1,7 @@
 """Job files handed in as a user hands them in, with the command line, in the lab of the paper."""
 
+from __future__ import annotations
+
 import json
 import sys
 import time
@@ -8,7 +10,7 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
@@ -18,6 +20,9 @@ from patchlight.cli.main import cli
 from patchlight.testbed.policies import PolicyChoice
 from tests.support.lab_jobs import every_iteration
 from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from patchlight.controller.shapes.jobs import IterationReport
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
 
@@ -89,7 +94,9 @@ def test_a_real_model_is_regrouped_while_it_learns(lab: EmulatedLab) -> None:
     assert {each["check"] for each in reports} == {"ok"}
     rank0, rank1 = ([each for each in reports if each["rank"] == rank] for rank in (0, 1))
     for rank in (rank0, rank1):
-        assert fmean(r["loss"] for r in rank[-3:]) < fmean(r["loss"] for r in rank[:3])
+        assert fmean(r["loss"] or 0.0 for r in rank[-3:]) < fmean(
+            r["loss"] or 0.0 for r in rank[:3]
+        )
     # A port that light moves away in the middle of a second takes its count along.
     (change,) = [row for row in lab.controller.reconfigurations() if row["started_at"] > since]
     ports = [p for p in lab.controller.ports(since) if p["at"] < change["started_at"]]
@@ -105,7 +112,7 @@ def test_a_real_model_is_regrouped_while_it_learns(lab: EmulatedLab) -> None:
         assert counted_bytes == pytest.approx(whole * sent_bytes, rel=0.05)
 
 
-def sent_by(at: float, report: dict[str, Any]) -> float:
+def sent_by(at: float, report: IterationReport) -> float:
     """How much of an iteration's gradient is under way by then (Unix time)."""
     left = (report["finished_at"] - at) / report["communication_s"]
     return float(report["sent_bytes"] * min(1.0, max(0.0, 1 - left)))

@@ -42,7 +42,7 @@ def test_as_a_job_ends_the_light_of_another_comes_together() -> None:
         (move,) = done["light_moves"]
         assert move["policy"] == "defragment"
         assert move["predicted_after_s"] < move["predicted_before_s"]
-        assert move["measured_after_s"] < move["measured_before_s"]
+        assert 0 < (move["measured_after_s"] or 0) < (move["measured_before_s"] or 0)
         assert move["unsettled_before"]  # the other job had only just ended
         changes = client.reconfigurations()
         assert [(each["id"], each["state"]) for each in changes] == [

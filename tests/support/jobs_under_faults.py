@@ -1,17 +1,22 @@
 """Two jobs in an emulated lab: one that something befalls, and one that it is not to harm."""
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from patchlight import EmulatedLab
 from patchlight.controller.client import ControllerClient
 from patchlight.testbed.jobs import JobSpec
 from tests.support.lab_jobs import checked_iterations
 from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from patchlight.controller.shapes.jobs import Job
 
 # Both NICs of one server, under one switch: what others do on other hosts is not in its way.
 OTHER_HOSTS = ("gpu0", "gpu1")
@@ -77,12 +82,14 @@ def victim(client: ControllerClient, name: str, **changes: Any) -> Iterator[str]
         client.stop(job_id)
 
 
-def begins_again(client: ControllerClient, job_id: str) -> dict[str, Any]:
+def begins_again(client: ControllerClient, job_id: str) -> Job:
     """Wait until the job trains again in its next attempt; its status then."""
 
-    def is_back() -> dict[str, Any]:
+    def is_back() -> Job | None:
         job = client.job(job_id)
         done = job["iterations_done"] > job["first_iteration"]
-        return job if job["attempt"] == 1 and job["state"] == "running" and done else {}
+        return job if job["attempt"] == 1 and job["state"] == "running" and done else None
 
-    return wait_until(is_back, f"{job_id} to begin again")
+    found = wait_until(is_back, f"{job_id} to begin again")
+    assert found is not None
+    return found

@@ -1,9 +1,11 @@
 """Jobs in an emulated lab: submitting them, and waiting for what comes of them."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from patchlight import EmulatedLab
 from patchlight.controller.client import ControllerClient
@@ -12,6 +14,9 @@ from patchlight.testbed.agent_status import AgentStatus
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab import Lab
 from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from patchlight.controller.shapes.jobs import Job
 
 # Two jobs that share the GPUs of the ofc2022 lab, each spread over both ToRs at first.
 SPREAD = ("gpu0", "gpu2", "gpu4", "gpu5")
@@ -36,7 +41,7 @@ def spread_spec(name: str, hosts: tuple[str, ...], iterations: int) -> JobSpec:
     )
 
 
-def ended(client: ControllerClient, job_id: str) -> dict[str, Any]:
+def ended(client: ControllerClient, job_id: str) -> Job:
     """The job once it has come to its end."""
     wait_until(lambda: client.job(job_id)["finished_at"], deadline_s=60.0)
     return client.job(job_id)

@@ -3,9 +3,11 @@
 Nothing here knows whether the lab is emulated.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from patchlight.controller.client import ControllerClient
 from patchlight.emulation.experiments.ofc2022.measurements import (
@@ -22,6 +24,9 @@ from patchlight.testbed.jobs import Iteration, JobSpec, JobState, JobStatus, Tra
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
 
+if TYPE_CHECKING:
+    from patchlight.controller.shapes.lab import Status
+
 _STATUS_POLL_S = 0.1
 
 
@@ -31,7 +36,7 @@ class ExperimentClient:
     def __init__(self, controller: ControllerClient) -> None:
         self._controller = controller
 
-    def wait_until_complete(self, deadline_s: float) -> dict[str, Any]:
+    def wait_until_complete(self, deadline_s: float) -> Status:
         """The controller's status once every packet switch and agent is there."""
         deadline = time.monotonic() + deadline_s
         while True:
@@ -82,7 +87,8 @@ class ExperimentClient:
                     f"check {row['check']}"
                 )
         names = Iteration.__dataclass_fields__
-        return tuple(Iteration(**{name: row[name] for name in names}) for row in rows)
+        known = ({key: value for key, value in row.items() if key in names} for row in rows)
+        return tuple(Iteration(**each) for each in known)  # type: ignore[arg-type]
 
     def ports(self, since: float) -> tuple[PortRate, ...]:
         """Port rates of every second that ended after the Unix time ``since``."""

@@ -152,7 +152,7 @@ def run_experiment(
         scale=wishes.scale,
         iterations=wishes.iterations,
         workers=workers,
-        engine=status["engine"],
+        engine=status["engine"] or "",
         started_at=started_at.isoformat(timespec="seconds"),
         duration_s=time.monotonic() - began,
         provenance=origin,

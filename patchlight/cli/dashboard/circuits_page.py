@@ -1,6 +1,7 @@
 """The page on circuits: the map of an OCS with its powers, and changes, planned before made."""
 
 import re
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -110,7 +111,7 @@ class CircuitsPage(Page):
             }
             if not any(asked.values()):
                 raise BadInput("nothing to plan: say what to make, or which ports to free")
-            ask = partial(self.visitor.client.reconfigure, **asked, dry_run=True)
+            ask = partial(self.visitor.client.preview_reconfiguration, **asked)
             plan = await run.io_bound(ask)
         except PatchlightError as error:
             with self._plan_shown:
@@ -127,7 +128,7 @@ class CircuitsPage(Page):
                 apply = ui.button("Apply …", on_click=partial(self._confirm, plan))
                 apply.props("color=negative").set_enabled(self.may_change())
 
-    async def _confirm(self, plan: dict[str, Any]) -> None:
+    async def _confirm(self, plan: Mapping[str, Any]) -> None:
         words = changes_words(plan["changes"])
         jobs = f" The traffic of {', '.join(plan['jobs'])} pauses." if plan["jobs"] else ""
         if await confirmed(f"Change circuits: {words}?{jobs}", "Change"):
@@ -175,7 +176,7 @@ async def confirmed(question: str, verb: str) -> bool:
     return bool(answer)
 
 
-def plan_lines(plan: dict[str, Any]) -> list[tuple[str, bool]]:
+def plan_lines(plan: Mapping[str, Any]) -> list[tuple[str, bool]]:
     """What a plan says, line by line, and whether it speaks against the change."""
     if not plan["changes"]:
         return [("nothing to change: the map is so already", False)]

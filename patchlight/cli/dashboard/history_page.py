@@ -1,7 +1,9 @@
 """The page on what happened: changes of circuits, events, alarms, drift; and who is there now."""
 
+from __future__ import annotations
+
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nicegui import events, ui
 
@@ -10,6 +12,9 @@ from patchlight.cli.dashboard.frame import Page
 from patchlight.cli.dashboard.tables import columns, table
 from patchlight.cli.dashboard.words import change_row, event_row, health_rows
 from patchlight.cli.rendering import harmless, when
+
+if TYPE_CHECKING:
+    from patchlight.controller.shapes.circuits import AlarmShape, DriftOf
 
 _CHANGES = {
     "id": "change",
@@ -73,12 +78,12 @@ class HistoryPage(Page):
             await self.ask(partial(self.visitor.client.roll_back, number), f"undoing {number}")
 
 
-def _drift_row(ocs: str, drift: dict[str, Any]) -> dict[str, Any]:
+def _drift_row(ocs: str, drift: DriftOf) -> dict[str, Any]:
     since = "" if drift["reconfiguration"] is None else f"change {drift['reconfiguration']}"
     missing, unknown = " ".join(drift["missing"]), " ".join(drift["unknown"])
     return {"id": ocs, "ocs": ocs, "missing": missing, "unknown": unknown, "since": since}
 
 
-def _alarm_row(number: int, alarm: dict[str, Any]) -> dict[str, Any]:
-    told = {key: harmless(str(alarm[key])) for key in ("ocs", "severity", "subject", "words")}
-    return {"id": number, "at": when(alarm["at"]), **told}
+def _alarm_row(number: int, alarm: AlarmShape) -> dict[str, Any]:
+    told = {key: harmless(str(each)) for key, each in alarm.items() if key in _ALARMS}
+    return {"id": number, **told, "at": when(alarm["at"])}

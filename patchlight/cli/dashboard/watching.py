@@ -4,18 +4,33 @@ Two threads ask: one hears what happens as it happens, the other looks again at 
 about, and at jobs and samples twice a second. While nobody has a page open, nothing is asked.
 """
 
+from __future__ import annotations
+
 import logging
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from patchlight.cli.dashboard.lab_view import AT_WORK, LabView, job_colours
 from patchlight.controller.client import ControllerClient
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import parse_lab
+
+if TYPE_CHECKING:
+    from patchlight.controller.shapes.changes import Change
+    from patchlight.controller.shapes.circuits import (
+        AlarmShape,
+        DriftOf,
+        Light,
+        Lock,
+        OcsMap,
+        Pressed,
+    )
+    from patchlight.controller.shapes.jobs import IterationReport, JobInList
+    from patchlight.controller.shapes.lab import Status
 
 Answer = dict[str, Any]
 
@@ -63,19 +78,19 @@ class LabWatch:
         self.lab = Lab("")
         self.trouble = "the controller has not answered yet"
         self.revision = 0
-        self.status: Answer = {}
-        self.jobs: list[Answer] = []
-        self.changes: list[Answer] = []
-        self.maps: Answer = {}
-        self.light: dict[str, Answer] = {}
-        self.drift: dict[str, Answer] = {}
-        self.alarms: list[Answer] = []
-        self.locks: list[Answer] = []
-        self.stopped: Answer | None = None
+        self.status: Status | Mapping[str, Any] = {}
+        self.jobs: list[JobInList] = []
+        self.changes: list[Change] = []
+        self.maps: dict[str, OcsMap] = {}
+        self.light: dict[str, Light] = {}
+        self.drift: dict[str, DriftOf] = {}
+        self.alarms: list[AlarmShape] = []
+        self.locks: list[Lock] = []
+        self.stopped: Pressed | None = None
         self.events: deque[Answer] = deque(maxlen=_EVENTS)
         self.rates: defaultdict[str, deque[tuple[float, float, float]]] = _series()
         self.gpus: defaultdict[str, deque[tuple[float, float]]] = _series()
-        self.iterations: defaultdict[str, deque[Answer]] = _series(_REPORTS)
+        self.iterations: defaultdict[str, deque[IterationReport]] = _series(_REPORTS)
         self._next_report: dict[str, int] = {}
         self._colours: dict[str, str] = {}
         self.view = LabView(self.lab)

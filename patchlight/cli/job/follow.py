@@ -1,10 +1,12 @@
 """``patchlight job`` commands that stay with jobs: their iterations, their output, their end."""
 
+from __future__ import annotations
+
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
@@ -17,6 +19,9 @@ from patchlight.controller.client import ControllerClient, ControllerError, NoAn
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.labfile.values import TIME
+
+if TYPE_CHECKING:
+    from patchlight.controller.shapes.jobs import Job
 
 T = TypeVar("T")
 
@@ -175,7 +180,7 @@ def wait(
     Exit code 0 if all are done, 1 if one failed or was stopped, 2 if the time is over before.
     """
     ends = None if timeout_s is None else time.monotonic() + timeout_s
-    ended: list[dict[str, Any]] = []
+    ended: list[Job] = []
     with connect(lab_name, address) as client:
         left = [find_job(client, job) for job in dict.fromkeys(jobs)]
         while True:

@@ -1,7 +1,9 @@
 """``patchlight job`` commands that look: the list of jobs, all of one, and why."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +13,16 @@ from patchlight.cli.job.find import find_job, job_argument
 from patchlight.cli.rendering import Cell, Column, Table, listing_options, print_json, say, when
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.units import format_size, format_time
+
+if TYPE_CHECKING:
+    from patchlight.controller.shapes.jobs import (
+        DecisionShape,
+        Job,
+        JobInList,
+        JobSpecShape,
+        LightMove,
+        StateOfJob,
+    )
 
 Answer = dict[str, Any]
 
@@ -59,7 +71,7 @@ def list_jobs(
         say(f"these are the latest {last}: --last N shows more of them, --all shows all", err=True)
 
 
-def _table(jobs: list[Answer]) -> Table:
+def _table(jobs: list[JobInList]) -> Table:
     table = Table(
         Column("id", whole=True),
         Column("state", whole=True),
@@ -97,11 +109,10 @@ def show(job: str, why: bool, as_json: bool, lab_name: str | None, address: str 
     """All that is known of one job."""
     with connect(lab_name, address) as client:
         status = client.job(find_job(client, job))
-        if why:
-            status["states"] = client.history(status["id"])
-            status["decisions"] = client.decisions(status["id"])
+        states = client.history(status["id"]) if why else []
+        decisions = client.decisions(status["id"]) if why else []
     if as_json:
-        print_json(status)
+        print_json({**status, "states": states, "decisions": decisions} if why else status)
         return
     table = Table(Column("", whole=True), "")
     for name, cell in (*_of_status(status), *_of_spec(status)):
@@ -111,10 +122,10 @@ def show(job: str, why: bool, as_json: bool, lab_name: str | None, address: str 
     for line in status["last_lines"]:
         say(f"  | {line}")
     if why:
-        _print_why(status["states"], status["decisions"])
+        _print_why(states, decisions)
 
 
-def _of_status(status: Answer) -> Iterator[tuple[str, Cell]]:
+def _of_status(status: Job) -> Iterator[tuple[str, Cell]]:
     yield "id", status["id"]
     yield "state", words.state(status)
     yield "message", status["message"]
@@ -134,7 +145,7 @@ def _of_status(status: Answer) -> Iterator[tuple[str, Cell]]:
     yield "topology", status["topology"]
 
 
-def _predicted(status: Answer) -> str:
+def _predicted(status: Job) -> str:
     """What the flow model says of a job that runs."""
     seconds, left_s = status.get("predicted_iteration_s"), status.get("predicted_completion_s")
     if seconds is None:
@@ -158,7 +169,7 @@ _HELD_BY = {
 }
 
 
-def _held_by(status: Answer) -> str:
+def _held_by(status: Job) -> str:
     """How workers are held while their circuits change; of a job that waits, what its spec says."""
     ranks: dict[str | None, list[str]] = {}
     for rank, how in enumerate(status["holds_by"]):
@@ -171,7 +182,7 @@ def _held_by(status: Answer) -> str:
     return "; ".join(f"worker {', '.join(who)}: {how}" for how, who in found.items())
 
 
-def _measured(status: Answer) -> str:
+def _measured(status: Job) -> str:
     """How long iterations take since circuits or other jobs last changed."""
     seconds = status["measured_iteration_s"]
     if seconds is None:
@@ -180,22 +191,20 @@ def _measured(status: Answer) -> str:
     return f"{seconds:.3f} s an iteration" + (f", {off} than predicted" if off else "")
 
 
-def _moved(move: Answer) -> str:
+def _moved(move: LightMove) -> str:
     """Once that light moved: what was predicted of it, and what came of it."""
 
-    def pace(what: str) -> str:
-        before_s, after_s = (move[f"{what}_{when}_s"] for when in ("before", "after"))
-        said = (
-            f"{each:.3f} s" if each is not None else "not known" for each in (before_s, after_s)
-        )
-        return f"{what} {' → '.join(said)}"
+    def pace(*seconds: float | None) -> str:
+        return " → ".join(f"{s:.3f} s" if s is not None else "not known" for s in seconds)
 
     at = f"{when(move['moved_at'])} by {move['policy']} (change {move['reconfiguration']})"
     others = " (before, something else changed, too)" if move["unsettled_before"] else ""
-    return f"{at}, an iteration: {pace('predicted')}; {pace('measured')}{others}"
+    predicted = pace(move["predicted_before_s"], move["predicted_after_s"])
+    measured = pace(move["measured_before_s"], move["measured_after_s"])
+    return f"{at}, an iteration: predicted {predicted}; measured {measured}{others}"
 
 
-def _of_spec(status: Answer) -> Iterator[tuple[str, str]]:
+def _of_spec(status: Job) -> Iterator[tuple[str, str]]:
     spec = status["spec"]
     compute = (f"{model} {seconds:g} s" for model, seconds in spec["compute_s"].items())
     mounts = (
@@ -208,7 +217,7 @@ def _of_spec(status: Answer) -> Iterator[tuple[str, str]]:
     yield "image", spec["image"] or ""
     yield "environment", ", ".join(f"{name}={value}" for name, value in spec["environment"].items())
     yield "mounts", "; ".join(mounts)
-    yield "memory", format_size(spec["memory_bytes"]) if spec.get("memory_bytes") else ""
+    yield "memory", format_size(memory) if (memory := spec.get("memory_bytes")) else ""
     yield "CPUs", f"{spec['cpus']:g}" if spec.get("cpus") else ""
     yield "held by", _held_by(status)
     yield "gradient", format_size(spec["gradient_bytes"]) if spec["gradient_bytes"] else ""
@@ -225,18 +234,18 @@ def _of_spec(status: Answer) -> Iterator[tuple[str, str]]:
     yield "placement", spec["placement"] or ""
 
 
-def _model(spec: Answer) -> str:
+def _model(spec: JobSpecShape) -> str:
     if spec["model"] is None:
         return ""
     batch = f", {spec['batch']} samples a worker" if spec["batch"] else ""
     return f"{spec['model']}, trained by PyTorch{batch}"
 
 
-def _print_why(states: list[Answer], decisions: list[Answer]) -> None:
+def _print_why(states: list[StateOfJob], decisions: list[DecisionShape]) -> None:
     say("")
     table = Table(Column("since", whole=True), Column("state", whole=True), "why")
-    for row in states:
-        table.add_row(when(row["at"]), words.state(row), row["message"])
+    for was in states:
+        table.add_row(when(was["at"]), words.state(was), was["message"])
     table.print()
     if not decisions:
         return
@@ -264,7 +273,7 @@ def _print_why(states: list[Answer], decisions: list[Answer]) -> None:
             _print_weighed(row)
 
 
-def _print_weighed(decision: Answer) -> None:
+def _print_weighed(decision: DecisionShape) -> None:
     """What a learned policy saw and weighed: its options and their scores, the best first."""
     weighed = decision["weighed"]
     saw = ", ".join(f"{value} {name}" for name, value in weighed["saw"].items())

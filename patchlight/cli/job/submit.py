@@ -1,9 +1,11 @@
 """``patchlight job`` commands that take in jobs: submit them, check their files."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +16,9 @@ from patchlight.cli.rendering import Column, Table, json_option, print_json, say
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobfile.reader import JobFileError, Jobs, Overrides, jobs_of, read_jobs
 from patchlight.testbed.jobfile.schema import json_schema
+
+if TYPE_CHECKING:
+    from patchlight.controller.shapes.jobs import Preview
 
 _PROGRAM = "patchlight.program"
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -101,7 +106,7 @@ def _named(name: str, given: Overrides, lab_name: str | None, address: str | Non
     return jobs_of({"name": name}, Overrides(values, given.sweep, given.array))
 
 
-def _print_preview(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
+def _print_preview(rows: Sequence[Preview], *, as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return

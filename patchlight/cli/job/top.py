@@ -1,8 +1,11 @@
 """``patchlight job top``: how fast the running jobs are, now."""
 
+from __future__ import annotations
+
 from collections import defaultdict
+from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -12,6 +15,9 @@ from patchlight.cli.job.follow import patiently
 from patchlight.cli.rendering import Column, Table, listing_options, live, print_json
 from patchlight.controller.client import ControllerClient
 from patchlight.testbed.jobs import JobState
+
+if TYPE_CHECKING:
+    from patchlight.controller.shapes.jobs import IterationReport, JobInList
 
 Answer = dict[str, Any]
 
@@ -46,11 +52,11 @@ def _rows(client: ControllerClient) -> list[Answer]:
     ]
 
 
-def _most(status: Answer) -> int:
+def _most(status: JobInList) -> int:
     return min(1000, _ITERATIONS * max(1, len(status["hosts"])))
 
 
-def pace(reports: list[Answer]) -> Answer:
+def pace(reports: Sequence[IterationReport]) -> Answer:
     """``iterations_per_s``, ``compute_s`` and ``communication_s``, as means over these reports.
 
     ``None`` where nothing, or nothing but one iteration, was reported.
@@ -62,10 +68,8 @@ def pace(reports: list[Answer]) -> Answer:
     seconds = at[-1] - at[0] if at else 0.0
     return {
         "iterations_per_s": (len(at) - 1) / seconds if seconds > 0 else None,
-        **{
-            key: fmean(report[key] for report in reports) if reports else None
-            for key in ("compute_s", "communication_s")
-        },
+        "compute_s": fmean(r["compute_s"] for r in reports) if reports else None,
+        "communication_s": fmean(r["communication_s"] for r in reports) if reports else None,
     }
 
 
@@ -88,7 +92,7 @@ def _table(rows: list[Answer]) -> Table:
         table.add_row(
             row["id"],
             str(len(row["hosts"])),
-            words.iterations(row),
+            words.iterations(cast("JobInList", row)),
             _figure(row["iterations_per_s"], ""),
             _figure(row["compute_s"], " s"),
             _figure(row["communication_s"], " s"),
@@ -96,7 +100,7 @@ def _table(rows: list[Answer]) -> Table:
             _off(row["iterations_per_s"], row.get("predicted_iteration_s")),
             row["by"],
             ", ".join(row["hosts"]),
-            words.message(row),
+            words.message(cast("JobInList", row)),
         )
     return table
 

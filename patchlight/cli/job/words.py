@@ -1,10 +1,15 @@
 """A job's status in words: what several commands show of it."""
 
+from __future__ import annotations
+
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from patchlight.cli.rendering import Coloured, Meaning
 from patchlight.testbed.jobs import JobState
+
+if TYPE_CHECKING:
+    from patchlight.controller.shapes.jobs import Job, JobInList, StateOfJob
 
 Answer = dict[str, Any]
 
@@ -16,25 +21,25 @@ _MEANINGS: dict[str, Meaning] = {
 }
 
 
-def state(status: Answer) -> Coloured:
+def state(status: JobInList | StateOfJob) -> Coloured:
     """Its state, in the colour of what that means."""
     return Coloured(status["state"], _MEANINGS.get(status["state"], "caution"))
 
 
-def iterations(status: Answer) -> str:
+def iterations(status: JobInList) -> str:
     """How many iterations are done, of how many if that is known."""
     done, known = status["iterations_done"], status["spec"]["iterations"]
     return f"{done}/{known}" if known else str(done or "")
 
 
-def message(status: Answer) -> str:
+def message(status: JobInList) -> str:
     """Why it failed or what it waits for, and how often a policy failed on it."""
     faults = status["policy_faults"]
     marks = [f"policy faults: {faults}, the default decided"] if faults else []
     return "; ".join([*filter(None, [status["message"]]), *marks])
 
 
-def outcome(status: Answer) -> str:
+def outcome(status: JobInList) -> str:
     """What has become of it, on one line."""
     return f"{status['id']} " + ": ".join(filter(None, [status["state"], status["message"]]))
 
@@ -47,14 +52,14 @@ def deviation(measured_s: float, predicted_s: float | None) -> str:
     return f"{abs(part):.1%}".replace("%", " %") + (" more" if part >= 0 else " less")
 
 
-def elapsed(status: Answer) -> str:
+def elapsed(status: JobInList) -> str:
     """For how long it has run."""
     if status["started_at"] is None:
         return ""
     return f"{(status['finished_at'] or time.time()) - status['started_at']:.1f} s"
 
 
-def degrees(status: Answer) -> str:
+def degrees(status: Job) -> str:
     """The number of workers of a job whose number a policy says: now, before, and if it stays."""
     had = status.get("degrees") or []
     if not had:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ from patchlight.testbed.units import parse_time
 
 if TYPE_CHECKING:
     from patchlight.controller.client import ControllerClient
+    from patchlight.controller.shapes.discovery import FoundPort, Search, SearchPlan, Wiring
 
 Answer = dict[str, Any]
 
@@ -131,14 +132,18 @@ def discover(
                 raise PatchlightError("not confirmed: nothing was changed")
         client.discover(ports, listen_s=listen_s, every_port=every_port)
         status = _followed(client)
-    if status["state"] != "done":
+    wiring = status["wiring"]
+    if status["state"] != "done" or wiring is None:
         raise PatchlightError(
             f"the wiring was not found out: {status['message']}", hint=status["hint"]
         )
-    _print_found(status, as_json=as_json)
+    if as_json:
+        print_json(status)
+    else:
+        _print_found(status, wiring)
     if output is not None:
-        _write_corrected(output, text, status["wiring"]["fibres"])
-    if status["wiring"]["differences"]:
+        _write_corrected(output, text, wiring["fibres"])
+    if wiring["differences"]:
         sys.exit(1)
 
 
@@ -155,7 +160,7 @@ def _expanded(texts: tuple[str, ...]) -> Iterator[str]:
         yield from (f"{found['before']}{number}" for number in range(first, last + 1))
 
 
-def _followed(client: ControllerClient) -> Answer:
+def _followed(client: ControllerClient) -> Search:
     """Wait until the search is over; with Ctrl-C it is broken off."""
     try:
         with progress_bar("rounds", console(stderr=True)) as tell:
@@ -171,7 +176,7 @@ def _followed(client: ControllerClient) -> Answer:
         raise
 
 
-def _in_words(preview: Answer) -> str:
+def _in_words(preview: SearchPlan) -> str:
     ports = ", ".join(f"{len(numbers)} of {ocs}" for ocs, numbers in preview["ports"].items())
     circuits = sum(map(len, preview["circuits"].values()))
     return (
@@ -180,7 +185,7 @@ def _in_words(preview: Answer) -> str:
     )
 
 
-def _print_preview(preview: Answer, *, as_json: bool) -> None:
+def _print_preview(preview: SearchPlan, *, as_json: bool) -> None:
     if as_json:
         print_json(preview)
     else:
@@ -189,11 +194,7 @@ def _print_preview(preview: Answer, *, as_json: bool) -> None:
         raise PatchlightError(f"it would be refused: {'; '.join(preview['objections'])}")
 
 
-def _print_found(status: Answer, *, as_json: bool) -> None:
-    if as_json:
-        print_json(status)
-        return
-    wiring = status["wiring"]
+def _print_found(status: Search, wiring: Wiring) -> None:
     table = Table(Column("port", whole=True), "fibre goes to", "lab file says", "")
     for row in wiring["ports"]:
         if row["verdict"] != "free":
@@ -215,14 +216,14 @@ def _print_found(status: Answer, *, as_json: bool) -> None:
     say(f"{found}, in {took}; all circuits are as before")
 
 
-def _ends(row: Answer) -> str:
+def _ends(row: FoundPort) -> str:
     sends, hears = row["sends"], row["hears"]
     if sends == hears or hears is None:
         return sends or ""
     return f"{hears} (from {sends})" if sends else f"{hears} (from nobody)"
 
 
-def _write_corrected(output: Path, text: str, fibres: list[list[str]]) -> None:
+def _write_corrected(output: Path, text: str, fibres: Sequence[tuple[str, str]]) -> None:
     from patchlight.testbed.labfile.rewire import rewired
 
     new = rewired(text, [(a, b) for a, b in fibres])

@@ -176,7 +176,7 @@ def _as_it_is_now(lab_up: Lab) -> tuple[Lab, dict[str, PortMap], str]:
         switches = [switch.name for switch in lab_up.optical_switches if switch.driver]
         if unread := [name for name in switches if answer[name]["map"] is None]:
             raise PatchlightError(f"{unread[0]} does not answer")
-        shown, maps = _with_maps(lab_up, {name: answer[name]["map"] for name in switches})
+        shown, maps = _with_maps(lab_up, {name: answer[name]["map"] or () for name in switches})
     except (PatchlightError, KeyError) as error:
         reason = error.message if isinstance(error, PatchlightError) else f"it has no {error}"
         note = f"lab {lab_up.name} is up, but its circuits now are not known: {reason}"

@@ -38,7 +38,9 @@ def connect_ports(
     """
     texts = [cross_connect_text(target.lab, name, pair, one_way=one_way) for pair in pairs]
     with target.client([name]) as client:
-        carry_out(functools.partial(client.reconfigure, {name: texts}), options)
+        wanted = {name: texts}
+        plan = functools.partial(client.preview_reconfiguration, wanted)
+        carry_out(plan, functools.partial(client.reconfigure, wanted), options)
 
 
 @click.command()
@@ -52,7 +54,9 @@ def disconnect(name: str, ports: tuple[str, ...], target: Target, options: Chang
     """
     places = sorted({place_number(target.lab, name, port) for port in ports}, key=str)
     with target.client([name]) as client:
-        carry_out(functools.partial(client.reconfigure, {}, disconnect={name: places}), options)
+        wanted = {name: places}
+        plan = functools.partial(client.preview_reconfiguration, {}, disconnect=wanted)
+        carry_out(plan, functools.partial(client.reconfigure, {}, disconnect=wanted), options)
 
 
 _file = click.argument("file", type=click.Path(dir_okay=False, allow_dash=True))
@@ -75,7 +79,8 @@ def apply_map(file: str, only: bool, target: Target, options: ChangeOptions) -> 
     """
     maps = read_map_file(file, target.lab)
     with target.client(maps) as client:
-        carry_out(functools.partial(client.reconfigure, maps, only=only), options)
+        plan = functools.partial(client.preview_reconfiguration, maps, only=only)
+        carry_out(plan, functools.partial(client.reconfigure, maps, only=only), options)
 
 
 @click.command()
@@ -86,7 +91,7 @@ def plan(file: str, only: bool, target: Target, as_json: bool) -> None:
     """What applying FILE would change, which links and jobs ride on it, what is against it."""
     maps = read_map_file(file, target.lab)
     with target.client(maps) as client:
-        print_preview(client.reconfigure(maps, only=only, dry_run=True), as_json=as_json)
+        print_preview(client.preview_reconfiguration(maps, only=only), as_json=as_json)
 
 
 @click.command("diff")
@@ -98,7 +103,7 @@ def diff_map(file: str, target: Target, as_json: bool) -> None:
 
     maps = read_map_file(file, target.lab)
     with target.client(maps) as client:
-        changes = client.reconfigure(maps, only=True, dry_run=True)["changes"]
+        changes = client.preview_reconfiguration(maps, only=True)["changes"]
     if as_json:
         print_json(changes)
     else:
@@ -114,7 +119,8 @@ def roll_back(number: int, target: Target, options: ChangeOptions) -> None:
     with target.client(
         lambda store: (store.reconfiguration(number) or {}).get("changes", {})
     ) as client:
-        carry_out(functools.partial(client.roll_back, number), options)
+        plan = functools.partial(client.preview_roll_back, number)
+        carry_out(plan, functools.partial(client.roll_back, number), options)
 
 
 @click.command()
@@ -128,7 +134,8 @@ def together(nodes: tuple[str, ...], force: bool, target: Target, options: Chang
     jobs stay where they are unless --force is given.
     """
     with target.client() as client:
-        carry_out(functools.partial(client.together, nodes, force=force), options)
+        plan = functools.partial(client.preview_together, nodes, force=force)
+        carry_out(plan, functools.partial(client.together, nodes, force=force), options)
 
 
 @click.command("light")
@@ -141,7 +148,8 @@ def light_paths(pairs: tuple[str, ...], target: Target, options: ChangeOptions) 
     """
     ends = [named_pair(text) for text in pairs]
     with target.client() as client:
-        carry_out(functools.partial(client.light_paths, ends), options)
+        plan = functools.partial(client.preview_light_paths, ends)
+        carry_out(plan, functools.partial(client.light_paths, ends), options)
 
 
 @click.command()
@@ -170,7 +178,8 @@ def restore(name: str | None, listing: bool, target: Target, options: ChangeOpti
         with target.client(
             lambda store: store.saved_maps().get(name, {}).get("maps", {})
         ) as client:
-            carry_out(functools.partial(client.restore, name), options)
+            plan = functools.partial(client.preview_restore, name)
+            carry_out(plan, functools.partial(client.restore, name), options)
         return
     with target.client(lambda _: (), talks=False) as client:
         saved = client.saved_maps()

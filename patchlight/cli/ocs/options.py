@@ -78,12 +78,13 @@ def _state_of(lab: Lab) -> Path:
 
 @dataclass(frozen=True)
 class ChangeOptions:
-    """How a change is to be made: rehearsed or not, confirmed how, and why."""
+    """How a change is to be made: rehearsed or not, confirmed how, waited for or not, and why."""
 
     dry_run: bool
     yes: int
     why: str
     as_json: bool
+    detach: bool = False
 
 
 why_option = click.option(
@@ -114,8 +115,8 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def change_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command that changes circuits ``--dry-run``, ``--yes``, ``--why``, ``--json`` as
-    ``options``, and the options of ``target_options``."""
+    """Give a command that changes circuits ``--dry-run``, ``--yes``, ``--why``, ``--detach``,
+    ``--json`` as ``options``, and the options of ``target_options``."""
 
     @target_options
     @why_option
@@ -127,8 +128,26 @@ def change_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Do not ask; given twice, not even before many circuits go.",
     )
     @click.option("--dry-run", is_flag=True, help="Show what would change, change nothing.")
+    @click.option(
+        "--detach",
+        is_flag=True,
+        help="Begin the change and do not wait: 'ocs watch ID' follows it.",
+    )
     @functools.wraps(command)
-    def with_options(dry_run: bool, yes: int, why: str, as_json: bool, **others: Any) -> Any:
-        return command(options=ChangeOptions(dry_run, yes, why, as_json), **others)
+    def with_options(
+        target: Target,
+        dry_run: bool,
+        yes: int,
+        why: str,
+        as_json: bool,
+        detach: bool,
+        **others: Any,
+    ) -> Any:
+        if detach and target.direct:
+            raise BadInput(
+                "--detach and --direct exclude each other: a controller makes the change"
+            )
+        options = ChangeOptions(dry_run, yes, why, as_json, detach)
+        return command(target=target, options=options, **others)
 
     return with_options

@@ -1,7 +1,9 @@
 """What ``patchlight ocs`` prints of changes, and how it asks before one that breaks something."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -9,35 +11,46 @@ from patchlight.cli.ocs.options import ChangeOptions
 from patchlight.cli.rendering import harmless, print_json, say
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 
-Answer = dict[str, Any]
+if TYPE_CHECKING:
+    from patchlight.controller.shapes.changes import Change, MapChange, Plan, Progress
 
 BULK = 8
 """Who frees more circuits than this without others in their place is asked twice."""
 
 
-def carry_out(ask: Callable[..., Answer], options: ChangeOptions, *, repairs: bool = False) -> None:
+def carry_out(
+    plan: Callable[[], Plan],
+    change: Callable[..., Change],
+    options: ChangeOptions,
+    *,
+    repairs: bool = False,
+) -> None:
     """Show, confirm where something in use would break, change, and say what became of it.
 
-    ``ask`` takes ``dry_run``, ``why``, ``spare_jobs`` and ``planned_from``. ``repairs``: what
-    somebody else made is to go, so that nobody is asked about it.
+    ``change`` takes ``HowToChange``. ``repairs``: what somebody else made is to go, so that nobody
+    is asked about it.
     """
-    preview = ask(dry_run=True, why=options.why)
+    preview = plan()
     if options.dry_run:
         print_preview(preview, as_json=options.as_json)
         return
     if repairs:
         preview["strangers"] = {}
     shown = confirm(preview, options)
-    record = ask(
+    record = change(
         why=options.why,
         # Agreed to what was shown: then neither the maps nor who uses them may have changed.
         planned_from=preview["planned_from"] if shown else "",
         spare_jobs=not preview["jobs"],
+        detach=options.detach,
     )
-    print_record(record, as_json=options.as_json)
+    if record["state"] == "intent":
+        print_begun(record, as_json=options.as_json)
+    else:
+        print_record(record, as_json=options.as_json)
 
 
-def confirm(preview: Answer, options: ChangeOptions) -> bool:
+def confirm(preview: Plan, options: ChangeOptions) -> bool:
     """Ask as often as the change deserves; whether somebody was shown it and agreed."""
     lost = sum(preview["lost"].values())
     bulk = lost > BULK or (bool(preview["cleared"]) and lost > 2)
@@ -74,7 +87,7 @@ def _agree(question: Callable[[], bool]) -> None:
         raise PatchlightError("not confirmed: nothing was changed")
 
 
-def print_preview(preview: Answer, *, as_json: bool) -> None:
+def print_preview(preview: Plan, *, as_json: bool) -> None:
     """What would change; raises where it would be refused."""
     if as_json:
         print_json(preview)
@@ -85,7 +98,7 @@ def print_preview(preview: Answer, *, as_json: bool) -> None:
         raise PatchlightError("this change would be refused")
 
 
-def _lines(preview: Answer) -> list[str]:
+def _lines(preview: Plan) -> list[str]:
     lines = change_lines(preview["changes"])
     lines += [f"link goes: {link}" for link in preview["links_down"]]
     lines += [f"link comes: {link}" for link in preview["links_up"]]
@@ -97,7 +110,7 @@ def _lines(preview: Answer) -> list[str]:
     return lines + [f"against it: {words}" for words in preview["objections"]]
 
 
-def say_unreachable(answers: Mapping[str, Answer]) -> None:
+def say_unreachable(answers: Mapping[str, Any]) -> None:
     """Raise if some of these circuit switches (by name) do not answer."""
     silent = {n: a["unreachable"] for n, a in answers.items() if a.get("unreachable")}
     if silent:
@@ -107,7 +120,7 @@ def say_unreachable(answers: Mapping[str, Answer]) -> None:
         )
 
 
-def change_lines(changes: dict[str, dict[str, list[str]]]) -> list[str]:
+def change_lines(changes: Mapping[str, MapChange]) -> list[str]:
     """A change as lines: ``ocs1 - 2>5`` goes, ``ocs1 + 2>4`` comes."""
     return [
         f"{name} {sign} {text}"
@@ -117,8 +130,39 @@ def change_lines(changes: dict[str, dict[str, list[str]]]) -> list[str]:
     ]
 
 
-def print_record(record: Answer, *, as_json: bool = False) -> None:
+def print_begun(record: Change, *, as_json: bool) -> None:
+    """Say that a change goes on, and how it is followed and halted."""
+    number = record["id"]
+    if as_json:
+        print_json(record)
+    else:
+        say(f"change {number} has begun: {progress_line(record['progress'])}")
+        say(f"patchlight ocs watch {number} follows it, patchlight ocs cancel {number} halts it")
+
+
+def progress_line(progress: Progress) -> str:
+    """How far a change is: ``make ocs1, 2 of 6 cross-connects``."""
+    count = progress["cross_connects"]
+    of = f", {progress['done']} of {count} cross-connects" if count else ""
+    at = f" {progress['ocs']}" if progress["ocs"] else ""
+    cancelled = f"; {progress['cancelled']}" if progress["cancelled"] else ""
+    return f"{progress['stage']}{at}{of}{cancelled}"
+
+
+def print_record(record: Change, *, as_json: bool = False) -> None:
     """Say what became of a change; raise where it did not come about."""
+    say_record(record, as_json=as_json)
+    number, state = record["id"], record["state"]
+    if state == "unknown":
+        raise OutcomeUnknown(f"change {number} has an unknown outcome")
+    if state == "intent":
+        raise PatchlightError(f"change {number} is not over yet")
+    if state != "committed":
+        raise PatchlightError(f"change {number} did not come about")
+
+
+def say_record(record: Change, *, as_json: bool) -> None:
+    """Say what became of a change."""
     if as_json:
         print_json(record)
     else:
@@ -129,7 +173,3 @@ def print_record(record: Answer, *, as_json: bool = False) -> None:
         stages = ", ".join(f"{name} {1e3 * s:.1f} ms" for name, s in record["stages_s"].items())
         number = f"change {record['id']} " if record["id"] else ""
         say(f"{number}{record['state']}: {record['message']} ({stages})")
-    if record["state"] == "unknown":
-        raise OutcomeUnknown(f"change {record['id']} has an unknown outcome")
-    if record["state"] != "committed":
-        raise PatchlightError(f"change {record['id']} did not come about")

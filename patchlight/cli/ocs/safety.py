@@ -1,7 +1,9 @@
 """``patchlight ocs`` commands that keep circuits safe: locks, drift, the stop button."""
 
+from __future__ import annotations
+
 import functools
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,6 +19,9 @@ from patchlight.cli.ocs.output import carry_out, print_record, say_unreachable
 from patchlight.cli.rendering import Column, Table, print_json, say, when
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.labmaps import driven
+
+if TYPE_CHECKING:
+    from patchlight.controller.shapes.circuits import Lock
 
 _ports = click.argument("ports", nargs=-1, metavar="PORT…", shell_complete=complete_any_port)
 
@@ -78,7 +83,7 @@ def unlock(ports: tuple[str, ...], why: str, target: Target, as_json: bool) -> N
         say("none of these was locked")
 
 
-def _place(lock: dict[str, Any]) -> str:
+def _place(lock: Lock) -> str:
     channel = f"@{lock['channel']}" if lock["channel"] else ""
     return f"{lock['ocs']}.{lock['port']}{channel}"
 
@@ -97,7 +102,8 @@ def drift(
     names = [driven(target.lab.optical_switch(name)) for name in switches]
     with target.client(names) as client:
         if repair:
-            carry_out(functools.partial(client.repair, names), options, repairs=True)
+            plan = functools.partial(client.preview_repair, names)
+            carry_out(plan, functools.partial(client.repair, names), options, repairs=True)
             return
         if adopt and not options.dry_run:
             print_record(client.adopt(names, options.why), as_json=options.as_json)

@@ -1,8 +1,10 @@
 """``patchlight ocs`` commands that look: maps, optical power, history."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +16,10 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labmaps import Place, driven, parse_map
 from patchlight.testbed.spectrum import Channel
+
+if TYPE_CHECKING:
+    from patchlight.controller.shapes.changes import Change
+    from patchlight.controller.shapes.circuits import Light, Lock
 
 Answer = dict[str, Any]
 
@@ -125,7 +131,7 @@ def show(switches: tuple[str, ...], with_power: bool, target: Target, as_json: b
     say_unreachable(circuits)
 
 
-def _place(lock: Answer) -> Place:
+def _place(lock: Lock) -> Place:
     return Place(lock["port"], Channel.parse(lock["channel"]) if lock["channel"] else None)
 
 
@@ -143,7 +149,7 @@ def power(places: tuple[str, ...], target: Target, as_json: bool) -> None:
 
 def _show_power(
     target: Target, names: list[str], ports: Collection[tuple[str, Place]] = (), *, as_json: bool
-) -> dict[str, Answer]:
+) -> dict[str, Light]:
     """Print the power of these switches; of those of which ``ports`` are named, only theirs."""
     with target.client(names) as client:
         answers = {name: client.light(name) for name in names}
@@ -159,7 +165,7 @@ def _show_power(
     return answers
 
 
-def _print_power(answers: dict[str, Answer], *, as_json: bool) -> None:
+def _print_power(answers: dict[str, Light], *, as_json: bool) -> None:
     if as_json:
         print_json(answers)
         return
@@ -168,7 +174,7 @@ def _print_power(answers: dict[str, Answer], *, as_json: bool) -> None:
     table = Table("OCS", crossed, *powers, "verdict", "light from", title="Optical power in dBm")
     for name, answer in answers.items():
         for row in answer["circuits"]:
-            measured = (row[f"{where}_dbm"] for where in ("in", "out", "expected", "baseline"))
+            measured = (row["in_dbm"], row["out_dbm"], row["expected_dbm"], row["baseline_dbm"])
             words, meaning = row["words"] or row["verdict"], _VERDICTS.get(row["verdict"], "bad")
             table.add_row(
                 *(name, row["cross_connect"], *map(_dbm, measured)),
@@ -211,9 +217,9 @@ def verify(switches: tuple[str, ...], accept: bool, target: Target, as_json: boo
         if row["verdict"] == "failed"
     ]
     for name in names:
-        differs = drift.get(name, {})
-        wrong += [f"{name}: {text} is missing" for text in differs.get("missing", ())]
-        wrong += [f"{name}: {text} was not made here" for text in differs.get("unknown", ())]
+        if differs := drift.get(name):
+            wrong += [f"{name}: {text} is missing" for text in differs["missing"]]
+            wrong += [f"{name}: {text} was not made here" for text in differs["unknown"]]
         broken = {p for p, s in answers[name]["ports"].items() if s["condition"] == "failed"}
         wrong += [f"{name}: {port} has failed" for port in sorted(broken)]
         if answers[name]["unreachable"]:
@@ -241,7 +247,7 @@ def history(
     """Who changed what, when, from where and why, and what became of it."""
     with target.client(lambda _: (), talks=False) as client:
         if number is not None:
-            rows = [client.reconfiguration(number)]
+            rows: list[Change] = [client.reconfiguration(number)]
         else:
             # Few of the changes may be of this switch, so all are looked at.
             rows = client.reconfigurations(None if switch else last)

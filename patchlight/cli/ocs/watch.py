@@ -1,23 +1,46 @@
 """``patchlight ocs`` commands that listen: alarms of the devices, and what happens to them."""
 
+from __future__ import annotations
+
 import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from patchlight.cli.numbers import FiniteFloat
-from patchlight.cli.ocs.options import Target, target_options
-from patchlight.cli.ocs.output import change_lines, say_unreachable
+from patchlight.cli.ocs.options import Target, target_options, why_option
+from patchlight.cli.ocs.output import (
+    change_lines,
+    print_record,
+    progress_line,
+    say_record,
+    say_unreachable,
+)
 from patchlight.cli.ocs.view import named_switches, switches_argument
 from patchlight.cli.rendering import Coloured, Meaning, Table, harmless, print_json, say, when
+from patchlight.testbed.errors import BadInput, PatchlightError
+
+if TYPE_CHECKING:
+    from patchlight.controller.client import ControllerClient
+    from patchlight.controller.shapes.changes import Change
 
 Answer = dict[str, Any]
 
 _POLL_S = 0.5
+_LONGEST_WAIT_S = 20.0
 _SEVERITIES: dict[str, Meaning] = {"critical": "bad", "major": "bad", "notice": "quiet"}
-_CIRCUIT_EVENTS = {"circuits", "map", "baselines", "drift", "alarm", "unreachable", "reachable"}
+_CIRCUIT_EVENTS = {
+    "circuits",
+    "circuits-begun",
+    "map",
+    "baselines",
+    "drift",
+    "alarm",
+    "unreachable",
+    "reachable",
+}
 _CIRCUIT_EVENTS |= {"locked", "unlocked", "stopped", "stop-cleared", "resumed"}
 
 
@@ -42,12 +65,12 @@ def alarms(
     if target.direct:
         with _watching(target, names) as happened:
             heard = happened(2.0 if listen_s is None else listen_s)
-        rows = [event for event in heard if event["kind"] == "alarm"]
+        rows: list[Answer] = [event for event in heard if event["kind"] == "alarm"]
         silent = [event for event in heard if event["kind"] == "unreachable"]
     else:
         with target.client() as client:
             time.sleep(listen_s or 0)
-            rows, silent = client.alarms(names), []
+            rows, silent = [{**alarm} for alarm in client.alarms(names)], []
     if as_json:
         print_json(rows)
     else:
@@ -79,9 +102,13 @@ def watch(
 ) -> None:
     """Follow what happens: changes, alarms, drift, locks. Ends with Ctrl-C.
 
+    With the ID of a change: follow that one to its end, stage by stage.
     With --direct: what the devices report and what changes on them. They are not held, so
     that others can work on them meanwhile.
     """
+    if (number := _change_meant(target, switches)) is not None:
+        _follow_change(target, number, as_json=as_json)
+        return
     names = set(named_switches(target.lab, switches)) if switches else None
     left = count
     for event in _followed(target, names, since):
@@ -99,6 +126,64 @@ def watch(
         left = None if left is None else left - 1
         if left == 0:
             return
+
+
+@click.command()
+@click.argument("number", metavar="ID", type=int)
+@why_option
+@target_options
+def cancel(number: int, why: str, target: Target, as_json: bool) -> None:
+    """Halt change ID before its next step, and undo what it did; wait until that is done.
+
+    Refused for one that is over, or at its last steps: 'rollback' undoes that.
+    """
+    _refuse_direct(target)
+    with target.client() as client:
+        client.cancel_change(number, why)
+        record = _to_its_end(client, number, lambda _: None)
+    say_record(record, as_json=as_json)
+    if record["state"] not in ("refused", "rolled-back"):
+        raise PatchlightError(f"change {number} was not cancelled: it is {record['state']}")
+
+
+def _change_meant(target: Target, words: tuple[str, ...]) -> int | None:
+    """The change that is meant, if it is one and no switch."""
+    if len(words) != 1 or not words[0].isdecimal():
+        return None
+    is_a_switch = any(switch.name == words[0] for switch in target.lab.optical_switches)
+    return None if is_a_switch else int(words[0])
+
+
+def _follow_change(target: Target, number: int, *, as_json: bool) -> None:
+    _refuse_direct(target)
+
+    def tell(record: Change) -> None:
+        if as_json:
+            print_json(record, one_line=True)
+        else:
+            progress = record["progress"]
+            say(f"{when(progress['since'])}  {progress_line(progress)}")
+
+    with target.client() as client:
+        record = _to_its_end(client, number, tell)
+    if as_json:
+        print_json(record, one_line=True)
+    print_record(record, as_json=as_json)
+
+
+def _to_its_end(client: ControllerClient, number: int, tell: Callable[[Change], None]) -> Change:
+    """A change as it is once it is over; ``tell`` is called with each news of it before."""
+    record = client.reconfiguration(number)
+    while "progress" in record:
+        tell(record)
+        step = record["progress"]["step"]
+        record = client.reconfiguration(number, step, _LONGEST_WAIT_S)
+    return record
+
+
+def _refuse_direct(target: Target) -> None:
+    if target.direct:
+        raise BadInput("a change with --direct is over when its command is: leave out --direct")
 
 
 def _followed(target: Target, names: set[str] | None, since: int | None) -> Iterator[Answer]:
@@ -149,4 +234,4 @@ def _event_line(event: Answer) -> str:
     return "\n".join(lines + [f"    {line}" for line in change_lines(changes)])
 
 
-COMMANDS = (alarms, watch)
+COMMANDS = (alarms, watch, cancel)

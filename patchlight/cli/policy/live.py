@@ -1,6 +1,6 @@
 """``patchlight policy`` commands that ask a controller: who decides, and what was decided."""
 
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -36,10 +36,10 @@ def use(
         print_json(words)
         return
     table = Table("kind", Column("policy", whole=True))
-    follows = words.pop("defragment")
     for kind, name in words.items():
-        table.add_row(kind, name or "(jobs have to say it)")
-    table.add_row("defragment", "on" if follows else "off")
+        if kind != "defragment":
+            table.add_row(kind, str(name or "(jobs have to say it)"))
+    table.add_row("defragment", "on" if words["defragment"] else "off")
     table.print()
 
 
@@ -57,7 +57,7 @@ def replay(
     """
     from patchlight.cli.job.find import find_job
     from patchlight.controller.jobs.decisions import arguments, plain_answer
-    from patchlight.controller.policies.contract import METHODS
+    from patchlight.controller.policies.contract import METHODS, PolicyKind
     from patchlight.controller.policies.registry import find, load_policy
 
     with connect(lab_name, address) as client:
@@ -70,9 +70,10 @@ def replay(
     for decision in decisions:
         if decision["kind"] not in METHODS or kind not in (None, decision["kind"]):
             continue
-        policy: Any = load_policy(other or decision["policy"], decision["kind"])
-        saw = arguments(decision["kind"], decision["saw"], lab, own_graph)
-        again = plain_answer(getattr(policy, METHODS[decision["kind"]])(*saw))
+        of_kind = cast("PolicyKind", decision["kind"])
+        policy: Any = load_policy(other or decision["policy"], of_kind)
+        saw = arguments(of_kind, decision["saw"], lab, own_graph)
+        again = plain_answer(getattr(policy, METHODS[of_kind])(*saw))
         rows.append(
             {
                 "kind": decision["kind"],

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from patchlight.controller.client import ControllerClient
+    from patchlight.controller.shapes.changes import Change
+    from patchlight.controller.shapes.jobs import JobInList
+    from patchlight.controller.shapes.lab import GpuSample, PortSample
 
 Answer = dict[str, Any]
 
@@ -38,11 +41,11 @@ class Period:
     lab: str
     since: float
     until: float
-    jobs: list[Answer]
-    changes: list[Answer]
+    jobs: list[JobInList]
+    changes: list[Change]
     events: list[Answer]
-    gpus: list[Answer]
-    rates: list[Answer]
+    gpus: list[GpuSample]
+    rates: list[PortSample]
 
     def job_counts(self) -> Mapping[str, int]:
         """How many of the jobs are in each state now."""
@@ -90,7 +93,7 @@ def look_back(client: ControllerClient, since: float, until: float) -> Period:
     )
 
 
-def _overlaps(job: Answer, since: float, until: float) -> bool:
+def _overlaps(job: JobInList, since: float, until: float) -> bool:
     ended = job["finished_at"]
     return bool(job["submitted_at"] <= until and (ended is None or ended >= since))
 

@@ -3,10 +3,20 @@
 import asyncio
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from patchlight.cli.job.top import pace
+from patchlight.controller.client import AsyncControllerClient
+from patchlight.controller.shapes.jobs import (
+    DecisionShape,
+    IterationReport,
+    Job,
+    JobInList,
+    StateOfJob,
+)
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.worker_api import WorkerState
 from tests.support.job_api import JobCommand
@@ -169,7 +179,7 @@ async def test_top_shows_how_fast_jobs_are(job: JobCommand, cluster: Cluster) ->
 
 
 def test_the_pace_is_that_of_the_slowest_rank() -> None:
-    reports = [
+    reports: Any = [
         {
             "index": index,
             "finished_at": 10.0 + 2 * index + rank,
@@ -201,3 +211,19 @@ async def test_a_job_that_there_is_not_is_told_with_those_there_are(
     job_id = await running(cluster, "vgg", "gpu0")
     printed = await job(*words, job_id[:-1] + "~", code=2)
     assert f"did you mean {job_id!r}?" in printed
+
+
+async def test_answers_on_a_job_that_runs_are_as_described(
+    job: JobCommand, cluster: Cluster
+) -> None:
+    job_id = await running(cluster, "described", "gpu0", "gpu1")
+    cluster.report_all(job_id, 0, 1.0)
+    await cluster.until(lambda: cluster.table.ledger.reported(job_id) > 0)
+    async with AsyncControllerClient(job.api) as client:
+        TypeAdapter(Job).validate_python(await client.job(job_id))
+        TypeAdapter(list[JobInList]).validate_python(await client.jobs())
+        reports = await client.latest_iterations(job_id, 2)
+        TypeAdapter(list[IterationReport]).validate_python(reports)
+        assert {*reports[0]} == {*IterationReport.__annotations__}
+        TypeAdapter(list[DecisionShape]).validate_python(await client.decisions(job_id))
+        TypeAdapter(list[StateOfJob]).validate_python(await client.history(job_id))
