@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from patchlight.emulation.simulator.network.framing import BARE, Framing
 from patchlight.emulation.simulator.network.sharing import Floats, Ints
 from patchlight.testbed.errors import BadInput
 
@@ -35,6 +36,15 @@ class Switching(NamedTuple):
     setup_s: float = 0.0
 
 
+class Loads(NamedTuple):
+    """Flows on links: for each (rows) the links that carry some of it, filled up with ``NO_LINK``,
+    how many bits are on each for each bit that is sent, and the seconds that a bit needs."""
+
+    links: Ints
+    bits: Floats
+    latency_s: Floats
+
+
 @dataclass(frozen=True, eq=False)
 class Network(ABC):
     """Nodes and the directed links between them.
@@ -42,7 +52,8 @@ class Network(ABC):
     ``spec`` is the text that makes the same network again. ``racks`` tells the rack of each node,
     for placement policies; ``nic_bps`` is what a node sends at most. ``capacity_bps`` and
     ``latency_s`` have a value for each link. ``parts`` counts what it is built of, by the names of
-    the price list. A node is a GPU with a NIC.
+    the price list. A node is a GPU with a NIC. ``framing`` says what of a link's rate goes to
+    headers and acknowledgements.
     """
 
     spec: str
@@ -52,6 +63,7 @@ class Network(ABC):
     latency_s: Floats
     parts: Mapping[str, float] = field(default_factory=dict)
     switching: Switching = field(default_factory=Switching)
+    framing: Framing = BARE
 
     @property
     def nodes(self) -> int:
@@ -77,6 +89,18 @@ class Network(ABC):
                 "destination"
             )
         return self._paths(source, destination, flow, group)
+
+    def loads(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Loads:
+        """What flows put on links: on those of ``paths``, and with acknowledgements on those of the
+        paths back."""
+        paths = self.paths(source, destination, flow, group)
+        there = paths != NO_LINK
+        latency_s = np.where(there, self.latency_s[paths], 0.0).sum(axis=1)
+        if self.framing == BARE:
+            return Loads(paths, np.ones(paths.shape), latency_s)
+        back = self.paths(destination, source, flow, group)
+        bits = np.full(paths.shape, self.framing.there), np.full(back.shape, self.framing.back)
+        return Loads(np.hstack([paths, back]), np.hstack(bits), latency_s)
 
     def strides(self, members: int) -> tuple[int, ...]:
         """The rings r → r + stride over which a job of so many ranks splits a ring all-reduce."""
