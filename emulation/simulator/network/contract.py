@@ -1,12 +1,13 @@
 """What a network is to the simulator: nodes, directed links, paths of flows, circuits, parts."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
+from patchlight.emulation.simulator.network.collectives import Round
 from patchlight.emulation.simulator.network.framing import BARE, Framing
 from patchlight.emulation.simulator.network.sharing import Floats, Ints
 from patchlight.testbed.errors import BadInput
@@ -96,15 +97,28 @@ class Network(ABC):
         paths = self.paths(source, destination, flow, group)
         there = paths != NO_LINK
         latency_s = np.where(there, self.latency_s[paths], 0.0).sum(axis=1)
+        links, bits = self._spread(paths, group)
         if self.framing == BARE:
-            return Loads(paths, np.ones(paths.shape), latency_s)
-        back = self.paths(destination, source, flow, group)
-        bits = np.full(paths.shape, self.framing.there), np.full(back.shape, self.framing.back)
-        return Loads(np.hstack([paths, back]), np.hstack(bits), latency_s)
+            return Loads(links, bits, latency_s)
+        back, acknowledged = self._spread(self._paths(destination, source, flow, group), group)
+        carried = bits * self.framing.there, acknowledged * self.framing.back
+        return Loads(np.hstack([links, back]), np.hstack(carried), latency_s)
 
-    def strides(self, members: int) -> tuple[int, ...]:
-        """The rings r → r + stride over which a job of so many ranks splits a ring all-reduce."""
+    def strides(self, members: int, ring_part: float = 1.0) -> tuple[int, ...]:
+        """The rings r → r + stride over which a job of so many ranks splits a ring all-reduce.
+
+        ``ring_part`` of what the job sends are such all-reduces.
+        """
         return (1,)
+
+    def lit_for(self, members: int, rounds: Sequence[Round]) -> "Network":
+        """The network with circuits for what a job of so many ranks sends; itself where circuits
+        are made for each round, or there are none."""
+        return self
+
+    def _spread(self, paths: Ints, group: Ints) -> tuple[Ints, Floats]:
+        """The links of paths, and the part of a flow's bits that each carries."""
+        return paths, np.ones(paths.shape)
 
     @abstractmethod
     def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:

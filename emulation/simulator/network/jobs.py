@@ -70,6 +70,7 @@ class Sessions(NamedTuple):
 def sessions_of(network: Network, job: PlacedJob) -> Sessions:
     """A session for each round, in as many turns as a node's circuits make necessary."""
     switching = network.switching
+    network = network.lit_for(len(job.nodes), job.rounds)
     turns = turns_of(job.rounds, switching)
     starts_dark_s = switching.dark_s + switching.setup_s if turns else 0.0
     found = Sessions([], [], [], [], [], starts_dark_s)

@@ -9,7 +9,7 @@ from typing import Any
 
 from patchlight.emulation.simulator.network.contract import Network
 from patchlight.emulation.simulator.network.framing import ETHERNET_BYTES, tcp
-from patchlight.emulation.simulator.network.topologies.direct import topoopt, torus
+from patchlight.emulation.simulator.network.topologies.direct import torus
 from patchlight.emulation.simulator.network.topologies.lab import lab
 from patchlight.emulation.simulator.network.topologies.packet import (
     fat_tree,
@@ -21,6 +21,7 @@ from patchlight.emulation.simulator.network.topologies.ramp import ramp
 from patchlight.emulation.simulator.network.topologies.rotornet import rotornet
 from patchlight.emulation.simulator.network.topologies.sip import sip_ring
 from patchlight.emulation.simulator.network.topologies.switched import oddl, sip_ocs
+from patchlight.emulation.simulator.network.topologies.topoopt import topoopt
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.issues import nearest
 from patchlight.testbed.units import parse_rate, parse_time
