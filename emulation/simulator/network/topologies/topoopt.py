@@ -1,7 +1,8 @@
 """TopoOpt: circuits that each job has to itself, rings for its all-reduces, matchings for the rest.
 
 Wang et al., *TopoOpt: Co-optimizing Network Topology and Parallelization Strategy for Distributed
-Training Jobs*, NSDI 2023, §4.3 and Algorithm 1.
+Training Jobs*, NSDI 2023: TopologyFinder with TotientPerms and SelectPermutations. How ports are
+divided, and how a circuit counts that is there, is as in the authors' simulator (FlexNet).
 """
 
 import math
@@ -45,7 +46,8 @@ class TopoOpt(Network):
 
     def strides(self, members: int, ring_part: float = 1.0) -> tuple[int, ...]:
         """Those of as many ports as its rings get."""
-        return _strides(members, _ring_ports(self.degree, ring_part))
+        part = ring_part if members <= MOST_MATCHED else 1.0
+        return _strides(members, _ring_ports(self.degree, part))
 
     def lit_for(self, members: int, rounds: Sequence[Round]) -> "TopoOpt":
         """Ports for rings by their part of the bits, one at least; the others by matchings."""

@@ -14,7 +14,7 @@ from patchlight.emulation.simulator.network.collectives import Round, goes_round
 from patchlight.emulation.simulator.network.contract import NO_LINK
 from patchlight.emulation.simulator.network.framing import tcp
 from patchlight.emulation.simulator.network.sharing import Floats
-from patchlight.emulation.simulator.network.topologies.topoopt import TopoOpt
+from patchlight.emulation.simulator.network.topologies.topoopt import MOST_MATCHED, TopoOpt
 
 # Loops are compiled once, where nothing is on the disk yet.
 pytestmark = pytest.mark.xdist_group("networks")
@@ -116,6 +116,11 @@ def test_rings_get_ports_by_their_part_of_the_bits() -> None:
         assert ring_part(rounds, members) == pytest.approx(part)
         assert network.lit_for(members, rounds).rings == ports
         assert len(network.strides(members, part)) == ports
+    # Jobs that are too large for matchings have rings on all ports.
+    many = MOST_MATCHED + 1
+    exchange = Round(np.arange(many), (np.arange(many) + 7) % many, 1.0)
+    assert not len(network.lit_for(many, [exchange]).matched)
+    assert len(network.strides(many, 0.2)) == 4
 
 
 def test_only_all_reduces_round_all_ranks_are_rings() -> None:
