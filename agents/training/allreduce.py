@@ -33,6 +33,7 @@ _HEADER = struct.Struct("!4sQQ")  # what, iteration, array bytes
 _MAGIC = b"PLAR"
 # Pieces: large enough that waking up costs little, small against a chunk's time on a link.
 _SMALLEST_PIECE, _LARGEST_PIECE, _PIECES_IN_CHUNK = 16 * 1024, 512 * 1024, 16
+_PIECES_IN_WINDOW = 4
 _BROKEN = select.POLLERR | select.POLLHUP | select.POLLNVAL
 
 
@@ -66,6 +67,10 @@ class _Exchange:
         self.scratch_bytes = self.scratch.data.cast("B")
         piece = array.nbytes // size // _PIECES_IN_CHUNK
         self.piece = min(max(piece, _SMALLEST_PIECE), _LARGEST_PIECE)
+        if neighbours.window_bytes is not None:
+            # What has come and is not read yet takes from the window: whoever let it fill up with
+            # one piece would have the previous worker stand still for the way there and back.
+            self.piece = min(self.piece, max(1, neighbours.window_bytes // _PIECES_IN_WINDOW))
         self.clear_to_send = _HEADER.pack(_MAGIC, iteration, array.nbytes)
         self.clear_got = b""
         self.send_step = self.send_at = 0

@@ -33,10 +33,14 @@ class RingError(TrainingError):
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The two connections of one worker: bytes go out to the next, come in from the previous."""
+    """The two connections of one worker: bytes go out to the next, come in from the previous.
+
+    ``window_bytes`` may be on their way to it; ``None``: as many as the kernel lets.
+    """
 
     to_next: socket.socket
     from_previous: socket.socket
+    window_bytes: int | None = None
 
     def drain(self, deadline_s: float) -> None:
         """Wait until the next worker's kernel has acknowledged all that was sent.
@@ -106,7 +110,7 @@ def join_ring(task: TrainingTask) -> Neighbours:
         for connection in joined.values():
             connection.close()
         raise RingError("; ".join(sorted(failures)))
-    return Neighbours(joined["next"], joined["previous"])
+    return Neighbours(joined["next"], joined["previous"], task.window_bytes)
 
 
 def listen(me: Member, end: float, window_bytes: int | None = None) -> socket.socket:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from patchlight.cli.chakra import simulate_chakra
 from patchlight.cli.completion import complete_policy
 from patchlight.cli.connection import complete_lab, user_name
 from patchlight.cli.errors import only_some_finished
@@ -24,7 +25,7 @@ from patchlight.cli.rendering import (
     progress_bar,
     say,
 )
-from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.queueing import Discipline
 
 if TYPE_CHECKING:
@@ -54,8 +55,14 @@ _OPTIONS = (
     click.option(
         "--trace",
         type=_FILE,
-        required=True,
         help="Jobs: Philly or Helios CSV, PAI tables, Philly JSON; with --lab a job file (.yaml).",
+    ),
+    click.option(
+        "--chakra",
+        type=_FILE,
+        metavar="PREFIX",
+        help="Instead of --trace: one job, whose ranks have the Chakra execution traces "
+        "PREFIX.0.et, PREFIX.1.et … (or .json), rank r on node r of a --network.",
     ),
     click.option(
         "--format", "trace_format", metavar="NAME", help="Its format.  [default: recognised]"
@@ -151,6 +158,11 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_options(*args: Any, **given: Any) -> Any:
+        if given["chakra"] is not None:
+            return simulate_chakra(click.get_current_context(), given)
+        if given["trace"] is None:
+            raise BadInput("there are no jobs to simulate: give a --trace FILE, or --chakra PREFIX")
+        del given["chakra"]
         # Not above: importing NumPy takes longer than --help should.
         from patchlight.cli.lab_settings import left_to_the_lab
         from patchlight.emulation.simulator.cluster import Outages, Settings
@@ -196,7 +208,7 @@ def simulate(options: SimulationOptions, output: Path | None, strict: bool, as_j
 
     Policies are names (patchlight policy list) or FILE.py:CLASS; where several are joined by
     commas, every combination is run. Prints a table and writes plots, a table of all jobs for
-    each run, and result.json (see docs/simulator.md).
+    each run, and result.json (see docs/simulator.md). With --chakra: one job as it was recorded.
     """
     run_simulation(options, output, strict, as_json)
 

@@ -1,17 +1,15 @@
 """Jobs on the lab without ToRs, whose rings are closed through its OCS."""
 
 import time
+from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
 from patchlight.controller.client import ControllerClient
-from patchlight.controller.policies.engineered import Ring
-from patchlight.controller.policies.order import Fifo
-from patchlight.controller.policies.placement import FirstFit
-from patchlight.emulation.simulator.cluster import LabCluster, Policies, simulate
-from patchlight.emulation.simulator.cluster.lab_jobs import jobs_of_specs
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab import Lab
+from patchlight.testbed.portmap import PortMap
+from tests.support.flow_model import flow_ends_s
 
 MODEL = "Generic"
 
@@ -36,11 +34,6 @@ class Trained(NamedTuple):
 
 def trained(client: ControllerClient, lab: Lab, spec: JobSpec) -> Trained:
     """A job in packets and in flows."""
-    result = simulate(
-        LabCluster(lab), jobs_of_specs(lab, [spec]), Policies(Fifo(), FirstFit(), Ring())
-    )
-    (record,) = result.records
-    dark_s = lab.circuit_switches[0].switching_time_s
     job_id = client.submit([spec])[0]["id"]
     deadline = time.monotonic() + 600.0
     while (row := client.job(job_id))["finished_at"] is None:
@@ -55,4 +48,6 @@ def trained(client: ControllerClient, lab: Lab, spec: JobSpec) -> Trained:
     )
     trained_s = max(each["finished_at"] for each in reports) - began
     communication_s = median(each["communication_s"] for each in reports)
-    return Trained(trained_s, record.ended_s - record.started_s - dark_s, communication_s)
+    maps = {ocs: PortMap.parse(each["map"]) for ocs, each in client.circuits().items()}
+    (flows_s,) = flow_ends_s(lab, maps, [replace(spec, hosts=tuple(row["hosts"]))])
+    return Trained(trained_s, flows_s, communication_s)

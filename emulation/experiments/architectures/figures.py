@@ -30,9 +30,14 @@ def architectures_figure(result: dict[str, Any]) -> Figure:
     for axis, (key, label, unit, colour) in zip(
         figure.subplots(1, 3, sharey=True), panels, strict=True
     ):
-        values = [networks[name][key] / unit for name in names]
-        bars = axis.barh(names, values, color=colour)
-        axis.bar_label(bars, fmt="%.3g", padding=3, fontsize=8)
+        values = [networks[name][key] for name in names]
+        bars = axis.barh(names, [(value or 0.0) / unit for value in values], color=colour)
+        unknown = [networks[name].get(key.split("_")[0] + "_unknown") for name in names]
+        labels = [
+            "–" if value is None else f"{'≥ ' if parts else ''}{value / unit:.3g}"
+            for value, parts in zip(values, unknown, strict=True)
+        ]
+        axis.bar_label(bars, labels, padding=3, fontsize=8)
         axis.set_xlabel(label)
         axis.margins(x=0.2)
         axis.spines[["top", "right"]].set_visible(False)

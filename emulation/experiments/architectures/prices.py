@@ -3,21 +3,35 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
 from patchlight.testbed.errors import BadInput
 
 BUILT_IN = Path(__file__).with_name("prices.yaml")
+_DASHES = ("–", "-")
 
 
 class Price(NamedTuple):
-    """One part's price in US dollars, its power in watts, and who says so."""
+    """One part's price in US dollars and its power in watts, and who says so.
 
-    usd: float
-    watts: float
+    Text that begins with a dash says why nobody knows.
+    """
+
+    usd: float | str
+    watts: float | str
     source: str
+
+
+class Total(NamedTuple):
+    """What parts come to whose figure is known, and why it is not of the others, by part.
+
+    ``known`` is ``None`` where that is none of them.
+    """
+
+    known: float | None
+    unknown: Mapping[str, str]
 
 
 def read_prices(file: Path = BUILT_IN) -> dict[str, Price]:
@@ -35,20 +49,35 @@ def read_prices(file: Path = BUILT_IN) -> dict[str, Price]:
     for part, row in given.items():
         if not isinstance(row, dict) or set(row) != set(Price._fields):
             raise BadInput(f"{file}: {part}: expected usd, watts and source, and nothing else")
-        for key in ("usd", "watts"):
-            value = row[key]
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not 0 <= value < math.inf:
-                raise BadInput(f"{file}: {part}: {key}: {value!r}: expected a number, 0 or more")
-        found[str(part)] = Price(float(row["usd"]), float(row["watts"]), str(row["source"]))
+        usd, watts = (_figure(f"{file}: {part}: {key}", row[key]) for key in ("usd", "watts"))
+        found[str(part)] = Price(usd, watts, str(row["source"]))
     return found
 
 
-def totals(parts: Mapping[str, float], prices: Mapping[str, Price]) -> tuple[float, float]:
+def _figure(place: str, value: Any) -> float | str:
+    if isinstance(value, str) and value.startswith(_DASHES) and value.strip("–- "):
+        return value
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value < math.inf:
+        raise BadInput(
+            f"{place}: {value!r}: expected a number, 0 or more, or a dash and why there is none"
+        )
+    return float(value)
+
+
+def totals(parts: Mapping[str, float], prices: Mapping[str, Price]) -> tuple[Total, Total]:
     """US dollars and watts of so many parts; ``BadInput`` if the list lacks one."""
     if missing := sorted(set(parts) - set(prices)):
         raise BadInput(
             f"the price list has no {', '.join(missing)}", hint="copy the built-in one, and add it"
         )
-    usd = sum(count * prices[part].usd for part, count in parts.items())
-    return usd, sum(count * prices[part].watts for part, count in parts.items())
+    return (
+        _total(parts, {part: prices[part].usd for part in parts}),
+        _total(parts, {part: prices[part].watts for part in parts}),
+    )
+
+
+def _total(parts: Mapping[str, float], figures: Mapping[str, float | str]) -> Total:
+    known = [parts[part] * each for part, each in figures.items() if not isinstance(each, str)]
+    unknown = {part: each for part, each in figures.items() if isinstance(each, str)}
+    return Total(sum(known) if known else None, unknown)

@@ -76,7 +76,7 @@ def run_experiment(options: ExperimentOptions, tell: Callable[[int, int], None])
         row["iteration_to_ideal"] = float(np.exp(np.mean(np.log(ratios))))
     return {
         "experiment": "architectures",
-        "schema_version": 1,
+        "schema_version": 2,
         "nodes": nodes,
         "jobs": options.jobs,
         "models": list(options.models),
@@ -117,8 +117,10 @@ def _measure(
         "link_use_mean": float(usage.carried_bits.sum() / offered_bits.sum()),
         "link_use_max": float((usage.carried_bits / offered_bits).max()),
         "dark_s": usage.dark_s,
-        "power_w": watts,
-        "cost_usd": usd,
+        "power_w": watts.known,
+        "power_unknown": dict(watts.unknown),
+        "cost_usd": usd.known,
+        "cost_unknown": dict(usd.unknown),
         "parts": dict(network.parts),
         "policy_faults": faults,
     }

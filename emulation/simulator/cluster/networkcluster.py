@@ -12,7 +12,7 @@ from patchlight.controller.policies.contract import ClusterShape, GpuSite
 from patchlight.controller.prediction.sharing import Demand
 from patchlight.emulation.simulator.cluster.cluster import Cluster, Rewiring
 from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob
-from patchlight.emulation.simulator.network.collectives import Round, collective, ring
+from patchlight.emulation.simulator.network.collectives import Round, collective, ring, ring_part
 from patchlight.emulation.simulator.network.contract import Network
 from patchlight.emulation.simulator.network.engine import run
 from patchlight.emulation.simulator.network.jobs import (
@@ -123,6 +123,13 @@ def failures_of(cluster: Cluster) -> list[Outage]:
     ]
 
 
+def _rounds(
+    collectives: Sequence[tuple[str, float]], members: int, strides: Sequence[int]
+) -> list[Round]:
+    parts = [collective(name, members, size, strides) for name, size in collectives]
+    return [each for part in parts for each in part]
+
+
 def _ring_of(members: int, bits: float) -> list[Round]:
     """A ring all-reduce that sends so many bits over each edge of one ring."""
     [edges] = ring(members, 1.0)
@@ -166,15 +173,12 @@ class PhasedJobs:
         job.unit_s = job.load.compute_s * float(self._slow.factors(nodes).mean())
         if not demand or not job.load.ring_bits:
             return False
-        strides = network.strides(members)
-        if job.spec.collectives:
-            parts = [
-                collective(name, members, size, strides) for name, size in job.spec.collectives
-            ]
-            rounds = [each for part in parts for each in part]
-        else:
-            nbytes = job.load.ring_bits / 16 * members / (members - 1)
-            rounds = ring(members, nbytes, strides)
+        nbytes = job.load.ring_bits / 16 * members / (members - 1)
+        collectives = job.spec.collectives or (("ring", nbytes),)
+        rounds = _rounds(collectives, members, (1,))
+        strides = network.strides(members, ring_part(rounds, members))
+        if strides != (1,):
+            rounds = _rounds(collectives, members, strides)
         placed = PlacedJob(nodes, job.load.compute_s, rounds, ONCE, overlap=job.spec.overlap)
         sessions = sessions_of(network, placed)
         links = np.unique(np.concatenate(sessions.links))

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from patchlight.emulation.provenance import provenance
 from patchlight.emulation.simulator.network.chakra_file import TraceNode, read_rank
 from patchlight.emulation.simulator.network.collectives import Round, collective, ring
 from patchlight.emulation.simulator.network.contract import Network
@@ -133,6 +135,28 @@ def run_chakra(
     if len(outcome.stuck):
         raise PatchlightError(f"the Chakra job never ends: a link of {network.spec} has no rate")
     return float(outcome.ends_s.max())
+
+
+def result_of_chakra(
+    network: Network, files: Sequence[Path], trouble: Trouble = CALM
+) -> dict[str, Any]:
+    """What ``result.json`` holds of a job whose rank r is on node r."""
+    origin = provenance([trouble.seed], files)
+    operations = read_chakra(files)
+    compute_s = np.zeros(len(files))
+    for each in operations:
+        compute_s[each.ranks] += each.compute_s
+    return {
+        "experiment": "chakra",
+        "schema_version": 1,
+        "network": network.spec,
+        "nodes": network.nodes,
+        "ranks": len(files),
+        "operations": len(operations),
+        "completion_s": run_chakra(network, operations, np.arange(network.nodes), trouble),
+        "compute_s": float(compute_s.max()),
+        "provenance": origin,
+    }
 
 
 def _group(node: TraceNode) -> str:

@@ -6,6 +6,7 @@ are used here are read.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
@@ -21,6 +22,7 @@ NODE_TYPES = (
     "CHECKPOINT_NODE",
 )
 """By their numbers in the schema."""
+_OF_A_RANK = re.compile(r"(.+)\.(\d+)\.(et|json)")
 # Field numbers of the values of an attribute that are no lists, by their protobuf type.
 _VALUES = {"double": 3, "float": 5, "int32": 7, "int64": 9, "uint32": 11, "uint64": 13}
 _VALUES |= {"sint32": 15, "sint64": 17, "fixed32": 19, "fixed64": 21, "sfixed32": 23}
@@ -53,6 +55,37 @@ class TraceNode(NamedTuple):
         if value < 0:
             raise BadInput(f"{self.place}: {name} is {value}: expected 0 or more")
         return value
+
+
+def files_of_ranks(prefix: Path) -> list[Path]:
+    """The traces ``PREFIX.0.et``, ``PREFIX.1.et`` … of a job's ranks, or ``PREFIX.0.json`` ….
+
+    One of these files stands for all of them. ``BadInput`` if there is none, if both kinds are
+    there, or if a rank's is missing between others.
+    """
+    folder, name = prefix.parent, prefix.name
+    if found := _OF_A_RANK.fullmatch(name):
+        name = found[1]
+    by_suffix: dict[str, dict[int, Path]] = {}
+    for path in folder.iterdir() if folder.is_dir() else ():
+        of_rank = _OF_A_RANK.fullmatch(path.name)
+        if of_rank and of_rank[1] == name and (not found or of_rank[3] == found[3]):
+            by_suffix.setdefault(of_rank[3], {})[int(of_rank[2])] = path
+    stem = folder / name
+    if not by_suffix:
+        raise BadInput(
+            f"there is no Chakra trace {stem}.0.et and no {stem}.0.json",
+            hint="the files of a job's ranks are PREFIX.0.et, PREFIX.1.et …: give PREFIX",
+        )
+    if len(by_suffix) > 1:
+        raise BadInput(
+            f"there are Chakra traces {stem}.RANK.et and {stem}.RANK.json",
+            hint=f"give the file of one rank, like {stem}.0.et, and all of its kind are taken",
+        )
+    [(suffix, files)] = by_suffix.items()
+    if missing := sorted(set(range(max(files))) - set(files)):
+        raise BadInput(f"{stem}.{missing[0]}.{suffix} is missing: rank {max(files)} has a trace")
+    return [files[rank] for rank in sorted(files)]
 
 
 def read_rank(path: Path) -> list[TraceNode]:

@@ -5,6 +5,7 @@ messages: latency is paid for each, and bits move at the rate of the slowest edg
 each step waits for the one before.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -39,6 +40,26 @@ def ring(members: int, nbytes: float, strides: Sequence[int] = (1,)) -> list[Rou
     source = np.concatenate([ranks for _ in strides])
     destination = np.concatenate([(ranks + stride) % members for stride in strides])
     return [Round(source, destination, 2 * one_way, 2 * (members - 1), one_way * len(strides))]
+
+
+def goes_round(each: Round, members: int) -> bool:
+    """Whether a round is (part of) an all-reduce over rings of all ``members``: it adds up, and
+    all of them send to the one so many ranks on, which is prime to their number."""
+    if not each.reduced_bits:
+        return False
+    senders = np.bincount((each.destination - each.source) % members)
+    (strides,) = np.nonzero(senders)
+    return all(
+        senders[stride] % members == 0 and math.gcd(stride, members) == 1
+        for stride in strides.tolist()
+    )
+
+
+def ring_part(rounds: Sequence[Round], members: int) -> float:
+    """The part of all bits sent that all-reduces over rings of all ``members`` send."""
+    sent = [each.bits * len(each.source) for each in rounds]
+    round_it = [b for each, b in zip(rounds, sent, strict=True) if goes_round(each, members)]
+    return sum(round_it) / sum(sent) if sum(sent) else 1.0
 
 
 def two_rings(members: int, nbytes: float) -> list[Round]:

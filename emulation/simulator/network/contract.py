@@ -1,12 +1,14 @@
 """What a network is to the simulator: nodes, directed links, paths of flows, circuits, parts."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
+from patchlight.emulation.simulator.network.collectives import Round
+from patchlight.emulation.simulator.network.framing import BARE, Framing
 from patchlight.emulation.simulator.network.sharing import Floats, Ints
 from patchlight.testbed.errors import BadInput
 
@@ -35,6 +37,15 @@ class Switching(NamedTuple):
     setup_s: float = 0.0
 
 
+class Loads(NamedTuple):
+    """Flows on links: for each (rows) the links that carry some of it, filled up with ``NO_LINK``,
+    how many bits are on each for each bit that is sent, and the seconds that a bit needs."""
+
+    links: Ints
+    bits: Floats
+    latency_s: Floats
+
+
 @dataclass(frozen=True, eq=False)
 class Network(ABC):
     """Nodes and the directed links between them.
@@ -42,7 +53,8 @@ class Network(ABC):
     ``spec`` is the text that makes the same network again. ``racks`` tells the rack of each node,
     for placement policies; ``nic_bps`` is what a node sends at most. ``capacity_bps`` and
     ``latency_s`` have a value for each link. ``parts`` counts what it is built of, by the names of
-    the price list. A node is a GPU with a NIC.
+    the price list. A node is a GPU with a NIC. ``framing`` says what of a link's rate goes to
+    headers and acknowledgements.
     """
 
     spec: str
@@ -52,6 +64,7 @@ class Network(ABC):
     latency_s: Floats
     parts: Mapping[str, float] = field(default_factory=dict)
     switching: Switching = field(default_factory=Switching)
+    framing: Framing = BARE
 
     @property
     def nodes(self) -> int:
@@ -78,9 +91,34 @@ class Network(ABC):
             )
         return self._paths(source, destination, flow, group)
 
-    def strides(self, members: int) -> tuple[int, ...]:
-        """The rings r → r + stride over which a job of so many ranks splits a ring all-reduce."""
+    def loads(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Loads:
+        """What flows put on links: on those of ``paths``, and with acknowledgements on those of the
+        paths back."""
+        paths = self.paths(source, destination, flow, group)
+        there = paths != NO_LINK
+        latency_s = np.where(there, self.latency_s[paths], 0.0).sum(axis=1)
+        links, bits = self._spread(paths, group)
+        if self.framing == BARE:
+            return Loads(links, bits, latency_s)
+        back, acknowledged = self._spread(self._paths(destination, source, flow, group), group)
+        carried = bits * self.framing.there, acknowledged * self.framing.back
+        return Loads(np.hstack([links, back]), np.hstack(carried), latency_s)
+
+    def strides(self, members: int, ring_part: float = 1.0) -> tuple[int, ...]:
+        """The rings r → r + stride over which a job of so many ranks splits a ring all-reduce.
+
+        ``ring_part`` of what the job sends are such all-reduces.
+        """
         return (1,)
+
+    def lit_for(self, members: int, rounds: Sequence[Round]) -> "Network":
+        """The network with circuits for what a job of so many ranks sends; itself where circuits
+        are made for each round, or there are none."""
+        return self
+
+    def _spread(self, paths: Ints, group: Ints) -> tuple[Ints, Floats]:
+        """The links of paths, and the part of a flow's bits that each carries."""
+        return paths, np.ones(paths.shape)
 
     @abstractmethod
     def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:

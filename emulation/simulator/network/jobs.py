@@ -70,23 +70,23 @@ class Sessions(NamedTuple):
 def sessions_of(network: Network, job: PlacedJob) -> Sessions:
     """A session for each round, in as many turns as a node's circuits make necessary."""
     switching = network.switching
+    network = network.lit_for(len(job.nodes), job.rounds)
     turns = turns_of(job.rounds, switching)
     starts_dark_s = switching.dark_s + switching.setup_s if turns else 0.0
     found = Sessions([], [], [], [], [], starts_dark_s)
     for turn, dark_s, control_s in turns:
         source, destination = job.nodes[turn.source], job.nodes[turn.destination]
-        flow = np.arange(len(source))
-        paths = network.paths(source, destination, flow, job.nodes)
-        there = paths != NO_LINK
-        latency_s = np.where(there, network.latency_s[paths], 0.0).sum(axis=1).max()
-        uses = np.bincount(paths[there])
+        loads = network.loads(source, destination, np.arange(len(source)), job.nodes)
+        there = loads.links != NO_LINK
+        uses: Floats = np.bincount(loads.links[there], loads.bits[there]).astype(np.float64)
         links = np.flatnonzero(uses)
-        wait_s = turn.messages * (latency_s + job.messages_s) + turn.reduced_bits / job.reduce_bps
+        message_s = loads.latency_s.max() + job.messages_s
+        wait_s = turn.messages * message_s + turn.reduced_bits / job.reduce_bps
         found.bits.append(turn.bits)
         found.waits_s.append(float(wait_s) + dark_s + control_s)
         found.dark_s.append(dark_s)
         found.links.append(links)
-        found.weights.append(uses[links].astype(np.float64))
+        found.weights.append(uses[links])
     return found
 
 
@@ -107,7 +107,7 @@ def _shared(capacity_bps: Floats, sessions: Sequence[Sessions], kept: Sequence[i
     for one in sessions:
         signs = rng.integers(1 << 62, size=len(one.links), dtype=np.uint64)
         for each, count, sign in zip(one.links, one.weights, signs, strict=True):
-            used_by[each] += sign * count.astype(np.uint64)
+            used_by[each] += sign * count.view(np.uint64)
     found = np.where(users > 1, _LEFT_OUT, _OWN)
     tightest_first = np.argsort(capacity_bps, kind="stable")
     tightest_first = tightest_first[users[tightest_first] > 1]
@@ -234,9 +234,8 @@ def completions(network: Network, flows: Flows) -> Floats:
         raise BadInput("a flow begins at no time")
     number = np.arange(count)
     group = np.arange(network.nodes)
-    paths = network.paths(flows.source, flows.destination, number, group)
-    there = paths != NO_LINK
-    waits_s = np.where(there, network.latency_s[paths], 0.0).sum(axis=1)
+    loads = network.loads(flows.source, flows.destination, number, group)
+    there = loads.links != NO_LINK
     program = Program(
         capacity_bps=network.capacity_bps,
         begins_s=flows.starts_s.astype(np.float64),
@@ -245,10 +244,10 @@ def completions(network: Network, flows: Flows) -> Floats:
         starts_s=np.zeros(count),
         rounds=np.arange(count + 1),
         bits=8.0 * flows.nbytes,
-        waits_s=waits_s + network.switching.dark_s,
+        waits_s=loads.latency_s + network.switching.dark_s,
         first=np.concatenate([[0], np.cumsum(there.sum(axis=1))]).astype(np.int64),
-        links=paths[there],
-        weights=np.ones(int(there.sum())),
+        links=loads.links[there],
+        weights=loads.bits[there],
     )
     outcome = run(program)
     if len(outcome.stuck):

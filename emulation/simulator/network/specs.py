@@ -3,10 +3,13 @@
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from patchlight.emulation.simulator.network.contract import Network
-from patchlight.emulation.simulator.network.topologies.direct import topoopt, torus
+from patchlight.emulation.simulator.network.framing import ETHERNET_BYTES, tcp
+from patchlight.emulation.simulator.network.topologies.direct import torus
 from patchlight.emulation.simulator.network.topologies.lab import lab
 from patchlight.emulation.simulator.network.topologies.packet import (
     fat_tree,
@@ -18,6 +21,7 @@ from patchlight.emulation.simulator.network.topologies.ramp import ramp
 from patchlight.emulation.simulator.network.topologies.rotornet import rotornet
 from patchlight.emulation.simulator.network.topologies.sip import sip_ring
 from patchlight.emulation.simulator.network.topologies.switched import oddl, sip_ocs
+from patchlight.emulation.simulator.network.topologies.topoopt import topoopt
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.issues import nearest
 from patchlight.testbed.units import parse_rate, parse_time
@@ -37,40 +41,52 @@ NETWORKS: Mapping[str, Callable[..., Network]] = {
 }
 """What makes each kind of network; the parameters of a spec are those of the function."""
 
+_MTU = 1500
+
 
 def network_of(spec: str) -> Network:
     """The network that a spec names.
 
     ``BadInput`` says which names, parameters and values there are. ``two-tor-ocs`` is the built-in
-    lab ``ofc2022``; ``lab:NAME`` and the name of a lab file are labs.
+    lab ``ofc2022``; ``lab:NAME`` and the name of a lab file are labs. All have ``mtu`` (bytes; of
+    labs 1500, of others 0, without headers and acknowledgements) and ``frame`` (bytes around each
+    packet).
     """
     name, _, rest = spec.strip().partition(":")
-    if name == "two-tor-ocs" and not rest:
-        return lab(spec, "ofc2022")
-    if name == "lab" and rest:
-        return lab(spec, rest)
-    if spec.endswith((".yaml", ".yml")):
-        return lab(spec, spec)
-    make = NETWORKS.get(name)
+    parts = [part for part in rest.split(",") if part]
+    if name == "two-tor-ocs":
+        name, parts = "lab", ["ofc2022", *parts]
+    elif name.split(",")[0].endswith((".yaml", ".yml")):
+        name, parts = "lab", spec.split(",")
+    mtu, make = 0, NETWORKS.get(name)
+    if name == "lab" and parts:
+        make, parts, mtu = partial(lab, file=parts[0]), parts[1:], _MTU
     if make is None:
         known = [*NETWORKS, "two-tor-ocs", "lab"]
         raise BadInput(
             f"no network {name!r}: {nearest(name, known)}",
             hint="like fat-tree:k=16,taper=2, or lab:FILE",
         )
-    takes = inspect.signature(make).parameters
+    signature = inspect.signature(make).parameters.values()
+    own = {each.name: each.default for each in signature if each.name not in ("spec", "file")}
+    takes: dict[str, Any] = {**own, "mtu": mtu, "frame": ETHERNET_BYTES}
     given: dict[str, Any] = {}
-    for part in filter(None, rest.split(",")):
+    for part in parts:
         key, equals, text = (each.strip() for each in part.partition("="))
-        if key == "spec" or key not in takes or not equals:
-            said = ", ".join(
-                f"{key}={_shown(takes[key].default)}" for key in takes if key != "spec"
-            )
+        if key not in takes or not equals:
+            said = ", ".join(f"{key}={_shown(default)}" for key, default in takes.items())
             raise BadInput(f"{spec}: {part!r} is no parameter of {name}: it has {said}")
         if key in given:
             raise BadInput(f"{spec}: {key} stands there twice")
-        given[key] = _value(spec, key, text, takes[key].default)
-    return make(spec, **given)
+        given[key] = _value(spec, key, text, takes[key])
+    mtu, frame_bytes = given.pop("mtu", mtu), given.pop("frame", ETHERNET_BYTES)
+    network = make(spec, **given)
+    if not mtu:
+        return network
+    try:
+        return replace(network, framing=tcp(mtu, frame_bytes))
+    except BadInput as error:
+        raise BadInput(f"{spec}: {error.message}") from error
 
 
 def _shown(default: object) -> str:
@@ -89,7 +105,7 @@ def _value(spec: str, key: str, text: str, default: object) -> object:
         if isinstance(default, tuple):
             return tuple(_whole(each) for each in text.split("x"))
         if isinstance(default, int):
-            return _whole(text)
+            return 0 if key == "mtu" and text == "0" else _whole(text)
         number = float(text)
     except (ValueError, BadInput) as error:
         raise BadInput(f"{spec}: {key}={text}: {_why(error, default)}") from error

@@ -37,7 +37,7 @@ _QUICK_JOBS, _JOBS = 20, 100
 @click.option(
     "--prices",
     type=click.Path(path_type=Path),
-    help="A price list (YAML).  [default: the built-in one, most of it assumed]",
+    help="A price list (YAML).  [default: the built-in one, which has what is public]",
 )
 @click.option(
     "--output",
@@ -78,8 +78,13 @@ def architectures(
         print_json(result)
         return
     _print(result)
-    if any(price["source"].startswith("assumed") for price in result["prices"].values()):
-        say("Prices are partly assumed: replace them with --prices (see result.json).")
+    for what, key in (("power", "power_unknown"), ("cost", "cost_unknown")):
+        unknown = {
+            part: why for row in result["networks"].values() for part, why in row[key].items()
+        }
+        if unknown:
+            said = "; ".join(f"{part} {why}" for part, why in unknown.items())
+            say(f"Not in {what}, for want of a public figure: {said}. Give yours with --prices.")
     pictures = ", ".join(file.name for file in files if file.suffix == ".png")
     say(f"Plots ({pictures}, also as PDF and SVG) and result.json: {folder}/")
 
@@ -109,7 +114,14 @@ def _print(result: dict[str, Any]) -> None:
             f"{100 * row['link_use_mean']:.1f} %",
             f"{100 * row['link_use_max']:.1f} %",
             f"{row['dark_s']:.3g} s",
-            f"{row['power_w'] / 1e3:.2f}",
-            f"{row['cost_usd'] / 1e3:.0f}",
+            _sum(row, "power", "power_w", ".2f"),
+            _sum(row, "cost", "cost_usd", ".0f"),
         )
     table.print()
+
+
+def _sum(row: dict[str, Any], what: str, key: str, digits: str) -> str:
+    """Thousands, at least so many where parts have no figure; a dash where none has."""
+    if row[key] is None:
+        return "–"
+    return f"{'≥ ' if row[f'{what}_unknown'] else ''}{row[key] / 1e3:{digits}}"

@@ -1,8 +1,11 @@
 """The ring and the gate before it: late peers, right sums, no deadlock, holds, clear failures."""
 
 import contextlib
+import fcntl
 import json
 import socket
+import struct
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +21,7 @@ from patchlight.agents.training.control import Gate, Passed
 from patchlight.agents.training.ring import Neighbours, RingError, join_ring
 from patchlight.agents.training.task import Member, TrainingError, TrainingTask
 from patchlight.agents.training.trainer import WrongSum, check_sum, gradient, true_sum
-from tests.support.waiting import free_ports
+from tests.support.waiting import free_ports, wait_until
 
 
 class Walker:
@@ -246,6 +249,33 @@ def test_every_rank_gets_the_true_sum(ranks: int, elements: int, seed: int) -> N
         results = together(ranks, work)
     # Each of n workers sends 2(n−1)/n of the array, but for rounding.
     assert sum(results.values()) == 2 * 2 * (ranks - 1) * elements * 4  # type: ignore[arg-type]
+
+
+def waiting_bytes(connection: socket.socket, what: int) -> int:
+    """``FIONREAD``: come and not read yet; ``TIOCOUTQ``: sent and not acknowledged yet."""
+    (count,) = struct.unpack("i", fcntl.ioctl(connection, what, bytes(4)))
+    return int(count)
+
+
+def test_a_worker_reads_before_its_window_is_full() -> None:
+    window_bytes, elements = 65_536, 1 << 21
+    with ring_of(2) as ring:
+        first = replace(ring[0], window_bytes=window_bytes)
+        array = np.zeros(elements, np.float32)
+        worker = threading.Thread(
+            target=lambda: together(1, lambda _: ring_all_reduce(array, 0, 2, first, 0)),
+            daemon=True,
+        )
+        worker.start()
+        sender = ring[1].to_next
+        sender.sendall(bytes(window_bytes // 4))
+        wait_until(lambda: not waiting_bytes(sender, termios.TIOCOUTQ), "all that was sent to come")
+        wait_until(
+            lambda: not waiting_bytes(first.from_previous, termios.FIONREAD), "it to be read"
+        )
+        sender.shutdown(socket.SHUT_WR)
+        worker.join(30)
+        assert not worker.is_alive()
 
 
 def test_arrays_far_larger_than_the_buffers_do_not_deadlock() -> None:

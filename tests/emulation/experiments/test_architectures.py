@@ -33,6 +33,9 @@ def test_the_command_writes_figures_of_each_network(tmp_path: Path) -> None:
     tapered, ideal, oddl = (result["networks"][spec] for spec in specs)
     assert ideal["iteration_to_ideal"] == pytest.approx(1.0)
     assert tapered["iteration_to_ideal"] > 1.0
+    assert tapered["power_w"] > 0
+    assert tapered["power_unknown"].keys() == {"nic-100g"}
+    assert (oddl["power_w"], oddl["cost_usd"]) == (None, None)
     assert tapered["link_use_max"] > tapered["link_use_mean"] > 0
     assert oddl["dark_s"] > ideal["dark_s"] == 0
     assert oddl["iteration_to_ideal"] > 1.0
@@ -52,13 +55,28 @@ def test_the_jobs_are_alike_for_a_seed_and_of_every_model() -> None:
     assert all(2 <= job.view.workers <= 32 for job in jobs)
 
 
-def test_the_built_in_list_has_a_price_and_a_source_for_every_part() -> None:
+def test_the_built_in_list_has_a_figure_with_a_source_or_a_reason_for_every_part() -> None:
     prices = read_prices()
     for spec in NETWORKS:
-        usd, watts = totals(network_of(spec).parts, prices)
-        assert usd > 0
-        assert watts > 0
-    assert all(price.source for price in prices.values())
+        for total in totals(network_of(spec).parts, prices):
+            assert total.known or total.unknown
+    for price in prices.values():
+        for figure in (price.usd, price.watts):
+            assert price.source if isinstance(figure, float) else len(figure) > 3
+
+
+def test_what_nobody_knows_is_left_out_and_said(tmp_path: Path) -> None:
+    file = tmp_path / "prices.yaml"
+    given = {
+        "nic-100g": {"usd": 10, "watts": "– secret", "source": "x"},
+        "ocs-port": {"usd": 5, "watts": "- sealed", "source": "x"},
+        "transceiver-100g": {"usd": "– by offer", "watts": 2, "source": "x"},
+    }
+    file.write_text(yaml.safe_dump(given))
+    usd, watts = totals(dict.fromkeys(given, 4.0), read_prices(file))
+    assert usd == (60.0, {"transceiver-100g": "– by offer"})
+    assert watts == (8.0, {"nic-100g": "– secret", "ocs-port": "- sealed"})
+    assert totals({"ocs-port": 1.0}, read_prices(file))[1].known is None
 
 
 @pytest.mark.parametrize(
@@ -66,6 +84,7 @@ def test_the_built_in_list_has_a_price_and_a_source_for_every_part() -> None:
     [
         ({"ocs-port": {"usd": "dear", "watts": 1, "source": "x"}}, "ocs-port: usd: 'dear'"),
         ({"ocs-port": {"usd": 1, "watts": -1, "source": "x"}}, "ocs-port: watts: -1"),
+        ({"ocs-port": {"usd": 1, "watts": "–", "source": "x"}}, "a dash and why there is none"),
         ({"ocs-port": {"usd": 1}}, "ocs-port: expected usd, watts and source"),
         ("text", "is no price list"),
     ],

@@ -9,7 +9,9 @@ from patchlight.controller.prediction.network import LabNetwork
 from patchlight.emulation.simulator.network.contract import NO_LINK, Network, checked_nodes
 from patchlight.emulation.simulator.network.sharing import Ints
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import load_lab
+from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import trace_links
 
 
@@ -38,13 +40,18 @@ def lab(spec: str, file: str) -> LabPaths:
     Its links have no latency: lab files say nothing of it.
     """
     loaded = load_lab(file)
-    lit = LabNetwork(loaded, trace_links(loaded, loaded.initial_maps))
-    checked_nodes(spec, len(lit.hosts))
-    switches = [switch.name for switch in loaded.packet_switches]
+    return lab_network(loaded, loaded.initial_maps, spec)
+
+
+def lab_network(lab: Lab, maps: Mapping[str, PortMap], spec: str = "") -> LabPaths:
+    """A lab under these maps of its OCSs; ``spec`` is its name in messages."""
+    lit = LabNetwork(lab, trace_links(lab, maps))
+    checked_nodes(spec or lab.name, len(lit.hosts))
+    switches = [switch.name for switch in lab.packet_switches]
     known = [switch or "" for switch in lit.switches]
     racks = [switches.index(name) if name in switches else len(switches) for name in known]
     return LabPaths(
-        spec,
+        spec or lab.name,
         lit.nic_bps,
         np.array(racks, np.int64),
         np.array([float(bps) for bps in lit.capacity_bps.values()]),

@@ -1,13 +1,16 @@
 """Chakra traces as a job: their times against closed forms, and traces that make no sense."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 
+from patchlight.cli.main import cli
 from patchlight.emulation.simulator.network import Failure, Slowness, Trouble, network_of
 from patchlight.emulation.simulator.network.chakra import COLLECTIVE_TYPES, read_chakra, run_chakra
 from patchlight.emulation.simulator.network.chakra_file import NODE_TYPES
@@ -186,3 +189,49 @@ def test_files_that_are_no_traces_and_jobs_that_do_not_fit_are_refused(tmp_path:
     broken = Trouble(failures=[Failure("node", 0, 1.0, 2.0)])
     with pytest.raises(BadInput, match="no checkpoints"):
         run_chakra(IDEAL, operations, np.arange(4), broken)
+
+
+def simulated(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["simulate", *arguments])
+
+
+def test_traces_from_the_command_line(tmp_path: Path) -> None:
+    written(tmp_path, [training(rank) for rank in range(4)])
+    out = ["--output", str(tmp_path / "out")]
+    spec = "ideal:nodes=8,rate=8Gbps,latency=0ns"
+    network = ["--network", spec]
+    done = simulated("--chakra", str(tmp_path / "job"), *network, *out)
+    assert done.exit_code == 0, done.output
+    assert f"4 ranks, 14 operations on {spec}: 4.875 s" in done.output
+    found = json.loads((tmp_path / "out/result.json").read_text())
+    assert (found["experiment"], found["nodes"], found["compute_s"]) == ("chakra", 8, 0.875)
+    # One of the files stands for all of them; with a slow node and a link that fails.
+    trouble = ["--slow", "2:3.0", "--fail", "link:0@1s+1s"]
+    one = simulated("--chakra", str(tmp_path / "job.2.json"), *network, *out, *trouble, "--json")
+    found = json.loads(one.stdout)
+    assert found["completion_s"] == pytest.approx(0.75 + 1.5 + 1.0 + 3.0 + 0.375, rel=1e-9)
+    assert found["slow"] == ["2:3.0"]
+
+
+def test_what_cannot_be_simulated_is_said_with_its_place(tmp_path: Path) -> None:
+    written(tmp_path, [[node(1, "COMP_NODE", [8], 1.0)]] * 3)
+    written(tmp_path, [training(0)], ".et")
+    job, network = str(tmp_path / "job"), ["--network", "ideal:nodes=4"]
+    said = {
+        (job, *network): "there are Chakra traces .*job.RANK.et and .*job.RANK.json",
+        (f"{job}.0.json", *network): r"job\.0\.json: node 1 waits for node 8",
+        (str(tmp_path / "jib"), *network): r"there is no Chakra trace .*jib\.0\.et",
+        (f"{job}.0.et",): "--chakra needs a --network",
+        (f"{job}.0.et", *network, "--jobs", "3", "--order", "srpt"): "excludes --jobs, --order",
+    }
+    for arguments, words in said.items():
+        refused = simulated("--chakra", *arguments)
+        assert isinstance(refused.exception, BadInput), refused.output
+        assert re.search(words, refused.exception.message), refused.exception.message
+    (tmp_path / "job.1.json").unlink()
+    missing = simulated("--chakra", f"{job}.2.json", *network)
+    assert isinstance(missing.exception, BadInput)
+    assert re.search(r"job\.1\.json is missing: rank 2", missing.exception.message)
+    nothing = simulated(*network)
+    assert isinstance(nothing.exception, BadInput)
+    assert "give a --trace FILE, or --chakra" in nothing.exception.message

@@ -7,8 +7,10 @@ import pytest
 
 from patchlight.emulation.simulator.network import (
     COLLECTIVES,
+    Flows,
     PlacedJob,
     collective,
+    completions,
     network_of,
     run_jobs,
 )
@@ -44,6 +46,20 @@ def test_closed_forms_on_a_switch_that_never_blocks(n: int) -> None:
         if name == "two-rings" and n == 2:
             continue  # Both ways are one.
         assert seconds(spec, collective(name, n, S), n) == pytest.approx(value, rel=1e-3), name
+
+
+def test_headers_take_their_part_of_each_link_and_acknowledgements_of_the_way_back() -> None:
+    there, back = network_of("ideal:mtu=1500").framing
+    # A NIC of a ring sends to the next one, and acknowledges what comes from the one before.
+    ring_s = seconds("ideal:nodes=4,mtu=1500,latency=0ns", collective("ring", 4, S), 4)
+    assert ring_s == pytest.approx(1.5 * 8 * S / B * (there + back), rel=1e-9)
+    network = network_of("ideal:nodes=4,mtu=1500,latency=1us")
+    flows = Flows(np.array([0, 2]), np.array([1, 3]), np.array([S, 2 * S]), np.zeros(2))
+    one_s = 8 * S / B * there
+    assert completions(network, flows) == pytest.approx([one_s + 2e-6, 2 * one_s + 2e-6], rel=1e-9)
+    # What comes in is acknowledged on the way out.
+    both = Flows(np.array([0, 1]), np.array([1, 0]), np.array([S, S]), np.zeros(2))
+    assert completions(network, both) == pytest.approx(8 * S / B * (there + back) + 2e-6, rel=1e-9)
 
 
 def test_a_hierarchy_over_fast_servers_and_several_parameter_servers() -> None:

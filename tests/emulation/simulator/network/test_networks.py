@@ -8,6 +8,7 @@ import pytest
 
 from patchlight.emulation.simulator.network import NETWORKS, network_of
 from patchlight.emulation.simulator.network.contract import NO_LINK
+from patchlight.emulation.simulator.network.framing import BARE
 from patchlight.testbed.errors import BadInput
 
 SPECS = [*NETWORKS, "two-tor-ocs", "fat-tree:k=16,taper=2", "torus:dims=3x5", "rotornet:relayed=2"]
@@ -47,6 +48,19 @@ def test_sizes_and_rates() -> None:
     assert set(network_of("fat-tree:k=4,taper=2,rate=10Gbps").capacity_bps.tolist()) == {10e9, 5e9}
 
 
+def test_headers_and_acknowledgements() -> None:
+    """Frames of 1,538 bytes around 1,448, and 90 bytes back for every two of them."""
+    there, back = network_of("fat-tree:k=4,mtu=1500").framing
+    assert (there, back) == (1538 / 1448, 90 / 2896)
+    assert network_of("fat-tree:k=4,mtu=9000,frame=14").framing.there == 9014 / 8948
+    assert network_of("fat-tree:k=4").framing == network_of("lab:ofc2022,mtu=0").framing == BARE
+    assert (
+        network_of("two-tor-ocs").framing
+        == network_of("two-tor-ocs:mtu=1500").framing
+        == (there, back)
+    )
+
+
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
@@ -68,6 +82,11 @@ def test_sizes_and_rates() -> None:
         ("ramp:racks=9", "no more racks than groups"),
         ("rotornet:switching=1s", "switching < slot"),
         ("sip-ring:nodes=9000", "at most 4096"),
+        ("ideal:mtu=100", "ideal:mtu=100: an MTU of 100 bytes: expected 576 to 65535"),
+        (
+            "lab:ofc2022,rate=1Gbps",
+            "'rate=1Gbps' is no parameter of lab: it has mtu=1500, frame=38",
+        ),
         ("fattree", "no network 'fattree'"),
         ("", "no network ''"),
     ],
