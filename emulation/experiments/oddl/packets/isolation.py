@@ -4,14 +4,18 @@ Wavelength switches give a job either a star to itself, or channels of a star th
 comes in on. The other job's transceivers are tuned to every channel that they can send.
 """
 
+import logging
+import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import comb
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from patchlight.controller.circuits.protocols.ssh.host_keys import FILE_VARIABLE
 from patchlight.controller.standalone import direct_client
 from patchlight.emulation.experiments.oddl.packets.crew import Load, crew_of
 from patchlight.emulation.experiments.oddl.packets.flood import Arrivals, flood
@@ -120,6 +124,7 @@ def _rewire(lab: Lab, maps: Mapping[str, Sequence[str]]) -> float:
     began = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="patchlight-oddl-") as journal,
+        _host_keys_in(Path(journal) / "known_hosts"),
         direct_client(lab, Path(journal)) as client,
     ):
         changed = client.reconfigure(maps, only=True, why="each job has light of its own")
@@ -129,3 +134,17 @@ def _rewire(lab: Lab, maps: Mapping[str, Sequence[str]]) -> float:
             hint="run it again; 'patchlight doctor' says whether this machine has what it needs",
         )
     return time.monotonic() - began
+
+
+@contextmanager
+def _host_keys_in(file: Path) -> Iterator[None]:
+    """Who emulated switches are is nothing to remember: their ports are others' the next time."""
+    logging.getLogger("patchlight.ssh").addHandler(logging.NullHandler())
+    before = os.environ.get(FILE_VARIABLE)
+    os.environ[FILE_VARIABLE] = str(file)
+    try:
+        yield
+    finally:
+        del os.environ[FILE_VARIABLE]
+        if before is not None:
+            os.environ[FILE_VARIABLE] = before
