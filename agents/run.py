@@ -41,6 +41,7 @@ class Options:
     gpu_rate: float = SAMPLES_PER_S
     gpu_access: str = "auto"
     worker_user: str = "root"
+    light: Path | None = None
 
 
 def run_agent(options: Options) -> None:
@@ -73,6 +74,7 @@ def run_agent(options: Options) -> None:
             make_runner(options.workers, workers),
             gpu_backend(options.gpus, server, options.gpu_rate),
             options.state,
+            options.light,
         )
 
         metrics = AgentMetrics(service, own.not_after.timestamp() if own else None)

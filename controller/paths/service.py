@@ -32,6 +32,11 @@ class PathService:
         self._looking = asyncio.Lock()
         self._changed = asyncio.Event()
 
+    @property
+    def knows_light(self) -> bool:
+        """Whether it is known which networks there are."""
+        return self._seen is not None
+
     async def want(self, wanted: Wanted, by: str) -> Path:
         """Ask for a path; ``BadInput`` and ``Refused`` as in ``PathBook.want``."""
         await self.follow_light()

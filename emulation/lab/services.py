@@ -196,6 +196,7 @@ class LabServices:
                 "--workers": workers,
                 "--gpus": f"socket:{self._run_dir / 'gpus'}",
                 "--state": self._run_dir / "agents" / server.name,
+                "--light": self._run_dir / LIGHT_SOCKET if self._lab.coloured else None,
             }
             yield self._module(
                 f"agent-{server.name}",
