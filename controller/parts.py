@@ -117,7 +117,7 @@ class Controller:
         self.scheduler = Scheduler(
             lab, self.fleet, self.store, self.jobs, self.transactions, settings.policies, lab.queue
         )
-        self.paths = PathService(lab, self._maps_as_known)
+        self.paths = PathService(lab, self._maps_as_known, store=self.store)
         self.path_bounds = BoundsService(lab, self.fleet, self.jobs, self.paths)
         self.discovery = Discovery(
             lab,

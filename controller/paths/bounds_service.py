@@ -31,12 +31,11 @@ class BoundsService:
 
     async def run(self) -> None:
         """Tell agents what is new, for as long as this runs."""
-        while self._lab.paths == "nodes":
+        while True:
             await self._paths.follow_light()
             if self._paths.knows_light:
                 await self._tell()
             await asyncio.sleep(_PERIOD_S)
-        await asyncio.Event().wait()
 
     def nodes(self) -> list[dict[str, Any]]:
         """Each host that has bounds, as its agent said last."""
