@@ -77,13 +77,14 @@ class _Held:
                 with self._connected() as self._connection, self._connection.makefile() as answers:
                     self._connection.sendall(json.dumps(self._wanted).encode() + b"\n")
                     answer = json.loads(answers.readline() or "{}")
-                    if "error" in answer:
+                    if "error" in answer and not self.granted.is_set():
                         self.refused = answer["error"]
                         self.granted.set()
                         return
-                    if answer:
+                    if "channel" in answer:
                         self.granted.set()
-                        if answers.readline():
+                        # If that is not the end, it is in the dark, and asks again.
+                        if "ok" in json.loads(answers.readline() or "{}"):
                             return
             except (OSError, ValueError):
                 pass  # Its agent is not there now: another one will be.

@@ -1,17 +1,23 @@
 """NICs of a server that agree on paths: they come with their bounds, and go with them."""
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from patchlight.agents.errors import BadRequest, Conflict, NotHere
+from patchlight.agents.paths.door import PathDoor
 from patchlight.agents.paths.node import NoPath
 from patchlight.agents.paths.nodes import PathNodes
+from patchlight.agents.training.agent_paths import AgentPaths
+from patchlight.agents.training.task import Member, TrainingTask
 from patchlight.emulation.light.emulated_light import EmulatedLight
 from patchlight.testbed.lab import Endpoint
 from patchlight.testbed.labfile.reader import load_lab
 from patchlight.testbed.path_api import PathBounds
+from patchlight.testbed.paths.agreement import Lit
 from tests.support.counted_light import light_in_a_thread
 from tests.support.waiting import eventually
 
@@ -92,6 +98,52 @@ async def test_an_agent_that_starts_again_goes_on_dark_and_quiet(
     one.close()
     again.close()
     assert light.lasers[ENDS[1]].state == "off"
+
+
+async def test_a_worker_has_light_for_as_long_as_it_needs_it(
+    tmp_path: Path, light: EmulatedLight
+) -> None:
+    one, two = agent(0, tmp_path), agent(1, tmp_path)
+    for number, each in enumerate((one, two)):
+        each.bind("nic0", bounds(number, tmp_path))
+    ring = tuple(Member(rank, "10.0.0.1", 1) for rank in range(2))
+    task = TrainingTask("w", "vgg", 0, ring, 1, gradient_bytes=4, deadline_s=10.0)
+    door = PathDoor(tmp_path, lambda: one.node("nic0"), 0.0)
+    await door.open()
+    has_path, is_done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with AgentPaths(str(tmp_path), task).path():
+            has_path.set()
+            is_done.wait(60)
+
+    working = asyncio.create_task(asyncio.to_thread(work))
+    await eventually(has_path.is_set)
+    left_us = [0]
+
+    def is_another_lease() -> bool:
+        path = one.node("nic0").doing
+        left_us.append(path.left_us if isinstance(path, Lit) else 0)
+        return left_us[-1] > left_us[-2] > 0
+
+    # Leases of 100 ms end, and are asked for again.
+    await eventually(is_another_lease)
+    await eventually(is_another_lease)
+    # Another agent is asked again, too.
+    one.close()
+    door.close()
+    one = agent(0, tmp_path)
+    one.open()
+    door = PathDoor(tmp_path, lambda: one.node("nic0"), 0.0)
+    await door.open()
+    await eventually(lambda: one.status()[0].state == "sends")
+    await eventually(lambda: light.lasers[ENDS[0]].state == "on")
+    is_done.set()
+    await working
+    assert light.lasers[ENDS[0]].state == "off"
+    for each in (one, two):
+        each.close()
+    door.close()
 
 
 def test_who_can_have_no_bounds(tmp_path: Path) -> None:
