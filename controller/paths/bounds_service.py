@@ -14,6 +14,7 @@ from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.lab import Endpoint, Lab
 
 _PERIOD_S = 0.5
+_MOST_SAID = 1000
 _log = logging.getLogger(__name__)
 
 
@@ -27,7 +28,7 @@ class BoundsService:
     def __init__(self, lab: Lab, fleet: Fleet, jobs: JobTable, paths: PathService) -> None:
         self._lab, self._fleet, self._jobs, self._paths = lab, fleet, jobs, paths
         self._shares = PathShares()
-        self._told: dict[str, str] = {}
+        self._said: dict[str, str] = {}
 
     async def run(self) -> None:
         """Tell agents what is new, for as long as this runs."""
@@ -61,9 +62,8 @@ class BoundsService:
     async def _tell(self) -> None:
         networks, jobs = self._paths.book.networks, list(map(self._path_job, self._running()))
         for job in jobs:
-            if (why := why_no_paths(job, networks)) and self._told.get(job.id) != why:
-                _log.warning("job %s gets no bounds for paths: %s", job.id, why)
-                self._told[job.id] = why
+            if why := why_no_paths(job, networks):
+                self._say_once(f"job {job.id} gets no bounds for paths", why)
         orders = self._shares.orders(jobs, networks, self._fleet.path_nodes(), time.time())
         await asyncio.gather(*map(self._carry_out, orders))
 
@@ -75,7 +75,15 @@ class BoundsService:
             else:
                 await agent.bind_paths(order.nic, order.bounds)
         except AgentError as error:  # It is told again.
-            _log.warning("telling %s of its bounds for paths: %s", order.server, error)
+            self._say_once(f"telling {order.server} of its bounds for paths", str(error))
+
+    def _say_once(self, of: str, words: str) -> None:
+        """Log what is so again and again, once."""
+        if self._said.get(of) != words:
+            if len(self._said) >= _MOST_SAID:
+                self._said.clear()
+            self._said[of] = words
+            _log.warning("%s: %s", of, words)
 
     def _running(self) -> list[JobStatus]:
         return [
