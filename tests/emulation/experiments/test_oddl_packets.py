@@ -77,7 +77,8 @@ def test_a_change_is_that_of_pairs_with_its_interval() -> None:
 
 @pytest.mark.root
 def test_four_nodes_train_over_light_and_over_a_switch(tmp_path: Path) -> None:
-    words = ["--iterations", "2", "--quick", "--tuning-time", "1ms", "--slowdown", "1", "--json"]
+    words = ["--model", "resnet50", "--iterations", "2", "--quick", "--tuning-time", "1ms"]
+    words += ["--slowdown", "1", "--json"]
     result = CliRunner().invoke(
         cli, ["experiment", "oddl", "--scale", "4000", *words, "--output", str(tmp_path / "out")]
     )
