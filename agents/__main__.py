@@ -26,6 +26,7 @@ def main() -> int:
     add("--gpu-access", default="auto", choices=CHOICES)
     add("--worker-user", default="root", metavar="USER|dynamic")
     add("--fork-from", type=Path, metavar="SOCKET", help="where workers of ours are forked")
+    add("--light", type=Path, metavar="PATH", help="the socket of an emulated lab's light")
     add("--state", type=Path, required=True, metavar="DIR", help="where leases are kept")
     add("--image", default=DEFAULT_IMAGE, help="the container image of workers")
     add("--tls", type=Path, metavar="FOLDER", help="ca.pem, cert.pem and key.pem, for TCP")

@@ -19,6 +19,7 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.credentials import controller_name, prometheus_name
 from patchlight.testbed.linux.sockets import UNIX_CLIENT
 from patchlight.testbed.mistakes import joined, mistake_in_words
+from patchlight.testbed.path_api import PathBounds, PathNodeStatus
 from patchlight.testbed.probe_api import ProbeAnswer, ProbeRequest
 
 _USUAL_LOG_BYTES, _MOST_LOG_BYTES = 64 * 1024, 1024 * 1024
@@ -129,6 +130,14 @@ def _routes(service: AgentService) -> APIRouter:
     @routes.delete("/workers/{name}")
     async def delete(name: str) -> worker_api.WorkerStatus:
         return await service.delete(name)
+
+    @routes.put("/nics/{name}/paths")
+    async def bind(name: str, bounds: PathBounds) -> PathNodeStatus:
+        return service.paths.bind(name, bounds)
+
+    @routes.delete("/nics/{name}/paths", status_code=204)
+    async def withdraw(name: str, epoch: Annotated[int, Query(ge=0)]) -> None:
+        service.paths.withdraw(name, epoch)
 
     return routes
 

@@ -42,6 +42,7 @@ class Options:
     gpu_access: str = "auto"
     worker_user: str = "root"
     fork_from: Path | None = None
+    light: Path | None = None
 
 
 def run_agent(options: Options) -> None:
@@ -79,6 +80,7 @@ def run_agent(options: Options) -> None:
             make_runner(options.workers, workers),
             gpu_backend(options.gpus, server, options.gpu_rate),
             options.state,
+            options.light,
         )
 
         metrics = AgentMetrics(service, own.not_after.timestamp() if own else None)

@@ -17,6 +17,7 @@ from patchlight.agents.gpus.contract import GpuBackend
 from patchlight.agents.gpus.pairing import Pairings
 from patchlight.agents.leases import LeaseBook
 from patchlight.agents.nic_status import nic_status
+from patchlight.agents.paths.nodes import PathNodes
 from patchlight.agents.permitted import permitted
 from patchlight.agents.tenancy import Site
 from patchlight.agents.worker_life import Worker
@@ -41,18 +42,27 @@ class AgentService:
     """Everything the agent's API offers. All methods belong to one event loop."""
 
     def __init__(
-        self, lab: Lab, server: Server, runner: Runner, gpus: GpuBackend, state: Path
+        self,
+        lab: Lab,
+        server: Server,
+        runner: Runner,
+        gpus: GpuBackend,
+        state: Path,
+        light: Path | None = None,
     ) -> None:
+        """``light`` is the socket at which the NICs' transceivers are tuned, if they can be."""
         self._server = server
         self._runner, self._gpus = runner, gpus
         self.seen_at: dict[tuple[str, str], float] = {}
         """When a GPU or NIC (kind, name) was last seen to be well, on the monotonic clock."""
+        self.paths = PathNodes(server, state / "paths", light)
         self._book = LeaseBook(state / "leases")
         home = namespaces.process_namespace()
         self._pairings = Pairings(server, gpus)
         claims, folders = Claims(lab.name), state / "workers"
         self._site = Site(
-            lab, server, runner, gpus, self._pairings, self._book, claims, home, folders
+            *(lab, server, runner, gpus, self._pairings, self._book),
+            *(claims, home, folders, self.paths),
         )
         self._workers: dict[str, Worker] = {}
         self._unwanted: deque[str] = deque(maxlen=MOST_ENDED)
@@ -74,6 +84,7 @@ class AgentService:
                 )
         await self._runner.open()
         await self._gpus.open()
+        self.paths.open()
         for gpu in self._server.gpus:
             if problem := (await self._gpu_status(gpu)).problem:
                 _log.warning("no worker gets GPU %s: %s", gpu.name, problem)
@@ -99,6 +110,7 @@ class AgentService:
         if self._under_way:  # what was begun is brought to its end
             await asyncio.wait(self._under_way)
         await asyncio.gather(*(worker.let_go() for worker in self._workers.values()))
+        self.paths.close()
         await self._gpus.close()
         await self._runner.close()
 
@@ -226,6 +238,7 @@ class AgentService:
             gpus=list(await asyncio.gather(*map(self._gpu_status, self._server.gpus))),
             nics=await asyncio.to_thread(lambda: [*map(self._nic_status, self._server.nics)]),
             workers=self.workers(),
+            paths=self.paths.status(),
         )
         now = time.monotonic()
         self.seen_at |= {("gpu", gpu.name): now for gpu in status.gpus if not gpu.problem}

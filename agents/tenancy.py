@@ -22,6 +22,7 @@ from patchlight.agents.nics import moving, watch
 from patchlight.agents.nics.state import RENDEZVOUS, NicState, WorkerNetwork, name_inside
 from patchlight.agents.nics.watch import NicPlace, NicProblem
 from patchlight.agents.nics.ways import NicWay
+from patchlight.agents.paths.nodes import PathNodes
 from patchlight.agents.workers.contract import Runner, RunningWorker, WorkerLaunch
 from patchlight.agents.workers.limits import limits_of, memory_share
 from patchlight.agents.workers.network_environment import publish
@@ -51,6 +52,7 @@ class Site:
     claims: Claims
     home: Path
     folders: Path
+    paths: PathNodes
 
     def namespace_of(self, worker: str) -> str:
         """The name of a worker's network namespace: no other lab's or server's has it."""

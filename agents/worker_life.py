@@ -55,7 +55,7 @@ class Worker:
         self._folder = self.tenancy.folder
         self._command = spec.task if isinstance(spec.task, CommandTask) else None
         self.reports = ReportReader(self._folder, foreign=self._command is not None)
-        self._runner, self._gpus = site.runner, site.gpus
+        self._runner, self._gpus, self._paths = site.runner, site.gpus, site.paths
         self._gpu_misses = 0
         self._is_silent = self._is_leaving = False
         self._running: RunningWorker | None = None
@@ -66,6 +66,7 @@ class Worker:
     async def launch(self, nic: Nic) -> None:
         """Give it all that it needs, and watch it from then on."""
         self._running = await self.tenancy.begin(nic)
+        await self._paths.serve(self.spec, self._folder)
         self._watching = asyncio.create_task(self._watch())
 
     async def abandon(self, why: str) -> bool:
@@ -103,6 +104,7 @@ class Worker:
             else:
                 await self.tenancy.claim_again()
             self._running = await self._runner.adopt(lease.handle, lease.namespace, self._folder)
+            await self._paths.serve(self.spec, self._folder)
             self._watching = asyncio.create_task(self._watch())
             if lease.frozen and not rebooted:  # the agent may have died halfway
                 await self._freeze(self._running)
@@ -321,6 +323,7 @@ class Worker:
 
     async def _follow(self, exit_info: ExitInfo) -> None:
         self._is_leaving = True
+        self._paths.serve_no_more(self.spec)
         await self.tenancy.count_energy()
         foreign = self._command is not None
         last = final_report(self._last_report(), exit_info, self._ending, foreign=foreign)

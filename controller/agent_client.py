@@ -16,6 +16,7 @@ from patchlight.testbed.agent_status import API_VERSION, AgentStatus
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.credentials import new_context
 from patchlight.testbed.mistakes import mistakes_in_words
+from patchlight.testbed.path_api import PathBounds, PathNodeStatus
 from patchlight.testbed.probe_api import ProbeAnswer, ProbeRequest
 from patchlight.testbed.worker_api import (
     HoldRequest,
@@ -239,6 +240,15 @@ class AgentClient:
         """Have a worker end, as stopped, before the all-reduce of ``iteration``."""
         body = StopAtRequest(iteration=iteration).model_dump()
         await self._call("POST", f"/workers/{worker_id}/stop-at", body)
+
+    async def bind_paths(self, nic: str, bounds: PathBounds) -> PathNodeStatus:
+        """Have a NIC take part in agreeing on paths, within these bounds."""
+        body = bounds.model_dump()
+        return await self._ask(PathNodeStatus, "PUT", f"/nics/{nic}/paths", body=body)
+
+    async def withdraw_paths(self, nic: str, epoch: int) -> None:
+        """Bounds up to this epoch are over for a NIC."""
+        await self._call("DELETE", f"/nics/{nic}/paths?epoch={epoch}")
 
     async def delete(self, worker_id: str) -> WorkerStatus:
         """Stop a worker; its GPU and NIC go back. No error if it is gone already."""

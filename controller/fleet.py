@@ -15,6 +15,7 @@ from patchlight.controller.nic_macs import NicMacs
 from patchlight.testbed.agent_status import AgentStatus, GpuStatus, NicStatus
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab import Host, Lab
+from patchlight.testbed.path_api import PathNodeStatus
 
 _log = logging.getLogger(__name__)
 
@@ -103,6 +104,14 @@ class Fleet:
         """Each NIC as its agent said last, by ``server.nic``."""
         latest = (of_server[-1] for of_server in self._samples.values() if of_server)
         return {f"{each.server}.{nic.name}": nic for each in latest for nic in each.nics}
+
+    def path_nodes(self) -> dict[str, dict[str, PathNodeStatus]]:
+        """By server whose agent answers, the NICs that have bounds for paths, as it said last."""
+        return {
+            server: {node.nic: node for node in samples[-1].paths}
+            for server, samples in self._samples.items()
+            if samples and self.presence(server) is Presence.ANSWERS
+        }
 
     async def watch(self, period_s: float = 1.0) -> None:
         """Sample every agent once a period, for ever; none waits for another."""

@@ -32,6 +32,7 @@ from patchlight.controller.openflow.packet_switches import PacketSwitches
 from patchlight.controller.openflow.speaker_process import SpeakerOptions
 from patchlight.controller.openflow.unknown_switches import UnknownSwitches
 from patchlight.controller.operations import CircuitOperations
+from patchlight.controller.paths.bounds_service import BoundsService
 from patchlight.controller.paths.service import PathService
 from patchlight.controller.store import open_store
 from patchlight.testbed.lab import Lab
@@ -116,7 +117,8 @@ class Controller:
         self.scheduler = Scheduler(
             lab, self.fleet, self.store, self.jobs, self.transactions, settings.policies, lab.queue
         )
-        self.paths = PathService(lab, self._maps_as_known)
+        self.paths = PathService(lab, self._maps_as_known, store=self.store)
+        self.path_bounds = BoundsService(lab, self.fleet, self.jobs, self.paths)
         self.discovery = Discovery(
             lab,
             Window(self.circuits, self.transactions, self.switches, self.scheduler, self.jobs),

@@ -86,6 +86,8 @@ async def _run(controller: Controller, sockets: _Sockets, on_ready: Callable[[],
         controller.background.start("device watch", controller.device_watch.run)
         controller.background.start("optical power", metrics.power.run)
         controller.background.start("paths", controller.paths.run)
+        if controller.lab.paths == "nodes":
+            controller.background.start("bounds of paths", controller.path_bounds.run)
         serving = [
             asyncio.create_task(server.serve(sockets=[at]), name="api") for server, at in servers
         ]

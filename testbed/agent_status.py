@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from patchlight.testbed.path_api import PathNodeStatus
 from patchlight.testbed.worker_api import GidStatus, Mac, WorkerStatus
 
 
@@ -115,7 +116,7 @@ class AgentStatus(BaseModel):
     """The server as its agent sees it. ``version`` is Patchlight's, ``api`` that of these models.
 
     ``server``, ``version`` and ``api`` can be asked for and read in all versions. ``gpu_access`` is
-    how containers get an NVIDIA GPU.
+    how containers get an NVIDIA GPU. ``paths`` are the NICs that have bounds for paths of light.
     """
 
     server: str
@@ -126,3 +127,4 @@ class AgentStatus(BaseModel):
     gpus: list[GpuStatus]
     nics: list[NicStatus]
     workers: list[WorkerStatus]
+    paths: list[PathNodeStatus] = []

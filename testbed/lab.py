@@ -159,7 +159,8 @@ class Lab:
     ``bridge`` (learning bridges without OpenFlow). Without ``controller_api`` the controller
     answers at a place of the lab's own (``lab_api.api_address``). ``access`` says what users of
     its machine may do there, ``queue`` how jobs wait, ``policies`` who decides, ``workers`` what
-    workers may have of their servers.
+    workers may have of their servers. ``paths`` says who gives the paths of light that synthetic
+    jobs send on: ``none`` (their light is on always) or ``nodes`` (among themselves).
     """
 
     name: str
@@ -178,6 +179,7 @@ class Lab:
     workers: WorkerPolicy = field(default_factory=WorkerPolicy)
     wavelength_switches: tuple[WavelengthSwitch, ...] = ()
     passive_parts: tuple[PassivePart, ...] = ()
+    paths: str = "none"
 
     @cached_property
     def hosts(self) -> tuple[Host, ...]:

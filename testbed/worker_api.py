@@ -66,7 +66,8 @@ class SyntheticTask(_Request):
 
     ``gradient_bytes`` are scaled already; ``compute_s`` is for this GPU. A job that was stopped
     before ``first_iteration`` goes on there, with as many workers as then or with others.
-    ``window_bytes`` limits what a neighbour may send ahead, on links whose rate is scaled.
+    ``window_bytes`` limits what a neighbour may send ahead, on links whose rate is scaled. With
+    ``paths`` it asks its agent for a path of light for each all-reduce.
     """
 
     trainer: Literal["synthetic"] = "synthetic"
@@ -77,6 +78,7 @@ class SyntheticTask(_Request):
     device: Literal["auto", "sleep"] = "auto"
     window_bytes: Annotated[int, Field(ge=4096)] | None = None
     first_iteration: Annotated[int, Field(ge=0)] = 0
+    paths: bool = False
 
     @model_validator(mode="after")
     def _begins_before_its_end(self) -> Self:

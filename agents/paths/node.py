@@ -6,21 +6,26 @@ at the Unix time in microseconds, which must not go back over a restart.
 """
 
 import asyncio
+import contextlib
 import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from patchlight.agents.paths.wire import KEY_BYTES, packed, unpacked
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux.sockets import split_address
-from patchlight.testbed.paths.agreement import Asking, Bounds, Lit, Node, Step
+from patchlight.testbed.paths.agreement import Asking, Bounds, Lit, Message, Node, Step
 
 _log = logging.getLogger(__name__)
 _DATAGRAM_BYTES = 64
 _AT_ONCE = 64
+Address = str | tuple[str, int]
+"""Of a Unix socket, or of UDP."""
 
 
 class LitPath(NamedTuple):
@@ -41,11 +46,12 @@ class NoPath(PatchlightError):
 class PathNode:
     """Gets paths for what this node sends, and gives them for what it receives.
 
-    ``addresses`` are those of all nodes (``host:port``), in the order of their numbers. ``light``
+    ``addresses`` are those of all nodes, in the order of their numbers. ``light``
     is called at each change: with the path that the transmitter is to send on from now, and with
     ``None`` when it has to be dark. At ``until_s`` the transmitter has to go dark by itself, also
     if nobody tells it: this process may be late, or gone. An answer that has not come in
-    ``retry_s`` is asked for again.
+    ``retry_s`` is asked for again. Addresses are ``host:port`` or ``unix:PATH``. ``quiet_us``: it
+    gives nothing for so long at least, because of what it gave under other bounds.
     """
 
     def __init__(
@@ -56,19 +62,23 @@ class PathNode:
         key: bytes,
         light: Callable[[LitPath | None], None],
         retry_s: float = 0.01,
+        quiet_us: int = 0,
     ) -> None:
         if len(addresses) != bounds.nodes or len(key) != KEY_BYTES:
             raise BadInput(
                 f"{len(addresses)} addresses and a key of {len(key)} bytes for {bounds.nodes} "
                 f"nodes: expected an address for each, and {KEY_BYTES} bytes"
             )
-        self._number, self._addresses = number, [split_address(text) for text in addresses]
+        self._number, self._addresses = number, [_address(text) for text in addresses]
         self._key, self._light, self._retry_s = key, light, retry_s
-        self._node = Node.started(number, bounds, _boot())
+        started = Node.started(number, bounds, _boot())
+        self._node = replace(started, quiet_us=max(started.quiet_us, quiet_us))
         self._us = _now_us()
         self._lit: LitPath | None = None
         self._turn = asyncio.Lock()  # its transmitter
         self._changed = asyncio.Event()
+        self._over: set[int] = set()  # who needs no light from here, since it is lit
+        self._heard = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._socket: socket.socket | None = None
         light(None)
@@ -79,12 +89,21 @@ class PathNode:
         self._elapse()
         return self._node.quiet_us / 1e6
 
+    @property
+    def doing(self) -> Asking | Lit | None:
+        """The path that it asks for, or has; ``None`` for neither."""
+        self._elapse()
+        return self._node.path
+
     def open(self) -> None:
         """Listen at its address. ``PatchlightError`` if that cannot be."""
         address = self._addresses[self._number]
-        listening = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+        listening = socket.socket(family, socket.SOCK_DGRAM)
         listening.setblocking(False)
         try:
+            if isinstance(address, str):  # Of one that was killed it is left.
+                Path(address).unlink(missing_ok=True)
             listening.bind(address)
         except OSError as error:
             listening.close()
@@ -102,6 +121,8 @@ class PathNode:
         asyncio.get_running_loop().remove_reader(self._socket)
         self._socket.close()
         self._socket = None
+        if isinstance(address := self._addresses[self._number], str):
+            Path(address).unlink(missing_ok=True)
         if self._timer is not None:
             self._timer.cancel()
 
@@ -124,6 +145,22 @@ class PathNode:
             finally:
                 self._elapse()
                 self._take(self._node.done())
+
+    async def drained(self, before: int, patience_s: float) -> None:
+        """Wait until this node's light is of use to nobody; tell whom it sends to the same.
+
+        Of no use: the node ``before``, which sends to this one, needs its acknowledgements no more,
+        or has given its path back since this one has its own. Returns in time in any case.
+        """
+        ends_s = time.monotonic() + patience_s
+        while isinstance(path := self.doing, Lit):
+            word = Message("drained", self._node.bounds.epoch, self._number, path.destination, 0)
+            self._send(packed(word, self._key), self._addresses[path.destination])
+            left_s = ends_s - time.monotonic()
+            if before in self._over or left_s <= 0:
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._heard.wait(), min(self._retry_s, left_s))
 
     async def _in_time(self, destination: int, patience_s: float) -> LitPath:
         try:
@@ -162,6 +199,11 @@ class PathNode:
             message = unpacked(datagram, self._key)
             if message is None or message.to != self._number or self._is_strange(message.sender):
                 continue
+            is_mine = message.epoch == self._node.bounds.epoch
+            if is_mine and message.kind in ("drained", "release"):
+                self._over.add(message.sender)
+                self._heard.set()
+                self._heard = asyncio.Event()
             self._take(self._node.hear(message))
 
     def _is_strange(self, sender: int) -> bool:
@@ -183,6 +225,7 @@ class PathNode:
             if isinstance(path, Lit):
                 until_s = (self._us + path.left_us) / 1e6
                 self._lit = LitPath(path.destination, path.channel, until_s)
+                self._over.clear()
             self._light(self._lit)
             self._changed.set()
             self._changed = asyncio.Event()
@@ -190,7 +233,7 @@ class PathNode:
             self._send(packed(message, self._key), self._addresses[message.to])
         self._set_timer()
 
-    def _send(self, datagram: bytes, address: tuple[str, int]) -> None:
+    def _send(self, datagram: bytes, address: Address) -> None:
         if self._socket is None:
             return
         try:
@@ -212,6 +255,10 @@ class PathNode:
         if ends_us and self._socket is not None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(max(1, min(ends_us)) / 1e6, self._elapse)
+
+
+def _address(text: str) -> Address:
+    return text.removeprefix("unix:") if text.startswith("unix:") else split_address(text)
 
 
 def _boot() -> int:

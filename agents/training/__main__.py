@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from .compute import Device, open_device
 from .control import ControlServer, Gate, Journal, StoppedAt
@@ -42,7 +43,7 @@ def main() -> int:
             first=task.first_iteration,
         )
         ControlServer(directory, gate)
-        train = _trainer_of(task)
+        train = _trainer_of(task, directory)
         gc.enable()
         device = open_device(task)
         try:
@@ -64,10 +65,16 @@ def main() -> int:
     return 0
 
 
-def _trainer_of(task: TrainingTask) -> Callable[[TrainingTask, Device, Gate, Journal], None]:
+def _trainer_of(
+    task: TrainingTask, directory: str
+) -> Callable[[TrainingTask, Device, Gate, Journal], None]:
     if task.model is None:
         from . import trainer
 
+        if task.paths:
+            from .agent_paths import AgentPaths
+
+            return partial(trainer.train, path=AgentPaths(directory, task).path)
         return trainer.train
     try:
         from . import torch_ddp

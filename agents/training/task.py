@@ -31,7 +31,8 @@ class TrainingTask:
     ``device`` is ``"auto"`` or ``"sleep"`` (compute nothing, only let the time pass);
     ``deadline_s`` is how long the peers may take to come up; ``window_bytes`` is how much a
     neighbour may send ahead (``None``: as the kernel sees fit). Iterations before
-    ``first_iteration`` were done by workers before this one.
+    ``first_iteration`` were done by workers before this one. With ``paths``, the agent is asked for
+    a path of light for each all-reduce.
 
     With a ``model`` (a built-in graph's name) PyTorch trains that, over mini-batches of ``batch``
     samples (``None``: as many as usual) from the folder ``data`` (``None``: made up). Where it
@@ -57,6 +58,7 @@ class TrainingTask:
     data: str | None = None
     checkpoint: str | None = None
     checkpoint_every: int = 100
+    paths: bool = False
 
     @property
     def elements(self) -> int:

@@ -8,6 +8,7 @@ with different NumPys agree.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,9 @@ from .ring import Neighbours, join_ring
 from .task import TrainingError, TrainingTask
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
     from .allreduce import Array
 
 
@@ -57,8 +61,16 @@ def check_sum(got: Array, expected: Array, iteration: int) -> None:
     )
 
 
-def train(task: TrainingTask, device: Device, gate: Gate, journal: Journal) -> None:
+def train(
+    task: TrainingTask,
+    device: Device,
+    gate: Gate,
+    journal: Journal,
+    path: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+) -> None:
     """Join the ring, wait for the start, and train to the end.
+
+    Each all-reduce is inside a ``path``.
 
     ``TrainingError`` if a neighbour is lost, a sum is wrong or the GPU refuses; ``StoppedAt`` if
     it is told to end sooner.
@@ -88,7 +100,12 @@ def train(task: TrainingTask, device: Device, gate: Gate, journal: Journal) -> N
             break
         began = time.monotonic()
         if neighbours is not None:
-            report["sent_bytes"] = ring_all_reduce(array, task.rank, size, neighbours, iteration)
+            with path():
+                report["sent_bytes"] = ring_all_reduce(
+                    array, task.rank, size, neighbours, iteration
+                )
+                if task.paths:  # What is on its way when it gets dark is sent again, much later.
+                    neighbours.drain(task.deadline_s)
         report |= {"communication_s": time.monotonic() - began, "finished_at": time.time()}
         check_sum(array, expected, iteration)
         journal.iteration({**report, "check": "ok", "device": device.name})

@@ -68,7 +68,7 @@ def create_app(controller: Controller) -> FastAPI:
 
     app.include_router(job_routes(controller))
 
-    app.include_router(path_routes(controller.paths))
+    app.include_router(path_routes(controller.paths, controller.path_bounds))
 
     app.include_router(access_routes(tokens, audit))
 

@@ -9,6 +9,7 @@ from patchlight.controller.api import models
 from patchlight.controller.api.caller import Caller, NotAllowed, User, Viewer
 from patchlight.controller.api.describing import gives
 from patchlight.controller.paths.book import LONGEST_LEASE_S, SHORTEST_LEASE_S, Wanted
+from patchlight.controller.paths.bounds_service import BoundsService
 from patchlight.controller.paths.service import PathService
 from patchlight.controller.shapes import paths as shapes
 from patchlight.testbed.access import Role
@@ -28,7 +29,7 @@ class PathRequest(models.Strict):
     lease_s: Annotated[float, Ge(SHORTEST_LEASE_S), Le(LONGEST_LEASE_S)] = 10.0
 
 
-def path_routes(paths: PathService) -> APIRouter:
+def path_routes(paths: PathService, bounds: BoundsService) -> APIRouter:
     """The routes on the paths of one lab."""
     routes = APIRouter(prefix="/v1", tags=["paths"])
 
@@ -47,6 +48,7 @@ def path_routes(paths: PathService) -> APIRouter:
                 for network in paths.book.networks
             ],
             "paths": [path.as_json() for path in paths.book.live],
+            "nodes": bounds.nodes(),
         }
 
     @routes.post("/paths", **gives(shapes.PathShape, 201))

@@ -120,10 +120,10 @@ class JobTraffic:
 def without_light(
     job: RunningJob, links: Links | None, no_carrier: Mapping[str, str]
 ) -> tuple[list[str], str]:
-    """The hosts of a job that have no link, and that in words. A worker alone needs none."""
+    """The hosts of a job that have no light, and that in words. A worker alone needs none."""
     if len(job.hosts) == 1 or links is None:
         return [], ""
-    dark = [host for host in job.hosts if links.peer(host.endpoint) is None]
+    dark = [host for host in job.hosts if not links.peers(host.endpoint)]
     cut = [host for host in job.hosts if host.name in no_carrier and host not in dark]
     without = [host for host in cut if no_carrier[host.name].endswith("has no carrier")]
     said = [_said(dark, "is dark", "are dark"), _said(without, "has no carrier", "have no carrier")]

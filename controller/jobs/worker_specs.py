@@ -93,6 +93,7 @@ def _task(spec: JobSpec, host: Host, lab: Lab, first_iteration: int, workers: in
         compute_s=compute_s / (workers if spec.is_split else 1),
         seed=spec.seed,
         first_iteration=first_iteration,
+        paths=lab.paths == "nodes" and workers > 1,
     )
 
 

@@ -77,15 +77,21 @@ class _Lane:
 
 
 class PathBook:
-    """The paths of a lab's networks, given by the scheduler of that name."""
+    """The paths of a lab's networks, given by the scheduler of that name.
 
-    def __init__(self, scheduler: str = "collective") -> None:
-        self.scheduler = scheduler
+    Nothing is given before ``quiet_until``, as what was given before this book may be in use until
+    then; paths are counted on from the number ``last``.
+    """
+
+    def __init__(
+        self, scheduler: str = "collective", quiet_until: float = 0.0, last: int = 0
+    ) -> None:
+        self.scheduler, self.last = scheduler, last
+        self._quiet_until = quiet_until
         self._lanes: list[_Lane] = []
         self._of_host: dict[str, _Lane] = {}
         self._live: dict[int, Path] = {}
         self._ended: deque[Path] = deque(maxlen=_KEPT)
-        self._last = 0
 
     @property
     def networks(self) -> list[LightNetwork]:
@@ -130,7 +136,7 @@ class PathBook:
             )
         if len(self._live) >= _MOST_PATHS:
             raise Refused(f"{_MOST_PATHS} paths wait or are used: try again later")
-        number, numbers = self._last + 1, lane.network.numbers
+        number, numbers = self.last + 1, lane.network.numbers
         deadline_s = inf if wanted.deadline_s is None else now + wanted.deadline_s
         flow = FlowRequest(
             *(number, numbers[wanted.source], numbers[wanted.destination], wanted.nbytes),
@@ -147,7 +153,7 @@ class PathBook:
             raise Refused(
                 f"{wanted.source} gets no path to {wanted.destination}: {refused[0].reason}"
             )
-        self._last = number
+        self.last = number
         path = self._live[number] = Path(
             id=number,
             source=wanted.source,
@@ -185,7 +191,12 @@ class PathBook:
         for path in self.live:
             if path.until <= now:
                 self._end(path, "expired", now)
-        return min((path.until for path in self._live.values()), default=inf)
+        ends = [path.until for path in self._live.values()]
+        if now < self._quiet_until:
+            return min(*ends, self._quiet_until, inf)
+        for lane in self._lanes:
+            self._grant(lane, now)
+        return min(ends, default=inf)
 
     def _found(self, number: int) -> Path:
         path = self._live.get(number) or next((p for p in self._ended if p.id == number), None)
@@ -211,6 +222,8 @@ class PathBook:
             self._grant(lane, now)
 
     def _grant(self, lane: _Lane, now: float) -> None:
+        if now < self._quiet_until:
+            return
         for grant in lane.scheduler.grants(now):
             path = self._live[grant.flow]
             path.state = "granted"

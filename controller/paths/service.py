@@ -7,17 +7,22 @@ import time
 from collections.abc import Callable, Mapping
 
 from patchlight.controller.paths.book import Path, PathBook, Wanted
+from patchlight.controller.store import Store
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.paths.light_networks import light_networks
 from patchlight.testbed.switchmap import AnyMap
 
 _LONGEST_PAUSE_S = 5.0
+_MARK = "paths"
+# Written down so far ahead, so that few paths wait for the disk.
+_AHEAD_S, _AHEAD = 1.0, 100
 
 
 class PathService:
     """Gives paths of light to those who ask, and takes back those that nobody speaks for.
 
-    ``maps`` are those of the optical switches as last known, ``None`` while they are not.
+    ``maps`` are those of the optical switches as last known, ``None`` while they are not. The
+    ``store`` has until when paths may be in use, for the next controller: it gives none before.
     """
 
     def __init__(
@@ -25,12 +30,21 @@ class PathService:
         lab: Lab,
         maps: Callable[[], Mapping[str, AnyMap] | None],
         clock: Callable[[], float] = time.time,
+        store: Store | None = None,
     ) -> None:
-        self.book = PathBook()
+        self._store = store
+        found = (store.mark(_MARK) if store else None) or {"until": 0.0, "last": 0}
+        self._marked_until, self._marked_last = float(found["until"]), int(found["last"])
+        self.book = PathBook(quiet_until=self._marked_until, last=self._marked_last)
         self._lab, self._maps, self._clock = lab, maps, clock
         self._seen: Mapping[str, AnyMap] | None = None
         self._looking = asyncio.Lock()
         self._changed = asyncio.Event()
+
+    @property
+    def knows_light(self) -> bool:
+        """Whether it is known which networks there are."""
+        return self._seen is not None
 
     async def want(self, wanted: Wanted, by: str) -> Path:
         """Ask for a path; ``BadInput`` and ``Refused`` as in ``PathBook.want``."""
@@ -63,9 +77,9 @@ class PathService:
         """Take paths back whose lease is over, for as long as this runs."""
         while True:
             await self.follow_light()
-            before = len(self.book.live)
+            before = [(path.id, path.state) for path in self.book.live]
             again_at = self.book.expire(self._clock())
-            if len(self.book.live) != before:
+            if before != [(path.id, path.state) for path in self.book.live]:
                 self._wake()
             pause_s = min(max(0.01, again_at - self._clock()), _LONGEST_PAUSE_S)
             try:
@@ -85,6 +99,12 @@ class PathService:
         self._wake()
 
     def _wake(self) -> None:
-        """Let everybody who waits look again."""
+        """Let everybody who waits look again, once it is on disk how long what they find goes."""
+        until = max((p.until for p in self.book.live if p.state == "granted"), default=0.0)
+        if self._store and (until > self._marked_until or self.book.last > self._marked_last):
+            self._marked_until = max(self._marked_until, until + _AHEAD_S)
+            self._marked_last = self.book.last + _AHEAD
+            marked = {"until": self._marked_until, "last": self._marked_last}
+            self._store.set_mark(_MARK, marked)
         self._changed.set()
         self._changed = asyncio.Event()

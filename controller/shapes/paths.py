@@ -39,9 +39,22 @@ class PathNetworkShape(TypedDict):
 
 
 @exactly
+class PathHostShape(TypedDict):
+    """A host that agrees on paths with others: within which bounds, and what it does now."""
+
+    host: str
+    job: str
+    epoch: int
+    state: Literal["quiet", "dark", "asks", "sends"]
+    destination: str | None
+    channel: str | None
+
+
+@exactly
 class PathsShape(TypedDict):
-    """The networks of paths, and the paths that are used or waited for."""
+    """The networks of paths, paths used or waited for, and ``nodes`` that agree on others."""
 
     scheduler: str
     networks: list[PathNetworkShape]
     paths: list[PathShape]
+    nodes: list[PathHostShape]

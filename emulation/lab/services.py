@@ -206,6 +206,7 @@ class LabServices:
                 "--gpus": f"socket:{self._run_dir / 'gpus'}",
                 "--fork-from": forks,
                 "--state": self._run_dir / "agents" / server.name,
+                "--light": self._run_dir / LIGHT_SOCKET if self._lab.coloured else None,
             }
             yield self._module(
                 f"agent-{server.name}",

@@ -37,8 +37,10 @@ def _paths(found: PathsShape) -> None:
     if not found["networks"]:
         say("No host of this lab has a tunable transceiver whose light reaches another's.")
         return
+    if found["nodes"]:
+        _nodes(found)
     if not found["paths"]:
-        say("Nobody has a path, and nobody waits for one.")
+        say("The controller has given no path, and nobody waits for one.")
         return
     table = Table("path", "from", "to", "THz", "state", "for", "bytes", "user")
     now = time.time()
@@ -56,6 +58,19 @@ def _paths(found: PathsShape) -> None:
             span(max(0.0, now - since)),
             f"{path['bytes']:.3g}",
             path["by"],
+        )
+    table.print()
+
+
+def _nodes(found: PathsShape) -> None:
+    table = Table("host", "job", "state", "to", "THz", title="Hosts that agree among themselves")
+    for node in found["nodes"]:
+        table.add_row(
+            node["host"],
+            node["job"],
+            Coloured(node["state"], "good" if node["state"] == "sends" else "quiet"),
+            node["destination"] or "",
+            node["channel"] or "",
         )
     table.print()
 

@@ -56,6 +56,7 @@ from patchlight.testbed.labfile.values import (
 from patchlight.testbed.labfile.workers_schema import WORKERS
 
 FABRICS = ("openvswitch", "bridge")
+PATHS = ("none", "nodes")
 
 LAUNCH_POWER = Key("launch_power", POWER, "optical power its ports send with", default="0dBm")
 
@@ -301,6 +302,13 @@ LAB = Group(
         "what an emulation divides rates and bytes by",
         default="1",
         example="1000",
+    ),
+    Key(
+        "paths",
+        choice("who gives paths of light", *PATHS),
+        "who gives the paths of light that synthetic jobs send on; none: their light is on always",
+        default="none",
+        example="nodes",
     ),
     Key("controller", CONTROLLER, "where the controller answers", example="{api: 127.0.0.1:8470}"),
     Key("queue", queue_group(USER_NAME), "how jobs wait", example="{backfill: true}"),

@@ -90,7 +90,7 @@ def lab_document(lab: Lab) -> dict[str, Any]:
     document: dict[str, Any] = {"name": lab.name}
     if lab.network != NO_NETWORK:
         document["network"] = str(lab.network)
-    document |= _set(lab, "fabric")
+    document |= _set(lab, "fabric", "paths")
     if lab.scale != 1:
         document["scale"] = int(lab.scale) if float(lab.scale).is_integer() else lab.scale
     controller = {

@@ -61,14 +61,15 @@ class Bounds:
         return sorted(set(self.owners))[destination % len(set(self.owners))]
 
 
-Kind = Literal["ask", "give", "release"]
+Kind = Literal["ask", "give", "release", "drained"]
 
 
 class Message(NamedTuple):
     """One word from ``sender`` to ``to`` on an attempt of whoever asks.
 
     Asking and giving name what: ``receiver``, that of the giver, and ``channel``, which is
-    ``NO_CHANNEL``, when asking ``ANY_CHANNEL``, or one.
+    ``NO_CHANNEL``, when asking ``ANY_CHANNEL``, or one. ``drained`` is between those who use paths:
+    whoever sends on this one needs no more light from whom it sends to.
     """
 
     kind: Kind
@@ -178,7 +179,7 @@ class Node:
 
     def hear(self, message: Message) -> Step:
         """A message came in, at any time, perhaps not for the first."""
-        if message.epoch != self.bounds.epoch:
+        if message.epoch != self.bounds.epoch or message.kind == "drained":
             return self, ()
         if message.kind == "give":
             return self._get(message)

@@ -1,5 +1,6 @@
 """Paths of light that are asked for, given, and taken back."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from patchlight.cli.main import cli
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.client import ControllerClient, ControllerError
 from patchlight.controller.paths.book import PathBook, Wanted
+from patchlight.controller.paths.service import PathService
+from patchlight.controller.store import Store
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.reader import parse_lab
 from patchlight.testbed.paths.light_networks import light_networks
@@ -81,6 +84,31 @@ def test_what_makes_no_sense_is_said_and_leaves_nothing(
         book.want(wanted, "eva", 0.0)
     assert book.live == []
     assert book.want(Wanted(ONE, TWO, 1.0), "eva", 0.0).state == "granted"
+
+
+async def test_another_controller_gives_nothing_while_paths_of_the_last_may_be_in_use(
+    tmp_path: Path,
+) -> None:
+    now = 1000.0
+    with contextlib.closing(Store(tmp_path / "controller.db")) as store:
+
+        def controller() -> PathService:
+            return PathService(parse_lab(STAR), lambda: {}, lambda: now, store)
+
+        before = await controller().want(Wanted(ONE, TWO, 1e6, lease_s=30.0), "eva")
+        assert before.state == "granted"
+        now, later = 1001.0, controller()
+        await later.want(Wanted(THREE, TWO, 1e6, lease_s=60.0), "tom")
+        assert [each.state for each in later.book.live] == ["waiting"]
+        # Who gives the old one back gives back nobody else's.
+        with pytest.raises(BadInput, match=f"no path {before.id}"):
+            later.release(before.id)
+        now = 1029.0
+        assert later.book.expire(now) > 1030.0
+        assert [each.state for each in later.book.live] == ["waiting"]
+        now = 1040.0
+        later.book.expire(now)
+        assert [each.state for each in later.book.live] == ["granted"]
 
 
 def test_networks_are_apart() -> None:

@@ -52,6 +52,7 @@ def api_of(cluster: Cluster, access: Access = USUAL_ACCESS) -> FastAPI:
         store=cluster.store,
         discovery=None,
         paths=PathService(cluster.lab, lambda: {}),
+        path_bounds=None,
         operations=CircuitOperations(cluster.circuits, cluster.transactions),
     )
     return create_app(cast(Controller, parts))

@@ -60,6 +60,7 @@ def run_with_packets(
         return
     _print_sweep(result)
     _print_stages(result, figures.STAGE_LABELS)
+    _print_isolation(result["isolation"], figures.ISOLATION_LABELS)
     say(
         f"Rates and bytes 1:{result['scale']:g}, then all {result['slowdown']:g} times slower: "
         f"NICs of {format_rate(result['emulated_bps'])}. Times are the job's."
@@ -105,3 +106,22 @@ def _print_stages(result: dict[str, Any], labels: dict[str, str]) -> None:
 
 def _milliseconds(found: dict[str, float]) -> list[str]:
     return [f"{1e3 * found[name]:.2f}" for name in ("median_s", "longest_s")]
+
+
+def _print_isolation(found: dict[str, Any], labels: dict[str, str]) -> None:
+    table = Table(
+        Column("light", whole=True),
+        _number("flooded frames"),
+        _number("at the neighbour"),
+        _number("its iteration"),
+        _number("95 %"),
+        title="A job that floods on all channels, and its neighbour",
+    )
+    for way, words in labels.items():
+        row, change = found[way], ["", ""]
+        if "iteration_change" in row:
+            ends = [100 * end for end in row["iteration_change_interval"]]
+            change = [f"{100 * row['iteration_change']:+.2f} %", "{:+.2f} to {:+.2f}".format(*ends)]
+        cells = (f"{row[name]:,}" for name in ("frames_flooded", "frames_at_neighbour"))
+        table.add_row(words, *cells, *change)
+    table.print()

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from patchlight.cli.main import cli
+from patchlight.emulation.experiments.oddl.packets.isolation import Pairs, change_in
 from patchlight.emulation.experiments.oddl.packets.labs import light_lab, switch_lab
 from patchlight.emulation.experiments.oddl.packets.run import PacketOptions
 from patchlight.testbed.errors import BadInput
@@ -62,9 +63,22 @@ def test_options_of_the_other_form_are_refused(words: list[str], says: str) -> N
     assert says in result.exception.message
 
 
+def test_a_change_is_that_of_pairs_with_its_interval() -> None:
+    quiet_s = [1.0, 2.0, 1.0, 1.0, 1.0, 1.0]  # Something else fell on both of the second pair.
+    found = change_in(
+        Pairs(quiet_s, [each * (1.001 + 0.001 * n) for n, each in enumerate(quiet_s)])
+    )
+    assert found["iteration_change"] == pytest.approx(0.0035)
+    assert found["iteration_change_interval"] == pytest.approx([0.001, 0.006])
+    # Of twelve values, the third and the tenth.
+    found = change_in(Pairs([1.0] * 12, [1 + n / 100 for n in range(12)]))
+    assert found["iteration_change_interval"] == pytest.approx([0.02, 0.09])
+
+
 @pytest.mark.root
 def test_four_nodes_train_over_light_and_over_a_switch(tmp_path: Path) -> None:
-    words = ["--iterations", "2", "--quick", "--tuning-time", "1ms", "--slowdown", "1", "--json"]
+    words = ["--model", "resnet50", "--iterations", "2", "--quick", "--tuning-time", "1ms"]
+    words += ["--slowdown", "1", "--json"]
     result = CliRunner().invoke(
         cli, ["experiment", "oddl", "--scale", "4000", *words, "--output", str(tmp_path / "out")]
     )
@@ -79,4 +93,11 @@ def test_four_nodes_train_over_light_and_over_a_switch(tmp_path: Path) -> None:
     assert found["stages"]["turned"]["tune"]["median_s"] >= 1e-3
     (row,) = found["sweep"]
     assert row["frames_lost"]["destroyed"] == 0
+    # The same flood arrives at the neighbour only where wavelength switches let it in.
+    isolation = found["isolation"]
+    assert isolation["together"]["frames_at_neighbour"] > 0
+    for way in ("star", "channels"):
+        assert isolation[way]["frames_at_neighbour"] == 0
+        assert isolation[way]["frames_at_flooding_job"] > 0
+        assert len(isolation[way]["flooded_iterations_s"]) == 6
     assert (tmp_path / "out" / "tuning-time.png").exists()

@@ -1,27 +1,22 @@
 """Light followed at every change, without a kernel: who gets whose frames, and which are lost."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from patchlight.emulation.light.emulated_light import EmulatedLight
-from patchlight.emulation.light.glass import Plugs
 from patchlight.emulation.light.lasers import Lasers
-from patchlight.emulation.light.serving import LightRequests
 from patchlight.emulation.optical.light_crossbars import LightChannelCrossbar, LightCrossbar
 from patchlight.emulation.optical.switch_matrix import LightChange
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import Endpoint, Lab
+from patchlight.testbed.lab import Endpoint
 from patchlight.testbed.labfile.reader import builtin_lab, load_lab, parse_lab
-from patchlight.testbed.light import is_end
 from patchlight.testbed.portmap import CrossConnect
 from patchlight.testbed.spectrum import Channel, SpectrumMap
 from patchlight.testbed.tuning import LightClient
+from tests.support.counted_light import CountingGlass, LightServed
 from tests.support.waiting import eventually
 
 ODDL4 = load_lab("oddl4")
@@ -41,42 +36,6 @@ wavelength_switches:
 fibres: [server1.nic0 - ocs1.1, ocs1.2 - wss1.1, "server[2-3].nic0 - wss1.[2-3]"]
 """
 )
-
-
-class CountingGlass:
-    """Carries frames by counting them; fibres are cut and interfaces set down by hand."""
-
-    def __init__(self, lab: Lab) -> None:
-        self.ends = frozenset(e for e in lab.fibre_ends if not is_end(lab, e.device))
-        self.far = {end: far for end, (far, _) in lab.fibre_ends.items() if end not in self.ends}
-        self.cut: set[Endpoint] = set()
-        self.silent: set[Endpoint] = set()
-        self.held: set[Endpoint] = set()
-        self.frames: Counter[Endpoint] = Counter()
-        self.got: Counter[Endpoint] = Counter()
-        self.leads: dict[Endpoint, Sequence[Endpoint]] = {}
-        self.led = 0
-
-    def plugs(self) -> Plugs:
-        up = self.ends - self.cut
-        return Plugs(up, up - self.silent, dict(self.frames))
-
-    def lead(self, changes: Mapping[Endpoint, Sequence[Endpoint]]) -> None:
-        self.leads |= changes
-        self.led += len(changes)
-
-    def hold_dark(self, dark: Iterable[Endpoint], lit: Iterable[Endpoint]) -> None:
-        self.held = (self.held | set(dark)) - set(lit)
-
-    def send(self, source: Endpoint) -> None:
-        self.frames[self.far[source]] += 1
-        self.got.update(self.leads.get(self.far[source], ()))
-
-    def reach(self, source: Endpoint) -> set[Endpoint]:
-        """Who gets a frame."""
-        self.got.clear()
-        self.send(source)
-        return {end for end, far in self.far.items() if self.got[far]}
 
 
 def test_a_laser_is_dark_while_it_is_tuned() -> None:
@@ -159,7 +118,7 @@ async def test_light_that_is_too_weak_is_no_link(tmp_path: Path) -> None:
     light = EmulatedLight(CASCADE, glass)
     # Without the circuit all are dark, and notice it.
     assert {str(end) for end in glass.held} == {"ocs1.1", "wss1.2", "wss1.3"}
-    async with _served(light, tmp_path / "light.sock") as path:
+    async with LightServed(light, tmp_path / "light.sock") as path:
         ocs = LightCrossbar(path, "ocs1")
         await ocs.open()
         both = (CrossConnect(1, 2), CrossConnect(2, 1))
@@ -202,7 +161,7 @@ async def test_what_is_cut_or_down_sends_no_light() -> None:
 
 async def test_requests_over_the_socket(tmp_path: Path) -> None:
     glass = CountingGlass(ODDL4)
-    async with _served(EmulatedLight(ODDL4, glass), tmp_path / "light.sock") as path:
+    async with LightServed(EmulatedLight(ODDL4, glass), tmp_path / "light.sock") as path:
 
         def talk() -> None:
             with LightClient(path) as client:
@@ -236,7 +195,7 @@ async def test_who_waits_for_a_channel_hears_that_another_was_tuned_to(tmp_path:
         builtin_lab("oddl4").read_text().replace("tuning_time: 1ms", "tuning_time: 1s")
     )
     light = EmulatedLight(slow, CountingGlass(slow))
-    async with _served(light, tmp_path / "light.sock") as path:
+    async with LightServed(light, tmp_path / "light.sock") as path:
         first = asyncio.create_task(asyncio.to_thread(_tune, path, ONE, C150))
         await eventually(lambda: light.lasers[ONE].state == "tuning")
         light.tune(ONE, C200)
@@ -251,19 +210,3 @@ def _tune(path: Path, port: Endpoint, channel: Channel) -> None:
 
 async def _on(light: EmulatedLight, end: Endpoint) -> None:
     await eventually(lambda: light.lasers[end].state == "on")
-
-
-class _served:
-    """The light at a socket, inside the block."""
-
-    def __init__(self, light: EmulatedLight, path: Path) -> None:
-        self._light, self._path = light, path
-
-    async def __aenter__(self) -> Path:
-        self._server = await LightRequests(self._light).listen(self._path)
-        return self._path
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        with suppress(asyncio.CancelledError):
-            await self._server.wait_closed()

@@ -183,6 +183,7 @@ def labs(draw: st.DrawFn) -> Lab:
             if a.device != b.device
         ),
         fabric=draw(st.sampled_from(["openvswitch", "bridge"])),
+        paths=draw(st.sampled_from(["none", "nodes"])),
         scale=draw(st.sampled_from([1.0, 1000.0, 2.5, 1e-3])),
         controller_api=draw(st.sampled_from(["127.0.0.1:8470", "localhost:1"])),
     )

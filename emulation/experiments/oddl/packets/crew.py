@@ -1,4 +1,4 @@
-"""The four nodes of a lab that is up, as processes: started, told to iterate, ended."""
+"""The nodes of a job in a lab that is up, as processes: started, told to iterate, ended."""
 
 import json
 import os
@@ -11,19 +11,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from patchlight.controller.jobs.worker_specs import scaled_window_bytes
-from patchlight.emulation.experiments.oddl.packets.labs import channels_of_hosts
 from patchlight.emulation.experiments.oddl.packets.node import READY, LightTask, NodeTask, Stretch
 from patchlight.emulation.fabric import links
 from patchlight.emulation.fabric.lab_state import MARK
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
+from patchlight.emulation.lab.hosts import EmulatedHost
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.neighbours import set_neighbours
 from patchlight.testbed.linux.netlink import Netlink
 from patchlight.testbed.linux.sockets import free_ports
+from patchlight.testbed.paths.light_networks import LightNetwork
 from patchlight.testbed.tuning import LIGHT_SOCKET
 
 _END_S = 10.0
 _KEY_BYTES = 32
+_LEAST_LEASE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,18 @@ def _together(nodes: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 
 @contextmanager
-def crew_of(emulated: EmulatedLab, load: Load, lease_s: float | None) -> Iterator[Crew]:
-    """The hosts' nodes inside the block; with a lease they ask for paths of light."""
-    _set_neighbours(emulated)
-    tasks = _tasks(emulated, load, lease_s)
+def crew_of(
+    emulated: EmulatedLab, load: Load, network: LightNetwork | None = None
+) -> Iterator[Crew]:
+    """A job's nodes inside the block: all hosts, or those of a network of light.
+
+    In a network each node has a channel on which others send to it, and they ask for paths.
+    """
+    hosts = emulated.hosts
+    if network is not None:
+        hosts = tuple(emulated.host(name) for name in network.hosts)
+    _set_neighbours(hosts)
+    tasks = _tasks(emulated, hosts, load, network)
     with ExitStack() as stack:
         # Between each two neighbours of the ring, over the control network.
         pairs = [socket.socketpair() for _ in tasks]
@@ -103,10 +113,10 @@ def crew_of(emulated: EmulatedLab, load: Load, lease_s: float | None) -> Iterato
         yield Crew(processes)
 
 
-def _set_neighbours(emulated: EmulatedLab) -> None:
+def _set_neighbours(hosts: Sequence[EmulatedHost]) -> None:
     """Tell each host the others' MACs, as agents tell workers: nobody can ask in the dark."""
-    macs = [(host.address, str(host.host.nic.mac)) for host in emulated.hosts]
-    for host in emulated.hosts:
+    macs = [(host.address, str(host.host.nic.mac)) for host in hosts]
+    for host in hosts:
         netlink = Netlink(host.namespace())
         try:
             name = host.host.endpoint.port
@@ -117,14 +127,16 @@ def _set_neighbours(emulated: EmulatedLab) -> None:
             netlink.close()
 
 
-def _tasks(emulated: EmulatedLab, load: Load, lease_s: float | None) -> list[NodeTask]:
-    hosts = emulated.hosts
+def _tasks(
+    emulated: EmulatedLab, hosts: Sequence[EmulatedHost], load: Load, network: LightNetwork | None
+) -> list[NodeTask]:
     light: list[LightTask | None] = [None] * len(hosts)
-    if lease_s is not None:
+    if network is not None:
         control = tuple(f"127.0.0.1:{port}" for port in free_ports(len(hosts)))
         key = os.urandom(_KEY_BYTES).hex()
-        channels = channels_of_hosts(emulated.lab)
+        channels = tuple(map(str, network.channels[: len(hosts)]))
         path = str(emulated.run_dir / LIGHT_SOCKET)
+        lease_s = _LEAST_LEASE_S + 2 * network.paths.tuning_s + 4 * load.sends_s
         light = [
             LightTask(path, str(each.host.endpoint), channels, control, key, lease_s)
             for each in hosts

@@ -1,4 +1,4 @@
-"""The plots of the form with packets: training time over tuning time, and what an iteration is."""
+"""The plots of the form with packets: tuning times, what an iteration is, a job that floods."""
 
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,11 @@ STAGE_LABELS = {
     "acknowledge": "all acknowledged",
     "release": "give it back",
 }
+ISOLATION_LABELS = {
+    "together": "one star for both jobs",
+    "star": "a star for each job",
+    "channels": "channels for each job",
+}
 _ARM_COLOURS = {"kept": "#2171b5", "turned": "#e6550d"}
 _STAGE_COLOURS = {
     "compute": "#d9d9d9",
@@ -38,6 +43,7 @@ def write_report(result: dict[str, Any], output: Path) -> list[Path]:
             write_result(result, output),
             *save_plot(sweep_figure(result), output / "tuning-time"),
             *save_plot(stages_figure(result), output / "stages"),
+            *save_plot(isolation_figure(result), output / "isolation"),
         ]
     except OSError as error:
         raise cannot_write(output, error) from error
@@ -91,4 +97,32 @@ def stages_figure(result: dict[str, Any]) -> Figure:
     second.set_title("tuning and control alone", fontsize=10)
     handles, labels = first.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8)
+    return figure
+
+
+def isolation_figure(result: dict[str, Any]) -> Figure:
+    """By how much each iteration took longer while a neighbour flooded than just before."""
+    figure = Figure(figsize=(6.4, 2.8), layout="constrained")
+    axis = figure.subplots()
+    axis.axvspan(-2, 2, color="#31a354", alpha=0.12, label="within 2 %")
+    axis.axvline(0, color="black", linewidth=0.8)
+    ways = [way for way in ISOLATION_LABELS if "iteration_change" in result["isolation"][way]]
+    for row, way in enumerate(ways):
+        found = result["isolation"][way]
+        pairs = zip(found["quiet_iterations_s"], found["flooded_iterations_s"], strict=True)
+        percents = [100 * (flooded / quiet - 1) for quiet, flooded in pairs]
+        first = row == 0
+        label = "a pair of iterations" if first else None
+        axis.plot(percents, [row] * len(percents), "o", color="#9ecae1", label=label)
+        median = 100 * found["iteration_change"]
+        low, high = (100 * end for end in found["iteration_change_interval"])
+        label = "median, and 95 % interval" if first else None
+        reach = [[median - low], [high - median]]
+        axis.errorbar(median, row, xerr=reach, fmt="D", color="#08519c", capsize=4, label=label)
+    axis.set_yticks(range(len(ways)), [ISOLATION_LABELS[way] for way in ways])
+    axis.set_ylim(-0.6, len(ways) - 0.4)
+    axis.invert_yaxis()
+    axis.set_xlabel("iteration beside a job that floods, over one beside a quiet job (%)")
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8)
     return figure

@@ -5,7 +5,7 @@ from dataclasses import replace
 from patchlight.testbed.builder import LabBuilder
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import load_lab
-from patchlight.testbed.paths.light_networks import light_networks
+from patchlight.testbed.paths.light_networks import LightNetwork, light_networks
 from patchlight.testbed.units import format_rate
 
 _MODEL = "oddl4"
@@ -37,10 +37,10 @@ def switch_lab() -> Lab:
     return build.lab()
 
 
-def channels_of_hosts(lab: Lab) -> tuple[str, ...]:
-    """For each host a channel of its own, on which others send to it."""
+def network_of_all(lab: Lab) -> LightNetwork:
+    """The one network of light that all hosts are in, as the lab file has the switches."""
     (network,) = light_networks(lab, {})
-    return tuple(map(str, network.channels[: len(network.hosts)]))
+    return network
 
 
 def rate_bps(lab: Lab) -> float:

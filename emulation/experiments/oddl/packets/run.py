@@ -14,7 +14,13 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from patchlight.emulation.experiments.oddl.packets.crew import Crew, Load, Training, crew_of
-from patchlight.emulation.experiments.oddl.packets.labs import light_lab, rate_bps, switch_lab
+from patchlight.emulation.experiments.oddl.packets.isolation import LEAST_PAIRS, measure_isolation
+from patchlight.emulation.experiments.oddl.packets.labs import (
+    light_lab,
+    network_of_all,
+    rate_bps,
+    switch_lab,
+)
 from patchlight.emulation.experiments.oddl.workloads import workload
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.emulation.provenance import provenance
@@ -22,10 +28,10 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.units import format_time
 
 TUNING_TIMES_S = (1e-3, 4e-3, 16e-3, 64e-3)
+NODES = 4
 ARMS = ("ideal", "kept", "turned")
 """On the switch; on light, the ring as it is; on light, the ring turned for each iteration."""
 _LEAST_RATE_BPS = 1e6
-_LEAST_LEASE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -74,9 +80,14 @@ class PacketOptions:
         """The rate of a NIC in the emulated lab."""
         return rate_bps(switch_lab()) / self.scale / self.slowdown
 
-    def load(self) -> Load:
-        """What a node does in an iteration of the emulated lab."""
-        work, nodes = workload(self.model), len(switch_lab().hosts)
+    @property
+    def pairs(self) -> int:
+        """Of iterations with and without a neighbour that floods: as many as are in all rounds."""
+        return max(LEAST_PAIRS, self.rounds * self.iterations)
+
+    def load(self, nodes: int = NODES) -> Load:
+        """What a node of so many does in an iteration of the emulated lab."""
+        work = workload(self.model)
         nbytes = max(4, round(work.gradient_bytes / self.scale / 4) * 4)
         sent_bits = 8 * nbytes * 2 * (nodes - 1) / nodes
         return Load(nbytes, work.compute_s * self.slowdown, sent_bits / self.emulated_bps)
@@ -98,17 +109,16 @@ def run_packets(options: PacketOptions, say: Callable[[str], None]) -> dict[str,
     say("bringing up four servers on one packet switch")
     with (
         EmulatedLab.from_lab(switch_lab(), scale, replace=options.replace) as switched,
-        crew_of(switched, load, None) as ideal,
+        crew_of(switched, load) as ideal,
     ):
         ideal.train(1)  # Its connections find their pace.
         for number, tuning_s in enumerate(options.tuning_times_s):
             say(f"the same on light, {format_time(tuning_s)} to tune a transceiver")
             in_lab_s = tuning_s * options.slowdown
-            lease_s = _LEAST_LEASE_S + 2 * in_lab_s + 4 * load.sends_s
             lab = light_lab(in_lab_s)
             with (
                 EmulatedLab.from_lab(lab, scale, replace=options.replace) as lit,
-                crew_of(lit, load, lease_s) as oddl,
+                crew_of(lit, load, network_of_all(lit.lab)) as oddl,
             ):
                 oddl.train(2, turning=True)  # Those of both rings do; it leaves them tuned.
                 rounds = [
@@ -117,14 +127,20 @@ def run_packets(options: PacketOptions, say: Callable[[str], None]) -> dict[str,
                 ]
                 with lit.light as light:
                     points.append(_Point(tuning_s, rounds, light.losses()))
+    say("two jobs of two servers on light")
+    lab = light_lab(options.tuning_times_s[0] * options.slowdown)
+    with EmulatedLab.from_lab(lab, scale, replace=options.replace) as lit:
+        half = options.load(NODES // 2)
+        isolation = measure_isolation(lit, half, options.pairs, options.slowdown, say)
         say("taking the labs down")
     return {
         "experiment": "oddl",
         "form": "packets",
         "schema_version": 1,
         **_result(points, options.slowdown),
+        "isolation": isolation,
         "model": options.model,
-        "nodes": len(switch_lab().hosts),
+        "nodes": NODES,
         "iteration_s": {
             "compute": load.compute_s / options.slowdown,
             "communication": load.sends_s / options.slowdown,

@@ -1,0 +1,199 @@
+"""The NICs of a server that may ask for paths of light, and give them: those that have bounds.
+
+Bounds are on record before they are in use, so that an agent that starts again goes on with them,
+dark at first, and quiet for as long as what it gave before may be in use.
+"""
+
+import logging
+import os
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from patchlight.agents.errors import BadRequest, Conflict, NotHere
+from patchlight.agents.paths.door import PathDoor
+from patchlight.agents.paths.node import LitPath, PathNode
+from patchlight.testbed.errors import PatchlightError, in_words
+from patchlight.testbed.lab import Endpoint, Nic, Server
+from patchlight.testbed.linux.private_folder import private_folder
+from patchlight.testbed.path_api import PathBounds, PathNodeStatus
+from patchlight.testbed.paths.agreement import Asking
+from patchlight.testbed.tuning import LightClient
+from patchlight.testbed.worker_api import SyntheticTask, WorkerSpec
+
+_log = logging.getLogger("patchlight.agent")
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A NIC's bounds, and its node within them."""
+
+    bounds: PathBounds
+    node: PathNode
+
+    def status(self, nic: str) -> PathNodeStatus:
+        status = PathNodeStatus(
+            nic=nic,
+            epoch=self.bounds.epoch,
+            job=self.bounds.job,
+            number=self.bounds.number,
+            state="quiet" if self.node.ready_s else "dark",
+        )
+        doing = self.node.doing
+        if isinstance(doing, Asking):
+            return status.model_copy(update={"state": "asks", "destination": doing.destination})
+        if doing is not None:
+            channel = self.bounds.channels[doing.channel]
+            sends = {"state": "sends", "destination": doing.destination, "channel": channel}
+            return status.model_copy(update=sends)
+        return status
+
+
+class PathNodes:
+    """The nodes of a server by NIC; they come with their bounds, and go with them.
+
+    ``light`` is the socket at which the NICs' transmitters are tuned; without it no bounds are
+    taken. A NIC without bounds sends on the channel of the lab file.
+    """
+
+    def __init__(self, server: Server, folder: Path, light: Path | None) -> None:
+        self._server, self._folder, self._socket = server, folder, light
+        self._nodes: dict[str, _Bound] = {}
+        self._withdrawn: dict[str, int] = {}
+        self._doors: dict[str, PathDoor] = {}
+        self._light: LightClient | None = None
+
+    def open(self) -> None:
+        """Go on where an earlier agent left off."""
+        if self._socket is None or not self._folder.exists():
+            return
+        for file in self._folder.glob("*.json"):
+            try:
+                self._start(self._nic(file.stem), PathBounds.model_validate_json(file.read_text()))
+            except (ValidationError, PatchlightError) as error:
+                _log.warning("bounds of paths in %s: %s", file, in_words(error))
+
+    def close(self) -> None:
+        """Go dark, and leave the bounds on record for the next agent, and workers to it."""
+        for door in self._doors.values():
+            door.close()
+        self._doors.clear()
+        for bound in self._nodes.values():
+            bound.node.close()
+        self._nodes.clear()
+        if self._light is not None:
+            self._light.close()
+            self._light = None
+
+    def bind(self, nic_name: str, bounds: PathBounds) -> PathNodeStatus:
+        """Have a NIC take part within these bounds from now on; the same once more does nothing.
+
+        ``Conflict`` for bounds of an epoch that is over, or others of one that is not.
+        """
+        nic = self._nic(nic_name)
+        if self._socket is None or nic.transceiver is None or nic.transceiver.tunable is None:
+            raise BadRequest(
+                f"{nic_name} of {self._server.name} can have no paths: nobody here tunes a "
+                "transceiver of it",
+                hint="agents of emulated labs do, where the lab file has 'tunable' transceivers",
+            )
+        known = self._nodes.get(nic_name)
+        if known is not None and known.bounds == bounds:
+            return known.status(nic_name)
+        last = max(self._withdrawn.get(nic_name, 0), known.bounds.epoch if known else 0)
+        if bounds.epoch <= last:
+            raise Conflict(
+                f"{nic_name} has seen epoch {last}, and is given bounds of {bounds.epoch}"
+            )
+        quiet_us = 0
+        if known is not None:
+            known.node.close()
+            quiet_us = known.bounds.lease_us + known.bounds.margin_us
+        self._keep(nic_name, bounds)
+        try:
+            self._start(nic, bounds, quiet_us)
+        except PatchlightError:
+            self._nodes.pop(nic_name, None)
+            self._record(nic_name).unlink()
+            raise
+        return self._nodes[nic_name].status(nic_name)
+
+    def withdraw(self, nic_name: str, epoch: int) -> None:
+        """A NIC gives nothing any more under bounds of this epoch or one before; else nothing."""
+        nic = self._nic(nic_name)
+        self._withdrawn[nic_name] = max(epoch, self._withdrawn.get(nic_name, 0))
+        known = self._nodes.get(nic_name)
+        if known is None or known.bounds.epoch > epoch:
+            return
+        del self._nodes[nic_name]
+        known.node.close()
+        self._record(nic_name).unlink(missing_ok=True)
+        if nic.transceiver is not None:
+            self._tune(nic, str(nic.transceiver.channel))
+
+    async def serve(self, spec: WorkerSpec, folder: Path) -> None:
+        """Let a worker ask for paths in its folder, if that is what its task does."""
+        if isinstance(spec.task, SyntheticTask) and spec.task.paths:
+            transceiver = self._nic(spec.nic).transceiver
+            tuning_s = transceiver.tuning_time_s if transceiver else 0.0
+            door = PathDoor(folder, partial(self.node, spec.nic), tuning_s)
+            await door.open()
+            self._doors[spec.id] = door
+
+    def serve_no_more(self, spec: WorkerSpec) -> None:
+        """A worker is over: what it has of paths is given back."""
+        if door := self._doors.pop(spec.id, None):
+            door.close()
+
+    def node(self, nic_name: str) -> PathNode:
+        """The node of a NIC; ``Conflict`` if it has no bounds."""
+        if nic_name not in self._nodes:
+            raise Conflict(f"{nic_name} of {self._server.name} has no bounds for paths")
+        return self._nodes[nic_name].node
+
+    def status(self) -> list[PathNodeStatus]:
+        """Each NIC that has bounds."""
+        return [bound.status(nic) for nic, bound in self._nodes.items()]
+
+    def _start(self, nic: Nic, bounds: PathBounds, quiet_us: int = 0) -> None:
+        def light(path: LitPath | None) -> None:
+            self._tune(nic, bounds.channels[path.channel] if path else None)
+
+        key = bytes.fromhex(bounds.key)
+        node = PathNode(
+            bounds.number, bounds.bounds, bounds.addresses, key, light, quiet_us=quiet_us
+        )
+        node.open()
+        self._nodes[nic.name] = _Bound(bounds, node)
+
+    def _tune(self, nic: Nic, channel: str | None) -> None:
+        """Have a NIC send on a channel, or nothing."""
+        assert self._socket is not None
+        end = Endpoint(self._server.name, nic.name)
+        try:
+            if self._light is None:
+                self._light = LightClient(self._socket)
+            if channel is None:
+                self._light.darken(end)
+            else:
+                self._light.tune(end, channel, wait=False)
+        except PatchlightError:
+            self._light = None  # Whoever answers there next time may be another.
+            raise
+
+    def _keep(self, nic_name: str, bounds: PathBounds) -> None:
+        private_folder(self._folder)
+        fresh = self._folder / f"{nic_name}.new"
+        fresh.touch(mode=0o600)
+        fresh.write_text(bounds.model_dump_json())
+        os.replace(fresh, self._record(nic_name))
+
+    def _record(self, nic_name: str) -> Path:
+        return self._folder / f"{nic_name}.json"
+
+    def _nic(self, name: str) -> Nic:
+        if (nic := next((n for n in self._server.nics if n.name == name), None)) is not None:
+            return nic
+        raise NotHere(f"server {self._server.name} has no NIC {name!r}")

@@ -1,0 +1,180 @@
+"""Which nodes may agree on paths among themselves, and on which channels: the bounds of each job.
+
+Each node gives the receiver and the channel that are its own in every epoch, and nothing for a
+lease after it gets other bounds. So what was given in one epoch is over before it is given in
+another, whoever was silent meanwhile. Time is an argument, in seconds of the Unix clock.
+"""
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+from patchlight.testbed.lab import Host
+from patchlight.testbed.path_api import PathBounds, PathNodeStatus
+from patchlight.testbed.paths.light_networks import LightNetwork
+
+_MARGIN_US = 50_000
+_LEAST_LEASE_S, _LONGEST_LEASE_S = 2.0, 1800.0
+
+
+class PathJob(NamedTuple):
+    """A job that trains over paths of light: its hosts, and what each sends in an iteration."""
+
+    id: str
+    hosts: Sequence[Host]
+    gradient_bytes: float
+
+
+class Order(NamedTuple):
+    """What an agent is to be told of a NIC: bounds, or that those up to this epoch are over."""
+
+    server: str
+    nic: str
+    bounds: PathBounds | None
+    epoch: int
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What a job has been given: an epoch, and bounds for each of its hosts.
+
+    One that an earlier controller gave is known by its epoch alone, which is 0 until all agents
+    have been heard.
+    """
+
+    epoch: int
+    hosts: tuple[str, ...]
+    bounds: tuple[PathBounds, ...] = ()
+
+
+class PathShares:
+    """The bounds of the jobs of a lab, in step with which jobs run and what agents say."""
+
+    def __init__(self) -> None:
+        self._shares: dict[str, _Share] = {}
+        self._epoch = 0
+
+    def orders(
+        self,
+        jobs: Sequence[PathJob],
+        networks: Sequence[LightNetwork],
+        said: Mapping[str, Mapping[str, PathNodeStatus]],
+        now: float,
+    ) -> list[Order]:
+        """What is to be told now to agents that answer, so that each job has its bounds.
+
+        ``said`` has what each of them said last, by server and NIC.
+        """
+        self._epoch = max([self._epoch, *(s.epoch for of in said.values() for s in of.values())])
+        wanted: dict[tuple[str, str], tuple[_Share, int]] = {}
+        kept = {}
+        for job in jobs:
+            share = self._share(job, networks, said, now)
+            if share is not None:
+                kept[job.id] = share
+                for number, host in enumerate(job.hosts):
+                    wanted[host.server.name, host.nic.name] = share, number
+        self._shares = kept
+        return list(_differences(wanted, said))
+
+    def _share(
+        self,
+        job: PathJob,
+        networks: Sequence[LightNetwork],
+        said: Mapping[str, Mapping[str, PathNodeStatus]],
+        now: float,
+    ) -> _Share | None:
+        hosts = tuple(host.name for host in job.hosts)
+        if why_no_paths(job, networks):
+            return None
+        known = self._shares.get(job.id)
+        if known is not None and known.hosts == hosts and known.bounds:
+            return known
+        if not all(host.server.name in said for host in job.hosts):
+            return _Share(0, hosts)
+        present = [said[host.server.name].get(host.nic.name) for host in job.hosts]
+        epochs = {each.epoch for each in present if each and each.job == job.id}
+        if len(epochs) == 1:
+            found = _Share(epochs.pop(), hosts)
+            if _all_have(found, job, said):
+                return found
+        self._epoch = max(self._epoch + 1, int(now))
+        return _Share(self._epoch, hosts, tuple(self._bounds(job, networks)))
+
+    def _bounds(self, job: PathJob, networks: Sequence[LightNetwork]) -> Iterator[PathBounds]:
+        network = next(n for n in networks if job.hosts[0].name in n.numbers)
+        # As in a lab that is scaled: bytes and rates are divided alike.
+        sends_s = 16 * job.gradient_bytes / min(host.nic.rate_bps or inf for host in job.hosts)
+        lease_s = _LEAST_LEASE_S + 2 * network.paths.tuning_s + 4 * sends_s
+        common = {
+            "epoch": self._epoch,
+            "job": job.id,
+            "addresses": [_address(host) for host in job.hosts],
+            "channels": [_channel(host) for host in job.hosts],
+            "lease_us": round(1e6 * min(lease_s, _LONGEST_LEASE_S)),
+            "margin_us": _MARGIN_US,
+            "key": secrets.token_hex(32),
+        }
+        for number in range(len(job.hosts)):
+            yield PathBounds.model_validate({**common, "number": number})
+
+
+def why_no_paths(job: PathJob, networks: Sequence[LightNetwork]) -> str:
+    """Why the nodes of a job can have no bounds, in a sentence without its end, or nothing."""
+    names = {host.name for host in job.hosts}
+    network = next((n for n in networks if names <= n.numbers.keys()), None)
+    if len(names) < 2:
+        return "it has one worker"
+    if network is None:
+        return "its hosts are not in one network of light"
+    if network.paths.routes is not None and len(network.hosts) > 2:
+        return "the light of its network is routed"
+    channels = [_channel(host) for host in job.hosts]
+    if len(set(channels)) < len(channels) or not set(channels) <= set(map(str, network.channels)):
+        return "not each of its transceivers has a channel of its own that the others can send"
+    if not all(host.server.management for host in job.hosts):
+        return "not each of its servers has an agent"
+    return ""
+
+
+def _differences(
+    wanted: Mapping[tuple[str, str], tuple[_Share, int]],
+    said: Mapping[str, Mapping[str, PathNodeStatus]],
+) -> Iterator[Order]:
+    for server, nics in said.items():
+        for nic, status in nics.items():
+            if (server, nic) not in wanted:
+                yield Order(server, nic, None, status.epoch)
+    for (server, nic), (share, number) in wanted.items():
+        present = said.get(server, {}).get(nic)
+        if server in said and share.bounds and (present is None or present.epoch != share.epoch):
+            yield Order(server, nic, share.bounds[number], share.epoch)
+
+
+def _all_have(
+    share: _Share, job: PathJob, said: Mapping[str, Mapping[str, PathNodeStatus]]
+) -> bool:
+    """Whether all nodes of a job have the bounds of an epoch."""
+    for number, host in enumerate(job.hosts):
+        status = said[host.server.name].get(host.nic.name)
+        if status is None or (status.job, status.number) != (job.id, number):
+            return False
+        if status.epoch != share.epoch:
+            return False
+    return True
+
+
+def _channel(host: Host) -> str:
+    return str(host.nic.transceiver.channel) if host.nic.transceiver else ""
+
+
+def _address(host: Host) -> str:
+    """Where a NIC's node hears others: beside its agent's Unix socket, or at UDP ports from its
+    agent's on."""
+    management, nics = host.server.management or "", host.server.nics
+    if management.startswith("unix:"):
+        return f"{management}.{host.nic.name}"
+    address, _, port = management.rpartition(":")
+    return f"{address}:{int(port) + nics.index(host.nic)}"
