@@ -95,6 +95,7 @@ class Change:
                     return Progress.PLAN_AGAIN
                 raise
             self._committed = parts.committed.after(self._plan, self._options.adopts)
+            fill_record(record, self._plan, self._committed)
         with record.stage("check"):
             preflight = await self._check()
         if from_memory and (preflight.objections or not self._plan):
@@ -113,10 +114,7 @@ class Change:
         return Progress.ENDED
 
     async def _check(self) -> PreflightResult:
-        """What speaks against the plan, which is in the record after.
-
-        Where nothing does at once, it is in the journal, too.
-        """
+        """What speaks against the plan. Where nothing does at once, it is in the journal after."""
         plan, options, preflight = self._plan, self._options, self._parts.preflight
         objections = preflight.halts(plan)
         if self.record.progress.cancelled:
@@ -124,7 +122,6 @@ class Change:
         if options.planned_from and options.planned_from != fingerprint(plan.before):
             objections.append("the maps changed since the change was shown")
         if objections or not plan:
-            fill_record(self.record, plan, self._committed)
             return PreflightResult(objections)
         # The devices are asked first, and answer while the intent is written and goes to the disk.
         journalled = asyncio.create_task(self._journal_intent())
@@ -136,7 +133,6 @@ class Change:
             await journalled
 
     async def _journal_intent(self) -> None:
-        fill_record(self.record, self._plan, self._committed)
         await asyncio.to_thread(self._prepared_intent())
 
     def journal(self) -> None:

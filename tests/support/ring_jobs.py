@@ -48,6 +48,6 @@ def trained(client: ControllerClient, lab: Lab, spec: JobSpec) -> Trained:
     )
     trained_s = max(each["finished_at"] for each in reports) - began
     communication_s = median(each["communication_s"] for each in reports)
-    maps = {ocs: PortMap.parse(each["map"]) for ocs, each in client.circuits().items()}
+    maps = {ocs: PortMap.parse(each["map"] or ()) for ocs, each in client.circuits().items()}
     (flows_s,) = flow_ends_s(lab, maps, [replace(spec, hosts=tuple(row["hosts"]))])
     return Trained(trained_s, flows_s, communication_s)
