@@ -133,6 +133,7 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.enable()
         gc.freeze()  # nor is it looked through again and again while the tests run
+        gc.set_threshold(20_000, 20, 20)  # nor for what 700 new objects may have left behind
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist says that this process is ready
