@@ -99,9 +99,11 @@ class Nursery:
 def main() -> None:
     """Fork a process for each line of standard input."""
     show(ARGUMENTS, sys.orig_argv[:-1])
+    gc.disable()  # nothing of what imports make is garbage
     for name in sys.argv[1:-1]:
         importlib.import_module(name)
     gc.freeze()  # else the first collection in each child copies all of this memory
+    gc.enable()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how its children ended
     own = shown(ENVIRONMENT)
     os.environ.clear()  # what is shown there is nothing that is read any more

@@ -90,7 +90,9 @@ _PURPOSES = {
 }
 
 _IMPORT = """
-import importlib, importlib.metadata, json, sys
+import atexit, gc, importlib, importlib.metadata, json, sys
+gc.disable()  # what imports make is no garbage, now or at the end
+atexit.register(gc.freeze)
 found = {}
 for module, package in json.loads(sys.argv[1]):
     try:

@@ -1,5 +1,7 @@
 """The ``patchlight`` command: its sub-commands are imported only when they are used."""
 
+import atexit
+import gc
 import importlib
 import os
 import sys
@@ -113,6 +115,8 @@ def cli(settings: CrashReport | None, debug: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 failed, 2 bad input, 3 outcome unknown."""
     settings = CrashReport(traceback=bool(os.environ.get("PATCHLIGHT_DEBUG")))
+    # All memory goes with the process: Python need not look for garbage in it at the end.
+    atexit.register(gc.freeze)
     try:
         code = cli.main(arguments, "patchlight", standalone_mode=False, obj=settings)
         sys.stdout.flush()

@@ -20,6 +20,8 @@ from patchlight.controller.policies.registry import BUILT_IN
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.policies import KINDS, NOTHING_SAID, PolicyChoice
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 RAISES = '''
 class Mine:
     """Raises now and then."""

@@ -15,6 +15,7 @@ TEXT = (Path(__file__).parents[2] / "docs" / "topology.md").read_text(encoding="
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.usefixtures("one_core", "undrawn")
 def test_the_policy_of_twenty_lines_runs_in_the_simulator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,9 +15,19 @@ from pkgutil import resolve_name
 _FORKED = multiprocessing.get_context("forkserver")
 _FORKED.set_forkserver_preload(
     [
+        "patchlight.cli.controller",
+        "patchlight.cli.main",
         "patchlight.controller.api.app",
+        "patchlight.controller.api.metrics",
+        "patchlight.controller.circuits.drivers.dry_run",
+        "patchlight.controller.policies.order",
+        "patchlight.controller.policies.placement",
         "patchlight.controller.service",
         "patchlight.emulation.optical.__main__",
+        "patchlight.testbed.labfile.reader",
+        "patchlight.testbed.linux.http_server",
+        "uvicorn",
+        "tests.support.frozen",
     ]
 )
 

@@ -4,6 +4,7 @@ PyTorch's import is most of what a worker's start costs. As a program it reads a
 to fork, answered with the process's number, or how a process is, with its exit code or nothing.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -73,7 +74,10 @@ class TorchFork:
 
 
 def _main() -> None:
+    gc.disable()  # what imports make is no garbage, in none of the forks either
     importlib.import_module("torch._dynamo")  # which the first optimizer imports
+    gc.freeze()
+    gc.enable()
     for line in sys.stdin:
         request: dict[str, Any] = json.loads(line)
         if "pid" in request:

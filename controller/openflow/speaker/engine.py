@@ -63,6 +63,21 @@ def choose(name: str | None = None) -> tuple[str, str]:
     return _prepare(name or there[0])
 
 
+def leave_setuptools_out() -> None:
+    """Give Ryu the class that it wants of ``distutils`` without setuptools, which takes its time.
+
+    Setuptools has its own in its place; where Python comes with one, that does as well.
+    """
+    if sys.version_info < (3, 12) and (shim := sys.modules.get("_distutils_hack")):
+        shim.remove_shim()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                importlib.import_module("distutils.version")
+        except ImportError:  # a system may leave it out
+            shim.add_shim()
+
+
 def _prepare(name: str) -> tuple[str, str]:
     # OS-Ken's own default, the native hub, never reports a switch that disconnects and dies
     # silently of an exception in a handler.

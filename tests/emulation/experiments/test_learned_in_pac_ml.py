@@ -15,6 +15,8 @@ from patchlight.testbed.graphs.profiles import SOURCES
 
 onnx = pytest.importorskip("onnx", reason="needs the package onnx, to make a model")
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 ACTIONS = (0, 1, 2, 4, 6, 8, 16)
 
 

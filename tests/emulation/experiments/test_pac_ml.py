@@ -183,7 +183,7 @@ def test_names_come_once() -> None:
     assert len(set(NAMES)) == len(NAMES) == 11
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small", "undrawn")
 def test_the_command_without_profiles(tmp_path: Path) -> None:
     output = tmp_path / "out"
     few = ["--seeds", "1", "--laws", "B", "--rules", "ramp-block", "--processes", "1"]
@@ -276,6 +276,7 @@ def test_policies_get_a_seed_that_is_not_the_episodes(tmp_path: Path) -> None:
     assert "seed 7" not in seeds[0]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_each_episode_has_a_law_of_its_own_unless_one_is_fixed(tmp_path: Path) -> None:
     output = tmp_path / "out"
     few = ["pac-ml", "--seeds", "2", "--rules", "ramp-block", "--laws", "A,D", "--processes", "1"]
@@ -344,6 +345,7 @@ def test_tables_fit_80_columns(
     assert any("±" in line for line in lines if line.startswith("learned-first-fit"))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_wide_shows_published_rates_and_episodes(tmp_path: Path, pipedream: Path) -> None:
     few = ["pac-ml", "--seeds", "2", "--laws", "A", "--rules", "ramp-first-fit"]
     few += ["--profiles", str(pipedream), "--policies", "constant-16,maximum", "--processes", "1"]
@@ -392,7 +394,7 @@ class Mine:
 """
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small", "undrawn")
 def test_a_users_policy_stands_beside_the_others(tmp_path: Path) -> None:
     mine, output = tmp_path / "mine.py", tmp_path / "out"
     mine.write_text(MINE)

@@ -78,6 +78,7 @@ def test_slow_nodes_and_failures_under_the_queue() -> None:
     assert completion_s(spec, jobs, trouble=broken) == pytest.approx([400.0, 150.0 + 60 + 400])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_command_takes_a_network(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     rows = [f"2017-10-03 00:{n:02}:00,{600 + n},{n % 4 + 1},0,a" for n in range(12)]

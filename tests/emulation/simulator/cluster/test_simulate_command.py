@@ -25,6 +25,8 @@ from patchlight.emulation.simulator.traces import read_trace
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.labfile.reader import builtin_lab
 
+pytestmark = pytest.mark.usefixtures("one_core", "undrawn")
+
 HEADER = "timestamp,duration,num_gpus,gpu_time,cluster\n"
 ROWS = [
     ("2017-10-09 07:00:00", 100.0, 3),
@@ -48,7 +50,10 @@ def command(trace: Path, output: Path, *options: str) -> Any:
     return CliRunner(env={"COLUMNS": None}).invoke(simulate, arguments, catch_exceptions=True)
 
 
-def test_a_table_plots_and_every_job(trace: Path, tmp_path: Path) -> None:
+def test_a_table_plots_and_every_job(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # on all cores, and with plots
     done = command(trace, tmp_path / "out", "--cluster", "1x1x4")
     assert done.exit_code == 0, done.output
     assert "fifo first-fit" in done.output
@@ -114,7 +119,6 @@ class Stops:
 """
 
 
-@pytest.mark.usefixtures("one_core")
 def test_each_run_is_made_without_and_with_light_that_follows(trace: Path, tmp_path: Path) -> None:
     done = command(trace, tmp_path / "out", "--lab", "ofc2022", "--defragment", "300")
     assert done.exit_code == 0, done.output
@@ -149,7 +153,6 @@ class Last:
 """
 
 
-@pytest.mark.usefixtures("one_core")
 def test_what_no_option_says_is_as_the_lab_file_has_it(trace: Path, tmp_path: Path) -> None:
     path = tmp_path / "lab.yaml"
     path.write_text(builtin_lab("ofc2022").read_text() + LAB)

@@ -48,6 +48,7 @@ def started_s(tmp_path: Path, found: dict[str, Any]) -> dict[str, float]:
     return dict(zip(table["name"], table["started_s"], strict=True))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_jobs_of_a_job_file_wait_as_in_the_labs_queue(
     tmp_path: Path, jobs: Path, backfilled: Path
 ) -> None:
