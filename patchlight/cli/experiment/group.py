@@ -26,6 +26,7 @@ from patchlight.cli.connection import complete_lab
 from patchlight.cli.errors import only_some_finished, require_root
 from patchlight.cli.experiment.architectures import architectures
 from patchlight.cli.experiment.oddl import oddl
+from patchlight.cli.experiment.pac_ml_load import pac_ml_load
 from patchlight.cli.rendering import console, harmless, progress_bar, say, wide_option
 from patchlight.cli.results import give_to_caller
 from patchlight.testbed.jobs import JobStatus
@@ -301,3 +302,4 @@ def pac_ml(
 
 experiment.add_command(architectures)
 experiment.add_command(oddl)
+experiment.add_command(pac_ml_load)

@@ -23,7 +23,7 @@ def print_tables(result: dict[str, Any]) -> None:
         beside = result["comparable"] and rule == paper.RULE
         _print_blocking(result, rule, laws, beside)
         _print_less_constant(rule, laws)
-        _print_less_maximum(rule, laws, beside)
+        print_less_maximum(rule, laws, beside)
         _print_work(rule, laws, beside)
     if rows := rows_beside_published(result):
         title = f"Lowest rates beside PAC-ML's best checkpoint, {paper.RULE}"
@@ -108,7 +108,7 @@ def _print_less_constant(rule: str, laws: dict[str, Any]) -> None:
     say("* significant: the 95 % interval, paired seed by seed, leaves zero out", meaning="quiet")
 
 
-def _print_less_maximum(rule: str, laws: dict[str, Any], beside: bool) -> None:
+def print_less_maximum(rule: str, laws: dict[str, Any], beside: bool) -> None:
     """What policies block less than maximum parallelisation, as the paper counts its gain."""
     if not all(cell["less_maximum"] for cell in laws.values()):
         return
