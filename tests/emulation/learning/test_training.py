@@ -209,6 +209,7 @@ def test_the_configurations_that_come_along_name_files_that_exist(path: Path) ->
     ("config", "model"),
     [
         ("ramp-first-fit", "learned-first-fit"),
+        ("ramp-first-fit-anew", "learned-first-fit-anew"),
         ("ramp-block", "learned-block"),
         ("ramp-block-far", "learned-block-far"),
     ],
