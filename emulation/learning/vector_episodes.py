@@ -21,9 +21,9 @@ from patchlight.controller.policies.observation import (
     Layout,
     Observation,
     graph_features,
-    recent_features,
 )
 from patchlight.emulation.learning.blocks import BlockTable
+from patchlight.emulation.learning.episode_jobs import EpisodeJobs
 from patchlight.emulation.simulator.ramp.lossnetwork import EPSILON_S
 from patchlight.emulation.simulator.ramp.ramp import Block, PlacementRule, sub_blocks
 from patchlight.emulation.simulator.ramp.scenario import Scenario
@@ -160,11 +160,11 @@ class VectorEpisodes:
 
     # What is each environment's own.
 
-    def _draw(self, env: int) -> _Jobs:
+    def _draw(self, env: int) -> EpisodeJobs:
         seed, self._next_seed = self._next_seed, self._next_seed + 1
         which = seed % len(self.scenarios)
         self.scenario_of[env], self.seed_of[env] = which, seed
-        return _Jobs.of(self.scenarios[which], seed)
+        return EpisodeJobs.of(self.scenarios[which], seed)
 
     def _load(self, envs: NDArray[np.intp]) -> None:
         """The jobs of these environments come into arrays, a column for each job."""
@@ -341,36 +341,6 @@ class VectorEpisodes:
         self._whole[envs] = True
         self._load(envs)
         return finished
-
-
-@dataclass(frozen=True, slots=True)
-class _Jobs:
-    """The jobs of one episode as columns; of the last ones some may not be decided on."""
-
-    graph: NDArray[np.intp]
-    beta: _Floats
-    arrived_s: _Floats
-    recent: Array
-    decisions: int
-    horizon_s: float
-
-    @classmethod
-    def of(cls, scenario: Scenario, seed: int) -> _Jobs:
-        jobs = scenario.jobs(seed)
-        if not jobs or jobs[0].arrived_s >= scenario.horizon_s:
-            raise BadInput(f"the episode with seed {seed} has no job to decide on")
-        return cls(
-            np.array([job.graph for job in jobs]),
-            np.array([job.requirement for job in jobs]),
-            np.array([job.arrived_s for job in jobs]),
-            recent_features(
-                [job.requirement for job in jobs],
-                [job.sequential_s for job in jobs],
-                [*(job.arrived_s for job in jobs), scenario.horizon_s],
-            ),
-            sum(job.arrived_s < scenario.horizon_s for job in jobs),
-            scenario.horizon_s,
-        )
 
 
 def _widened(array: NDArray, columns: int) -> NDArray:  # type: ignore[type-arg]
