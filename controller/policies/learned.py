@@ -31,7 +31,14 @@ from patchlight.controller.policies.model_files import (
     open_session,
     raw_card,
 )
-from patchlight.controller.policies.observation import SCHEMA, VERSION, Layout, Observer, written
+from patchlight.controller.policies.observation import (
+    SCHEMA,
+    VERSION,
+    VERSIONS,
+    Layout,
+    Observer,
+    written,
+)
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Lab
 
@@ -60,7 +67,7 @@ class Card:
     @property
     def layout(self) -> Layout:
         """The sizes of what it sees."""
-        return Layout(self.ramp, self.actions[1:])
+        return Layout(self.ramp, self.actions[1:], self.observation_version)
 
     def written(self) -> str:
         """As JSON text that ``read_card`` takes."""
@@ -93,8 +100,9 @@ class LearnedPartition:
         shape, rule = written(card.ramp), card.placement_rule
         self.__doc__ = card.notes or f"Learned, for a RAMP of {shape} servers and {rule}."
         self._session = session
-        self._observer = Observer(card.layout)
         self._inputs = [each.name for each in session.get_inputs()]
+        graphs = bool({"nodes", "edges"} & set(self._inputs))
+        self._observer = Observer(card.layout, graphs)
 
     def scores(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> list[float]:
         """The model's score of each action of its card; minus infinity where none can succeed.
@@ -141,8 +149,9 @@ def load_learned(
     check_digest(card.sha256, content, path)
     if card.kind != "partition":
         raise CardError(f"model {card.name!r} is of kind {card.kind!r}: expected 'partition'")
+    version = card.observation_version if card.observation_version in VERSIONS else VERSION
     seen = card.observation_schema, card.observation_version
-    check_schema(card.name, seen, (SCHEMA, VERSION))
+    check_schema(card.name, seen, (SCHEMA, version))
     if ramp is not None and ramp != card.ramp:
         raise CardError(
             f"model {card.name!r} was trained for a RAMP of {written(card.ramp)} servers, "

@@ -5,7 +5,8 @@ so for each option, refusing included, one row tells how long each server would 
 policy that knows what a row is worth knows how to choose.
 
 The layout is fixed by a *layout* (how many servers, which degrees) and a schema's name and
-version: a model is only ever run on what it was trained on.
+version: a model is only ever run on what it was trained on. Version 2 tells of the recent jobs also
+how often they come; models of version 1 go on seeing what they saw.
 """
 
 import math
@@ -22,7 +23,7 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs.model import ComputationGraph
 
 SCHEMA = "patchlight.ramp-partition"
-VERSION = 1
+VERSION, VERSIONS = 2, (1, 2)
 UNIT_S = 1000.0
 """Times are in units of this many seconds."""
 LONGEST = 100.0
@@ -35,7 +36,11 @@ NODE_DEPTH, IS_NODE = len(_SCALED), len(_SCALED) + 1
 NODE_FEATURES = len(_SCALED) + 2
 JOB_FEATURES, OPTION_FEATURES = 4, 4
 RECENT_BINS, RECENT_JOBS = 10, 64
-RECENT_FEATURES = RECENT_BINS + 4
+RECENT_FEATURES = RECENT_BINS + 7
+WORK, COUNTED, WORK_DEVIATION, INTERVAL, UNEVENNESS = range(RECENT_BINS + 2, RECENT_FEATURES)
+"""Places in ``recent``: mean sequential time, how many jobs there were, the deviation of their
+sequential times, the mean time between two of them, and its deviation over its mean."""
+_RECENT_OF = {1: COUNTED + 1, 2: RECENT_FEATURES}
 
 Array = NDArray[np.float32]
 Observation = dict[str, Array]
@@ -47,6 +52,7 @@ class Layout:
 
     ramp: tuple[int, int, int]
     degrees: tuple[int, ...]
+    version: int = VERSION
 
     @property
     def servers(self) -> int:
@@ -68,10 +74,11 @@ class Layout:
         taken; ``mask``: 1 where the action can succeed. ``job``: the requirement β, the
         sequential time, the limit, the GPUs free as a share. ``recent``: the share of the last 64
         jobs with β in each tenth, mean and deviation of their β, their mean sequential
-        time, and how many of 64 there were. ``nodes``: for each operation its share of
-        the forward time, of the backward time, of activations and of parameters, its depth as a
-        share of the deepest, and 1 (0 where there is no operation). ``edges``: source, target, and
-        1 (0 where there is no edge).
+        time, how many of 64 there were; since version 2 also the deviation of their sequential
+        time, the mean time from one to the next and to this job, and its deviation as a share of
+        that. ``nodes``: for each operation its share of the forward time, of the backward time, of
+        activations and of parameters, its depth as a share of the deepest, and 1 (0 where there is
+        no operation). ``edges``: source, target, and 1 (0 where there is no edge).
         """
         actions = len(self.degrees) + 1
         return {
@@ -79,7 +86,7 @@ class Layout:
             "options": (actions, OPTION_FEATURES),
             "mask": (actions,),
             "job": (JOB_FEATURES,),
-            "recent": (RECENT_FEATURES,),
+            "recent": (_RECENT_OF[self.version],),
             "nodes": (MAX_NODES, NODE_FEATURES),
             "edges": (MAX_EDGES, 3),
         }
@@ -89,32 +96,50 @@ class Layout:
         return {name: np.zeros((*batch, *shape), np.float32) for name, shape in self.shapes.items()}
 
 
-def recent_features(requirements: Sequence[float], sequential_s: Sequence[float]) -> Array:
+def recent_features(
+    requirements: Sequence[float], sequential_s: Sequence[float], arrived_s: Sequence[float]
+) -> Array:
     """``recent`` before each of some jobs that come one after the other, and after the last.
 
-    Row i is of the (at most 64) jobs before job i; there is one row more than jobs.
+    ``arrived_s`` has one time more than there are jobs: when the one after them comes. Row i is of
+    the (at most 64) jobs before job i; there is one row more than jobs. While there are none, one
+    is taken to come every ``UNIT_S``.
     """
     count = len(requirements)
     beta = np.minimum(np.asarray(requirements, np.float64), 1.0)
     work = np.asarray(sequential_s, np.float64) / UNIT_S
     work = np.minimum(np.where(np.isnan(work), 0.0, work), LONGEST)
-    each = np.zeros((count + 1, RECENT_BINS + 3))
+    gap = np.minimum(np.diff(np.asarray(arrived_s, np.float64)) / UNIT_S, LONGEST)
+    each = np.zeros((count + 1, RECENT_FEATURES))
     tenth = np.clip((beta * RECENT_BINS + 1e-9).astype(int), 0, RECENT_BINS - 1)
     each[np.arange(1, count + 1), tenth] = 1.0
     each[1:, RECENT_BINS] = beta
     each[1:, RECENT_BINS + 1] = beta * beta
-    each[1:, RECENT_BINS + 2] = work
+    each[1:, WORK] = work
+    each[1:, WORK_DEVIATION] = work * work
+    each[1:, INTERVAL] = gap
+    each[1:, UNEVENNESS] = gap * gap
     summed = np.cumsum(each, axis=0)
     until = np.arange(count + 1)
     since = np.maximum(until - RECENT_JOBS, 0)
     window = summed - summed[since]
     number = np.maximum(until - since, 1)[:, None]
-    found = np.zeros((count + 1, RECENT_FEATURES))
-    found[:, : RECENT_BINS + 3] = window / number
-    mean = found[:, RECENT_BINS]
-    found[:, RECENT_BINS + 1] = np.sqrt(np.maximum(found[:, RECENT_BINS + 1] - mean * mean, 0))
-    found[:, RECENT_BINS + 3] = (until - since) / RECENT_JOBS
+    found = window / number
+    found[:, RECENT_BINS + 1] = _deviation(found[:, RECENT_BINS + 1], found[:, RECENT_BINS])
+    found[:, COUNTED] = (until - since) / RECENT_JOBS
+    found[:, WORK_DEVIATION] = _deviation(found[:, WORK_DEVIATION], found[:, WORK])
+    found[until == since, INTERVAL] = 1.0
+    interval = found[:, INTERVAL]
+    found[:, UNEVENNESS] = _deviation(found[:, UNEVENNESS], interval) / np.maximum(interval, 1e-9)
+    found[until == since, UNEVENNESS] = 0.0
     return found.astype(np.float32)
+
+
+def _deviation(square: NDArray[np.float64], mean: NDArray[np.float64]) -> NDArray[np.float64]:
+    # What is left of rounding is no deviation.
+    left = np.maximum(square - mean * mean, 0.0)
+    found: NDArray[np.float64] = np.sqrt(np.where(left > 1e-9 * square, left, 0.0))
+    return found
 
 
 def graph_features(graph: ComputationGraph) -> tuple[Array, Array]:
@@ -142,13 +167,14 @@ def graph_features(graph: ComputationGraph) -> tuple[Array, Array]:
 class Observer:
     """Makes observations of one layout. It keeps the arrays of the graphs it has seen.
 
-    The arrays of the last observation are written over by the next one.
+    The arrays of the last observation are written over by the next one. Without ``graphs``,
+    computation graphs are left out, so that jobs may have any, of any size, or none.
     """
 
     _MOST_GRAPHS = 256
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+    def __init__(self, layout: Layout, graphs: bool = True) -> None:
+        self.layout, self._sees_graphs = layout, graphs
         self._arrays = layout.empty()
         self._graphs: dict[int, tuple[ComputationGraph, Array, Array]] = {}
         self._bits = [1 << server for server in range(layout.servers)]
@@ -162,9 +188,10 @@ class Observer:
                 f"this observation is of a RAMP of {written(layout.ramp)} servers, not of "
                 + (f"one of {written(cluster.shape.ramp)}" if cluster.shape.ramp else "another lab")
             )
-        if job.graph is None:
-            raise BadInput(f"job {job.name!r} comes without its computation graph")
-        self._graph(job.graph)
+        if self._sees_graphs:
+            if job.graph is None:
+                raise BadInput(f"job {job.name!r} comes without its computation graph")
+            self._graph(job.graph)
         now_s, remaining, options = cluster.now_s, found["remaining"], found["options"]
         mask, size = found["mask"], layout.servers
         row = [0.0] * size
@@ -202,9 +229,12 @@ class Observer:
         features[2] = _units(job.limit_s)
         features[3] = cluster.free.bit_count() / size
         recent = cluster.recent[-RECENT_JOBS:]
-        found["recent"][:] = recent_features(
-            [each.requirement for each in recent], [each.sequential_s for each in recent]
+        told = recent_features(
+            [each.requirement for each in recent],
+            [each.sequential_s for each in recent],
+            [*(each.arrived_s for each in recent), now_s],
         )[-1]
+        found["recent"][:] = told[: found["recent"].shape[0]]
         return found
 
     def _graph(self, graph: ComputationGraph) -> None:

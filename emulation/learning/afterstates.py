@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from patchlight.controller.policies.observation import Array
 from patchlight.emulation.learning.config import Config
 from patchlight.emulation.learning.network import OptionScorer
+from patchlight.emulation.learning.players import network_of, player_of
 from patchlight.emulation.learning.vector_episodes import Finished, VectorEpisodes
+from patchlight.emulation.learning.warm_start import begin_with
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 
 _Floats = NDArray[np.float64]
@@ -92,37 +93,6 @@ _MEAN_RATE = 0.002
 _FIRST_MEAN = 0.88
 
 
-class ActionScorer:
-    """Scores the actions of all environments at once; only those that can succeed are computed."""
-
-    def __init__(self, scorer: OptionScorer) -> None:
-        self.scorer = scorer
-
-    def scores(self, episodes: VectorEpisodes, remaining: Array) -> _Floats:
-        """Reward now and discounted value after, E × A; minus infinity if impossible."""
-        count, actions, servers = remaining.shape
-        rows = np.flatnonzero(episodes.mask.ravel())
-        with torch.no_grad():
-            value = self.scorer.value(
-                torch.from_numpy(remaining.reshape(-1, servers)[rows]),
-                torch.from_numpy(episodes.recent[rows // actions]),
-            ).numpy()
-        found = np.full(count * actions, -np.inf)
-        found[rows] = self.scorer.discount * value + (rows % actions > 0)
-        return found.reshape(count, actions)
-
-
-def play(scorer: OptionScorer, scenario: Scenario, first_seed: int, seeds: int) -> list[float]:
-    """The faithful blocking rate of each of these seeds' episodes, decided by the best scores."""
-    episodes, policy = VectorEpisodes([scenario], seeds, first_seed), ActionScorer(scorer)
-    found: dict[int, float] = {}
-    while len(found) < seeds:
-        actions = policy.scores(episodes, episodes.remaining()).argmax(axis=1)
-        for each in episodes.step(actions)[1]:
-            found.setdefault(each.seed, each.blocking_rate)
-    return [found[seed] for seed in range(first_seed, first_seed + seeds)]
-
-
 class Teacher:
     """Plain rules: for each scenario a degree to keep to, or the least that meets the limit."""
 
@@ -163,16 +133,20 @@ class AfterstateLearner:
         # Episodes already used are not drawn again after a resumption.
         first = environment.first_seed + 2 * (done // 1000 + (done > 0) * environment.num_envs)
         self.episodes = VectorEpisodes(scenarios, environment.num_envs, first, staggered=True)
-        discount = self.settings.gamma
-        self.scorer = OptionScorer(self.episodes.layout, config.network, discount)
+        self.scorer = network_of(config, self.episodes)
+        if self.settings.start and isinstance(self.scorer, OptionScorer):
+            begin_with(self.scorer, self.settings.start)
+        self.player = player_of(self.scorer)
         self.average = copy.deepcopy(self.scorer)
-        self.optimizer = torch.optim.Adam(self.scorer.value.parameters(), lr=1e-3)
+        self.optimizer = torch.optim.Adam(self.scorer.parameters(), lr=1e-3)
         teacher = self.settings.teacher
         self._teacher = None
         if all(law in teacher for law in environment.laws):
-            self._teacher = Teacher(self.episodes, [teacher[law] for law in environment.laws])
+            degrees = [teacher[law] for law, _ in environment.scenarios]
+            self._teacher = Teacher(self.episodes, degrees)
         self._control_variate = ControlVariate(self.episodes)
         self.means = np.full(len(scenarios), _FIRST_MEAN)
+        self._followed = 0
         self.steps = done
 
     def round(self) -> Progress:
@@ -183,8 +157,8 @@ class AfterstateLearner:
         rate = settings.learning_rate * min(1.0, left)
         for group in self.optimizer.param_groups:
             group["lr"] = rate + 1e-5
-        remaining, recent, targets, finished = self._play(part)
-        loss = self._learn(remaining, recent, targets)
+        inputs, targets, finished = self._play(part)
+        loss = self._learn(inputs, targets)
         self.steps += settings.n_steps * self.episodes.num_envs
         return Progress(loss, tuple(finished))
 
@@ -204,8 +178,8 @@ class AfterstateLearner:
         self.optimizer.load_state_dict(state["optimizer"])
         self.means[:] = state["means"]
 
-    def _play(self, part: float) -> tuple[Array, Array, _Floats, list[Finished]]:
-        episodes, settings, policy = self.episodes, self.settings, ActionScorer(self.scorer)
+    def _play(self, part: float) -> tuple[list[NDArray[np.generic]], _Floats, list[Finished]]:
+        episodes, settings, player = self.episodes, self.settings, self.player
         n_steps, count, rows = settings.n_steps, episodes.num_envs, np.arange(episodes.num_envs)
         taught = self._teacher is not None and part < settings.teacher_only_fraction
         share = settings.teacher_env_fraction * (part < settings.teacher_until_fraction)
@@ -215,10 +189,11 @@ class AfterstateLearner:
         best, rewards = np.zeros((n_steps + 1, count)), np.zeros((n_steps + 1, count))
         off_policy, over = np.zeros((n_steps + 1, count), bool), np.zeros((n_steps, count), bool)
         bias, known = np.zeros((n_steps + 1, count)), []
-        after, before, finished = [], [], list[Finished]()
+        taken, finished = list[tuple[NDArray[np.generic], ...]](), list[Finished]()
         for step in range(n_steps + 1):
-            remaining = episodes.remaining()
-            scores = policy.scores(episodes, remaining) - self.means[episodes.scenario_of][:, None]
+            scores = player.scores(episodes)
+            if player.values_afterstates:
+                scores = scores - self.means[episodes.scenario_of][:, None]
             greedy = actions = scores.argmax(axis=1)
             if taught_envs.any() and self._teacher is not None:
                 actions = np.where(taught_envs, self._teacher.actions(episodes), actions)
@@ -230,25 +205,29 @@ class AfterstateLearner:
             if step == n_steps:
                 break
             explores = self._rng.random(count) < epsilon
-            odds = np.where(episodes.mask, self._rng.random(episodes.mask.shape), -1.0)
+            odds = np.where(np.isfinite(scores), self._rng.random(scores.shape), -1.0)
             actions = np.where(explores, odds.argmax(axis=1), actions)
             off_policy[step] = explores if taught else actions != greedy
-            after.append(remaining[rows, actions])
-            before.append(episodes.recent)
+            taken.append(player.taken(actions))
             scenario = episodes.scenario_of.copy()
             accepted, ended = episodes.step(actions)
             rewards[step] = accepted - self.means[scenario]
             over[step] = episodes.episode_start
             finished += ended
+            self._followed += 1
+            rate = max(_MEAN_RATE, 1 / (_YOUNG + self._followed))
             for each in range(len(self.means)):
                 if (mine := scenario == each).any():
                     mean = accepted[mine].mean()
-                    self.means[each] += _MEAN_RATE * (mean - self.means[each])
+                    self.means[each] += rate * (mean - self.means[each])
         targets = self._returns(best - bias, rewards - bias, off_policy, over)
+        if not player.values_afterstates:
+            targets = rewards[:-1].ravel() + settings.gamma * targets
         for kinds, scores in zip(known, best, strict=True):
             self._control_variate.learn(kinds, scores)
         kept = ~over.ravel()  # The end of an episode says nothing of the cluster.
-        return np.concatenate(after)[kept], np.concatenate(before)[kept], targets[kept], finished
+        inputs = [np.concatenate(each)[kept] for each in zip(*taken, strict=True)]
+        return inputs, targets[kept], finished
 
     def _returns(
         self, best: _Floats, rewards: _Floats, off_policy: _Bools, over: _Bools
@@ -264,16 +243,17 @@ class AfterstateLearner:
             found[step] = np.where(cut, best[step + 1], mixed)
         return found.ravel()
 
-    def _learn(self, remaining: Array, recent: Array, targets: _Floats) -> float:
+    def _learn(self, inputs: Sequence[NDArray[np.generic]], targets: _Floats) -> float:
         settings = self.settings
-        x, context = torch.from_numpy(remaining), torch.from_numpy(recent)
+        given = [torch.from_numpy(each) for each in inputs]
         y = torch.from_numpy(targets.astype(np.float32))
         order = torch.from_numpy(self._rng.permutation(len(y)))
         total = 0.0
         for rows in torch.split(order, settings.batch_size):
-            loss = ((self.scorer.value(x[rows], context[rows]) - y[rows]) ** 2).mean()
+            found = self.player.predict(*(each[rows] for each in given))
+            loss = ((found - y[rows]) ** 2).mean()
             self.optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
             with torch.no_grad():
                 weights = self.average.parameters(), self.scorer.parameters()

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from patchlight.emulation.experiments.pac_ml.variation import Variation
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
-from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
+from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES, law
+from patchlight.emulation.simulator.ramp.scenario import FixedArrivals
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.fields import (
     FieldType,
@@ -43,7 +45,20 @@ def _degree(text: str) -> int | str:
     raise BadInput(f"no teacher {text!r}: expected a degree or {' or '.join(TEACHERS)!r}")
 
 
-_LAW = choice("a requirement law", *LAW_NAMES)
+def _law(text: str) -> str:
+    law(text)
+    return text
+
+
+def _condition(text: str) -> str:
+    Variation.under(text)
+    return " ".join(text.split())
+
+
+_LAW = Text("a requirement law", _law)
+_CONDITION = Text("when jobs come, and of which models", _condition)
+_OBSERVATIONS = ("patchlight", "pac-ml")
+_CLUSTERS = ("servers", "blocks", "both")
 _FRACTION = Number("a fraction", lowest=0, highest=1)
 _SMALL = Number("a rate", above=0, highest=1)
 _GAMMA = Number("a discount factor", above=0, highest=1)
@@ -57,6 +72,7 @@ _TAUGHT = Text("a degree or 'sufficient'", _degree, numbers=True)
 _TEACHER = MapOf(_LAW, _TAUGHT, "a degree for each law", "{A: 8, B: sufficient}")
 _RULE = choice("a placement rule", *PlacementRule)
 _TIMES = ListOf(Number("a time in 1,000 s", lowest=0, highest=100), "times in 1,000 s")
+_PLAIN = "fixed:1000"
 _BUSY_AFTER_KS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 20, 28)
 NAME = matching(
     r"[A-Za-z0-9_-]*[A-Za-z0-9][A-Za-z0-9_-]*", "a name", "letters, digits, -, _", "small", 64
@@ -65,31 +81,72 @@ NAME = matching(
 
 @dataclass(frozen=True)
 class Environment:
-    """What is simulated: as ``pac_ml_scenario``; each episode has one of ``laws`` in turn."""
+    """What is simulated: as ``pac_ml_scenario``; each episode has one of ``laws`` in turn.
+
+    ``conditions`` are loads and mixes, like ``fixed:800``, ``poisson:1000`` or
+    ``fixed:150 gnmt=1``: each law comes under each of them.
+    """
 
     rule: str = setting(_RULE, "how operations are placed", PlacementRule.RAMP_FIRST_FIT.value)
     laws: tuple[str, ...] = setting(ListOf(_LAW, "requirement laws"), "those of jobs", LAW_NAMES)
     horizon_s: float = setting(Number("seconds", above=0), "an episode's length in seconds", 1e6)
+    training_horizon_s: float | None = setting(
+        Number("seconds", above=0), "the same while training, if other", None
+    )
     num_envs: int = setting(Whole("a number", 1, 65536), "episodes that are played at once", 512)
     first_seed: int = setting(_SEED, "that of the first episode", 1000)
     law_instance: int | None = setting(_SEED, "fixes laws B, C and D, else new ones for each", None)
+    conditions: tuple[str, ...] = setting(
+        ListOf(_CONDITION, "conditions"), "when jobs come, and of which models", (_PLAIN,)
+    )
 
     def __post_init__(self) -> None:
         if not self.laws:
             raise BadInput("'laws' is empty: expected at least one requirement law")
+        if not self.conditions:
+            raise BadInput("'conditions' is empty: expected at least one, like fixed:1000")
+
+    @property
+    def scenarios(self) -> list[tuple[str, str]]:
+        """Each law under each condition."""
+        return [(law, condition) for condition in self.conditions for law in self.laws]
+
+    def horizon_of(self, condition: str, training: bool = False) -> float:
+        """How long an episode is under a condition: long enough for as many jobs."""
+        usual_s = FixedArrivals().mean_interval_s
+        horizon_s = (training and self.training_horizon_s) or self.horizon_s
+        return horizon_s * Variation.under(condition).arrivals.mean_interval_s / usual_s
+
+    @property
+    def names(self) -> list[str]:
+        """What tables call them."""
+        many = len(self.conditions) > 1
+        return [f"{law} {under}" if many else law for law, under in self.scenarios]
 
 
 @dataclass(frozen=True)
 class Network:
     """How large the networks are.
 
-    ``busy_after_ks`` are the times, in 1,000 s, for which the network is told who is still busy
-    then. ``hidden`` are the layers over the cluster; ``graph_width`` and ``graph_rounds`` are of
+    ``busy_after_ks`` are the times for which the network is told who is still busy then, in those
+    in which one job comes to 32 servers: with PAC-ML's arrivals 1,000 s. ``cluster`` says what it
+    is told: which *servers* are busy, which share of the *blocks* of each size is free, or both.
+    Of blocks only, its weights fit a RAMP of any shape. ``observation`` ``pac-ml`` is what PAC-ML's
+    agent sees, and no afterstates.
+    ``hidden`` are the layers over the cluster; ``graph_width`` and ``graph_rounds`` are of
     the message passing over the computation graph, which is left out with a width of 0.
     """
 
     busy_after_ks: tuple[float, ...] = setting(
         _TIMES, "the network sees which servers are busy then", _BUSY_AFTER_KS
+    )
+    observation: str = setting(
+        choice("an observation", *_OBSERVATIONS), "what is seen: ours, or PAC-ML's", "patchlight"
+    )
+    cluster: str = setting(
+        choice("what a network is told of", *_CLUSTERS),
+        "who is busy, free blocks, or both",
+        "servers",
     )
     hidden: tuple[int, ...] = setting(ListOf(_LAYER, "layers' sizes"), "hidden layers", (256, 64))
     graph_width: int = setting(Whole("a width", 0, 256), "of the message passing", 0)
@@ -108,7 +165,8 @@ class Afterstates:
     ``teacher_only_fraction`` of all steps; after that, until ``teacher_until_fraction``, in
     ``teacher_env_fraction`` of the environments. ``epsilon`` falls to 0 at the end; the learning
     rate falls to 0 from ``decay_from_fraction`` on. ``ema_rate`` is that of the moving average of
-    weights, by which the policy plays that is kept.
+    weights, by which the policy plays that is kept. ``start`` is a model that comes along, or an
+    ONNX file, whose weights to begin with.
     """
 
     gamma: float = setting(_GAMMA, "the discount factor", 0.98)
@@ -122,6 +180,7 @@ class Afterstates:
     teacher_only_fraction: float = setting(_FRACTION, "until when the teacher decides alone", 0.15)
     teacher_until_fraction: float = setting(_FRACTION, "until when it decides at all", 0.6)
     teacher_env_fraction: float = setting(_FRACTION, "of the environments where it does", 0.2)
+    start: str = setting(Text("a model", str), "a model whose weights to begin with", "")
     teacher: Mapping[str, int | str] = setting(_TEACHER, "the degree that it takes by law", {})
 
 
@@ -172,12 +231,18 @@ class Config:
     ppo: Ppo = setting(_record(Ppo), "of maskable-ppo", Ppo())
     evaluation: Evaluation = setting(_record(Evaluation), "while training", Evaluation())
 
+    @property
+    def discount(self) -> float:
+        """Of its algorithm."""
+        return self.afterstates.gamma if self.algorithm == "afterstates" else self.ppo.gamma
+
     def as_data(self) -> dict[str, Any]:
         """As a card and a checkpoint keep it: what the algorithm does not use is left out."""
         data: dict[str, Any] = dataclasses.asdict(self)
         del data["ppo" if self.algorithm == "afterstates" else "afterstates"]
-        if self.environment.law_instance is None:
-            del data["environment"]["law_instance"]  # A file has no way to write it.
+        for name in ("law_instance", "training_horizon_s"):
+            if data["environment"][name] is None:
+                del data["environment"][name]  # A file has no way to write it.
         return data
 
 
@@ -206,9 +271,9 @@ def parse_config(text: str, name: str = "config") -> Config:
 
 def check(config: Config, degrees: tuple[int, ...]) -> None:
     """``BadInput`` if a teacher names a degree that this cluster does not have."""
-    for law, degree in config.afterstates.teacher.items():
+    for name, degree in config.afterstates.teacher.items():
         if isinstance(degree, int) and degree not in degrees:
             raise BadInput(
-                f"the teacher for law {law} is degree {degree}: expected one of "
+                f"the teacher for law {name} is degree {degree}: expected one of "
                 f"{', '.join(map(str, degrees))}"
             )

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from patchlight.controller.policies.learned import Card, load_learned
-from patchlight.controller.policies.observation import SCHEMA, VERSION, Layout
+from patchlight.controller.policies.observation import SCHEMA, Layout
 from patchlight.emulation.learning.config import Config
 from patchlight.emulation.learning.network import OptionScorer
 
@@ -52,7 +52,7 @@ def export(
     """Writes the model into ``folder`` and reads it back as a user would; the ONNX file's path."""
     name = name or config.name
     content = onnx_bytes(scorer, layout)
-    seen = (SCHEMA, VERSION, layout.actions, layout.ramp, config.environment.rule)
+    seen = (SCHEMA, layout.version, layout.actions, layout.ramp, config.environment.rule)
     sha256, kept = hashlib.sha256(content).hexdigest(), json.loads(json.dumps(training))
     card = Card(name, "partition", *seen, code_version(), sha256, notes, kept)
     path = write_files(folder, name, content, card.written())

@@ -1,11 +1,13 @@
 """The networks: the value of a cluster once a job is placed, and what a computation graph adds.
 
 Each option is scored by the cluster that it leaves behind. ``ClusterValue`` tells, for each of some
-times, which servers and which RAMP blocks would still be busy, and gives one number for all of
-it. ``GraphEncoder`` passes messages along the computation graph's edges; what it finds
-corrects the scores. ``load_run`` and ``scorer_of`` read a trained one back from its run's folder.
+times, which servers would still be busy, or which share of the RAMP's blocks would be free, and
+gives one number for all of it. ``GraphEncoder`` passes messages along the computation graph's
+edges; what it finds corrects the scores. ``load_run`` and ``scorer_of`` read a trained one back
+from its run's folder.
 """
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,22 @@ import torch
 from torch import Tensor, nn
 
 from patchlight.controller.policies.observation import (
+    COUNTED,
+    INTERVAL,
     IS_NODE,
     JOB_FEATURES,
     NODE_FEATURES,
     OPTION_FEATURES,
-    RECENT_FEATURES,
+    RECENT_BINS,
+    UNEVENNESS,
+    WORK,
+    WORK_DEVIATION,
     Layout,
 )
+from patchlight.emulation.learning.blocks import EACH, SIZES, told_blocks
 from patchlight.emulation.learning.config import Config, Network, parse_config
+from patchlight.emulation.simulator.network.compiled import IS_COMPILED
+from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 # Where an action cannot succeed. Not infinite, so that softmax and export stay finite.
@@ -29,15 +39,32 @@ IMPOSSIBLE = -1e6
 
 
 class ClusterValue(nn.Module):
-    """The value of a cluster: jobs that it will accept, discounted, beyond the mean number."""
+    """The value of a cluster: jobs that it will accept, discounted, beyond the mean number.
+
+    Since version 2 of the observation, times count in those in which one job comes to 32 servers,
+    and the work of jobs in what the cluster does meanwhile. So one network serves any load, and
+    told of blocks only, RAMPs of any shape: its weights do not depend on the layout.
+    """
 
     busy_after: Tensor
+    members: Tensor
+    sizes: Tensor
 
     def __init__(self, layout: Layout, network: Network) -> None:
         super().__init__()
         # A little more, so that a job that ends as the next one comes counts as gone.
         self.register_buffer("busy_after", torch.tensor(network.busy_after_ks).float() + 1e-3)
-        width = len(network.busy_after_ks) * layout.servers + RECENT_FEATURES
+        self.layout, self.cluster = layout, network.cluster
+        quick = network.cluster != "servers" and IS_COMPILED
+        self._quick = told_blocks(layout.ramp) if quick else None
+        each = layout.servers if network.cluster != "blocks" else 0
+        if network.cluster != "servers":
+            each += EACH
+            members, sizes = _blocks(layout.ramp)
+            self.register_buffer("members", members, persistent=False)
+            self.register_buffer("sizes", sizes, persistent=False)
+        self.known = self._known(torch.zeros(layout.shapes["recent"])).shape[-1]
+        width = len(network.busy_after_ks) * each + self.known
         layers: list[nn.Module] = []
         for hidden in network.hidden:
             layers += [nn.Linear(width, hidden), nn.ReLU()]
@@ -50,9 +77,61 @@ class ClusterValue(nn.Module):
 
     def forward(self, remaining: Tensor, recent: Tensor) -> Tensor:
         """``remaining`` … × servers, ``recent`` … × features → …"""
-        busy = (remaining.unsqueeze(-2) > self.busy_after.unsqueeze(-1)).float()
-        found: Tensor = self.layers(torch.cat([busy.flatten(-2), recent], dim=-1))
+        return self.of(self.seen(remaining, recent))
+
+    def of(self, seen: Tensor) -> Tensor:
+        """The value of what was ``seen``."""
+        found: Tensor = self.layers(seen)
         return found.squeeze(-1)
+
+    def seen(self, remaining: Tensor, recent: Tensor) -> Tensor:
+        """The numbers that the value is made of."""
+        after = self._after(recent)
+        parts = []
+        if self.cluster != "blocks":
+            parts.append((remaining.unsqueeze(-2) > after.unsqueeze(-1)).float())
+        if self._quick is not None and remaining.dim() == 2:
+            shares = self._quick.shares(remaining.numpy(), after.numpy())
+            parts.append(torch.from_numpy(shares.reshape(len(shares), -1, EACH)))
+        elif self.cluster != "servers":
+            busy = (remaining.unsqueeze(-2) > after.unsqueeze(-1)).float()
+            share = torch.relu(1.0 - busy @ self.members) @ self.sizes
+            parts += [1.0 - busy.mean(-1, keepdim=True), share, (share > 0).float()]
+        shown = torch.cat(parts, dim=-1).flatten(-2)
+        return torch.cat([shown, self._known(recent)], dim=-1)
+
+    def _after(self, recent: Tensor) -> Tensor:
+        """The times at which it is told who is busy, … × times."""
+        if self.layout.version == 1:
+            return self.busy_after.expand(*recent.shape[:-1], -1)
+        # In which one job comes to as many servers as PAC-ML's cluster has.
+        each = self.layout.servers / PAC_ML_SHAPE.size
+        return self.busy_after * (recent[..., INTERVAL : INTERVAL + 1] * each)
+
+    def _known(self, recent: Tensor) -> Tensor:
+        """What recent jobs tell, without units."""
+        if self.layout.version == 1:
+            return recent
+        capacity = (recent[..., INTERVAL : INTERVAL + 1] * self.layout.servers).clamp(min=1e-6)
+        told = [recent[..., : RECENT_BINS + 2], recent[..., WORK : WORK + 1] / capacity]
+        told.append(recent[..., COUNTED : COUNTED + 1])
+        told.append(recent[..., WORK_DEVIATION : WORK_DEVIATION + 1] / capacity)
+        told.append(recent[..., UNEVENNESS : UNEVENNESS + 1])
+        return torch.cat(told, dim=-1).clamp(max=10.0)
+
+
+def _blocks(shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+    """The servers of all blocks of ``SIZES``, servers × blocks, and for each block of its size
+    one over the number of them, blocks × sizes.
+    """
+    table = told_blocks(shape)
+    found = [(place, block) for place, each in enumerate(table.blocks) for block in each]
+    members = torch.zeros(math.prod(shape), len(found))
+    sizes = torch.zeros(len(found), len(SIZES))
+    for column, (place, block) in enumerate(found):
+        members[list(block.servers), column] = 1.0
+        sizes[column, place] = 1.0
+    return members, sizes / sizes.sum(0).clamp(min=1.0)
 
 
 class GraphEncoder(nn.Module):
@@ -91,12 +170,15 @@ class OptionScorer(nn.Module):
 
     def __init__(self, layout: Layout, network: Network, discount: float) -> None:
         super().__init__()
-        self.discount = discount
+        # To a larger cluster as many more jobs come, for each of which a free server counts.
+        scale = layout.servers / PAC_ML_SHAPE.size if layout.version > 1 else 1.0
+        self.discount = discount * scale
         self.value = ClusterValue(layout, network)
         self.graph: GraphEncoder | None = None
         if network.graph_width:
             self.graph = GraphEncoder(network.graph_width, network.graph_rounds)
-            width = network.graph_width + JOB_FEATURES + OPTION_FEATURES + RECENT_FEATURES
+            width = network.graph_width + JOB_FEATURES + OPTION_FEATURES
+            width += layout.shapes["recent"][0]
             last = nn.Linear(64, 1)
             # It begins with no opinion, so that values learned without it still hold.
             nn.init.zeros_(last.weight)
@@ -109,6 +191,13 @@ class OptionScorer(nn.Module):
         plain = ("remaining", "mask", "recent")
         return (*plain, "options", "job", "nodes", "edges") if self.graph else plain
 
+    def corrected(self, graph: Tensor, job: Tensor, option: Tensor, recent: Tensor) -> Tensor:
+        """What the computation graph adds to the score of an option, all … × features."""
+        # Times are up to 100 units: squeezed, so that no feature drowns the others.
+        known = torch.log1p(torch.cat([graph, job, option], dim=-1).clamp(min=0.0))
+        found: Tensor = self.correction(torch.cat([known, recent], dim=-1))
+        return found.squeeze(-1)
+
     def forward(self, seen: Mapping[str, Tensor]) -> Tensor:
         """Scores, batch × actions; ``IMPOSSIBLE`` where the mask is 0."""
         remaining, mask = seen["remaining"], seen["mask"]
@@ -118,11 +207,9 @@ class OptionScorer(nn.Module):
         scores = scores + (torch.arange(actions) > 0).float()
         if self.graph is not None:
             described = self.graph(seen["nodes"], seen["edges"])
-            about = torch.cat([described, seen["job"]], dim=-1)
-            about = about.unsqueeze(-2).expand(-1, actions, -1)
-            # Times are up to 100 units: squeezed, so that no feature drowns the others.
-            known = torch.log1p(torch.cat([about, seen["options"]], dim=-1).clamp(min=0.0))
-            scores = scores + self.correction(torch.cat([known, recent], dim=-1)).squeeze(-1)
+            graph = described.unsqueeze(-2).expand(-1, actions, -1)
+            job = seen["job"].unsqueeze(-2).expand(-1, actions, -1)
+            scores = scores + self.corrected(graph, job, seen["options"], recent)
         return torch.where(mask > 0, scores, torch.full_like(scores, IMPOSSIBLE))
 
 
@@ -147,9 +234,18 @@ def load_run(folder: Path) -> tuple[Config, dict[str, Any]]:
 
 
 def scorer_of(config: Config, kept: dict[str, Any]) -> tuple[OptionScorer, Layout]:
-    """The scorer that a checkpoint holds, and the layout it is for."""
+    """The scorer that a checkpoint holds, and the layout it is for.
+
+    ``BadInput`` for a run that learned by PAC-ML's observation: of these there are no models.
+    """
+    if config.network.observation == "pac-ml":
+        raise BadInput(
+            f"{config.name!r} learned by PAC-ML's observation, of which there are no models",
+            hint="'patchlight policy study' compares what such networks learn",
+        )
     groups, racks, servers = kept["ramp"]
-    layout = Layout((groups, racks, servers), tuple(kept["degrees"]))
+    version = int(kept.get("observation_version", 1))
+    layout = Layout((groups, racks, servers), tuple(kept["degrees"]), version)
     scorer = OptionScorer(layout, config.network, float(kept["discount"]))
     scorer.load_state_dict(kept["average"])
     return scorer, layout

@@ -9,18 +9,20 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
-from patchlight.emulation.learning.afterstates import AfterstateLearner, play
+from patchlight.emulation.experiments.pac_ml.variation import Variation
+from patchlight.emulation.learning.afterstates import AfterstateLearner
 from patchlight.emulation.learning.config import Config, check
-from patchlight.emulation.learning.network import CHECKPOINT, CONFIG, OptionScorer
+from patchlight.emulation.learning.network import CHECKPOINT, CONFIG
+from patchlight.emulation.learning.players import play
 from patchlight.emulation.learning.vector_episodes import layout_of
-from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
-from patchlight.emulation.simulator.ramp.scenario import Scenario, pac_ml_scenario
+from patchlight.emulation.simulator.ramp.scenario import Scenario
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import ComputationGraph
@@ -35,7 +37,7 @@ class Learner(Protocol):
     steps: int
 
     @property
-    def average(self) -> OptionScorer:
+    def average(self) -> nn.Module:
         """The scorer to evaluate and to keep."""
 
     def round(self) -> Any:
@@ -52,20 +54,30 @@ class Learner(Protocol):
 class Report:
     """What came of a run: the scorer, and what its card says of it."""
 
-    scorer: OptionScorer
+    scorer: nn.Module
     training: dict[str, Any]
 
 
-def scenarios_of(config: Config, graphs: Sequence[ComputationGraph]) -> list[Scenario]:
-    """One scenario for each law; they share the cluster and the models."""
+def scenarios_of(
+    config: Config, graphs: Sequence[ComputationGraph] | Workloads, training: bool = False
+) -> list[Scenario]:
+    """One scenario for each law under each condition; they share the cluster and the models.
+
+    An episode has as many jobs under each condition: its horizon is longer where fewer come.
+    ``training``: those to learn from, whose episodes may be longer.
+    """
     environment = config.environment
-    workloads = Workloads(graphs)
-    return [
-        pac_ml_scenario(
-            workloads, law, environment.rule, environment.horizon_s, environment.law_instance
+    workloads = graphs if isinstance(graphs, Workloads) else Workloads(graphs)
+    found = []
+    for law, condition in environment.scenarios:
+        varied = replace(
+            Variation.under(condition),
+            horizon_s=environment.horizon_of(condition, training),
+            law_instance=environment.law_instance,
         )
-        for law in environment.laws
-    ]
+        varied.check_models(workloads.graphs)
+        found.append(varied.scenario(workloads, law, environment.rule))
+    return found
 
 
 class Run:
@@ -74,13 +86,13 @@ class Run:
     def __init__(
         self,
         config: Config,
-        graphs: Sequence[ComputationGraph],
+        graphs: Sequence[ComputationGraph] | Workloads,
         folder: Path,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.config, self.folder, self._say = config, folder, say
         self.scenarios = scenarios_of(config, graphs)
-        self.models = [graph.name for graph in graphs]
+        self.models = list(self.scenarios[0].workloads.names)
         self.layout = layout_of(self.scenarios[0])
         check(config, self.layout.degrees)
         self._before_s = 0.0
@@ -147,23 +159,26 @@ class Run:
         }
         return Report(learner.average, done | about)
 
-    def evaluate(self, scorer: OptionScorer) -> dict[str, float]:
-        """The mean faithful blocking rate on each law, over the evaluation's seeds."""
-        evaluation, laws = self.config.evaluation, self.config.environment.laws
+    def evaluate(self, scorer: nn.Module) -> dict[str, float]:
+        """The mean faithful blocking rate in each scenario, over the evaluation's seeds."""
+        evaluation, names = self.config.evaluation, self.config.environment.names
         found = {}
-        for law, scenario in zip(laws, self.scenarios, strict=True):
+        for name, scenario in zip(names, self.scenarios, strict=True):
+            if name in found:
+                continue
             rates = play(scorer, scenario, evaluation.first_seed, evaluation.seeds)
-            found[law] = round(sum(rates) / len(rates), 5)
+            found[name] = round(sum(rates) / len(rates), 5)
         return found
 
     def _learner(self) -> Learner:
         learner: Learner
+        scenarios = scenarios_of(self.config, self.scenarios[0].workloads, training=True)
         if self.config.algorithm == "afterstates":
-            learner = AfterstateLearner(self.config, self.scenarios, self._done)
+            learner = AfterstateLearner(self.config, scenarios, self._done)
         else:
             from patchlight.emulation.learning.ppo import PpoLearner
 
-            learner = PpoLearner(self.config, self.scenarios, self._done)
+            learner = PpoLearner(self.config, scenarios, self._done)
         if self._state is not None:
             learner.restore(self._state)
         return learner
@@ -176,7 +191,8 @@ class Run:
             "learner": learner.state(),
             "ramp": list(self.layout.ramp),
             "degrees": list(self.layout.degrees),
-            "discount": learner.average.discount,
+            "observation_version": self.layout.version,
+            "discount": self.config.discount,
             "average": learner.average.state_dict(),
         }
         path = self.folder / CHECKPOINT
@@ -193,10 +209,9 @@ class Run:
         with path.open("a", newline="") as file:
             writer = csv.writer(file)
             if new:
-                laws = [f"blocking_{law}" for law in LAW_NAMES]
-                writer.writerow(["steps", "wall_s", "loss", "blocking_in_training", *laws])
-            shown = [rates.get(law, "") for law in LAW_NAMES]
-            writer.writerow([learner.steps, round(wall_s, 1), loss, playing, *shown])
+                columns = [f"blocking_{name}" for name in rates]
+                writer.writerow(["steps", "wall_s", "loss", "blocking_in_training", *columns])
+            writer.writerow([learner.steps, round(wall_s, 1), loss, playing, *rates.values()])
         written = "  ".join(f"{law} {rate:.4f}" for law, rate in rates.items())
         part = learner.steps / self.config.steps
         self._say(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +21,11 @@ from patchlight.controller.policies.observation import (
     Layout,
     Observation,
     graph_features,
-    recent_features,
 )
+from patchlight.emulation.learning.blocks import BlockTable
+from patchlight.emulation.learning.episode_jobs import EpisodeJobs
 from patchlight.emulation.simulator.ramp.lossnetwork import EPSILON_S
-from patchlight.emulation.simulator.ramp.ramp import PlacementRule, sub_blocks
+from patchlight.emulation.simulator.ramp.ramp import Block, PlacementRule, sub_blocks
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 from patchlight.testbed.errors import BadInput
 
@@ -64,7 +66,6 @@ class VectorEpisodes:
     | ``sequential_s``, ``limit_s`` | E | its time on one GPU; that within which it must complete |
     | ``expected_s`` | E × D | about how long it takes |
     | ``fits`` | E × D | whether it has a place now |
-    | ``servers`` | E × D × S | 1.0 for the servers of that place |
     | ``mask`` | E × A | which actions can succeed |
     | ``free`` | E | how many servers are free |
     | ``has_block`` | list of E | for each of ``block_sizes``, whether a block is free |
@@ -91,9 +92,6 @@ class VectorEpisodes:
         self._rows = np.arange(num_envs)
         self._prepare_blocks()
         self._prepare_times()
-        described = [graph_features(graph) for graph in self.workloads.graphs]
-        self.nodes = np.stack([nodes for nodes, _ in described])
-        self.edges = np.stack([edges for _, edges in described])
         self._until = np.zeros((num_envs, size))  # when each server is free again
         self.scenario_of = np.zeros(num_envs, int)
         self.seed_of = np.zeros(num_envs, int)
@@ -122,21 +120,24 @@ class VectorEpisodes:
 
     # What is the same in all environments.
 
+    @cached_property
+    def nodes(self) -> Array:
+        """The operations' features of each model's computation graph."""
+        return np.stack([graph_features(graph)[0] for graph in self.workloads.graphs])
+
+    @cached_property
+    def edges(self) -> Array:
+        """Their edges."""
+        return np.stack([graph_features(graph)[1] for graph in self.workloads.graphs])
+
     def _prepare_blocks(self) -> None:
         workloads, degrees = self.workloads, self.layout.degrees
         plans = workloads.plans
         self.block_sizes = sorted(
             {n for each in plans for plan in each.values() for n in plan.splits}
         )
-        size = self.layout.servers
-        self._blocks = [workloads.ramp.blocks(count) for count in self.block_sizes]
-        # A block's servers as a row of 0 and 1; one more row, of none, for "there is no block".
-        self._members = []
-        for blocks in self._blocks:
-            members = np.zeros((len(blocks) + 1, size), np.float32)
-            for row, block in enumerate(blocks):
-                members[row, list(block.servers)] = 1.0
-            self._members.append(members)
+        self._table = BlockTable(workloads.ramp, self.block_sizes)
+        self._degrees = np.array(degrees)
         self._needs = np.zeros((len(plans), len(degrees), len(self.block_sizes)), bool)
         self._largest = np.zeros((len(plans), len(degrees)), int)
         self._possible = np.zeros((len(plans), len(degrees)), bool)
@@ -148,11 +149,10 @@ class VectorEpisodes:
                     self._needs[graph, column, self.block_sizes.index(count)] = True
                 self._largest[graph, column] = self.block_sizes.index(plan.max_split)
                 self._possible[graph, column] = plan.fits_memory
-        self._most_taken = self._needs.any(axis=(0, 1))
 
     def _prepare_times(self) -> None:
         workloads, degrees = self.workloads, self.layout.degrees
-        graphs, most = range(len(workloads.names)), max(map(len, self._blocks))
+        graphs, most = range(len(workloads.names)), int(self._table.begin[-1])
         self._expected_s = np.array(
             [[workloads.expected_s(g, degree, self.rule) for degree in degrees] for g in graphs]
         )
@@ -160,11 +160,11 @@ class VectorEpisodes:
 
     # What is each environment's own.
 
-    def _draw(self, env: int) -> _Jobs:
+    def _draw(self, env: int) -> EpisodeJobs:
         seed, self._next_seed = self._next_seed, self._next_seed + 1
         which = seed % len(self.scenarios)
         self.scenario_of[env], self.seed_of[env] = which, seed
-        return _Jobs.of(self.scenarios[which], seed)
+        return EpisodeJobs.of(self.scenarios[which], seed)
 
     def _load(self, envs: NDArray[np.intp]) -> None:
         """The jobs of these environments come into arrays, a column for each job."""
@@ -195,61 +195,76 @@ class VectorEpisodes:
         self.limit_s = self.beta * alone
         self.expected_s = self._expected_s[self.graph]
         self._left = np.maximum(self._until - self.now_s[:, None] - EPSILON_S, 0.0)
-        busy = (self._left > 0).astype(np.float32)
-        self.free = self.layout.servers - busy.sum(axis=1)
-        self._first, self.has_block = [], []
-        taken = []
-        for members in self._members:
-            overlap = busy @ members[:-1].T
-            free = overlap == 0
-            some = free.any(axis=1)
-            first = np.where(some, free.argmax(axis=1), len(members) - 1)
-            self.has_block.append(some)
-            self._first.append(first)
-            taken.append(members[first])
-        needs = self._needs[self.graph]  # E × D × block sizes
-        missing = ~np.stack(self.has_block, axis=1)
-        self.fits = ~(needs & missing[:, None, :]).any(axis=2) & self._possible[self.graph]
-        self.fits &= np.array(self.layout.degrees) <= self.free[:, None]
-        shape = (self.num_envs, len(self.layout.degrees), self.layout.servers)
-        servers = np.zeros(shape, np.float32)
-        for column, each in enumerate(taken):
-            np.maximum(servers, needs[:, :, column, None] * each[:, None, :], out=servers)
-        self.servers = servers
-        self.mask = np.ones((self.num_envs, len(self.layout.degrees) + 1), bool)
+        self.free = self.layout.servers - np.count_nonzero(self._left, axis=1)
+        self._first = self._table.first_free(self._left)
+        self.has_block = list((self._first >= 0).T)
+        missing = self._needs[self.graph] & (self._first < 0)[:, None, :]
+        self.fits = ~missing.any(axis=2) & self._possible[self.graph]
+        self.fits &= self._degrees <= self.free[:, None]
+        self.mask = np.ones((self.num_envs, len(self._degrees) + 1), bool)
         self.mask[:, 1:] = self.fits & (self.expected_s <= self.limit_s[:, None])
 
-    def remaining(self, out: Array | None = None) -> Array:
-        """Afterstates, E × A × S: how long each server would then be busy, in ``UNIT_S``."""
-        shape = (self.num_envs, len(self.layout.degrees) + 1, self.layout.servers)
-        found = np.empty(shape, np.float32) if out is None else out
-        now = np.minimum((self._left + EPSILON_S * (self._left > 0)) / UNIT_S, LONGEST)
-        found[:] = now[:, None, :]
-        taken = self.servers * self.mask[:, 1:, None]
-        lasting = np.minimum(self.expected_s / UNIT_S, LONGEST).astype(np.float32)
-        found[:, 1:] += taken * lasting[:, :, None]
+    def servers(self, envs: NDArray[np.intp], column: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """The servers, N × S, that jobs of these environments would get at these degrees."""
+        return self._table.taken(self._needs[self.graph[envs], column], self._first[envs])
+
+    def afterstates(self, envs: NDArray[np.intp], actions: NDArray[np.intp]) -> Array:
+        """How long each server would be busy after these actions, N × S, in ``UNIT_S``.
+
+        As the servers are now after an action that cannot succeed.
+        """
+        left = self._left[envs]
+        now = np.minimum((left + EPSILON_S * (left > 0)) / UNIT_S, LONGEST)
+        found: Array = now.astype(np.float32)
+        placed = np.flatnonzero((actions > 0) & self.mask[envs, actions])
+        column = actions[placed] - 1
+        lasting = np.minimum(self.expected_s[envs[placed], column] / UNIT_S, LONGEST)
+        taken = self.servers(envs[placed], column)
+        found[placed] = np.where(taken, lasting[:, None], found[placed])
         return found
+
+    def remaining(self, out: Array | None = None) -> Array:
+        """Afterstates of all actions, E × A × S."""
+        shape = (self.num_envs, len(self._degrees) + 1, self.layout.servers)
+        envs, actions = (each.ravel() for each in np.indices(shape[:2]))
+        found: Array = self.afterstates(envs, actions).reshape(shape)
+        if out is None:
+            return found
+        out[:] = found
+        return out
 
     def observe(self, out: Observation) -> Observation:
         """The observation of every environment, written into ``out``'s arrays."""
         self.remaining(out["remaining"])
-        size = self.layout.servers
-        options = out["options"]
-        options[:, 0] = 0.0
-        options[:, 1:, 0] = np.array(self.layout.degrees) / size
-        options[:, 1:, 1] = np.minimum(self.expected_s / UNIT_S, LONGEST)
-        options[:, 1:, 2] = np.minimum(self.expected_s / self.limit_s[:, None], LONGEST)
-        options[:, 1:, 3] = self.servers.sum(axis=2) * self.mask[:, 1:] / size
+        out["options"][:], out["job"][:] = self.described()
         out["mask"][:] = self.mask
-        job = out["job"]
-        job[:, 0] = np.minimum(self.beta, 1.0)
-        job[:, 1] = np.minimum(self.sequential_s / UNIT_S, LONGEST)
-        job[:, 2] = np.minimum(self.limit_s / UNIT_S, LONGEST)
-        job[:, 3] = self.free / size
         out["recent"][:] = self.recent
         np.take(self.nodes, self.graph, axis=0, out=out["nodes"])
         np.take(self.edges, self.graph, axis=0, out=out["edges"])
         return out
+
+    def described(self) -> tuple[Array, Array]:
+        """``options`` and ``job`` of every environment."""
+        size = self.layout.servers
+        options = np.zeros((self.num_envs, *self.layout.shapes["options"]), np.float32)
+        job = np.zeros((self.num_envs, *self.layout.shapes["job"]), np.float32)
+        options[:, 1:, 0] = np.array(self.layout.degrees) / size
+        options[:, 1:, 1] = np.minimum(self.expected_s / UNIT_S, LONGEST)
+        options[:, 1:, 2] = np.minimum(self.expected_s / self.limit_s[:, None], LONGEST)
+        envs, column = np.nonzero(self.mask[:, 1:])
+        options[envs, 1 + column, 3] = self.servers(envs, column).sum(axis=1) / size
+        job[:, 0] = np.minimum(self.beta, 1.0)
+        job[:, 1] = np.minimum(self.sequential_s / UNIT_S, LONGEST)
+        job[:, 2] = np.minimum(self.limit_s / UNIT_S, LONGEST)
+        job[:, 3] = self.free / size
+        return options, job
+
+    @property
+    def running(self) -> NDArray[np.intp]:
+        """How many jobs run in every environment; two that end at one moment count once."""
+        ends = np.sort(self._left, axis=1)
+        found: NDArray[np.intp] = (np.diff(ends, axis=1, prepend=0.0) > 0).sum(axis=1)
+        return found
 
     @property
     def recent(self) -> Array:
@@ -272,7 +287,7 @@ class VectorEpisodes:
             accepted &= lasting <= self.limit_s * _ROUNDING
             chosen = np.flatnonzero(accepted)
             ends = self.now_s + lasting
-            servers = self.servers[chosen, column[chosen]] > 0
+            servers = self.servers(chosen, column[chosen])
             self._until[chosen] = np.where(servers, ends[chosen, None], self._until[chosen])
             self.unfinished += accepted & (ends > self._horizon_s + EPSILON_S)
         self.blocked += ~accepted
@@ -290,25 +305,26 @@ class VectorEpisodes:
         if self.scenarios[0].reuse_first_time:
             found = self._first_times[envs, graph, largest]
         else:
-            block = np.stack(self._first, axis=1)[envs, largest]
-            found = self._times[graph, column, block]
+            found = self._times[graph, column, self._first[envs, largest]]
         for number in np.flatnonzero(np.isnan(found)).tolist():
             env, g, c = int(envs[number]), int(graph[number]), int(column[number])
             degree = self.layout.degrees[c]
             splits = self.workloads.plans[g][degree].splits
             most = int(largest[number])
-            whole = self._blocks[most][int(self._first[most][env])]
             if self.rule == PlacementRule.RAMP_BLOCK:
-                blocks = sub_blocks(self.workloads.ramp, whole, splits)
+                blocks = sub_blocks(self.workloads.ramp, self._block(env, most), splits)
             else:
-                where = [self.block_sizes.index(n) for n in splits]
-                blocks = tuple(self._blocks[i][int(self._first[i][env])] for i in where)
+                blocks = tuple(self._block(env, self.block_sizes.index(n)) for n in splits)
             found[number] = self.workloads.completion_s(g, degree, blocks)
             if self.scenarios[0].reuse_first_time:
                 self._first_times[env, g, most] = found[number]
             else:
-                self._times[g, c, int(self._first[most][env])] = found[number]
+                self._times[g, c, self._first[env, most]] = found[number]
         return found
+
+    def _block(self, env: int, size: int) -> Block:
+        """The first free block of the size at this place."""
+        return self._table.blocks[size][int(self._first[env, size] - self._table.begin[size])]
 
     def _finish(self, envs: NDArray[np.intp]) -> list[Finished]:
         finished = []
@@ -325,32 +341,6 @@ class VectorEpisodes:
         self._whole[envs] = True
         self._load(envs)
         return finished
-
-
-@dataclass(frozen=True, slots=True)
-class _Jobs:
-    """The jobs of one episode as columns; of the last ones some may not be decided on."""
-
-    graph: NDArray[np.intp]
-    beta: _Floats
-    arrived_s: _Floats
-    recent: Array
-    decisions: int
-    horizon_s: float
-
-    @classmethod
-    def of(cls, scenario: Scenario, seed: int) -> _Jobs:
-        jobs = scenario.jobs(seed)
-        if not jobs or jobs[0].arrived_s >= scenario.horizon_s:
-            raise BadInput(f"the episode with seed {seed} has no job to decide on")
-        return cls(
-            np.array([job.graph for job in jobs]),
-            np.array([job.requirement for job in jobs]),
-            np.array([job.arrived_s for job in jobs]),
-            recent_features([j.requirement for j in jobs], [j.sequential_s for j in jobs]),
-            sum(job.arrived_s < scenario.horizon_s for job in jobs),
-            scenario.horizon_s,
-        )
 
 
 def _widened(array: NDArray, columns: int) -> NDArray:  # type: ignore[type-arg]

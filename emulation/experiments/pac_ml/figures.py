@@ -81,7 +81,7 @@ def _reference_lines(axis: Axes, result: dict[str, Any], laws: dict[str, Any]) -
         )
         if bound is not None:
             axis.hlines(bound, *span, "#000000", linewidth=1, label=label)
-        if result["comparable"]:
+        if result["comparable"] and law in result["published"]["blocking_rate"][_PAC_ML]:
             published = result["published"]["blocking_rate"][_PAC_ML][law]["blocking_rate"]
             label = f"{first}{_PAC_ML} (published)"
             axis.hlines(published, *span, "#d62728", linestyle="--", linewidth=1.2, label=label)

@@ -45,6 +45,9 @@ PAC_ML: Mapping[str, Mapping[str, Published]] = {
 }
 """The learned policy; the best checkpoint was picked on the evaluation's own episodes."""
 
+LESS_MAXIMUM = 0.562
+"""By which share its policy blocks less than maximum parallelisation at most (abstract)."""
+
 JCT_S: Mapping[str, Mapping[str, float]] = {
     "PAC-ML, final epoch": {"A": 7487, "B": 1888, "C": 7469, "D": 14903},
     "maximum": {"A": 1875, "B": 1884, "C": 1901, "D": 1884},

@@ -31,6 +31,8 @@ def rows_beside_published(result: dict[str, Any]) -> list[tuple[str, ...]]:
     """
     rows: list[tuple[str, ...]] = []
     for law, cell in result["rules"].get(paper.RULE, {}).items() if result["comparable"] else ():
+        if law not in paper.PAC_ML[_PAC_ML]:
+            continue
         published = paper.PAC_ML[_PAC_ML][law].blocking_rate
         measured, policy = cell["lowest"]["blocking_rate"], cell["lowest"]["policy"]
         points = f"{100 * (measured - published):+.2f} points".replace("-", "−")

@@ -201,6 +201,16 @@ class CellFigures:
     hindsight_bound: BoundFigures
     roll_out: RollOutFigures | None
     lowest: Lowest
+    less_maximum: Mapping[str, float]
+
+
+def less_maximum(policies: Mapping[str, PolicyFigures]) -> dict[str, float]:
+    """By which share each policy blocks less than maximum parallelisation; empty without that."""
+    most = policies["maximum"].blocking_rate if "maximum" in policies else None
+    if not most:
+        return {}
+    rates = {name: figures.blocking_rate for name, figures in policies.items()}
+    return {name: 1 - rate / most for name, rate in rates.items() if rate is not None}
 
 
 def _published() -> dict[str, Any]:
@@ -218,8 +228,9 @@ def _published() -> dict[str, Any]:
 class Result:
     """What was run, where and when, and the figures by placement rule and law.
 
-    ``law_instance`` is that of laws B, C and D; ``None`` for new ones in each episode. If it was
-    ``interrupted``, each policy has the figures of those of its episodes that were finished.
+    ``law_instance`` is that of laws B, C and D; ``None`` for new ones in each episode. ``varied``
+    is what else is other than in the paper. If it was ``interrupted``, each policy has the figures
+    of those of its episodes that were finished.
     """
 
     experiment: str = "pac-ml"
@@ -235,6 +246,7 @@ class Result:
     seeds: Sequence[int]
     horizon_s: float
     law_instance: int | None
+    varied: Mapping[str, str]
     interrupted: bool
     episodes_finished: int
     episodes_wanted: int

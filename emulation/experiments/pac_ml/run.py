@@ -30,12 +30,13 @@ from patchlight.emulation.experiments.pac_ml.results import (
     PolicyFigures,
     Result,
     RollOutFigures,
+    less_maximum,
 )
 from patchlight.emulation.experiments.pac_ml.variation import Variation
 from patchlight.emulation.provenance import policy_files, provenance
 from patchlight.emulation.simulator.executors import Engine, Interrupted, run_all
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
-from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
+from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES, law
 from patchlight.emulation.simulator.ramp.rollout import LookAhead
 from patchlight.emulation.simulator.ramp.scenario import PAC_ML_HORIZON_S
 from patchlight.testbed.errors import BadInput
@@ -73,7 +74,8 @@ class ExperimentOptions:
             raise BadInput(f"cannot run {self.seeds} seeds: expected 1 or more")
         if self.first_seed < 0:
             raise BadInput(f"the first seed is {self.first_seed}: expected 0 or more")
-        _check("requirement law", self.laws, LAW_NAMES)
+        for name in self.laws:
+            law(name)
         _check("placement rule", self.rules, [rule.value for rule in PlacementRule])
         named = check_names([*(self.policies or ()), *self.added], self.variation.ramp)
         for what, asked in (
@@ -154,13 +156,13 @@ def run_experiment(
 ) -> dict[str, Any]:
     """Everything that ``result.json`` holds. ``tell`` hears (episodes done, episodes in all).
 
-    Of ``options.variation`` only the laws' instance is for this: the rest is other than the paper.
     Ctrl-C keeps the episodes that are finished; where none is, it is raised.
     """
     profiles = find_profiles(options.profiles)
     say(f"models: {profiles.source}")
     if not profiles.published:
         say("these are not the profiles that the paper used: its figures are then no comparison")
+    options.variation.check_models(profiles.graphs)
     started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
     origin = provenance(options.all_seeds, _files(options, profiles))
     runner = TaskRunner(profiles.graphs, options.horizon_s, options.variation)
@@ -181,6 +183,7 @@ def run_experiment(
             ),
             None if look is None else RollOutFigures.of(look),
             Lowest.of(policies),
+            less_maximum(policies),
         )
     result = Result(
         started_at=started.isoformat(timespec="seconds"),
@@ -197,7 +200,10 @@ def run_experiment(
         interrupted=done.interrupted,
         episodes_finished=done.episodes,
         episodes_wanted=len(runs),
-        comparable=profiles.published and options.horizon_s == PAC_ML_HORIZON_S,
+        varied=options.variation.written,
+        comparable=profiles.published
+        and options.horizon_s == PAC_ML_HORIZON_S
+        and not options.variation.written,
         rules=figures,
     )
     return asdict(result)

@@ -1,7 +1,7 @@
 """Where a learned policy was trained, and what of an evaluation lies outside of that.
 
-A model is good for the load, the mix and the laws that it learned from; nothing in what it sees
-tells it of others. ``patchlight policy train`` knows one way of arrivals and one mix: PAC-ML's.
+A model is good for the load, the mix and the laws that it learned from. Loads between two that it
+learned from count as met.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,10 +33,9 @@ def outside_training(
         if variation.law_instance is not None:
             here = f"here it is instance {variation.law_instance}"
         found.append(f"trained on instance {instance} of law {law}, {here}")
-    if variation.arrivals != FixedArrivals():
-        found.append(f"trained on a job every {FixedArrivals().interval_s:g} s")
-    if variation.mix:
-        found.append("trained on all models alike")
+    found += _other_conditions(environment, variation)
+    if variation.milliseconds:
+        found.append("trained on milliseconds that count as seconds")
     if variation.failures is not None:
         found.append("trained on servers that never break")
     trained_models = card.training.get("models")
@@ -44,6 +43,25 @@ def outside_training(
         found.append(f"trained on {', '.join(map(str, trained_models))}")
     if card.training.get("profiles") == "PipeDream" and not published:
         found.append("trained on PipeDream's profiles")
+    return found
+
+
+def _other_conditions(environment: Mapping[str, Any], variation: Variation) -> list[str]:
+    """What of arrivals and mix no training condition had."""
+    told = environment.get("conditions")
+    conditions = [str(each) for each in told] if isinstance(told, list) and told else ["fixed:1000"]
+    trained = [Variation.under(each) for each in conditions]
+    alike = [each for each in trained if dict(each.mix) == dict(variation.mix)]
+    here = variation.arrivals
+    kind = [each.arrivals for each in alike or trained if type(each.arrivals) is type(here)]
+    met = [each.mean_interval_s for each in kind]
+    found = []
+    if not met or not min(met) <= here.mean_interval_s <= max(met):
+        many = len(conditions) > 1
+        usual = f"trained on a job every {FixedArrivals().interval_s:g} s"
+        found.append(f"trained on {', '.join(conditions)}" if many else usual)
+    if variation.mix and not alike:
+        found.append("trained on all models alike")
     return found
 
 

@@ -16,13 +16,14 @@ from patchlight.emulation.simulator.ramp.scenario import (
     Scenario,
     pac_ml_scenario,
 )
-from patchlight.emulation.simulator.ramp.workloads import Workloads
+from patchlight.emulation.simulator.ramp.workloads import Device, Workloads
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.issues import nearest
 from patchlight.testbed.graphs import ComputationGraph
 
 MAX_SERVERS = 1024
 MAX_ARRIVALS = 1_000_000
+_MILLISECOND = 1e-3
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Variation:
 
     ``mix`` gives models their shares of the jobs by name, 0 to those that it does not name;
     without it they come as in the paper. ``law_instance`` fixes laws B, C and D, which are
-    made anew for each episode without it (``requirements.SkewNormal``).
+    made anew for each episode without it (``requirements.SkewNormal``). With ``milliseconds`` the
+    profiles' times are what they say, and jobs come and go in a thousandth of the time.
     """
 
     ramp: RampShape = PAC_ML_SHAPE
@@ -40,6 +42,7 @@ class Variation:
     failures: Outages | None = None
     horizon_s: float = PAC_ML_HORIZON_S
     law_instance: int | None = None
+    milliseconds: bool = False
 
     @classmethod
     def parse(
@@ -48,17 +51,45 @@ class Variation:
         arrivals: str | None = None,
         mix: str | None = None,
         failures: str | None = None,
+        milliseconds: bool = False,
     ) -> Variation:
         """Of what users write, as ``4x4x2``, ``poisson:1000``, ``vgg16=3,gnmt=1``, ``30d:4h``.
 
         ``BadInput`` saying what was expected.
         """
+        second = _MILLISECOND if milliseconds else 1.0
+        usual = FixedArrivals(FixedArrivals().interval_s * second)
         return cls(
             PAC_ML_SHAPE if ramp is None else _shape(ramp),
-            FixedArrivals() if arrivals is None else _arrivals(arrivals, PAC_ML_HORIZON_S),
+            usual if arrivals is None else _arrivals(arrivals, PAC_ML_HORIZON_S * second),
             () if mix is None else _mix(mix),
             (failures and Outages.parse(f"server:{failures.removeprefix('server:')}")) or None,
+            milliseconds=milliseconds,
         )
+
+    @classmethod
+    def under(cls, condition: str) -> Variation:
+        """Of a condition that policies are trained under: when jobs come and, after a space, of
+        which models they are, as ``fixed:150 gnmt=1``; ``BadInput`` saying what was expected.
+        """
+        arrivals, _, mix = condition.strip().partition(" ")
+        return cls.parse(arrivals=arrivals, mix=mix.strip() or None)
+
+    @property
+    def written(self) -> dict[str, str]:
+        """What is other than in the paper, besides the laws, as users write it."""
+        usual = Variation.parse(milliseconds=self.milliseconds)
+        found: dict[str, str] = {}
+        if self.ramp != usual.ramp:
+            found["ramp"] = f"{self.ramp.groups}x{self.ramp.racks}x{self.ramp.servers}"
+        if self.arrivals != usual.arrivals:
+            kind = "fixed" if isinstance(self.arrivals, FixedArrivals) else "poisson"
+            found["arrivals"] = f"{kind}:{self.arrivals.mean_interval_s:g}"
+        if self.mix:
+            found["mix"] = ",".join(f"{name}={share:g}" for name, share in self.mix)
+        if self.milliseconds:
+            found["times"] = "milliseconds"
+        return found
 
     def check_models(self, graphs: Sequence[ComputationGraph]) -> None:
         """``BadInput`` if the mix names a model that is none of these."""
@@ -71,11 +102,13 @@ class Variation:
     def workloads(self, graphs: Sequence[ComputationGraph]) -> Workloads:
         """The models on this cluster."""
         self.check_models(graphs)
-        return Workloads(graphs, self.ramp)
+        device = Device(seconds_per_ms=_MILLISECOND) if self.milliseconds else None
+        return Workloads(graphs, self.ramp, device=device)
 
     def scenario(self, workloads: Workloads, law: str, rule: str) -> Scenario:
         """The experiment so varied."""
-        plain = pac_ml_scenario(workloads, law, rule, self.horizon_s, self.law_instance)
+        second = _MILLISECOND if self.milliseconds else 1.0
+        plain = pac_ml_scenario(workloads, law, rule, self.horizon_s * second, self.law_instance)
         shares = dict(self.mix)
         return replace(
             plain,

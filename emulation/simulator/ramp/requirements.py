@@ -98,10 +98,32 @@ LAW_NAMES = ("A", *_SKEWNESS)
 
 
 def law(name: str, instance: int | None = None) -> RequirementLaw:
-    """The law of this name; ``BadInput`` naming those there are. ``instance``: ``SkewNormal``."""
-    if name not in LAW_NAMES:
-        raise BadInput(f"no requirement law {name!r}: expected one of {', '.join(LAW_NAMES)}")
-    return SkewNormal(name, _SKEWNESS[name], instance) if name in _SKEWNESS else uniform(name)
+    """The law of this name, or one that is described; ``BadInput`` saying what there is.
+
+    Described are ``uniform:0.2:0.6``, hundredths from the one to the other; ``skewed:-2``, a
+    skewed normal like those of B, C and D with another skewness; ``values:0.25/0.5/1``, one of
+    these, each as likely. ``instance``: ``SkewNormal``.
+    """
+    if name in LAW_NAMES:
+        return SkewNormal(name, _SKEWNESS[name], instance) if name in _SKEWNESS else uniform(name)
+    kind, _, written = name.partition(":")
+    try:
+        match kind:
+            case "uniform":
+                least, most = (float(each) for each in written.split(":"))
+                if 0 < least <= most <= 1:
+                    return uniform(name, least, most)
+            case "skewed":
+                if math.isfinite(skewness := float(written)):
+                    return SkewNormal(name, skewness, instance)
+            case "values":
+                return Choice(name, tuple(float(each) for each in written.split("/")))
+    except ValueError:
+        pass
+    raise BadInput(
+        f"no requirement law {name!r}: expected one of {', '.join(LAW_NAMES)}, or one like "
+        "uniform:0.2:0.6, skewed:-2 or values:0.25/0.5/1"
+    )
 
 
 def fixed(values: Sequence[float]) -> Choice:

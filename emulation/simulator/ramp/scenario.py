@@ -39,6 +39,10 @@ class Job(NamedTuple):
 class Arrivals(Protocol):
     """When jobs come."""
 
+    @property
+    def mean_interval_s(self) -> float:
+        """How long after one the next comes, in the mean."""
+
     def times(self, rng: np.random.Generator, horizon_s: float) -> list[float]:
         """Arrival times, ascending, none after ``horizon_s``."""
 
@@ -51,6 +55,11 @@ class FixedArrivals:
 
     def __post_init__(self) -> None:
         _check(self.interval_s)
+
+    @property
+    def mean_interval_s(self) -> float:
+        """The same after each."""
+        return self.interval_s
 
     def times(self, rng: np.random.Generator, horizon_s: float) -> list[float]:
         """Every ``interval_s`` from 0 s on."""

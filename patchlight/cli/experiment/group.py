@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from patchlight.cli.connection import complete_lab
 from patchlight.cli.errors import only_some_finished, require_root
 from patchlight.cli.experiment.architectures import architectures
 from patchlight.cli.experiment.oddl import oddl
+from patchlight.cli.experiment.pac_ml_load import pac_ml_load
 from patchlight.cli.rendering import console, harmless, progress_bar, say, wide_option
 from patchlight.cli.results import give_to_caller
 from patchlight.testbed.jobs import JobStatus
@@ -180,7 +182,29 @@ _COUNT = click.IntRange(min=1)
     help="Folder with PipeDream's five profiles, or a clone of PipeDream.  [default: the cache, "
     "else the built-in computed ones]",
 )
-@click.option("--laws", **_NAMES, default="A,B,C,D", help="Laws of jobs' requirements.")
+@click.option(
+    "--laws",
+    **_NAMES,
+    default="A,B,C,D",
+    help="Laws of jobs' requirements: A to D, or like uniform:0.2:0.6, skewed:-2, "
+    "values:0.25/0.5/1.",
+)
+@click.option(
+    "--arrivals",
+    metavar="HOW:SECONDS",
+    help="When jobs come, like poisson:800.  [default: fixed:1000; with --milliseconds fixed:1]",
+)
+@click.option(
+    "--mix",
+    metavar="MODEL=SHARE,…",
+    help="Which models, like vgg16=3,gnmt=1.  [default: all alike]",
+)
+@click.option(
+    "--milliseconds",
+    is_flag=True,
+    help="The profiles' times are milliseconds, not seconds as in the paper's simulator: all takes "
+    "a thousandth of the time, and communication is no longer next to nothing.",
+)
 @click.option(
     "--law-instance",
     type=click.IntRange(min=0),
@@ -227,6 +251,9 @@ def pac_ml(
     address: str | None,
     output: Path | None,
     law_instance: int | None,
+    arrivals: str | None,
+    mix: str | None,
+    milliseconds: bool,
     **chosen: Any,
 ) -> None:
     """How far to partition jobs that have to be done in time, on 32 servers of RAMP.
@@ -244,10 +271,14 @@ def pac_ml(
 
     options = run.ExperimentOptions(
         engine=Engine(engine, processes or 0, address),
-        variation=Variation(law_instance=law_instance),
+        variation=replace(
+            Variation.parse(arrivals=arrivals, mix=mix, milliseconds=milliseconds),
+            law_instance=law_instance,
+        ),
         **chosen,
     )
-    run.find_profiles(options.profiles)  # Before a folder is made: wrong input leaves nothing.
+    # Before a folder is made: wrong input leaves nothing.
+    options.variation.check_models(run.find_profiles(options.profiles).graphs)
     folder = output or Path("results") / time.strftime("pac-ml-%Y%m%d-%H%M%S")
     check_output(folder)
     out = console()
@@ -260,7 +291,7 @@ def pac_ml(
     if not result["comparable"]:
         say(
             "No published figures stand beside: they are for PipeDream's profiles "
-            "(patchlight graph fetch pipedream --help)."
+            "(patchlight graph fetch pipedream --help), with the paper's arrivals and models."
         )
     pictures = ", ".join(file.name for file in files if file.suffix == ".png")
     say(f"Plots ({pictures}, also as PDF and SVG) and result.json: {folder}/")
@@ -271,3 +302,4 @@ def pac_ml(
 
 experiment.add_command(architectures)
 experiment.add_command(oddl)
+experiment.add_command(pac_ml_load)

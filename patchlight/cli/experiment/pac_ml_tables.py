@@ -23,6 +23,7 @@ def print_tables(result: dict[str, Any]) -> None:
         beside = result["comparable"] and rule == paper.RULE
         _print_blocking(result, rule, laws, beside)
         _print_less_constant(rule, laws)
+        print_less_maximum(rule, laws, beside)
         _print_work(rule, laws, beside)
     if rows := rows_beside_published(result):
         title = f"Lowest rates beside PAC-ML's best checkpoint, {paper.RULE}"
@@ -36,7 +37,8 @@ def _print_blocking(result: dict[str, Any], rule: str, laws: dict[str, Any], bes
     instance = result["law_instance"]
     drawn = "laws made anew for each" if instance is None else f"instance {instance} of the laws"
     count = len(result["seeds"])
-    title = f"Blocking rate (%), {rule}, {count} seeds, {drawn}, mean ± 95 %"
+    other = "".join(f", {what} {text}" for what, text in result["varied"].items())
+    title = f"Blocking rate (%), {rule}, {count} seeds, {drawn}{other}, mean ± 95 %"
     names, faults = policies_in(laws), {name: _faults(laws, name) for name in policies_in(laws)}
     columns = []
     for law in laws:
@@ -104,6 +106,35 @@ def _print_less_constant(rule: str, laws: dict[str, Any]) -> None:
         table.add_row(_short(name), *cells)
     table.print()
     say("* significant: the 95 % interval, paired seed by seed, leaves zero out", meaning="quiet")
+
+
+def print_less_maximum(rule: str, laws: dict[str, Any], beside: bool) -> None:
+    """What policies block less than maximum parallelisation, as the paper counts its gain."""
+    if not all(cell["less_maximum"] for cell in laws.values()):
+        return
+    title = f"Blocks less than maximum parallelisation (% of that), {rule}"
+    table = Table("policy", *(_number(f"law {law}") for law in laws), title=title)
+
+    def shown(share: float | None) -> str:
+        return _NOTHING if share is None else f"{100 * share:.1f}".replace("-", "−")
+
+    for name in policies_in(laws):
+        if name != "maximum":
+            found = [cell["less_maximum"].get(name) for cell in laws.values()]
+            table.add_row(_short(name), *map(shown, found))
+    if beside:
+        table.end_section()
+        for name, rates in paper.PAC_ML.items():
+            cells: list[Cell] = []
+            for law in laws:
+                mine, most = rates.get(law), paper.BLOCKING["maximum"].get(law)
+                both = mine is not None and most is not None
+                share = 1 - mine.blocking_rate / most.blocking_rate if mine and most else None
+                cells.append(Coloured(f"({shown(share)})", "quiet") if both else _NOTHING)
+            table.add_row(name, *cells)
+    table.print()
+    if beside:
+        say(f"The paper: up to {100 * paper.LESS_MAXIMUM:.1f} %", meaning="quiet")
 
 
 def _print_work(rule: str, laws: dict[str, Any], beside: bool) -> None:

@@ -44,6 +44,7 @@ def of_partition(
     rule: str,
     profiles: Path | None,
     law_instance: int | None = None,
+    milliseconds: bool = False,
     **other: str | None,
 ) -> Evaluation:
     """Partition policies on PAC-ML's cluster: figures for each law and policy.
@@ -59,6 +60,7 @@ def of_partition(
     from patchlight.emulation.experiments.pac_ml.variation import Variation
     from patchlight.emulation.simulator.executors import Engine
 
+    varied = Variation.parse(milliseconds=milliseconds, **other)
     options = ExperimentOptions(
         seeds=len(seeds),
         first_seed=seeds.start,
@@ -67,7 +69,7 @@ def of_partition(
         policies=tuple(names),
         profiles=profiles,
         engine=Engine("processes", processes),
-        variation=replace(Variation.parse(**other), law_instance=law_instance),
+        variation=replace(varied, law_instance=law_instance),
     )
     began = time.monotonic()
     runs = run_policies(options, tell)
@@ -84,7 +86,8 @@ def of_partition(
         "rule": rule,
         "seeds": list(seeds),
         "law_instance": law_instance,
-        "varied": {what: text for what, text in other.items() if text is not None},
+        "varied": {what: text for what, text in other.items() if text is not None}
+        | ({"times": "milliseconds"} if milliseconds else {}),
     }
     rows = [
         {

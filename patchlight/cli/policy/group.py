@@ -29,12 +29,13 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 # Options of ``evaluate`` that only partition policies have.
 _ONLY_PARTITION = (
     *("laws", "law_instance", "rule", "seeds"),
-    *("profiles", "ramp", "arrivals", "mix", "failures"),
+    *("profiles", "ramp", "arrivals", "mix", "failures", "milliseconds"),
 )
 _KINDS = ("partition", "placement", "order", "topology", "elasticity")
 # Imported only when they are used: they need PyTorch.
 _LATER: Mapping[str, str] = {
     "train": "Train a policy as a configuration says.",
+    "study": "Train configurations with several seeds, and compare them.",
     "export": "Write a trained policy as an ONNX file with its card.",
 }
 _FILE, _COUNT = click.Path(path_type=Path), click.IntRange(1, 1_000_000)
@@ -180,7 +181,8 @@ def _source(factory: Any) -> str | None:
     "laws",
     multiple=True,
     metavar="LAW",
-    help="Law of jobs' requirements, A to D; may be given again.  [default: A]",
+    help="Law of jobs' requirements, A to D or like uniform:0.2:0.6, skewed:-2, "
+    "values:0.25/0.5/1; may be given again.  [default: A]",
 )
 @click.option(
     "--law-instance",
@@ -210,6 +212,11 @@ def _source(factory: Any) -> str | None:
     "--mix",
     metavar="MODEL=SHARE,…",
     help="Which models, like vgg16=3,gnmt=1.  [default: all alike]",
+)
+@click.option(
+    "--milliseconds",
+    is_flag=True,
+    help="The profiles' times are milliseconds, not seconds as in the paper's simulator.",
 )
 @click.option(
     "--failures",

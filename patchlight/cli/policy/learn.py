@@ -1,10 +1,11 @@
-"""``patchlight policy train`` and ``export``: learn a policy, and keep it as ONNX."""
+"""``patchlight policy train``, ``study`` and ``export``: learn policies, and keep them as ONNX."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from patchlight.cli.rendering import say
+from patchlight.cli.rendering import Coloured, Column, Table, listing_options, print_json, say
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 
@@ -58,6 +59,7 @@ def train(
     from patchlight.emulation.learning.config import ConfigError, find_config, parse_config
     from patchlight.emulation.learning.export import export as write_model
     from patchlight.emulation.learning.labs.config import is_for_labs
+    from patchlight.emulation.learning.network import OptionScorer
     from patchlight.emulation.learning.training import Run
     from patchlight.testbed.files.reader import read_text
 
@@ -82,8 +84,12 @@ def train(
         run.resume()
     report = run.learn()
     report.training["profiles"] = "PipeDream" if found.published else found.source
+    if not isinstance(report.scorer, OptionScorer):
+        say(f"{folder} has no model: it learned by PAC-ML's observation, which is for studies only")
+        return
     path = write_model(report.scorer, run.layout, wanted, report.training, folder)
-    say(f"{path}: try it with  patchlight policy evaluate {path}")
+    rule = wanted.environment.rule
+    say(f"{path}: try it with  patchlight policy evaluate {path} --rule {rule}")
 
 
 def _train_for_labs(
@@ -110,6 +116,103 @@ def _train_for_labs(
     path = export_lab_model(report.network, wanted, report.training, folder)
     others = " ".join(f"--{kind} {path}" for kind in wanted.learns)
     say(f"{path}: try it with  patchlight simulate --trace FILE --lab LAB {others}")
+
+
+@click.command()
+@click.argument("configs", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--training-seeds", type=click.IntRange(1, 1000), default=5, help="How often each is trained."
+)
+@click.option(
+    "--episodes", type=click.IntRange(2, 900), default=40, help="Test episodes of each scenario."
+)
+@click.option(
+    "--first-seed", type=click.IntRange(min=0), default=0, help="Their seeds count from this one."
+)
+@click.option("--steps", type=click.IntRange(min=1), help="Of each, over the configurations'.")
+@click.option(
+    "--profiles",
+    type=click.Path(path_type=Path),
+    help="Folder with PipeDream's five profiles, or a clone of PipeDream.  [default: the cache, "
+    "else the built-in computed ones]",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("results/learning/study"),
+    help="Folder of the study.",
+)
+@listing_options
+def study(
+    configs: tuple[Path, ...],
+    training_seeds: int,
+    episodes: int,
+    first_seed: int,
+    steps: int | None,
+    profiles: Path | None,
+    output: Path,
+    as_json: bool,
+) -> None:
+    """Train each of CONFIGS with several seeds, test all on the same episodes, compare them.
+
+    For each configuration and scenario the table has the mean blocking rate over the training
+    seeds with its interval, the worst of them, and what that blocks less the best constant degree
+    or plain rule in the same episodes. Run again with the same folder it goes on where it was;
+    study.json and all models are there in the end.
+    """
+    _needed()
+    import dataclasses
+
+    import torch
+
+    from patchlight.emulation.experiments.pac_ml.run import find_profiles
+    from patchlight.emulation.learning.config import find_config, read_config
+    from patchlight.emulation.learning.study import Study
+
+    torch.set_num_threads(1)
+    wanted = [read_config(find_config(config)) for config in configs]
+    if steps is not None:
+        wanted = [dataclasses.replace(config, steps=steps) for config in wanted]
+    found = find_profiles(profiles)
+    tested = range(first_seed, first_seed + episodes)
+
+    def tell(line: str) -> None:
+        say(line, err=as_json)
+
+    seeds = range(training_seeds)
+    result = Study(wanted, seeds, tested, found.graphs, output, tell).run()
+    if as_json:
+        print_json(result)
+        return
+    _study_table(result).print()
+    say("* significant: the 95 % interval, paired episode by episode, leaves zero out")
+    say(f"Figures and models: {output}/")
+
+
+def _study_table(result: dict[str, Any]) -> Table:
+    first, last = result["episodes"]
+    seeds = len(result["training_seeds"])
+    title = f"Blocking rate (%), {seeds} training seeds, episodes {first} to {last}"
+    columns = ("mean", "worst", "less best rule")
+    numbers = [Column(name, whole=True, right=True) for name in columns]
+    more = (Column("steps", wide=True, right=True), Column("less maximum", wide=True, right=True))
+    table = Table("config", "scenario", *numbers, "rule", *more, title=title)
+    for row in result["rows"]:
+        spread = row["ci95_over_training_seeds"]
+        less, around = 100 * row["less_best"], 100 * row["less_best_ci95"]
+        shown = f"{less:+.2f} ±{around:.2f}".replace("-", "−")
+        marked = Coloured(f"{shown}*", "good" if less < 0 else "bad")
+        table.add_row(
+            row["config"],
+            row["scenario"],
+            f"{100 * row['mean']:.2f}" + ("" if spread is None else f" ±{100 * spread:.2f}"),
+            f"{100 * row['worst']:.2f} ±{100 * row['worst_ci95_over_episodes']:.2f}",
+            marked if abs(less) > around else f"{shown} ",
+            f"{row['best_rule']} {100 * row['best_rule_rate']:.2f}",
+            f"{row['steps']:,}",
+            f"{100 * row['less_maximum']:.1f} %",
+        )
+    return table
 
 
 @click.command()

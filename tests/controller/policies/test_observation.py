@@ -14,9 +14,13 @@ from patchlight.controller.policies.contract import (
     nowhere,
 )
 from patchlight.controller.policies.observation import (
+    COUNTED,
+    INTERVAL,
     LONGEST,
     MAX_NODES,
     RECENT_BINS,
+    RECENT_FEATURES,
+    UNEVENNESS,
     Layout,
     Observer,
     graph_features,
@@ -97,18 +101,36 @@ def test_another_lab_or_a_job_without_graph_is_refused(
 
 
 def test_recent_jobs_are_told_by_what_they_asked_for() -> None:
-    found = recent_features([0.1, 0.55, 1.0], [1000.0, 3000.0, math.nan])
-    assert found.shape[0] == 4
-    assert not found[0].any()
+    times = [0.0, 800.0, 2000.0, 2100.0]
+    found = recent_features([0.1, 0.55, 1.0], [1000.0, 3000.0, math.nan], times)
+    assert found.shape == (4, RECENT_FEATURES)
+    assert found[0].nonzero()[0].tolist() == [INTERVAL]
+    assert found[0, INTERVAL] == 1.0
     assert found[2, :RECENT_BINS].tolist() == [0, 0.5, 0, 0, 0, 0.5, 0, 0, 0, 0]
-    assert found[2, RECENT_BINS:].tolist() == pytest.approx([0.325, 0.225, 2.0, 2 / 64])
+    about = [0.325, 0.225, 2.0, 2 / 64, 1.0, 1.0, 0.2]
+    assert found[2, RECENT_BINS:].tolist() == pytest.approx(about)
+    assert found[3, INTERVAL] == pytest.approx(0.7)
     assert found[3, 9] == pytest.approx(1 / 3)
 
 
 def test_only_64_recent_jobs_count() -> None:
-    found = recent_features([0.1] * 64 + [0.9] * 64, [1.0] * 128)
+    times = [*range(0, 6400, 100), *range(6400, 51300, 700)]
+    found = recent_features([0.1] * 64 + [0.9] * 64, [1.0] * 128, times)
     assert found[-1, 9] == 1.0
-    assert found[-1, RECENT_BINS + 3] == 1.0
+    assert found[-1, COUNTED] == 1.0
+    assert found[64, INTERVAL] == pytest.approx(0.1)
+    assert found[-1, INTERVAL] == pytest.approx(0.7)
+    assert found[-1, UNEVENNESS] == 0.0
+
+
+def test_models_of_version_1_see_what_they_saw_and_no_graph_where_they_look_at_none() -> None:
+    cluster = view(recent=(job(), job(arrived_s=500.0)))
+    old = Observer(Layout((2, 2, 1), (1, 2, 4), 1), graphs=False)
+    seen = {n: a.copy() for n, a in old.observe(cluster, job(graph=None), (0, 1, 2)).items()}
+    now = Observer(LAYOUT).observe(cluster, job(), (0, 1, 2))
+    assert seen["recent"].tolist() == now["recent"][: COUNTED + 1].tolist()
+    assert now["recent"][INTERVAL] == 0.5
+    assert np.array_equal(seen["remaining"], now["remaining"])
 
 
 def test_a_graph_too_large_to_be_seen_is_refused() -> None:

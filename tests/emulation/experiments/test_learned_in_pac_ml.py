@@ -3,6 +3,7 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -10,6 +11,8 @@ from click.testing import CliRunner
 from patchlight.cli.main import cli
 from patchlight.controller.policies.learned import Card
 from patchlight.controller.policies.observation import SCHEMA, VERSION, Layout
+from patchlight.emulation.experiments.pac_ml.training_range import outside_training
+from patchlight.emulation.experiments.pac_ml.variation import Variation
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs.profiles import SOURCES
 
@@ -164,3 +167,30 @@ def test_a_changed_file_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["policy", "evaluate", str(model)])
     assert isinstance(result.exception, BadInput)
     assert "not the file that its card was written for" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("varied", "found"),
+    [
+        ({"arrivals": "fixed:1000"}, []),
+        ({"arrivals": "fixed:150", "mix": "gnmt=1"}, []),
+        ({"arrivals": "fixed:1400"}, ["trained on fixed:800, fixed:1300, fixed:150 gnmt=1"]),
+        ({"arrivals": "poisson:1000"}, ["trained on fixed:800, fixed:1300, fixed:150 gnmt=1"]),
+        ({"mix": "vgg16=1"}, ["trained on all models alike"]),
+        (
+            {"arrivals": "fixed:1", "milliseconds": True},
+            [
+                "trained on fixed:800, fixed:1300, fixed:150 gnmt=1",
+                "trained on milliseconds that count as seconds",
+            ],
+        ),
+    ],
+)
+def test_loads_between_two_that_a_model_was_trained_on_count_as_met(
+    varied: dict[str, Any], found: list[str]
+) -> None:
+    conditions = ["fixed:800", "fixed:1300", "fixed:150 gnmt=1"]
+    training = {"config": {"environment": {"laws": ["A"], "conditions": conditions}}}
+    seen = (SCHEMA, VERSION, ACTIONS, (4, 4, 2), "ramp-block", "0", "")
+    card = Card("m", "partition", *seen, training=training)
+    assert outside_training(card, Variation.parse(**varied), "A", [], published=True) == found

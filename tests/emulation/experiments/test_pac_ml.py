@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from matplotlib.patches import Rectangle
 
 from patchlight.cli.experiment.group import experiment
-from patchlight.cli.experiment.pac_ml_tables import print_tables
+from patchlight.cli.experiment.pac_ml_tables import print_less_maximum, print_tables
 from patchlight.controller.policies.partition import Constant
 from patchlight.emulation.experiments.pac_ml import paper, run
 from patchlight.emulation.experiments.pac_ml.episodes import (
@@ -24,6 +24,7 @@ from patchlight.emulation.experiments.pac_ml.episodes import (
     check_names,
 )
 from patchlight.emulation.experiments.pac_ml.figures import blocking_figure
+from patchlight.emulation.experiments.pac_ml.load import LoadOptions, run_loads, write_loads
 from patchlight.emulation.experiments.pac_ml.report import rows_beside_published, write_report
 from patchlight.emulation.experiments.pac_ml.run import (
     ExperimentOptions,
@@ -436,3 +437,49 @@ def test_policies_that_cannot_run_leave_nothing_behind(tmp_path: Path) -> None:
         result = CliRunner().invoke(experiment, arguments)
         assert isinstance(result.exception, BadInput), wrong
         assert not output.exists()
+
+
+def test_laws_arrivals_and_models_are_what_the_user_says(tmp_path: Path) -> None:
+    few = ["pac-ml", "--seeds", "1", "--rules", "ramp-block", "--processes", "1"]
+    told = [*few, "--policies", "maximum,constant-8", "--laws", "values:0.5/1"]
+    other = ["--arrivals", "poisson:20", "--mix", "gnmt=1", "--milliseconds"]
+    command = [*told, *other, "--output", str(tmp_path / "out")]
+    done = CliRunner().invoke(experiment, command)
+    assert done.exit_code == 0, done.output
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["varied"] == {"arrivals": "poisson:20", "mix": "gnmt=1", "times": "milliseconds"}
+    assert not result["comparable"]
+    cell = result["rules"]["ramp-block"]["values:0.5/1"]
+    rates = {name: figures["blocking_rate"] for name, figures in cell["policies"].items()}
+    expected = 1 - rates["constant-8"] / rates["maximum"] if rates["maximum"] else None
+    assert cell["less_maximum"].get("constant-8") == expected
+    # Jobs of 50 steps of milliseconds take seconds.
+    assert 0 < cell["policies"]["maximum"]["jct_mean_s"] < 60
+    for wrong in ("uniform:0.6:0.2", "values:2", "skewed:x", "E"):
+        with pytest.raises(BadInput, match="law"):
+            ExperimentOptions(laws=(wrong,))
+
+
+def test_what_is_less_than_maximum_parallelisation_stands_beside_the_papers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    policies = {"maximum": 0.26, "constant-4": 0.13}
+    cell = {"policies": {name: {} for name in policies}, "less_maximum": {"constant-4": 0.5}}
+    print_less_maximum("ramp-first-fit", {"C": cell}, beside=True)
+    shown = capsys.readouterr().out
+    assert "50.0" in shown
+    assert "(56.4)" in shown  # .1166 for .2674
+    assert "up to 56.2 %" in shown
+
+
+def test_blocking_over_load_is_a_table_and_a_plot(tmp_path: Path) -> None:
+    options = LoadOptions(("constant-8", "maximum"), (5e4, 2e5), rule="ramp-block", seeds=2)
+    told: list[tuple[int, int]] = []
+    result = run_loads(options, lambda done, wanted: told.append((done, wanted)))
+    assert [each["interval_s"] for each in result["loads"]] == [5e4, 2e5]
+    assert told[-1] == (8, 8)
+    # So seldom that no job meets another: blocked are those that would take too long.
+    rates = [each["policies"]["constant-8"]["blocking_rate"] for each in result["loads"]]
+    assert rates[0] == rates[1] > 0
+    files = write_loads(result, tmp_path)
+    assert [path.name for path in files[:2]] == ["result.json", "blocking-over-load.png"]

@@ -2,7 +2,9 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,33 +12,48 @@ import pytest
 for _package in ("torch", "gymnasium", "onnx"):
     pytest.importorskip(_package, reason=f"{_package} is not installed: extra 'learn'")
 
+import torch  # noqa: E402
 from click.testing import CliRunner  # noqa: E402
 
 from patchlight.cli.policy.learn import export as export_command  # noqa: E402
 from patchlight.controller.policies.learned import load_learned, read_card  # noqa: E402
 from patchlight.controller.policies.model_files import MODELS  # noqa: E402
-from patchlight.emulation.learning.afterstates import AfterstateLearner, Teacher, play  # noqa: E402
+from patchlight.controller.policies.observation import Layout  # noqa: E402
+from patchlight.emulation.experiments.pac_ml.episodes import Faults, make_policy  # noqa: E402
+from patchlight.emulation.learning.afterstates import AfterstateLearner, Teacher  # noqa: E402
 from patchlight.emulation.learning.config import (  # noqa: E402
     CONFIGS,
     ConfigError,
+    Network,
     find_config,
     parse_config,
     read_config,
 )
 from patchlight.emulation.learning.export import export, rounded  # noqa: E402
 from patchlight.emulation.learning.labs.config import is_for_labs, parse_lab_config  # noqa: E402
-from patchlight.emulation.learning.network import load_run, scorer_of  # noqa: E402
+from patchlight.emulation.learning.network import ClusterValue, OptionScorer, load_run, scorer_of  # noqa: E402
+from patchlight.emulation.learning.players import play  # noqa: E402
+from patchlight.emulation.learning.study import Study  # noqa: E402
 from patchlight.emulation.learning.training import Run, scenarios_of  # noqa: E402
 from patchlight.emulation.simulator.ramp import Workloads, run_episode  # noqa: E402
 from patchlight.emulation.simulator.ramp.requirements import law  # noqa: E402
 from patchlight.testbed.errors import BadInput  # noqa: E402
-from patchlight.testbed.graphs import builtin_graph  # noqa: E402
+from patchlight.testbed.graphs import ComputationGraph, Operation  # noqa: E402
 
-GRAPHS = [builtin_graph("alexnet"), builtin_graph("vgg16")]
+
+def chain(name: str, *forward_ms: float) -> ComputationGraph:
+    """A model of few operations: its completion times are simulated in no time."""
+    each = tuple(
+        Operation(f"{name}{n}", "x", ms, 2 * ms, 10**6, 10**6) for n, ms in enumerate(forward_ms)
+    )
+    return ComputationGraph(name, each, tuple((n, n + 1) for n in range(len(each) - 1)))
+
+
+GRAPHS = [chain("alexnet", 120.0, 60.0, 40.0), chain("vgg16", 80.0, 90.0, 30.0, 30.0)]
 TINY = """
 name: tiny
 steps: 4000
-environment: {laws: [A, D], num_envs: 32, horizon_s: 1e5, rule: ramp-block}
+environment: {laws: [A, D], law_instance: 0, num_envs: 32, horizon_s: 1e5, rule: ramp-block}
 network: {hidden: [16], busy_after_ks: [1, 4, 10]}
 evaluation: {seeds: 2, every_steps: 2000}
 """
@@ -55,6 +72,7 @@ def test_a_tiny_run_learns_writes_a_model_and_goes_on(tmp_path: Path) -> None:
     assert rows[0].startswith("steps,wall_s,loss,blocking_in_training,blocking_A")
     assert len(rows) == 1 + len(lines)
 
+    assert isinstance(report.scorer, OptionScorer)
     path = export(report.scorer, run.layout, config, report.training, tmp_path / "model")
     policy = load_learned(path, ramp=(4, 4, 2), rule="ramp-block")
     assert policy.card.training["config"]["environment"]["laws"] == ["A", "D"]
@@ -95,6 +113,7 @@ def test_maskable_ppo_learns_and_exports_with_the_graph(tmp_path: Path) -> None:
     )
     run = Run(config, GRAPHS, tmp_path / "run")
     report = run.learn()
+    assert isinstance(report.scorer, OptionScorer)
     policy = load_learned(export(report.scorer, run.layout, config, report.training, tmp_path))
     rate = run_episode(run.scenarios[0], policy, 500).blocking_rate()
     assert 0 < rate < 1
@@ -105,15 +124,19 @@ def test_maskable_ppo_learns_and_exports_with_the_graph(tmp_path: Path) -> None:
 
 def test_learning_from_play_beats_chance() -> None:
     config = parse_config(
-        TINY.replace("[A, D]", "[D]").replace("num_envs: 32", "num_envs: 64")
+        TINY.replace("[A, D]", "[D]")
         + "afterstates: {teacher: {D: 2}, teacher_only_fraction: 1, ema_rate: 0.05}\n"
     )
-    scenarios = scenarios_of(config, GRAPHS)
-    learner = AfterstateLearner(config, scenarios)
-    before = np.mean(play(learner.scorer, scenarios[0], 500, 4))
-    for _ in range(20):
+    scenario = scenarios_of(config, GRAPHS)[0]
+    learner = AfterstateLearner(config, [scenario])
+    for _ in range(8):
         learner.round()
-    assert np.mean(play(learner.average, scenarios[0], 500, 4)) < before
+    drawn = [
+        run_episode(scenario, make_policy("random", scenario, seed, None, Faults()), seed)
+        for seed in range(500, 504)
+    ]
+    chance = np.mean([episode.blocking_rate() for episode in drawn])
+    assert np.mean(play(learner.average, scenario, 500, 4)) < 0.8 * chance
 
 
 def test_the_teacher_keeps_to_its_rule() -> None:
@@ -140,7 +163,9 @@ def test_the_teacher_keeps_to_its_rule() -> None:
         ("name: a\nsteps: 0", 2, 8, "a whole number from 1"),
         ("name: a\nafterstates: {gamma: 1.5}", 2, 22, "at most 1"),
         ("name: a\nalgorithm: magic", 2, 12, "afterstates"),
-        (NO_LAW, 2, 25, "'E' is not a requirement law: expected one of A"),
+        (NO_LAW, 2, 25, "no requirement law 'E': expected one of A"),
+        ("name: a\nenvironment: {conditions: [often:3]}", 2, 14, "jobs cannot come 'often:3'"),
+        ("name: a\nenvironment: {conditions: []}", 2, 14, "'conditions' is empty"),
         ("name: a\nenvironment: {laws: A}", 2, 21, "expected a list"),
         ("name: a\nafterstates: {teacher: {A: no}}", 2, 28, "no teacher 'no'"),
         ("name: a\nenvironment: {laws: []}", 2, 14, "'laws' is empty"),
@@ -184,15 +209,14 @@ def test_the_configurations_that_come_along_name_files_that_exist(path: Path) ->
     ("config", "model"),
     [
         ("ramp-first-fit", "learned-first-fit"),
+        ("ramp-first-fit-anew", "learned-first-fit-anew"),
         ("ramp-block", "learned-block"),
         ("ramp-block-far", "learned-block-far"),
     ],
 )
 def test_cards_of_shipped_models_hold_their_configurations(config: str, model: str) -> None:
-    wanted = json.loads(json.dumps(read_config(find_config(Path(config))).as_data()))
-    kept = dict(read_card(MODELS / f"{model}.json").training["config"])
-    assert kept == wanted
-    assert kept["environment"]["law_instance"] == 0
+    kept = read_card(MODELS / f"{model}.json").training["config"]
+    assert parse_config(json.dumps(dict(kept))) == read_config(find_config(Path(config)))
 
 
 def test_a_run_may_fix_the_instance_of_the_laws() -> None:
@@ -216,7 +240,91 @@ def test_the_configurations_that_come_along_can_be_read(path: Path) -> None:
     assert evaluation.first_seed + evaluation.seeds <= 1000
 
 
-def test_scenarios_share_their_workloads() -> None:
-    scenarios = scenarios_of(parse_config(TINY), GRAPHS)
-    assert isinstance(scenarios[0].workloads, Workloads)
-    assert scenarios[0].workloads is scenarios[1].workloads
+def test_each_law_comes_under_each_condition() -> None:
+    conditions = "conditions: [fixed:800, 'poisson:2000 vgg16=1'], training_horizon_s: 4e5"
+    config = parse_config(TINY.replace("rule: ramp-block", f"rule: ramp-block, {conditions}"))
+    assert config.environment.names[::3] == ["A fixed:800", "D poisson:2000 vgg16=1"]
+    tested = scenarios_of(config, GRAPHS)
+    assert isinstance(tested[0].workloads, Workloads)
+    assert all(each.workloads is tested[0].workloads for each in tested)
+    assert [each.law.name for each in tested] == ["A", "D", "A", "D"]
+    # As many jobs come under each.
+    assert [each.horizon_s for each in tested] == [8e4, 8e4, 2e5, 2e5]
+    assert {job.graph for job in tested[3].jobs(0)} == {1}
+    learned = scenarios_of(config, tested[0].workloads, training=True)
+    assert [each.horizon_s for each in learned] == [3.2e5, 3.2e5, 8e5, 8e5]
+
+
+@pytest.mark.parametrize("ramp", [(4, 4, 2), (2, 4, 2), (8, 8, 2)])
+def test_free_blocks_are_told_of_a_ramp_of_any_shape_by_the_same_weights(
+    ramp: tuple[int, int, int],
+) -> None:
+    layout = Layout(ramp, (1, 2, 4))
+    value = ClusterValue(layout, Network(cluster="blocks", hidden=(8,)))
+    usual = ClusterValue(Layout((4, 4, 2), (1, 2)), Network(cluster="blocks", hidden=(8,)))
+    value.load_state_dict(usual.state_dict())
+    rng = np.random.default_rng(0)
+    left = torch.from_numpy(rng.choice([0.0, 3.0, 9.0], (5, layout.servers)).astype(np.float32))
+    recent = torch.from_numpy(rng.random((5, *layout.shapes["recent"])).astype(np.float32) + 0.1)
+    # Many clusters at once are told of by another way than a model has.
+    both = value.seen(left, recent), value.seen(left[None], recent[None])[0]
+    assert torch.allclose(*both, atol=1e-5)
+    assert float(both[0].std()) > 0
+    assert value(left, recent).shape == (5,)
+
+
+def test_a_study_trains_and_compares_what_sees_graphs_in_two_ways(tmp_path: Path) -> None:
+    laws = TINY.replace("[A, D]", "[D]").replace("1e5", "3e4")
+    ours = parse_config(
+        laws.replace("hidden: [16]", "hidden: [16], cluster: blocks, graph_width: 4")
+    )
+    theirs = parse_config(
+        laws.replace("tiny", "theirs").replace(
+            "hidden", "observation: pac-ml, graph_width: 4, hidden"
+        )
+    )
+    short = [replace(each, steps=500) for each in (ours, theirs)]
+    said: list[str] = []
+
+    def study() -> dict[str, Any]:
+        found = Study(short, range(2), range(2), GRAPHS, tmp_path, said.append)
+        return found.run()
+
+    result = study()
+    rows = result["rows"]
+    assert [(row["config"], row["scenario"]) for row in rows] == [("tiny", "D"), ("theirs", "D")]
+    for row in rows:
+        assert row["training_seeds"] == [0, 1]
+        assert 0 < row["mean"] <= row["worst"] == max(row["by_training_seed"].values()) < 1
+        assert row["best_rule_rate"] == min(
+            sum(rates) / len(rates) for rates in result["rules"]["D"].values()
+        )
+    said.clear()
+    assert study() == result
+    assert said == ["the plain rules"]  # What is there is not trained again.
+    model = load_learned(tmp_path / "tiny" / "seed-1" / "tiny.onnx")
+    assert model.card.training["config"]["seed"] == 1
+    with pytest.raises(BadInput, match="among those that 'tiny' trains on"):
+        Study([ours], range(1), range(990, 1010), GRAPHS, tmp_path, said.append)
+    with pytest.raises(BadInput, match="PAC-ML's observation"):
+        CliRunner().invoke(
+            export_command,
+            [str(tmp_path / "theirs" / "seed-0"), str(tmp_path)],
+            catch_exceptions=False,
+            standalone_mode=False,
+        )
+
+
+def test_a_run_may_begin_with_the_weights_of_a_model() -> None:
+    times = "busy_after_ks: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 22, 28]"
+    text = TINY.replace("hidden: [16], busy_after_ks: [1, 4, 10]", f"{times}, hidden: [256, 128]")
+    config = parse_config(text + "afterstates: {start: learned-first-fit}\n")
+    learner = AfterstateLearner(config, scenarios_of(config, GRAPHS))
+    # At the load that it was trained for it decides as the model does, which saw less.
+    scenario = scenarios_of(config, GRAPHS)[1]
+    model = load_learned(MODELS / "learned-first-fit.onnx")
+    rates = [run_episode(scenario, model, seed).blocking_rate() for seed in (500, 501)]
+    assert play(learner.scorer, scenario, 500, 2) == pytest.approx(rates)
+    small = parse_config(TINY + "afterstates: {start: learned-first-fit}\n")
+    with pytest.raises(BadInput, match=r"its layers are \[\(528, 256\)"):
+        AfterstateLearner(small, scenarios_of(small, GRAPHS))

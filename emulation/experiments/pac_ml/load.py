@@ -1,0 +1,129 @@
+"""Blocking over load: the same policies with jobs that come more and less often."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from patchlight.emulation.experiments.pac_ml.run import ExperimentOptions, run_policies
+from patchlight.emulation.experiments.pac_ml.variation import Variation
+from patchlight.emulation.output_folder import save_plot, write_result
+from patchlight.emulation.simulator.executors import Engine
+from patchlight.emulation.simulator.ramp.scenario import PAC_ML_HORIZON_S, FixedArrivals
+from patchlight.testbed.errors import BadInput
+
+SCHEMA_VERSION = 1
+_SERIAL = Engine("serial")
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """Which policies, and how far apart jobs come, in seconds."""
+
+    policies: tuple[str, ...]
+    intervals_s: tuple[float, ...]
+    law: str = "A"
+    rule: str = "ramp-first-fit"
+    poisson: bool = False
+    mix: str | None = None
+    seeds: int = 10
+    first_seed: int = 0
+    profiles: Path | None = None
+    engine: Engine = _SERIAL
+
+    def at(self, interval_s: float) -> ExperimentOptions:
+        """The experiment at one load: as many jobs as at any other."""
+        kind = "poisson" if self.poisson else "fixed"
+        varied = Variation.parse(arrivals=f"{kind}:{interval_s:g}", mix=self.mix)
+        return ExperimentOptions(
+            seeds=self.seeds,
+            first_seed=self.first_seed,
+            profiles=self.profiles,
+            laws=(self.law,),
+            rules=(self.rule,),
+            policies=self.policies,
+            engine=self.engine,
+            horizon_s=PAC_ML_HORIZON_S * interval_s / FixedArrivals().interval_s,
+            variation=varied,
+        )
+
+
+def run_loads(options: LoadOptions, tell: Callable[[int, int], None]) -> dict[str, Any]:
+    """What ``result.json`` holds. ``tell`` hears (episodes done, in all).
+
+    Ctrl-C keeps the loads that are finished; where none is, it is raised.
+    """
+    if not options.intervals_s:
+        raise BadInput("no load to run: name at least one interval between jobs")
+    each = [options.at(interval_s) for interval_s in options.intervals_s]
+    found: list[dict[str, Any]] = []
+    origin: Any = {}
+    profiles: Any = {}
+    interrupted = False
+    per_load = options.seeds * len(dict.fromkeys(options.policies))
+    for number, experiment in enumerate(each):
+
+        def told(done: int, wanted: int, before: int = number * per_load) -> None:
+            tell(before + done, len(each) * per_load)
+
+        try:
+            runs = run_policies(experiment, told)
+        except KeyboardInterrupt:
+            if not found:
+                raise
+            interrupted = True
+            break
+        origin, profiles = runs.provenance, runs.profiles.words
+        if runs.interrupted:
+            interrupted = True
+            break
+        (policies,) = runs.cells.values()
+        rates = {
+            name: {"blocking_rate": figures.blocking_rate, "ci95": figures.ci95}
+            for name, figures in policies.items()
+        }
+        found.append({"interval_s": options.intervals_s[number], "policies": rates})
+    if not found:
+        raise KeyboardInterrupt
+    return {
+        "experiment": "pac-ml-load",
+        "schema_version": SCHEMA_VERSION,
+        "provenance": origin,
+        "profiles": profiles,
+        "law": options.law,
+        "rule": options.rule,
+        "poisson": options.poisson,
+        "mix": options.mix,
+        "seeds": list(range(options.first_seed, options.first_seed + options.seeds)),
+        "interrupted": interrupted,
+        "loads_finished": len(found),
+        "policies": list(found[0]["policies"]),
+        "loads": found,
+    }
+
+
+def write_loads(result: dict[str, Any], folder: Path) -> list[Path]:
+    """``result.json`` and the plot into a folder; the files, ``result.json`` first."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axis = figure.subplots()
+    loads: Sequence[dict[str, Any]] = sorted(result["loads"], key=lambda each: each["interval_s"])
+    marks = "osv^D*Px<>h+"
+    for number, name in enumerate(result["policies"]):
+        rates = [each["policies"][name] for each in loads]
+        axis.errorbar(
+            [1000 / each["interval_s"] for each in loads],
+            [each["blocking_rate"] for each in rates],
+            [each["ci95"] or 0.0 for each in rates],
+            marker=marks[number % len(marks)],
+            capsize=2,
+            label=name.rpartition("/")[2],
+        )
+    axis.set_xlabel("jobs in 1,000 s" + (" (Poisson)" if result["poisson"] else ""))
+    axis.set_ylabel("blocking rate")
+    axis.set_ylim(bottom=0)
+    axis.grid(alpha=0.25)
+    axis.legend(fontsize=8)
+    axis.set_title(f"law {result['law']}, {result['rule']}, {len(result['seeds'])} seeds")
+    return [write_result(result, folder), *save_plot(figure, folder / "blocking-over-load")]

@@ -1,0 +1,119 @@
+"""Who plays many environments at once and learns from it: by scores of all actions.
+
+``AfterstatePlayer`` values the cluster that an action leaves behind; what the computation graph
+adds is learned with it where the network has one. ``pac_ml_agent.PacMlPlayer`` values actions.
+"""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from patchlight.emulation.learning.config import Config
+from patchlight.emulation.learning.network import OptionScorer
+from patchlight.emulation.learning.pac_ml_agent import PacMlNetwork, PacMlPlayer
+from patchlight.emulation.learning.vector_episodes import VectorEpisodes
+from patchlight.emulation.simulator.ramp.scenario import Scenario
+
+_Floats = NDArray[np.float64]
+
+
+class Player(Protocol):
+    """Scores actions, and says what its network is to be given to learn of those taken."""
+
+    @property
+    def values_afterstates(self) -> bool:
+        """Whether what it learns is the value after an action, without its reward."""
+
+    def scores(self, episodes: VectorEpisodes) -> _Floats:
+        """Of each action in each environment, E × A; minus infinity where it may not be taken."""
+
+    def taken(self, actions: NDArray[np.intp]) -> tuple[NDArray[np.generic], ...]:
+        """Of the last scores, what ``predict`` is to be given for these actions, E × … each."""
+
+    def predict(self, *inputs: Tensor) -> Tensor:
+        """The values of these."""
+
+
+class AfterstatePlayer:
+    """Plays by an ``OptionScorer``; only actions that can succeed are computed."""
+
+    values_afterstates = True
+
+    def __init__(self, scorer: OptionScorer) -> None:
+        self.scorer = scorer
+        self._graphs: tuple[Tensor, Tensor] | None = None
+        self._rows: NDArray[np.intp] = np.empty(0, int)
+        self._inputs: tuple[Tensor, ...] = ()
+
+    def scores(self, episodes: VectorEpisodes) -> _Floats:
+        """Reward now and discounted value after, E × A; minus infinity if impossible."""
+        count, actions = episodes.mask.shape
+        rows = np.flatnonzero(episodes.mask)
+        envs = rows // actions
+        recent = torch.from_numpy(episodes.recent[envs])
+        with torch.no_grad():
+            left = torch.from_numpy(episodes.afterstates(envs, rows % actions))
+            inputs: tuple[Tensor, ...] = (self.scorer.value.seen(left, recent),)
+            if self.scorer.graph is not None:
+                if self._graphs is None:
+                    self._graphs = (
+                        torch.from_numpy(episodes.nodes),
+                        torch.from_numpy(episodes.edges),
+                    )
+                options, job = episodes.described()
+                option = options.reshape(count * actions, -1)[rows]
+                told = (episodes.graph[envs], job[envs], option)
+                inputs = (*inputs, *map(torch.from_numpy, told), recent)
+            value = self.predict(*inputs).numpy()
+        self._rows = np.full(count * actions, -1)
+        self._rows[rows] = np.arange(len(rows))
+        self._inputs = inputs
+        found = np.full(count * actions, -np.inf)
+        found[rows] = self.scorer.discount * value + (rows % actions > 0)
+        return found.reshape(count, actions)
+
+    def taken(self, actions: NDArray[np.intp]) -> tuple[NDArray[np.generic], ...]:
+        """What the network sees of the clusters that these actions leave behind."""
+        each = len(self._rows) // len(actions)
+        rows = torch.from_numpy(self._rows[np.arange(len(actions)) * each + actions])
+        return tuple(array[rows].numpy() for array in self._inputs)
+
+    def predict(self, *inputs: Tensor) -> Tensor:
+        """The value of each cluster, and what the graph adds to it."""
+        seen, *about = inputs
+        found = self.scorer.value.of(seen)
+        if self.scorer.graph is not None and self._graphs is not None:
+            graph, job, option, recent = about
+            described = self.scorer.graph(*self._graphs)[graph]
+            added = self.scorer.corrected(described, job, option, recent)
+            found = found + added / self.scorer.discount
+        return found
+
+
+def network_of(config: Config, episodes: VectorEpisodes) -> nn.Module:
+    """The network that a configuration asks for, before any training."""
+    if config.network.observation == "pac-ml":
+        return PacMlNetwork(episodes.layout, config.network, episodes.workloads)
+    return OptionScorer(episodes.layout, config.network, config.discount)
+
+
+def player_of(network: nn.Module) -> Player:
+    """Who plays by a network."""
+    if isinstance(network, PacMlNetwork):
+        return PacMlPlayer(network)
+    assert isinstance(network, OptionScorer)
+    return AfterstatePlayer(network)
+
+
+def play(network: nn.Module, scenario: Scenario, first_seed: int, seeds: int) -> list[float]:
+    """The faithful blocking rate of each of these seeds' episodes, decided by the best scores."""
+    episodes, player = VectorEpisodes([scenario], seeds, first_seed), player_of(network)
+    found: dict[int, float] = {}
+    while len(found) < seeds:
+        actions = player.scores(episodes).argmax(axis=1)
+        for each in episodes.step(actions)[1]:
+            found.setdefault(each.seed, each.blocking_rate)
+    return [found[seed] for seed in range(first_seed, first_seed + seeds)]
