@@ -48,7 +48,7 @@ def run_apps(listener: socket.socket, registry: SwitchRegistry, user_apps: tuple
     }
     for option, value in overrides.items():
         cfg.CONF.set_override(option, value)
-    _listen_through(listener)
+    _listen_through(listener, registry)
     _guard(registry)
 
     manager = _Apps()
@@ -115,7 +115,7 @@ def _blaming(names: str) -> Iterator[None]:
         ) from error
 
 
-def _listen_through(listener: socket.socket) -> None:
+def _listen_through(listener: socket.socket, registry: SwitchRegistry) -> None:
     """Make the engine accept switches from ``listener`` rather than open a port itself."""
     from eventlet.greenio import GreenSocket
 
@@ -126,7 +126,12 @@ def _listen_through(listener: socket.socket) -> None:
         def serve_forever(self) -> None:
             while True:
                 connection, address = self._server.accept()
-                hub.spawn(self._handle, connection, address)
+                hub.spawn(self._serve, connection, address)
+
+        def _serve(self, connection: Any, address: Any) -> None:
+            # Its handshake in a thread of its own: who is slow keeps nobody waiting.
+            if (let_in := registry.let_in(connection, address)) is not None:
+                self._handle(let_in, address)
 
     controller.StreamServer = Server
 

@@ -11,6 +11,7 @@ from ryu.ofproto import ofproto_v1_3_parser as parser
 from patchlight.controller.openflow.flowtable import COOKIE_MARK, COOKIE_MASK
 from patchlight.controller.openflow.protocol import Message
 from patchlight.controller.openflow.speaker.switch import Switch, SwitchGone
+from patchlight.controller.openflow.speaker.tls_door import NotLetIn, TlsDoor
 from patchlight.testbed.errors import PatchlightError
 
 LOG = logging.getLogger(__name__)
@@ -27,18 +28,24 @@ _TELL_EVERY_S, _TOLD_KEPT = 60.0, 256
 class SwitchRegistry:
     """Every declared switch that is connected. ``publish`` is called with each event.
 
-    ``count``: read their counters once a second.
+    ``count``: read their counters once a second. ``door``: they come over TLS.
     """
 
     def __init__(
-        self, declared: frozenset[int], publish: Callable[[Message], None], *, count: bool = True
+        self,
+        declared: frozenset[int],
+        publish: Callable[[Message], None],
+        *,
+        count: bool = True,
+        door: TlsDoor | None = None,
     ) -> None:
         self.declared = declared
         self._counting = count
+        self._door = door
         self._publish = publish
         self._switches: dict[int, Switch] = {}
         self._counters: dict[int, Message] = {}
-        self._told: dict[tuple[str, int], float] = {}
+        self._told: dict[tuple[str, int | str], float] = {}
 
     def switch(self, datapath_id: int) -> Switch:
         """The connected switch of that id; ``SwitchGone`` if there is none."""
@@ -61,9 +68,14 @@ class SwitchRegistry:
 
     def may_be_told(self, datapath: Any) -> bool:
         """Whether more than the handshake may be said on a connection: it is a switch of the
-        lab, and no other connection is that switch."""
+        lab, with its certificate where that is wanted, and no other connection is that switch."""
         switch = self._switches.get(datapath.id)
-        return datapath.id in self.declared and (switch is None or switch.datapath is datapath)
+        return self._is_of_the_lab(datapath) and (switch is None or switch.datapath is datapath)
+
+    def _is_of_the_lab(self, datapath: Any) -> bool:
+        return datapath.id in self.declared and (
+            self._door is None or self._door.is_for(datapath.socket, datapath.id)
+        )
 
     def switches(self) -> list[Message]:
         """Every connected switch with its ports."""
@@ -75,10 +87,28 @@ class SwitchRegistry:
 
     # -- what the application tells us ----------------------------------------------------
 
+    def let_in(self, connection: Any, address: Any) -> Any:
+        """The connection to be used, over TLS where that is wanted; ``None`` if it is refused."""
+        if self._door is None:
+            return connection
+        try:
+            return self._door.admit(connection)
+        except NotLetIn as error:
+            host = address[0]
+            where = "{}:{}".format(*address[:2])
+            if self._is_news("refused-switch", host):
+                self._publish({"event": "refused-switch", "address": where, "why": error.message})
+                LOG.warning("a connection from %s is refused: %s", where, error.message)
+            return None
+
     def features(self, datapath: Any, datapath_id: int) -> None:
         """A connection said which switch it is, and nothing else was said to it yet."""
         if datapath_id not in self.declared:
             self._leave_alone("unknown-switch", datapath, "the lab has no such switch")
+        elif not self._is_of_the_lab(datapath):
+            shown = ", ".join(datapath.socket.names) or "nobody"
+            why = f"its certificate is for {shown}"
+            self._leave_alone("refused-switch", datapath, why)
         elif not self.may_be_told(datapath):
             # What the engine wanted to ask next, and was not let.
             ports = parser.OFPPortDescStatsRequest(datapath, 0)
@@ -101,21 +131,29 @@ class SwitchRegistry:
 
     def _leave_alone(self, event: str, datapath: Any, why: str) -> None:
         """Say so, once a minute for each id: who is left alone may come again and again."""
-        now, key = time.monotonic(), (event, datapath.id)
-        lately = now - self._told.get(key, -_TELL_EVERY_S) < _TELL_EVERY_S
+        news = self._is_news(event, datapath.id)
         address = "{}:{}".format(*datapath.address[:2])
-        if event == "unknown-switch" or not lately:  # the controller counts unknown ones
-            self._publish({"event": event, "datapath_id": datapath.id, "address": address})
-        if lately:
-            return
+        if event == "unknown-switch" or news:  # the controller counts unknown ones
+            message = {"event": event, "datapath_id": datapath.id, "address": address, "why": why}
+            self._publish(message)
+        if news:
+            words = "a switch with datapath id %#x connected from %s: %s; it is left alone"
+            LOG.warning(words, datapath.id, address, why)
+
+    def _is_news(self, event: str, who: int | str) -> bool:
+        """Whether this was not told in the last minute; it counts as told from now on."""
+        now, key = time.monotonic(), (event, who)
+        if now - self._told.get(key, -_TELL_EVERY_S) < _TELL_EVERY_S:
+            return False
         if len(self._told) >= _TOLD_KEPT:
             self._told.clear()
         self._told[key] = now
-        message = "a switch with datapath id %#x connected from %s: %s; it is left alone"
-        LOG.warning(message, datapath.id, address, why)
+        return True
 
     def up(self, datapath: Any) -> None:
         """A declared switch finished its handshake."""
+        if not self._is_of_the_lab(datapath):
+            return  # it went on by itself, and nobody answers
         if not self.may_be_told(datapath):
             # Another connection was quicker.
             eventlet.spawn_n(self._second, datapath, lambda: self.up(datapath))
