@@ -182,7 +182,7 @@ class Controller:
         told: dict[str, Any] | None = event
         if kind == "unknown-switch":
             told = self.unknown_switches.connected(event["datapath_id"], event["address"], now)
-        if kind not in ("counters", "frame") and told is not None:
+        if kind not in ("counters", "frame", "traffic") and told is not None:
             self.store.add_event(now, f"openflow-{kind}", told)
         if kind in ("refused-switch", "second-switch"):
             who = event.get("datapath_id")

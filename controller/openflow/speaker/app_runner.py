@@ -20,7 +20,7 @@ from typing import Any
 
 from ryu import cfg
 from ryu.base import app_manager
-from ryu.controller import controller
+from ryu.controller import controller, ofp_event
 from ryu.lib import hub
 
 from patchlight.controller.openflow.speaker.switch_registry import SwitchRegistry
@@ -50,6 +50,7 @@ def run_apps(listener: socket.socket, registry: SwitchRegistry, user_apps: tuple
         cfg.CONF.set_override(option, value)
     _listen_through(listener, registry)
     _guard(registry)
+    _count_received(registry)
 
     manager = _Apps()
     manager.load_apps(["patchlight.controller.openflow.speaker.app:Patchlight"])
@@ -58,6 +59,7 @@ def run_apps(listener: socket.socket, registry: SwitchRegistry, user_apps: tuple
             manager.load_apps([name])
     with _blaming(", ".join(user_apps)):
         manager.instantiate_apps(**manager.create_contexts(), patchlight=registry)
+    hub.spawn(registry.tell_traffic)
     _serve_http(manager)
 
 
@@ -148,11 +150,23 @@ def _guard(registry: SwitchRegistry) -> None:
 
     def guarded(datapath: Any, message: bytes, *args: Any, **options: Any) -> Any:
         if datapath.id is None or registry.may_be_told(datapath):
+            registry.said(datapath, message)
             return send(datapath, message, *args, **options)
         (kind,) = struct.unpack_from("!xB", message)
         return send(datapath, message, *args, **options) if kind in _HANDSHAKE else False
 
     controller.Datapath.send = guarded
+
+
+def _count_received(registry: SwitchRegistry) -> None:
+    """Have the registry hear of each message that the engine makes an event of: of all."""
+    event_of = ofp_event.ofp_msg_to_ev
+
+    def counted(message: Any) -> Any:
+        registry.heard(message)
+        return event_of(message)
+
+    ofp_event.ofp_msg_to_ev = counted
 
 
 def _serve_http(manager: Any) -> None:

@@ -12,6 +12,7 @@ from patchlight.controller.openflow.flowtable import COOKIE_MARK, COOKIE_MASK
 from patchlight.controller.openflow.protocol import Message
 from patchlight.controller.openflow.speaker.switch import Switch, SwitchGone
 from patchlight.controller.openflow.speaker.tls_door import NotLetIn, TlsDoor
+from patchlight.controller.openflow.speaker.traffic import Traffic
 from patchlight.testbed.errors import PatchlightError
 
 LOG = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class SwitchRegistry:
         self.declared = declared
         self._counting = count
         self._door = door
+        self._traffic = Traffic(declared)
         self._publish = publish
         self._switches: dict[int, Switch] = {}
         self._counters: dict[int, Message] = {}
@@ -94,6 +96,7 @@ class SwitchRegistry:
         try:
             return self._door.admit(connection)
         except NotLetIn as error:
+            self._traffic.refused["tls"] += 1
             host = address[0]
             where = "{}:{}".format(*address[:2])
             if self._is_news("refused-switch", host):
@@ -104,10 +107,12 @@ class SwitchRegistry:
     def features(self, datapath: Any, datapath_id: int) -> None:
         """A connection said which switch it is, and nothing else was said to it yet."""
         if datapath_id not in self.declared:
+            self._traffic.refused["unknown"] += 1
             self._leave_alone("unknown-switch", datapath, "the lab has no such switch")
         elif not self._is_of_the_lab(datapath):
             shown = ", ".join(datapath.socket.names) or "nobody"
             why = f"its certificate is for {shown}"
+            self._traffic.refused["certificate"] += 1
             self._leave_alone("refused-switch", datapath, why)
         elif not self.may_be_told(datapath):
             # What the engine wanted to ask next, and was not let.
@@ -119,6 +124,7 @@ class SwitchRegistry:
         first = self._switches.get(datapath.id)
         if first is not None and first.answers(_FIRST_ANSWERS_S):
             words = f"that switch is connected from {first.address}, and answers"
+            self._traffic.refused["second"] += 1
             self._leave_alone("second-switch", datapath, words)
             datapath.close()
             return
@@ -159,6 +165,7 @@ class SwitchRegistry:
             eventlet.spawn_n(self._second, datapath, lambda: self.up(datapath))
             return
         switch = self._switches[datapath.id] = Switch(datapath)
+        self._traffic.connected(switch.id)
         if self._counting:
             eventlet.spawn_n(self._count, switch)
         self._publish({"event": "switch-up", **_describe(switch)})
@@ -169,6 +176,7 @@ class SwitchRegistry:
         if switch is not None:
             del self._switches[switch.id]
             self._counters.pop(switch.id, None)
+            self._traffic.gone(switch.id)
             switch.on_gone()
             self._publish({"event": "switch-down", "datapath_id": switch.id})
 
@@ -182,6 +190,30 @@ class SwitchRegistry:
         if self.of(datapath) is not None and cookie & COOKIE_MASK == COOKIE_MARK:
             message = {"event": "frame", "datapath_id": datapath.id, "port": port}
             self._publish({**message, "frame": frame.hex()})
+
+    # -- what goes to and fro -----------------------------------------------------------------
+
+    def said(self, datapath: Any, data: bytes) -> None:
+        """The engine sends something; counted if it is to a switch of the lab."""
+        if self.of(datapath) is not None:
+            self._traffic.said(datapath.id, bytes(data), time.monotonic())
+
+    def heard(self, message: Any) -> None:
+        """The engine read a message; counted if it is of a switch of the lab."""
+        if self.of(message.datapath) is not None:
+            kind, number = message.msg_type, message.datapath.id
+            self._traffic.heard(number, kind, message.xid, time.monotonic())
+
+    def tell_traffic(self) -> None:
+        """Tell of it once a second, for ever."""
+        while True:
+            self._publish(self._traffic.message(self._waiting))
+            eventlet.sleep(_PERIOD_S)
+
+    def _waiting(self, datapath_id: int) -> int:
+        switch = self._switches.get(datapath_id)
+        queue = switch.datapath.send_q if switch is not None else None
+        return queue.qsize() if queue else 0
 
     # -- counters ---------------------------------------------------------------------------
 

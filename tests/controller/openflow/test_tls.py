@@ -114,6 +114,15 @@ async def test_only_the_switch_itself_gets_in(
         assert second["address"] not in dict(ups).values()
         door = [e for e in events.of("refused-switch") if "datapath_id" not in e]
         assert [e["why"] for e in door] == ["it speaks no TLS"]
+        # The speaker tells of all that once a second.
+        after = len(events.events)
+        told = await events.wait("traffic", after=after)
+        assert told["refused"] == {"certificate": 2, "second": 1, "tls": 3}
+        first, _ = told["switches"]
+        assert (first["connections"], first["errors"], first["waiting"]) == (1, 0, 0)
+        # It was asked whether it is there when the second one came.
+        assert first["echo_s"] > 0
+        assert min(first["sent"], first["received"]) > 0
         for task in (impostor, one, two, reader):
             task.cancel()
 
