@@ -50,7 +50,8 @@ class Settings:
     ``None``: the controller's own). ``tls`` is the folder with its certificate, for agents that
     listen on TCP. More power than ``power_ceiling_dbm`` is not switched; ``tolerances`` say how
     much may be missing. ``policies`` go before those of the lab file. ``lab_file`` is where the
-    lab was read. ``metrics`` is where they are answered besides (``host:port``).
+    lab was read. ``metrics`` is where they are answered besides (``host:port``), ``traces`` where
+    traces of jobs are sent (an OTLP receiver's ``http://host:port``).
     """
 
     state_dir: Path
@@ -65,6 +66,7 @@ class Settings:
     policies: PolicyChoice = NOTHING_SAID
     lab_file: Path | None = None
     metrics: str | None = None
+    traces: str | None = None
 
 
 def _switch_tls(lab: Lab, folder: Path | None) -> SwitchTls | None:
