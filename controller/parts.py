@@ -8,6 +8,7 @@ from typing import Any
 
 from patchlight.controller.agent_client import VERSION
 from patchlight.controller.agent_tls import AgentTls
+from patchlight.controller.audit import Attempt, AuditLog
 from patchlight.controller.background import Background
 from patchlight.controller.changes.device_watch import DeviceWatch
 from patchlight.controller.changes.parts import CircuitParts
@@ -29,12 +30,13 @@ from patchlight.controller.nic_macs import NicMacs
 from patchlight.controller.nic_settings import differences
 from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.packet_switches import PacketSwitches
-from patchlight.controller.openflow.speaker_process import SpeakerOptions
+from patchlight.controller.openflow.speaker_process import SpeakerOptions, SwitchTls
 from patchlight.controller.openflow.unknown_switches import UnknownSwitches
 from patchlight.controller.operations import CircuitOperations
 from patchlight.controller.paths.bounds_service import BoundsService
 from patchlight.controller.paths.service import PathService
 from patchlight.controller.store import open_store
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.lab_api import LabIdentity
 from patchlight.testbed.policies import NOTHING_SAID, PolicyChoice
@@ -49,7 +51,8 @@ class Settings:
     ``None``: the controller's own). ``tls`` is the folder with its certificate, for agents that
     listen on TCP. More power than ``power_ceiling_dbm`` is not switched; ``tolerances`` say how
     much may be missing. ``policies`` go before those of the lab file. ``lab_file`` is where the
-    lab was read. ``metrics`` is where they are answered besides (``host:port``).
+    lab was read. ``metrics`` is where they are answered besides (``host:port``), ``traces`` where
+    traces of jobs are sent (an OTLP receiver's ``http://host:port``).
     """
 
     state_dir: Path
@@ -64,6 +67,19 @@ class Settings:
     policies: PolicyChoice = NOTHING_SAID
     lab_file: Path | None = None
     metrics: str | None = None
+    traces: str | None = None
+
+
+def _switch_tls(lab: Lab, folder: Path | None) -> SwitchTls | None:
+    if not lab.controller_openflow_tls:
+        return None
+    if folder is None:
+        raise BadInput(
+            f"lab {lab.name} has OpenFlow over TLS, and the controller has no certificate",
+            hint="make one with 'patchlight deploy certificates LAB --output DIR', and name its "
+            "folder with --tls DIR/controller",
+        )
+    return SwitchTls(folder, lab.name, tuple(switch.name for switch in lab.packet_switches))
 
 
 class Controller:
@@ -73,6 +89,7 @@ class Controller:
         self.lab, self.settings = lab, settings
         self.identity = LabIdentity.of(lab, settings.lab_file)
         tls = AgentTls(lab.name, settings.tls) if settings.tls else None
+        switch_tls = _switch_tls(lab, settings.tls)
         self.store = open_store(settings.state_dir)
         self.background = Background(self._on_part_fault)
         self.fleet = Fleet(lab, tls, NicMacs(lab, self.store))
@@ -89,6 +106,7 @@ class Controller:
                 netns=str(settings.openflow_netns) if settings.openflow_netns else None,
                 engine=settings.engine,
                 apps=tuple(settings.ryu_apps),
+                tls=switch_tls,
             )
         )
         self.switches = PacketSwitches(lab, self.speaker, self.fleet.macs.of)
@@ -168,8 +186,15 @@ class Controller:
         told: dict[str, Any] | None = event
         if kind == "unknown-switch":
             told = self.unknown_switches.connected(event["datapath_id"], event["address"], now)
-        if kind not in ("counters", "frame") and told is not None:
+        if kind not in ("counters", "frame", "traffic") and told is not None:
             self.store.add_event(now, f"openflow-{kind}", told)
+        if kind in ("refused-switch", "second-switch"):
+            who = event.get("datapath_id")
+            by = "a switch" if who is None else f"switch {who:#x}"
+            attempt = Attempt(
+                by, event["address"], "nobody", "OpenFlow", "refused", 0, about=event["why"]
+            )
+            AuditLog(self.store).add(attempt)
 
     def _on_part_fault(self, part: str, why: str) -> None:
         self.store.add_event(time.time(), "part-fault", {"part": part, "message": why})

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from patchlight.controller.api.listening import Front, listening_for_api
 from patchlight.controller.circuits.device_lock import CONTROLLER, device_lock
 from patchlight.controller.metrics.exposition import ControllerMetrics
+from patchlight.controller.metrics.job_traces import JobTraces, sending_to
 from patchlight.controller.metrics.listening import LOCAL_NAMES, listen_for_metrics
 from patchlight.controller.parts import Controller, Settings
 from patchlight.testbed.lab import Lab
@@ -18,6 +19,7 @@ from patchlight.testbed.lab import Lab
 if TYPE_CHECKING:
     import uvicorn
     from fastapi import FastAPI
+    from opentelemetry.sdk.trace import SpanProcessor
 
 
 def serve(lab: Lab, settings: Settings, on_ready: Callable[[], None]) -> None:
@@ -35,7 +37,9 @@ def serve(lab: Lab, settings: Settings, on_ready: Callable[[], None]) -> None:
         metrics = listen_for_metrics(settings.metrics) if settings.metrics else None
         if metrics is not None:
             stack.enter_context(metrics)
-        asyncio.run(_run(Controller(lab, settings), _Sockets(fronts, metrics), on_ready))
+        receiver = sending_to(settings.traces) if settings.traces is not None else None
+        sockets = _Sockets(fronts, metrics)
+        asyncio.run(_run(Controller(lab, settings), sockets, receiver, on_ready))
 
 
 class _Sockets(NamedTuple):
@@ -45,7 +49,12 @@ class _Sockets(NamedTuple):
     metrics: socket.socket | None
 
 
-async def _run(controller: Controller, sockets: _Sockets, on_ready: Callable[[], None]) -> None:
+async def _run(
+    controller: Controller,
+    sockets: _Sockets,
+    receiver: "SpanProcessor | None",
+    on_ready: Callable[[], None],
+) -> None:
     """Serve until SIGTERM or Ctrl-C. Circuits and flow entries outlive the controller."""
     metrics = ControllerMetrics(controller)
     told_to_stop = asyncio.Event()
@@ -54,6 +63,8 @@ async def _run(controller: Controller, sockets: _Sockets, on_ready: Callable[[],
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(controller.store.close)
         stack.push_async_callback(controller.fleet.close)
+        if receiver is not None:
+            stack.callback(JobTraces(controller.lab.name, controller.jobs, receiver).close)
         holder = f"{CONTROLLER} {controller.lab.name}"
         driven = [switch for switch in controller.lab.optical_switches if switch.driver]
         stack.enter_context(device_lock(driven, holder))

@@ -35,6 +35,8 @@ from patchlight.testbed.linux.credentials import (
     name_in,
     prometheus_name,
     read_credentials,
+    switch_name,
+    switches_name,
     usages_in,
 )
 from patchlight.testbed.linux.private_folder import private_folder
@@ -104,6 +106,14 @@ class Authority:
     def for_prometheus(self, folder: Path, *, anew: bool = False) -> Credentials:
         """The same for who reads the agents' metrics, and may do nothing else."""
         return self._provide(prometheus_name(self.lab), [_CALLS], folder, anew)
+
+    def for_switch(self, switch: str, folder: Path, *, anew: bool = False) -> Credentials:
+        """The same for a packet switch that calls the controller over TLS."""
+        return self._provide(switch_name(switch, self.lab), [_CALLS], folder, anew)
+
+    def for_switches(self, folder: Path, *, anew: bool = False) -> Credentials:
+        """The same for a machine that is several packet switches: it may be any of the lab's."""
+        return self._provide(switches_name(self.lab), [_CALLS], folder, anew)
 
     def _provide(
         self, name: str, usages: list[x509.ObjectIdentifier], folder: Path, anew: bool

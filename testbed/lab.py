@@ -157,10 +157,11 @@ class Lab:
 
     ``fabric`` says what an emulation makes packet switches of: ``openvswitch`` or
     ``bridge`` (learning bridges without OpenFlow). Without ``controller_api`` the controller
-    answers at a place of the lab's own (``lab_api.api_address``). ``access`` says what users of
-    its machine may do there, ``queue`` how jobs wait, ``policies`` who decides, ``workers`` what
-    workers may have of their servers. ``paths`` says who gives the paths of light that synthetic
-    jobs send on: ``none`` (their light is on always) or ``nodes`` (among themselves).
+    answers at a place of the lab's own (``lab_api.api_address``). With ``controller_openflow_tls``
+    packet switches have to show certificates. ``access`` says what users of its machine may do,
+    ``queue`` how jobs wait, ``policies`` who decides, ``workers`` what workers may have of their
+    servers. ``paths`` says who gives the paths of light that synthetic jobs send on: ``none``
+    (their light is on always) or ``nodes`` (among themselves).
     """
 
     name: str
@@ -173,6 +174,7 @@ class Lab:
     scale: float = 1.0
     controller_api: str = ""
     controller_openflow: str = "127.0.0.1:6653"
+    controller_openflow_tls: bool = False
     access: Access = USUAL_ACCESS
     queue: Discipline = field(default_factory=Discipline)
     policies: PolicyChoice = NOTHING_SAID

@@ -23,12 +23,14 @@ class JobTable:
     """The status of jobs by id; ``running`` are those that have hosts.
 
     ``outputs`` is where what their workers printed is kept, if it is; ``on_reports`` hear of the
-    iterations that their workers tell of, once these are on disk.
+    iterations that their workers tell of, and ``on_state`` of new jobs and of each state that one
+    comes to, once these are on disk.
     """
 
     def __init__(self, ledger: JobLedger, outputs: JobOutputs | None = None) -> None:
         self.running: dict[str, RunningJob] = {}
         self.on_reports: list[Callable[[RunningJob, Sequence[dict[str, Any]]], None]] = []
+        self.on_state: list[Callable[[JobStatus], None]] = []
         self.ledger, self.outputs = ledger, outputs
         self._live = {status.id: status for status in ledger.unfinished()}
         self._recent = OrderedDict((each.id, each) for each in ledger.page(_RECENT))
@@ -75,6 +77,7 @@ class JobTable:
         self.ledger.save(statuses, events)
         for status in statuses:
             self._remember(status)
+            self._tell(status)
 
     def keep(self, status: JobStatus) -> None:
         """Remember what is known of a job now; its state is the same."""
@@ -103,6 +106,7 @@ class JobTable:
         )
         self.ledger.save([moved], [(now, f"job-{state}", _event(moved))])
         self._remember(moved)
+        self._tell(moved)
         return moved
 
     def end(
@@ -112,6 +116,10 @@ class JobTable:
         for job_id in job_ids:
             if job_id in self._live:
                 self.move(job_id, state, message, last_lines)
+
+    def _tell(self, status: JobStatus) -> None:
+        for hear in self.on_state:
+            hear(status)
 
     def _remember(self, status: JobStatus) -> None:
         if status.state.is_final:

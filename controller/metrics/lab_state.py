@@ -18,14 +18,12 @@ from patchlight.controller.circuits.contract import Severity
 from patchlight.controller.jobs.policy_set import named
 from patchlight.controller.metrics.families import Family, by_name, counter, gauge, single
 from patchlight.controller.metrics.gpus import gpu_metrics
+from patchlight.controller.metrics.openflow import openflow_metrics
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.policies import KINDS
 
 if TYPE_CHECKING:
     from patchlight.controller.parts import Controller
-
-_RATES_OF_S = 5.0
-_PER_BYTE = 8
 
 
 class LabState:
@@ -44,7 +42,8 @@ class LabState:
         yield from _jobs(controller)
         yield from _queue(controller)
         yield from _circuits(controller)
-        yield from _packet_switches(controller)
+        strangers = controller.unknown_switches.connections
+        yield from openflow_metrics(controller.speaker, controller.switches, strangers)
         yield from _servers(controller)
         yield from _controllers_own(controller)
 
@@ -131,26 +130,6 @@ def _circuits(controller: Controller) -> Iterator[Family]:
     yield gauge("reconfigurations", about, ("state",), by_name(changes))
     busy = float(controller.transactions.busy)
     yield single("reconfiguration_in_progress", "Whether circuits are being changed.", busy)
-
-
-def _packet_switches(controller: Controller) -> Iterator[Family]:
-    speaker, switches = controller.speaker, controller.switches
-    yield single("speaker_up", "Whether the OpenFlow speaker runs.", float(speaker.connected))
-    about = "How often the OpenFlow speaker was started again."
-    yield counter("speaker_restarts", about, (), [((), float(speaker.restarts))])
-    connected = {name: float(there) for name, there in switches.connected().items()}
-    about = "Whether a packet switch is connected to the speaker."
-    yield gauge("packet_switch_connected", about, ("switch",), by_name(connected))
-    strangers = float(controller.unknown_switches.connections)
-    about = "Connections of switches that are not in the lab file."
-    yield counter("speaker_unknown_switch_connections", about, (), [((), strangers)])
-    rates = switches.rates_bps(since=time.time() - _RATES_OF_S)
-    received = {host: rx_bps / _PER_BYTE for host, (_, rx_bps) in rates.items()}
-    sent = {host: tx_bps / _PER_BYTE for host, (tx_bps, _) in rates.items()}
-    about = f"by its switch port, as in the lab: the mean of the last {_RATES_OF_S:g} seconds."
-    for name, values in (("receive", received), ("transmit", sent)):
-        words = f"What a host has to {name}, {about}"
-        yield gauge(f"host_{name}_bytes_per_second", words, ("host",), by_name(values))
 
 
 def _servers(controller: Controller) -> Iterator[Family]:

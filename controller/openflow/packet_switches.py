@@ -49,6 +49,8 @@ class PacketSwitches:
         self._name_of = {s.datapath_id: s.name for s in lab.packet_switches}
         self._connected: set[int] = set()
         self._second_from: dict[int, str] = {}
+        self._traffic: dict[str, Mapping[str, Any]] = {}
+        self.refused: Mapping[str, int] = {}
         self._host_at: dict[tuple[int, int], str] = {}
         self._last: dict[tuple[int, int], tuple[float, int, int]] = {}
         self.port_rates: deque[dict[str, Any]] = deque(maxlen=_RATES_KEPT)
@@ -111,6 +113,10 @@ class PacketSwitches:
         """
         return {self._name_of[d]: address for d, address in self._second_from.items()}
 
+    def traffic_by_switch(self) -> Mapping[str, Mapping[str, Any]]:
+        """What the speaker told last of each switch: its ``traffic`` event; empty before that."""
+        return self._traffic
+
     async def look(self) -> None:
         """Ask the speaker which switches are connected; events keep that true from then on."""
         for switch in await self._speaker.request("switches"):
@@ -125,8 +131,12 @@ class PacketSwitches:
             self._connected.discard(event["datapath_id"])
         elif kind == "second-switch":
             self._second_from[event["datapath_id"]] = event["address"]
+        elif kind == "traffic":
+            told = {self._name_of[each["datapath_id"]]: each for each in event["switches"]}
+            self._traffic, self.refused = told, event["refused"]
         elif kind == "speaker-down":
             self._connected.clear()
+            self._traffic, self.refused = {}, {}
         elif kind == "counters":
             # Counters come from connected switches only, also from those that connected to a
             # restarted speaker before anybody listened.

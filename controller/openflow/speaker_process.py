@@ -28,13 +28,24 @@ class SpeakerFailed(PatchlightError):
 
 
 @dataclass(frozen=True, slots=True)
+class SwitchTls:
+    """That switches come over TLS: the folder with the controller's certificate, the lab's name,
+    and what its packet switches are called, in the order of their datapath ids."""
+
+    folder: Path
+    lab: str
+    switches: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SpeakerOptions:
     """How to start the speaker.
 
     ``listen`` is where switches connect to, in the network namespace ``netns`` (a path) if
     given; ``datapath_ids`` are the lab's packet switches; ``engine`` is ``ryu``, ``os-ken``
     or ``None`` for the first that is installed; ``apps`` are users' applications; ``counters``
-    has the switches' counters read, and told, once a second.
+    has the switches' counters read, and told, once a second; with ``tls`` only switches that
+    show a certificate get in.
     """
 
     socket: Path
@@ -44,6 +55,7 @@ class SpeakerOptions:
     engine: str | None = None
     apps: tuple[str, ...] = ()
     counters: bool = True
+    tls: SwitchTls | None = None
 
     def command(self) -> list[str]:
         """The command line that starts the speaker."""
@@ -56,6 +68,9 @@ class SpeakerOptions:
             words += ["--engine", self.engine]
         if not self.counters:
             words.append("--no-counters")
+        if self.tls is not None:
+            words += ["--tls", str(self.tls.folder), "--lab", self.tls.lab]
+            words += ["--switches", ",".join(self.tls.switches)]
         for app in self.apps:
             words += ["--ryu-app", app]
         return words

@@ -15,6 +15,7 @@ from pathlib import Path
 from patchlight.emulation.fabric.plan import FabricPlan
 from patchlight.emulation.fabric.processes import Service
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.linux.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 from patchlight.testbed.linux.netlink import KernelRefused, Netlink, Request, attribute
 from patchlight.testbed.linux.sockets import unix_socket_answers
 
@@ -91,13 +92,18 @@ class OpenVSwitch:
             self.vsctl(["--id=@noop", "create", "QoS", "type=linux-noop", *call])
         self._check_ports(plan)
 
-    def set_controller(self, plan: FabricPlan, target: str) -> None:
-        """Have every switch connect to a controller, like ``tcp:127.0.0.1:6653``.
+    def set_controller(self, plan: FabricPlan, address: str, tls: Path | None = None) -> None:
+        """Have every switch connect to a controller at ``host:port``.
+
+        ``tls``: over TLS, with the certificate in that folder (``credentials``).
 
         Best once it listens: after a refusal Open vSwitch tries again in 1, 2, 4 and 8 s,
         ``max_backoff`` or not, because it heeds that only after the first success.
         """
         command: list[str] = []
+        if tls is not None:
+            command += ["--", *set_tls(tls)]
+        target = f"{'tcp' if tls is None else 'ssl'}:{address}"
         for bridge in plan.bridges:
             command += ["--", "set-controller", bridge.name, target]
             command += ["--", "set", "Controller", bridge.name]
@@ -148,6 +154,11 @@ def new_bridge(name: str, datapath_id: int, datapath: str, *, learning: bool) ->
         "other-config:disable-in-band=true",
     ]
     return ["--", "add-br", name, "--", "set", "Bridge", name, *settings]
+
+
+def set_tls(folder: Path) -> list[str]:
+    """The part of an ``ovs-vsctl`` call that has all bridges show the certificate in a folder."""
+    return ["set-ssl", *(str(folder / name) for name in (KEY_FILE, CERTIFICATE_FILE, CA_FILE))]
 
 
 def _new_port(bridge: str, interface: str, number: int) -> list[str]:

@@ -28,6 +28,7 @@ class LabKeywords(TypedDict, total=False):
     servers: str
     docker: bool
     tls: Path | None
+    switch_tls: Path | None
     swapped: tuple[tuple[str, str], ...]
 
 
@@ -42,7 +43,8 @@ class LabOptions:
     every ordinary process of this machine, where the kernel permits. ``servers``: network
     namespaces (``namespace``), or with a root file system and sshd of their own (``ssh``), where no
     agent runs; with ``docker``, such servers have a Docker engine each. ``tls``: the folder of the
-    controller's credentials, for agents on such servers. ``swapped``: pairs of ports whose fibres
+    controller's credentials, for agents on such servers and for OpenFlow over TLS; ``switch_tls``:
+    that of the packet switches', which are one machine. ``swapped``: pairs of ports whose fibres
     are plugged in the wrong way round, and the runtime lab file does not say so.
     """
 
@@ -56,6 +58,7 @@ class LabOptions:
     servers: str = "namespace"
     docker: bool = False
     tls: Path | None = None
+    switch_tls: Path | None = None
     swapped: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ from patchlight.emulation.fabric.lab_state import LabState
 from patchlight.emulation.fabric.plan import FabricPlan, fabric_namespace, namespace_name
 from patchlight.emulation.fabric.processes import Service, Supervisor, get_json
 from patchlight.emulation.lab.options import LabOptions, driven_switches, has_agents, has_controller
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.linux import deploy_file, docker_engine, netem
 from patchlight.testbed.linux.namespaces import namespace_path
@@ -65,6 +66,14 @@ class LabServices:
             netem.check_supported()
         if self.datapath != "bridge" and self._lab.packet_switches:
             openvswitch.check_installed()
+        options, with_tls = self._options, self._lab.controller_openflow_tls
+        if self.has_controller and with_tls and not (options.tls and options.switch_tls):
+            raise BadInput(
+                f"lab {self._lab.name} has OpenFlow over TLS: its controller and its switches need "
+                "certificates",
+                hint="'patchlight emulate up' makes them; in Python name their folders with tls= "
+                "and switch_tls= ('deploy certificates --for controller --for switches')",
+            )
 
     def expect(self) -> None:
         """Begin with what takes long, beside the making of links."""
@@ -97,7 +106,8 @@ class LabServices:
         build.limit_switch_ports(plan)
         supervisor.wait()
         if self.has_controller:
-            switches.set_controller(plan, f"tcp:{self._lab.controller_openflow}")
+            tls = self._options.switch_tls if self._lab.controller_openflow_tls else None
+            switches.set_controller(plan, self._lab.controller_openflow, tls)
             supervisor.wait_for_all(
                 "controller",
                 self._connected_switches,

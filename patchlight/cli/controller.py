@@ -71,6 +71,12 @@ def controller() -> None:
     "else  [default: at the API's address only].",
 )
 @click.option(
+    "--traces",
+    metavar="URL",
+    help="Where the ways of jobs to their first iterations are sent as OpenTelemetry traces, like "
+    "http://127.0.0.1:4318 (OTLP over HTTP)  [default: nowhere].",
+)
+@click.option(
     "--dashboard",
     "dashboard_at",
     metavar="HOST:PORT",

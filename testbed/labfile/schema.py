@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from patchlight.testbed.files.fields import ListOf, Number, choice
+from patchlight.testbed.files.fields import ListOf, Number, YesNo, choice
 from patchlight.testbed.files.groups import Group, Key, required
 from patchlight.testbed.labfile.access_schema import access_group
 from patchlight.testbed.labfile.colours_schema import (
@@ -273,6 +273,12 @@ CONTROLLER = Group(
         "where it listens for OpenFlow",
         example="10.0.0.1:6653",
         default="127.0.0.1:6653",
+    ),
+    Key(
+        "openflow_tls",
+        YesNo("whether packet switches come over TLS"),
+        "packet switches come over TLS, with certificates of the lab's authority",
+        default="false",
     ),
     Key(
         "access",

@@ -80,6 +80,9 @@ _Dumper.add_representer(_Listed, lambda d, v: d.represent_sequence(_SEQ, v, flow
 _Dumper.add_representer(_Hex, lambda d, v: d.represent_scalar(_INT, hex(v)))
 
 
+_OF_CONTROLLER = ("controller_api", "controller_openflow", "controller_openflow_tls")
+
+
 def write_lab(lab: Lab) -> str:
     """YAML text that ``parse_lab`` reads back equal; what has its default is left out."""
     return to_yaml(lab_document(lab))
@@ -94,8 +97,7 @@ def lab_document(lab: Lab) -> dict[str, Any]:
     if lab.scale != 1:
         document["scale"] = int(lab.scale) if float(lab.scale).is_integer() else lab.scale
     controller = {
-        key.removeprefix("controller_"): value
-        for key, value in _set(lab, "controller_api", "controller_openflow").items()
+        key.removeprefix("controller_"): value for key, value in _set(lab, *_OF_CONTROLLER).items()
     }
     if access := access_document(lab.access):
         controller["access"] = access

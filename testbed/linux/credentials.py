@@ -32,6 +32,16 @@ def controller_name(lab: str) -> str:
     return f"controller.{lab}"
 
 
+def switch_name(switch: str, lab: str) -> str:
+    """What a packet switch is called in its certificate."""
+    return f"switch.{switch}.{lab}"
+
+
+def switches_name(lab: str) -> str:
+    """What is called so may be any packet switch of the lab: a machine that is several of them."""
+    return f"switches.{lab}"
+
+
 def prometheus_name(lab: str) -> str:
     """What is called so may read the agents' metrics, and nothing else."""
     return f"prometheus.{lab}"

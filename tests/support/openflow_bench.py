@@ -7,7 +7,7 @@ from pathlib import Path
 
 from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.protocol import Message
-from patchlight.controller.openflow.speaker_process import SpeakerOptions
+from patchlight.controller.openflow.speaker_process import SpeakerOptions, SwitchTls
 from tests.support.private_ovs import PrivateOvs
 from tests.support.waiting import eventually
 
@@ -46,7 +46,9 @@ class OpenFlowBench:
         # that no old bridge finds the new speaker.
         self.listen = f"127.0.0.1:{20000 + next(_NUMBERS)}"
 
-    def options(self, *datapath_ids: int, apps: tuple[str, ...] = ()) -> SpeakerOptions:
+    def options(
+        self, *datapath_ids: int, apps: tuple[str, ...] = (), tls: SwitchTls | None = None
+    ) -> SpeakerOptions:
         return SpeakerOptions(
             socket=self.directory / "speaker.sock",
             datapath_ids=datapath_ids,
@@ -54,13 +56,14 @@ class OpenFlowBench:
             netns=self.ovs.netns,
             engine=self.engine,
             apps=apps,
+            tls=tls,
         )
 
     @asynccontextmanager
     async def speaker(
-        self, *datapath_ids: int, apps: tuple[str, ...] = ()
+        self, *datapath_ids: int, apps: tuple[str, ...] = (), tls: SwitchTls | None = None
     ) -> AsyncIterator[tuple[Speaker, Recorder]]:
-        speaker = Speaker(self.options(*datapath_ids, apps=apps))
+        speaker = Speaker(self.options(*datapath_ids, apps=apps, tls=tls))
         recorder = Recorder(speaker)
         async with speaker:
             yield speaker, recorder
@@ -75,8 +78,8 @@ class OpenFlowBench:
             await events.wait("switch-up", datapath_id=1)
             yield speaker, events, name
 
-    def bridge(self, datapath_id: int) -> str:
+    def bridge(self, datapath_id: int, tls: Path | None = None) -> str:
         name = f"br{next(_NUMBERS)}"
-        self.ovs.add_bridge(name, datapath_id, self.listen)
+        self.ovs.add_bridge(name, datapath_id, self.listen, tls)
         self.bridges.append(name)
         return name

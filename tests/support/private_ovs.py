@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from patchlight.emulation.fabric.openvswitch import OpenVSwitch, new_bridge
+from patchlight.emulation.fabric.openvswitch import OpenVSwitch, new_bridge, set_tls
 from patchlight.emulation.fabric.processes import Service
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.namespaces import entered
@@ -86,10 +86,17 @@ class PrivateOvs:
         lines = self.ofctl("dump-flows", bridge, "--no-stats", "--no-names").splitlines()
         return sorted(line.strip() for line in lines if "actions=" in line)
 
-    def add_bridge(self, name: str, datapath_id: int, controller: str) -> None:
-        """A bridge that drops everything until a controller (``host:port``) says otherwise."""
+    def add_bridge(
+        self, name: str, datapath_id: int, controller: str, tls: Path | None = None
+    ) -> None:
+        """A bridge that drops everything until a controller (``host:port``) says otherwise.
+
+        ``tls``: over TLS, as are all bridges then that are to, with the certificate in the folder.
+        """
         bridge = new_bridge(name, datapath_id, "netdev", learning=False)
-        self.vsctl(*bridge, "--", "set-controller", name, f"tcp:{controller}")
+        target = f"{'tcp' if tls is None else 'ssl'}:{controller}"
+        certificate = [] if tls is None else [*set_tls(tls), "--"]
+        self.vsctl(*certificate, *bridge[1:], "--", "set-controller", name, target)
 
     def add_host(self, bridge: str, port: int, address: str, mac: str) -> str:
         """A namespace with one interface that is plugged into a port; its name."""

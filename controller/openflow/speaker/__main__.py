@@ -62,6 +62,13 @@ def _parser() -> argparse.ArgumentParser:
         help="an application to run beside Patchlight's, or file.py:Class; may be given again",
     )
     parser.add_argument(
+        "--tls", type=Path, metavar="FOLDER", help="let switches in over TLS only: certificates"
+    )
+    parser.add_argument("--lab", default="", help="with --tls: what the lab is called")
+    parser.add_argument(
+        "--switches", default="", help="with --tls: names of the switches with those datapath ids"
+    )
+    parser.add_argument(
         "--no-counters", action="store_true", help="do not read the switches' counters each second"
     )
     parser.add_argument(
@@ -71,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> None:
-    declared = _datapath_ids(options.lab_datapaths)
+    datapath_ids = _datapath_ids(options.lab_datapaths)
     # Before any thread starts and any engine is loaded.
     if options.netns:
         namespaces.enter(options.netns)
@@ -96,8 +103,12 @@ def _run(options: argparse.Namespace) -> None:
         "pid": os.getpid(),
         "apps": options.ryu_app,
     }
+    door = _door(options, datapath_ids)
     registry = SwitchRegistry(
-        declared, lambda event: server.publish(event), count=not options.no_counters
+        frozenset(datapath_ids),
+        lambda event: server.publish(event),
+        count=not options.no_counters,
+        door=door,
     )
     server = Server(options.socket, Handlers(registry, about))
     try:
@@ -109,6 +120,16 @@ def _run(options: argparse.Namespace) -> None:
         _serve_until_told(server, options.until_eof)
     finally:
         server.close()
+
+
+def _door(options: argparse.Namespace, datapath_ids: list[int]) -> Any:
+    """How switches come in over TLS; ``None`` without."""
+    if options.tls is None:
+        return None
+    from patchlight.controller.openflow.speaker.tls_door import TlsDoor
+
+    names = dict(zip(datapath_ids, options.switches.split(","), strict=True))
+    return TlsDoor(options.tls, options.lab, names)
 
 
 def _listen(address: str) -> socket.socket:
@@ -153,9 +174,9 @@ def _serve_until_told(server: Any, until_eof: bool) -> None:
     stopped.wait()
 
 
-def _datapath_ids(text: str) -> frozenset[int]:
+def _datapath_ids(text: str) -> list[int]:
     try:
-        return frozenset(int(word, 0) for word in text.split(",") if word.strip())
+        return [int(word, 0) for word in text.split(",") if word.strip()]
     except ValueError as error:
         raise BadInput(
             f"--lab-datapaths {text!r}: expected numbers with commas, like 1,0x2"

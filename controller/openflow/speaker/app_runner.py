@@ -20,7 +20,7 @@ from typing import Any
 
 from ryu import cfg
 from ryu.base import app_manager
-from ryu.controller import controller
+from ryu.controller import controller, ofp_event
 from ryu.lib import hub
 
 from patchlight.controller.openflow.speaker.switch_registry import SwitchRegistry
@@ -48,8 +48,9 @@ def run_apps(listener: socket.socket, registry: SwitchRegistry, user_apps: tuple
     }
     for option, value in overrides.items():
         cfg.CONF.set_override(option, value)
-    _listen_through(listener)
+    _listen_through(listener, registry)
     _guard(registry)
+    _count_received(registry)
 
     manager = _Apps()
     manager.load_apps(["patchlight.controller.openflow.speaker.app:Patchlight"])
@@ -58,6 +59,7 @@ def run_apps(listener: socket.socket, registry: SwitchRegistry, user_apps: tuple
             manager.load_apps([name])
     with _blaming(", ".join(user_apps)):
         manager.instantiate_apps(**manager.create_contexts(), patchlight=registry)
+    hub.spawn(registry.tell_traffic)
     _serve_http(manager)
 
 
@@ -115,7 +117,7 @@ def _blaming(names: str) -> Iterator[None]:
         ) from error
 
 
-def _listen_through(listener: socket.socket) -> None:
+def _listen_through(listener: socket.socket, registry: SwitchRegistry) -> None:
     """Make the engine accept switches from ``listener`` rather than open a port itself."""
     from eventlet.greenio import GreenSocket
 
@@ -126,7 +128,12 @@ def _listen_through(listener: socket.socket) -> None:
         def serve_forever(self) -> None:
             while True:
                 connection, address = self._server.accept()
-                hub.spawn(self._handle, connection, address)
+                hub.spawn(self._serve, connection, address)
+
+        def _serve(self, connection: Any, address: Any) -> None:
+            # Its handshake in a thread of its own: who is slow keeps nobody waiting.
+            if (let_in := registry.let_in(connection, address)) is not None:
+                self._handle(let_in, address)
 
     controller.StreamServer = Server
 
@@ -143,11 +150,23 @@ def _guard(registry: SwitchRegistry) -> None:
 
     def guarded(datapath: Any, message: bytes, *args: Any, **options: Any) -> Any:
         if datapath.id is None or registry.may_be_told(datapath):
+            registry.said(datapath, message)
             return send(datapath, message, *args, **options)
         (kind,) = struct.unpack_from("!xB", message)
         return send(datapath, message, *args, **options) if kind in _HANDSHAKE else False
 
     controller.Datapath.send = guarded
+
+
+def _count_received(registry: SwitchRegistry) -> None:
+    """Have the registry hear of each message that the engine makes an event of: of all."""
+    event_of = ofp_event.ofp_msg_to_ev
+
+    def counted(message: Any) -> Any:
+        registry.heard(message)
+        return event_of(message)
+
+    ofp_event.ofp_msg_to_ev = counted
 
 
 def _serve_http(manager: Any) -> None:

@@ -11,6 +11,8 @@ from ryu.ofproto import ofproto_v1_3_parser as parser
 from patchlight.controller.openflow.flowtable import COOKIE_MARK, COOKIE_MASK
 from patchlight.controller.openflow.protocol import Message
 from patchlight.controller.openflow.speaker.switch import Switch, SwitchGone
+from patchlight.controller.openflow.speaker.tls_door import NotLetIn, TlsDoor
+from patchlight.controller.openflow.speaker.traffic import Traffic
 from patchlight.testbed.errors import PatchlightError
 
 LOG = logging.getLogger(__name__)
@@ -27,18 +29,25 @@ _TELL_EVERY_S, _TOLD_KEPT = 60.0, 256
 class SwitchRegistry:
     """Every declared switch that is connected. ``publish`` is called with each event.
 
-    ``count``: read their counters once a second.
+    ``count``: read their counters once a second. ``door``: they come over TLS.
     """
 
     def __init__(
-        self, declared: frozenset[int], publish: Callable[[Message], None], *, count: bool = True
+        self,
+        declared: frozenset[int],
+        publish: Callable[[Message], None],
+        *,
+        count: bool = True,
+        door: TlsDoor | None = None,
     ) -> None:
         self.declared = declared
         self._counting = count
+        self._door = door
+        self._traffic = Traffic(declared)
         self._publish = publish
         self._switches: dict[int, Switch] = {}
         self._counters: dict[int, Message] = {}
-        self._told: dict[tuple[str, int], float] = {}
+        self._told: dict[tuple[str, int | str], float] = {}
 
     def switch(self, datapath_id: int) -> Switch:
         """The connected switch of that id; ``SwitchGone`` if there is none."""
@@ -61,9 +70,14 @@ class SwitchRegistry:
 
     def may_be_told(self, datapath: Any) -> bool:
         """Whether more than the handshake may be said on a connection: it is a switch of the
-        lab, and no other connection is that switch."""
+        lab, with its certificate where that is wanted, and no other connection is that switch."""
         switch = self._switches.get(datapath.id)
-        return datapath.id in self.declared and (switch is None or switch.datapath is datapath)
+        return self._is_of_the_lab(datapath) and (switch is None or switch.datapath is datapath)
+
+    def _is_of_the_lab(self, datapath: Any) -> bool:
+        return datapath.id in self.declared and (
+            self._door is None or self._door.is_for(datapath.socket, datapath.id)
+        )
 
     def switches(self) -> list[Message]:
         """Every connected switch with its ports."""
@@ -75,10 +89,31 @@ class SwitchRegistry:
 
     # -- what the application tells us ----------------------------------------------------
 
+    def let_in(self, connection: Any, address: Any) -> Any:
+        """The connection to be used, over TLS where that is wanted; ``None`` if it is refused."""
+        if self._door is None:
+            return connection
+        try:
+            return self._door.admit(connection)
+        except NotLetIn as error:
+            self._traffic.refused["tls"] += 1
+            host = address[0]
+            where = "{}:{}".format(*address[:2])
+            if self._is_news("refused-switch", host):
+                self._publish({"event": "refused-switch", "address": where, "why": error.message})
+                LOG.warning("a connection from %s is refused: %s", where, error.message)
+            return None
+
     def features(self, datapath: Any, datapath_id: int) -> None:
         """A connection said which switch it is, and nothing else was said to it yet."""
         if datapath_id not in self.declared:
+            self._traffic.refused["unknown"] += 1
             self._leave_alone("unknown-switch", datapath, "the lab has no such switch")
+        elif not self._is_of_the_lab(datapath):
+            shown = ", ".join(datapath.socket.names) or "nobody"
+            why = f"its certificate is for {shown}"
+            self._traffic.refused["certificate"] += 1
+            self._leave_alone("refused-switch", datapath, why)
         elif not self.may_be_told(datapath):
             # What the engine wanted to ask next, and was not let.
             ports = parser.OFPPortDescStatsRequest(datapath, 0)
@@ -89,6 +124,7 @@ class SwitchRegistry:
         first = self._switches.get(datapath.id)
         if first is not None and first.answers(_FIRST_ANSWERS_S):
             words = f"that switch is connected from {first.address}, and answers"
+            self._traffic.refused["second"] += 1
             self._leave_alone("second-switch", datapath, words)
             datapath.close()
             return
@@ -101,26 +137,35 @@ class SwitchRegistry:
 
     def _leave_alone(self, event: str, datapath: Any, why: str) -> None:
         """Say so, once a minute for each id: who is left alone may come again and again."""
-        now, key = time.monotonic(), (event, datapath.id)
-        lately = now - self._told.get(key, -_TELL_EVERY_S) < _TELL_EVERY_S
+        news = self._is_news(event, datapath.id)
         address = "{}:{}".format(*datapath.address[:2])
-        if event == "unknown-switch" or not lately:  # the controller counts unknown ones
-            self._publish({"event": event, "datapath_id": datapath.id, "address": address})
-        if lately:
-            return
+        if event == "unknown-switch" or news:  # the controller counts unknown ones
+            message = {"event": event, "datapath_id": datapath.id, "address": address, "why": why}
+            self._publish(message)
+        if news:
+            words = "a switch with datapath id %#x connected from %s: %s; it is left alone"
+            LOG.warning(words, datapath.id, address, why)
+
+    def _is_news(self, event: str, who: int | str) -> bool:
+        """Whether this was not told in the last minute; it counts as told from now on."""
+        now, key = time.monotonic(), (event, who)
+        if now - self._told.get(key, -_TELL_EVERY_S) < _TELL_EVERY_S:
+            return False
         if len(self._told) >= _TOLD_KEPT:
             self._told.clear()
         self._told[key] = now
-        message = "a switch with datapath id %#x connected from %s: %s; it is left alone"
-        LOG.warning(message, datapath.id, address, why)
+        return True
 
     def up(self, datapath: Any) -> None:
         """A declared switch finished its handshake."""
+        if not self._is_of_the_lab(datapath):
+            return  # it went on by itself, and nobody answers
         if not self.may_be_told(datapath):
             # Another connection was quicker.
             eventlet.spawn_n(self._second, datapath, lambda: self.up(datapath))
             return
         switch = self._switches[datapath.id] = Switch(datapath)
+        self._traffic.connected(switch.id)
         if self._counting:
             eventlet.spawn_n(self._count, switch)
         self._publish({"event": "switch-up", **_describe(switch)})
@@ -131,6 +176,7 @@ class SwitchRegistry:
         if switch is not None:
             del self._switches[switch.id]
             self._counters.pop(switch.id, None)
+            self._traffic.gone(switch.id)
             switch.on_gone()
             self._publish({"event": "switch-down", "datapath_id": switch.id})
 
@@ -144,6 +190,30 @@ class SwitchRegistry:
         if self.of(datapath) is not None and cookie & COOKIE_MASK == COOKIE_MARK:
             message = {"event": "frame", "datapath_id": datapath.id, "port": port}
             self._publish({**message, "frame": frame.hex()})
+
+    # -- what goes to and fro -----------------------------------------------------------------
+
+    def said(self, datapath: Any, data: bytes) -> None:
+        """The engine sends something; counted if it is to a switch of the lab."""
+        if self.of(datapath) is not None:
+            self._traffic.said(datapath.id, bytes(data), time.monotonic())
+
+    def heard(self, message: Any) -> None:
+        """The engine read a message; counted if it is of a switch of the lab."""
+        if self.of(message.datapath) is not None:
+            kind, number = message.msg_type, message.datapath.id
+            self._traffic.heard(number, kind, message.xid, time.monotonic())
+
+    def tell_traffic(self) -> None:
+        """Tell of it once a second, for ever."""
+        while True:
+            self._publish(self._traffic.message(self._waiting))
+            eventlet.sleep(_PERIOD_S)
+
+    def _waiting(self, datapath_id: int) -> int:
+        switch = self._switches.get(datapath_id)
+        queue = switch.datapath.send_q if switch is not None else None
+        return queue.qsize() if queue else 0
 
     # -- counters ---------------------------------------------------------------------------
 

@@ -29,7 +29,8 @@ from patchlight.testbed.errors import BadInput
     "only",
     multiple=True,
     metavar="NAME",
-    help="A server, 'controller' or 'prometheus'; may be given again. [default: all of them]",
+    help="A server, a packet switch, 'controller', 'prometheus', or 'switches' for a machine that "
+    "is several packet switches; may be given again. [default: all that the lab needs]",
 )
 @click.option("--anew", is_flag=True, help="New keys, too: somebody may have seen the old ones.")
 @listing_options
@@ -38,10 +39,11 @@ def certificates(
 ) -> None:
     """Make the certificates of LAB: for its controller, its agents, and Prometheus.
 
-    Each gets a folder under DIR with ca.pem, cert.pem and key.pem: controller, prometheus, and
-    agents/SERVER. Copy it to where that program runs, readable by it alone, and name it there with
-    --tls. Run again, the command renews what ends within 60 days and leaves the rest as it is. The
-    lab's authority is made the first time; who has its folder can be the controller of the lab.
+    With OpenFlow over TLS, for its packet switches, too. Each gets a folder under DIR with ca.pem,
+    cert.pem and key.pem: controller, prometheus, agents/SERVER, and switches/SWITCH. Copy it to
+    where that program runs, readable by it alone, and name it there with --tls. Run again, the
+    command renews what ends within 60 days and leaves the rest as it is. The lab's authority is
+    made the first time; who has its folder can be the controller of the lab.
 
     \b
     With --json: lab, authority, and certificates, each with name, folder,
@@ -50,7 +52,9 @@ def certificates(
     from patchlight.deploy.authority import Authority, authority_folder
 
     meant = running_lab(lab)
+    switches = [switch.name for switch in meant.packet_switches]
     known = ["controller", "prometheus", *(server.name for server in meant.servers)]
+    known += [*switches, "switches"] if switches else []
     if unknown := [name for name in only if name not in known]:
         raise BadInput(
             f"--for {unknown[0]}: lab {meant.name} has nobody of that name",
@@ -66,6 +70,11 @@ def certificates(
         if not only or server.name in only:
             folder = output / "agents" / server.name
             made.append(signer.for_agent(server.name, folder, anew=anew))
+    for switch in switches:
+        if switch in only or (not only and meant.controller_openflow_tls):
+            made.append(signer.for_switch(switch, output / "switches" / switch, anew=anew))
+    if "switches" in only:
+        made.append(signer.for_switches(output / "all-switches", anew=anew))
     if as_json:
         rows = [
             {

@@ -119,8 +119,10 @@ def up(lab: str, no_controller: bool, **options: Any) -> None:
         signal.signal(number, _interrupt)
     began = time.monotonic()
     policies = chosen_policies(options, lab)
-    if options["servers"] == "ssh" and not no_controller:
-        options["tls"] = _credentials(options["name"] or read_lab(find_lab(lab)).name)
+    meant_lab = read_lab(find_lab(lab))
+    over_tls = meant_lab.controller_openflow_tls
+    if (options["servers"] == "ssh" or over_tls) and not no_controller:
+        options |= _credentials(options["name"] or meant_lab.name, switches=over_tls)
     emulated = EmulatedLab.from_file(
         lab, controller=not no_controller, policies=policies, progress=_say, **options
     )
@@ -140,12 +142,17 @@ def up(lab: str, no_controller: bool, **options: Any) -> None:
         )
 
 
-def _credentials(lab: str) -> Path:
-    """What shows the controller to the agents that this user deploys to servers of the lab."""
+def _credentials(lab: str, *, switches: bool) -> dict[str, Path]:
+    """What shows the controller to the agents that this user deploys to servers of the lab, and
+    its ``switches`` to the controller."""
     from patchlight.deploy.authority import Authority, authority_folder
 
     authority = Authority(lab, authority_folder(lab))
-    return authority.for_controller(authority.folder.parent / "controller").folder
+    folder = authority.folder.parent
+    made = {"tls": authority.for_controller(folder / "controller").folder}
+    if switches:
+        made["switch_tls"] = authority.for_switches(folder / "all-switches").folder
+    return made
 
 
 def _interrupt(*_: object) -> None:

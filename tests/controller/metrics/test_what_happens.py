@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -15,8 +16,13 @@ from patchlight.controller.metrics.families import counter, single
 from patchlight.controller.metrics.happenings import Happenings
 from patchlight.controller.metrics.job_progress import KEPT_S, JobProgress
 from patchlight.controller.metrics.listening import listen_for_metrics
+from patchlight.controller.metrics.openflow import openflow_metrics
 from patchlight.controller.metrics.optical_power import OpticalPower
+from patchlight.controller.openflow.client import Speaker
+from patchlight.controller.openflow.packet_switches import PacketSwitches
+from patchlight.controller.openflow.speaker_process import SpeakerOptions
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.labfile.reader import load_lab
 from tests.support.change_bench import ChangeBench
 from tests.support.job_cluster import Cluster, finish, job, submit_running
 
@@ -118,6 +124,36 @@ async def test_power_that_is_lost_shows_at_the_next_measurement(bench: ChangeBen
     bench.device.kill()
     await power.measure()
     assert looked_up(power) == {}
+
+
+def test_what_the_speaker_told_is_there_by_switch_and_gone_with_it(tmp_path: Path) -> None:
+    lab = load_lab("ofc2022")
+    speaker = Speaker(SpeakerOptions(tmp_path / "speaker.sock", (1, 2)))
+    switches = PacketSwitches(lab, speaker)
+
+    def shown() -> dict[Key, float]:
+        families = openflow_metrics(speaker, switches, 0)
+        text = "".join(family.as_text(openmetrics=False) for family in families)
+        return values(text_string_to_metric_families(text))
+
+    one, two = lab.packet_switches
+    counts = {"connections": 1, "sent": 7, "received": 8, "errors": 2, "echo_s": None, "waiting": 3}
+    told = [
+        {**counts, "datapath_id": one.datapath_id, "echo_s": 0.002},
+        {**counts, "datapath_id": two.datapath_id},
+    ]
+    switches.on_event({"event": "traffic", "switches": told, "refused": {"tls": 4}})
+    there = shown()
+    assert there["packet_switch_sent_messages_total", (two.name,)] == 7
+    assert there["packet_switch_received_messages_total", (two.name,)] == 8
+    assert there["packet_switch_errors_total", (one.name,)] == 2
+    assert there["packet_switch_waiting_sends", (one.name,)] == 3
+    assert there["packet_switch_echo_seconds", (one.name,)] == 0.002
+    assert ("packet_switch_echo_seconds", (two.name,)) not in there
+    assert there["speaker_refused_connections_total", ("tls",)] == 4
+    assert there["speaker_refused_connections_total", ("second",)] == 0
+    switches.on_event({"event": "speaker-down", "error": "it ended"})
+    assert not any(name.startswith("packet_switch_sent") for name, _ in shown())
 
 
 def test_whatever_a_label_says_is_read_back() -> None:

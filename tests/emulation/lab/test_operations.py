@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from patchlight import EmulatedLab, JobSpec, LabBuilder
+from patchlight.deploy.authority import Authority
 from patchlight.emulation.fabric import build as fabric_build
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate import single
@@ -168,7 +169,18 @@ def test_light_and_jobs_from_python_and_what_lab_show_says(
     rewirable: Lab, new_name: Callable[[], str], tmp_path: Path
 ) -> None:
     name = new_name()
-    with EmulatedLab.from_lab(rewirable, 1000, name=name, workers="process") as lab:
+    authority = Authority(name, tmp_path / "ca")
+    secured = rewirable.with_changes(controller_openflow_tls=True)
+    with pytest.raises(BadInput, match="its controller and its switches need certificates"):
+        EmulatedLab.from_lab(secured, 1000, name=name).up()
+    with EmulatedLab.from_lab(
+        secured,
+        1000,
+        name=name,
+        workers="process",
+        tls=authority.for_controller(tmp_path / "controller").folder,
+        switch_tls=authority.for_switches(tmp_path / "switches").folder,
+    ) as lab:
         ocs = lab.ocs("ocs1")
         assert ocs.map.texts == ("1-3", "2-5")
         assert ocs.connect("server2:tor1.2", why="nearer")["state"] == "committed"
