@@ -52,7 +52,7 @@ class Occupancy:
     def take(self, flow: FlowRequest, now_s: float) -> PathGrant:
         """A path for a flow whose ends are free, where there is a channel: the soonest."""
         source, destination = flow.source, flow.destination
-        path = self._tuned(source, destination)
+        path = self.tuned(source, destination)
         starts_s = now_s
         if path is None:
             starts_s += self.network.tuning_s
@@ -84,7 +84,7 @@ class Occupancy:
         if self.network.routes is None:
             self._channels[grant.channel] = None
 
-    def _tuned(self, source: int, destination: int) -> tuple[int, int, int] | None:
+    def tuned(self, source: int, destination: int) -> tuple[int, int, int] | None:
         """A free path whose both ends were last used for each other, and need no tuning."""
         for transmitter in self.free_transmitters[source]:
             channel, there = self._sent.get((source, transmitter), (NO_CHANNEL, NO_CHANNEL))

@@ -76,6 +76,12 @@ ENVIRONMENTS: tuple[Registered, ...] = (
         "queue",
         f"{_HERE}.elasticity:ElasticityEnv",
     ),
+    Registered(
+        "patchlight/FlowSchedule-v0",
+        "which flow gets the next path",
+        "paths of light",
+        f"{_HERE}.flow_schedule:FlowScheduleEnv",
+    ),
 )
 
 
