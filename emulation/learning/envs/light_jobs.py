@@ -1,7 +1,7 @@
 """Jobs that train over a network of light, iteration by iteration, flow by flow."""
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -112,14 +112,23 @@ class ChosenPaths(Scheduling):
                         break
         return found
 
-    def is_tuned(self, flow: FlowRequest) -> bool:
-        """Whether there is a free path that needs no tuning."""
-        return self._occupancy.tuned(flow.source, flow.destination) is not None
+    def tuned_channel(self, flow: FlowRequest) -> int | None:
+        """The channel of a free path that needs no tuning, if there is one."""
+        tuned = self._occupancy.tuned(flow.source, flow.destination)
+        return None if tuned is None else tuned[-1]
 
-    def give(self, flow: FlowRequest, now_s: float) -> PathGrant:
-        """A path for one of those that fit."""
+    def channels(self) -> list[int]:
+        """The channels that are free, the longest free first."""
+        return self._occupancy.channels
+
+    def pairs_tuned(self) -> Mapping[int, int]:
+        """By channel how many pairs of a transmitter and a receiver are tuned to it."""
+        return self._occupancy.pairs_tuned
+
+    def give(self, flow: FlowRequest, now_s: float, channel: int | None = None) -> PathGrant:
+        """A path for one of those that fit, over a free channel if one is given."""
         del self._waiting[flow.flow]
-        return self._occupancy.take(flow, now_s)
+        return self._occupancy.take(flow, now_s, channel)
 
     def _enter(self, flow: FlowRequest) -> None:
         return
@@ -182,9 +191,9 @@ class LightRun:
         """For how long a flow has been ready."""
         return self.now_s - self.arrivals[flow.flow][0]
 
-    def give(self, flow: FlowRequest) -> PathGrant:
-        """Give a path to one of the flows that fit."""
-        grant = self.paths.give(flow, self.now_s)
+    def give(self, flow: FlowRequest, channel: int | None = None) -> PathGrant:
+        """Give a path to one of the flows that fit, over a free channel if one is given."""
+        grant = self.paths.give(flow, self.now_s, channel)
         self.grants.append(grant)
         heapq.heappush(self._events, (grant.ends_s, grant.flow))
         return grant

@@ -82,6 +82,12 @@ ENVIRONMENTS: tuple[Registered, ...] = (
         "paths of light",
         f"{_HERE}.flow_schedule:FlowScheduleEnv",
     ),
+    Registered(
+        "patchlight/FlowChannel-v0",
+        "over which channel the next flow goes",
+        "paths of light",
+        f"{_HERE}.flow_channel:FlowChannelEnv",
+    ),
 )
 
 

@@ -9,7 +9,9 @@ import pytest
 pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
 
 import patchlight.emulation.learning  # noqa: F401 - registers the environments
+from patchlight.emulation.learning.envs.flow_channel import FlowChannelEnv, longest_free
 from patchlight.emulation.learning.envs.flow_schedule import FlowScheduleEnv, shortest
+from patchlight.emulation.learning.envs.flows import FlowsEnv
 from patchlight.emulation.learning.envs.light_jobs import LightJobs
 from patchlight.emulation.learning.envs.registry import find_environment, first_allowed
 from patchlight.emulation.learning.envs.testing import check_environment
@@ -32,18 +34,23 @@ def play(env: Any, rule: Callable[[Any, Any], int], seed: int = 1) -> tuple[floa
     return rewards, info["collective_mean_s"]
 
 
-def test_nothing_is_wrong_with_them() -> None:
-    checked = check_environment(find_environment("FlowSchedule"), steps=200)
+@pytest.mark.parametrize("name", ["FlowSchedule", "FlowChannel"])
+def test_nothing_is_wrong_with_them(name: str) -> None:
+    checked = check_environment(find_environment(name), steps=200)
     assert checked.is_good, checked.checks
 
 
 @pytest.mark.parametrize(
-    ("rule", "name"), [(first_allowed, "first-come"), (shortest, "shortest-first")]
+    ("env", "rule", "name"),
+    [
+        (FlowScheduleEnv(COUPLER, FEW, shown=200), first_allowed, "first-come"),
+        (FlowScheduleEnv(COUPLER, FEW, shown=200), shortest, "shortest-first"),
+        (FlowChannelEnv(COUPLER, FEW), longest_free, "first-come"),
+    ],
 )
 def test_paths_are_those_of_the_scheduler_of_that_order(
-    rule: Callable[[Any, Any], int], name: str
+    env: FlowsEnv, rule: Callable[[Any, Any], int], name: str
 ) -> None:
-    env = FlowScheduleEnv(COUPLER, FEW, shown=200)
     play(env, rule)
     assert env.run is not None
     granted = list(in_time(path_scheduler(name, COUPLER), env.run.arrivals))
@@ -68,6 +75,19 @@ def test_a_job_alone_takes_the_least_time_and_the_tuning() -> None:
     assert took_s == pytest.approx([job.least_s + 1e-3, job.least_s, job.least_s])
 
 
+def test_an_action_that_is_not_allowed_is_taken_for_the_first_that_is() -> None:
+    env = FlowChannelEnv(COUPLER, FEW)
+    seen, _ = env.reset(seed=0)
+    while env.action_masks().all():
+        seen, *_ = env.step(np.int64(0))
+    taken = int((~env.action_masks()).argmax())
+    assert seen["channels"][taken, 0] == 1
+    *_, info = env.step(np.int64(taken))
+    assert info["illegal"]
+    assert env.run is not None
+    assert env.run.grants[-1].channel != taken
+
+
 def test_settings_without_sense_are_refused() -> None:
     for wrong in ({"jobs": 0}, {"collectives": ()}, {"least_bytes": 9e9}, {"most_computing": -1}):
         with pytest.raises(BadInput, match="expected"):
@@ -79,3 +99,5 @@ def test_settings_without_sense_are_refused() -> None:
         play(FlowScheduleEnv(dark, LightJobs(collectives=("ring",))), first_allowed)
     with pytest.raises(BadInput, match="1 or more"):
         FlowScheduleEnv(shown=0)
+    with pytest.raises(BadInput, match="none to choose"):
+        FlowChannelEnv(dark)
