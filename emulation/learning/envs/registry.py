@@ -77,6 +77,12 @@ ENVIRONMENTS: tuple[Registered, ...] = (
         f"{_HERE}.elasticity:ElasticityEnv",
     ),
     Registered(
+        "patchlight/OperationPlacement-v0",
+        "on which server the next part of a split model is",
+        "a training step on a RAMP",
+        f"{_HERE}.operation_placement:OperationPlacementEnv",
+    ),
+    Registered(
         "patchlight/FlowSchedule-v0",
         "which flow gets the next path",
         "paths of light",
