@@ -16,6 +16,7 @@ from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
 from patchlight.emulation.simulator.ramp.steps import step_time
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.graphs.partitioning import PartitionedGraph
 
 OPERATION_FEATURES = 5
 """Share of the step's time, of all activations and of all parameters, parts, whether it is next."""
@@ -41,6 +42,40 @@ def near_parents(env: "OperationPlacementEnv", seen: Observation) -> int:
 
 def _least(seen: Observation, costs: NDArray[Any]) -> int:
     return int(np.where(seen["action_mask"] > 0, costs, np.inf).argmin())
+
+
+def plans_of(workloads: Workloads, degrees: Sequence[int]) -> list[PartitionedGraph]:
+    """The models split by these degrees, so that any placement of their parts fits.
+
+    A server has the memory for a part of each operation. ``BadInput`` if there is none.
+    """
+    found = [
+        plans[degree].graph
+        for plans in workloads.plans
+        for degree in degrees
+        if degree in plans and plans[degree].fits_memory
+    ]
+    if not found:
+        raise BadInput(
+            f"no model is split into {', '.join(map(str, degrees)) or 'nothing'}",
+            hint=f"the degrees here are {', '.join(map(str, workloads.degrees))}",
+        )
+    return found
+
+
+def chosen_plan(
+    plans: Sequence[PartitionedGraph], rng: np.random.Generator, options: Mapping[str, Any]
+) -> PartitionedGraph:
+    """One of them, drawn among those of the ``model`` and ``degree`` of an episode's options."""
+    found = [
+        plan
+        for plan in plans
+        if options.get("model", plan.training.forward.name) == plan.training.forward.name
+        and options.get("degree", plan.degree) == plan.degree
+    ]
+    if not found:
+        raise BadInput(f"no model is {options}: expected a name and a degree of the environment")
+    return found[int(rng.integers(len(found)))]
 
 
 class OperationPlacementEnv(gymnasium.Env[Observation, np.int64]):
@@ -78,18 +113,7 @@ class OperationPlacementEnv(gymnasium.Env[Observation, np.int64]):
         size = self.workloads.ramp.shape.size
         if not 0 <= most_busy <= 1:
             raise BadInput(f"{most_busy} of the servers are busy: expected 0 to 1")
-        # Where a server has the memory for one part of each operation, any placement fits.
-        self._plans = [
-            plans[degree].graph
-            for plans in self.workloads.plans
-            for degree in degrees
-            if degree in plans and plans[degree].fits_memory
-        ]
-        if not self._plans:
-            raise BadInput(
-                f"no model is split into {', '.join(map(str, degrees)) or 'nothing'}",
-                hint=f"the degrees here are {', '.join(map(str, self.workloads.degrees))}",
-            )
+        self._plans = plans_of(self.workloads, degrees)
         self._most_busy, self._size = most_busy, size
         graphs = [plan.training.forward for plan in self._plans]
         operations = max(len(graph.operations) for graph in graphs)
@@ -113,16 +137,7 @@ class OperationPlacementEnv(gymnasium.Env[Observation, np.int64]):
     ) -> tuple[Observation, dict[str, Any]]:
         """Another model on another RAMP; ``options`` may have ``model`` and ``degree``."""
         super().reset(seed=seed)
-        chosen = options or {}
-        plans = [
-            plan
-            for plan in self._plans
-            if chosen.get("model", plan.training.forward.name) == plan.training.forward.name
-            and chosen.get("degree", plan.degree) == plan.degree
-        ]
-        if not plans:
-            raise BadInput(f"no model is {chosen}: expected a name and a degree of the environment")
-        self.graph = graph = plans[int(self.np_random.integers(len(plans)))]
+        self.graph = graph = chosen_plan(self._plans, self.np_random, options or {})
         most = int(min(self._most_busy * self._size, self._size - graph.max_split))
         count = int(self.np_random.integers(most + 1))
         busy = self.np_random.permutation(self._size)[:count].tolist()

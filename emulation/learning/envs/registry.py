@@ -83,6 +83,12 @@ ENVIRONMENTS: tuple[Registered, ...] = (
         f"{_HERE}.operation_placement:OperationPlacementEnv",
     ),
     Registered(
+        "patchlight/OperationOrder-v0",
+        "which ready operation is next",
+        "a training step on a RAMP",
+        f"{_HERE}.operation_order:OperationOrderEnv",
+    ),
+    Registered(
         "patchlight/FlowSchedule-v0",
         "which flow gets the next path",
         "paths of light",
