@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from patchlight.testbed.paths.contract import (
     NO_CHANNEL,
     FlowRequest,
@@ -49,19 +51,37 @@ class Occupancy:
             )
         return None
 
-    def take(self, flow: FlowRequest, now_s: float) -> PathGrant:
-        """A path for a flow whose ends are free, where there is a channel: the soonest."""
+    @property
+    def channels(self) -> list[int]:
+        """Those that are free, the longest free first; with routes, all: none is ever taken."""
+        return list(self._channels)
+
+    @property
+    def pairs_tuned(self) -> Counter[int]:
+        """By channel how many pairs of transmitter and receiver are tuned to it for each other."""
+        heard = {(own, node) for (node, _), own in self._received.items()}
+        return Counter(
+            channel
+            for (source, _), (channel, there) in self._sent.items()
+            if ((channel, source), there) in heard
+        )
+
+    def take(self, flow: FlowRequest, now_s: float, channel: int | None = None) -> PathGrant:
+        """A path for a flow whose ends are free, where there is a channel: the soonest.
+
+        It goes over ``channel``, a free one, if one is given.
+        """
         source, destination = flow.source, flow.destination
-        path = self._tuned(source, destination)
+        path = self.tuned(source, destination, channel)
         starts_s = now_s
         if path is None:
             starts_s += self.network.tuning_s
             routes = self.network.routes
-            path = (
-                self.free_transmitters[source][0],
-                self.free_receivers[destination][0],
-                next(iter(self._channels)) if routes is None else int(routes[source, destination]),
-            )
+            if routes is not None:
+                channel = int(routes[source, destination])
+            elif channel is None:
+                channel = next(iter(self._channels))
+            path = self.free_transmitters[source][0], self.free_receivers[destination][0], channel
         transmitter, receiver, channel = path
         self.free_transmitters[source].remove(transmitter)
         self.free_receivers[destination].remove(receiver)
@@ -84,12 +104,19 @@ class Occupancy:
         if self.network.routes is None:
             self._channels[grant.channel] = None
 
-    def _tuned(self, source: int, destination: int) -> tuple[int, int, int] | None:
-        """A free path whose both ends were last used for each other, and need no tuning."""
+    def tuned(
+        self, source: int, destination: int, over: int | None = None
+    ) -> tuple[int, int, int] | None:
+        """A free path whose both ends were last used for each other, and need no tuning.
+
+        Its transmitter, receiver and channel; only ``over`` this channel, if one is given.
+        """
         for transmitter in self.free_transmitters[source]:
             channel, there = self._sent.get((source, transmitter), (NO_CHANNEL, NO_CHANNEL))
-            if there == destination and (
-                self.network.routes is not None or channel in self._channels
+            if (
+                there == destination
+                and (over is None or channel == over)
+                and (self.network.routes is not None or channel in self._channels)
             ):
                 for receiver in self.free_receivers[destination]:
                     if self._received.get((destination, receiver)) == (channel, source):

@@ -149,11 +149,13 @@ class QueuedEnv(gymnasium.Env[Observation, np.int64]):
         occupied = np.zeros(self.size, np.float32)
         remaining = np.zeros(self.size, np.float32)
         now_s, mean_s = simulation.now_s, self._mean_s
+        gpus, busy = list[int](), list[float]()
         for job in simulation.running.values():
-            gpus = list(job.ring)
-            occupied[gpus] = 1
             left_s = job.ends_s - now_s
-            remaining[gpus] = left_s / (left_s + mean_s) if left_s < np.inf else 1.0
+            left = left_s / (left_s + mean_s) if left_s < np.inf else 1.0
+            gpus += job.ring
+            busy += [left] * len(job.ring)
+        occupied[gpus], remaining[gpus] = 1, busy
         if simulation.occupancy.broken:
             gpus = members(simulation.occupancy.broken)
             occupied[gpus] = remaining[gpus] = 1

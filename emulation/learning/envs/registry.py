@@ -76,6 +76,30 @@ ENVIRONMENTS: tuple[Registered, ...] = (
         "queue",
         f"{_HERE}.elasticity:ElasticityEnv",
     ),
+    Registered(
+        "patchlight/OperationPlacement-v0",
+        "on which server the next part of a split model is",
+        "a training step on a RAMP",
+        f"{_HERE}.operation_placement:OperationPlacementEnv",
+    ),
+    Registered(
+        "patchlight/OperationOrder-v0",
+        "which ready operation is next",
+        "a training step on a RAMP",
+        f"{_HERE}.operation_order:OperationOrderEnv",
+    ),
+    Registered(
+        "patchlight/FlowSchedule-v0",
+        "which flow gets the next path",
+        "paths of light",
+        f"{_HERE}.flow_schedule:FlowScheduleEnv",
+    ),
+    Registered(
+        "patchlight/FlowChannel-v0",
+        "over which channel the next flow goes",
+        "paths of light",
+        f"{_HERE}.flow_channel:FlowChannelEnv",
+    ),
 )
 
 

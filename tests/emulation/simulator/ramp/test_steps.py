@@ -115,6 +115,9 @@ def test_a_server_takes_the_shortest_first_and_is_interrupted_by_a_shorter() -> 
     servers = [one, one, two, one, two, one]
     # a until 1, b 1–3, c 3–4, d 4–8, b 4–7: the end is at 8, not at 11 as without interruption.
     assert step_time(graph, RAMP, TIMING, servers * 2) == pytest.approx(8.0)
+    # By given turns b, whose turn is first, goes on: c 6–7, d 7–11.
+    turns = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0] * 2
+    assert step_time(graph, RAMP, TIMING, servers * 2, turns=turns) == pytest.approx(11.0)
 
 
 @pytest.mark.parametrize("degree", DEGREES)

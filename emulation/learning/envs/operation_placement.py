@@ -1,0 +1,247 @@
+"""``patchlight/OperationPlacement-v0``: on which server of a RAMP is the next part of a model?"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from patchlight.emulation.learning.envs.queued import Observation, unit
+from patchlight.emulation.learning.envs.ramp_partition import scenarios
+from patchlight.emulation.learning.envs.registry import Heuristic, first_allowed
+from patchlight.emulation.simulator.ramp.ramp import PlacementRule, place_one_by_one
+from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
+from patchlight.emulation.simulator.ramp.steps import step_time
+from patchlight.emulation.simulator.ramp.workloads import Workloads
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.graphs.partitioning import PartitionedGraph
+
+OPERATION_FEATURES = 5
+"""Share of the step's time, of all activations and of all parameters, parts, whether it is next."""
+SERVER_FEATURES = 4
+"""Of another job, time of its parts, parts of the operation's parents, has a part of it already."""
+
+
+def ramp_first_fit(env: "OperationPlacementEnv", seen: Observation) -> int:
+    """Where PAC-ML's placer has it: with the first parent, or in the first free block."""
+    planned = env.planned()
+    return first_allowed(env, seen) if planned is None else planned
+
+
+def least_loaded(env: "OperationPlacementEnv", seen: Observation) -> int:
+    """The server whose parts take the least time."""
+    return _least(seen, seen["servers"][:, 1])
+
+
+def near_parents(env: "OperationPlacementEnv", seen: Observation) -> int:
+    """The server with the most parts of the parents, then the one with the most work."""
+    return _least(seen, -2 * seen["servers"][:, 2] - seen["servers"][:, 1])
+
+
+def _least(seen: Observation, costs: NDArray[Any]) -> int:
+    return int(np.where(seen["action_mask"] > 0, costs, np.inf).argmin())
+
+
+def plans_of(workloads: Workloads, degrees: Sequence[int]) -> list[PartitionedGraph]:
+    """The models split by these degrees, so that any placement of their parts fits.
+
+    A server has the memory for a part of each operation. ``BadInput`` if there is none.
+    """
+    found = [
+        plans[degree].graph
+        for plans in workloads.plans
+        for degree in degrees
+        if degree in plans and plans[degree].fits_memory
+    ]
+    if not found:
+        raise BadInput(
+            f"no model is split into {', '.join(map(str, degrees)) or 'nothing'}",
+            hint=f"the degrees here are {', '.join(map(str, workloads.degrees))}",
+        )
+    return found
+
+
+def chosen_plan(
+    plans: Sequence[PartitionedGraph], rng: np.random.Generator, options: Mapping[str, Any]
+) -> PartitionedGraph:
+    """One of them, drawn among those of the ``model`` and ``degree`` of an episode's options."""
+    found = [
+        plan
+        for plan in plans
+        if options.get("model", plan.training.forward.name) == plan.training.forward.name
+        and options.get("degree", plan.degree) == plan.degree
+    ]
+    if not found:
+        raise BadInput(f"no model is {options}: expected a name and a degree of the environment")
+    return found[int(rng.integers(len(found)))]
+
+
+class OperationPlacementEnv(gymnasium.Env[Observation, np.int64]):
+    """A model that is split is placed on a RAMP; an action is the server of the next part.
+
+    An episode is one model at one partition degree of ``degrees``, on a RAMP where up to
+    ``most_busy`` of the servers have other jobs. Operations come in topological order, part by
+    part; the backward twin is where the forward operation is. Allowed are servers without another
+    job and without a part of the same operation. The last step's reward is −1 times the simulated
+    time of a training step over that on one server, all others are 0 (Mirhoseini et al., ICML
+    2017). Models' milliseconds count as milliseconds. An action that is not allowed is taken for
+    the first one that is, and ``info`` says ``illegal``.
+
+    Seen are the computation graph, padded (``operations``, ``edges`` and how many there are of both
+    in ``counts``), the share of each operation's parts that is ``at`` each server, and ``servers``
+    (of another job, time of its parts, parts of the operation's parents, has a part of it already).
+    """
+
+    metadata = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own name
+    figure: ClassVar[str] = "step_over_sequential"
+    heuristics: ClassVar[Mapping[str, Heuristic]] = {
+        "ramp-first-fit": ramp_first_fit,
+        "least-loaded": least_loaded,
+        "near-parents": near_parents,
+    }
+
+    def __init__(
+        self,
+        workloads: Workloads | None = None,
+        degrees: Sequence[int] = (2, 4, 8),
+        most_busy: float = 0.5,
+    ) -> None:
+        rule = PlacementRule.RAMP_FIRST_FIT
+        self.workloads = workloads or scenarios(LAW_NAMES[:1], rule, 1e6)[0].workloads
+        size = self.workloads.ramp.shape.size
+        if not 0 <= most_busy <= 1:
+            raise BadInput(f"{most_busy} of the servers are busy: expected 0 to 1")
+        self._plans = plans_of(self.workloads, degrees)
+        self._most_busy, self._size = most_busy, size
+        graphs = [plan.training.forward for plan in self._plans]
+        operations = max(len(graph.operations) for graph in graphs)
+        edges = max(len(graph.edges) for graph in graphs)
+        self._rows = operations, edges
+        self.action_space = spaces.Discrete(size)
+        self.observation_space = spaces.Dict(
+            {
+                "operations": unit(operations, OPERATION_FEATURES),
+                "edges": spaces.Box(0, operations - 1, (edges, 2), np.int64),
+                "counts": spaces.Box(0, max(operations, edges), (2,), np.int64),
+                "at": unit(operations, size),
+                "servers": unit(size, SERVER_FEATURES),
+                "action_mask": spaces.MultiBinary(size),
+            }
+        )
+        self.servers: list[list[int]] | None = None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Another model on another RAMP; ``options`` may have ``model`` and ``degree``."""
+        super().reset(seed=seed)
+        self.graph = graph = chosen_plan(self._plans, self.np_random, options or {})
+        most = int(min(self._most_busy * self._size, self._size - graph.max_split))
+        count = int(self.np_random.integers(most + 1))
+        busy = self.np_random.permutation(self._size)[:count].tolist()
+        self.occupied = sum(1 << server for server in busy)
+        self.servers = [[] for _ in graph.training.forward.operations]
+        self._turn, self._plan_known = 0, False
+        self._begin(busy)
+        self._show()
+        return self._observe(), {"model": graph.training.forward.name, "degree": graph.degree}
+
+    def step(self, action: np.int64) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Place a part; the last one says how long a training step takes."""
+        placed, number = self._placed(), int(action)
+        graph, order = self.graph, self.graph.training.forward.order
+        if self._turn == len(order):
+            raise gymnasium.error.ResetNeeded("the episode is over: call reset()")
+        illegal = not self._mask[number]
+        server = int(self._mask.argmax()) if illegal else number
+        operation = order[self._turn]
+        placed[operation].append(server)
+        self._at[operation, server] = 1.0
+        twins = graph.part_ms[[operation, graph.training.half + operation]]
+        self._server[server, 1] += twins.sum() / graph.training.sequential_ms
+        info: dict[str, Any] = {"illegal": illegal} if illegal else {}
+        reward, self._turn = 0.0, self._turn + (len(placed[operation]) == graph.splits[operation])
+        over = self._turn == len(order)
+        if over:
+            share = self.step_s() / (1e-3 * graph.training.sequential_ms)
+            info["step_over_sequential"] = share
+            reward = -share
+        self._show()
+        return self._observe(), reward, over, False, info
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Which servers the next part may have."""
+        allowed: NDArray[np.bool_] = self._mask > 0
+        return allowed
+
+    def step_s(self) -> float:
+        """How long a training step takes once all is placed."""
+        homes = [tuple(each) for each in self._placed()] * 2
+        return step_time(self.graph, self.workloads.ramp, self.workloads.timing, homes)
+
+    def planned(self) -> int | None:
+        """The server of the next part in PAC-ML's placer; ``None`` if it finds no place."""
+        if not self._plan_known:
+            memory_bytes = self.workloads.device.memory_bytes
+            self._plan = place_one_by_one(
+                self.workloads.ramp, self.graph, self.occupied, memory_bytes
+            )
+            self._plan_known = True
+        operation = self.graph.training.forward.order[self._turn]
+        return None if self._plan is None else self._plan[operation][len(self._placed()[operation])]
+
+    def _placed(self) -> list[list[int]]:
+        if self.servers is None:
+            raise gymnasium.error.ResetNeeded("call reset() before the first step()")
+        return self.servers
+
+    def _begin(self, busy: list[int]) -> None:
+        """What stays as it is for an episode, and what is filled in."""
+        graph, (rows, edges) = self.graph, self._rows
+        training, forward = graph.training, graph.training.forward
+        count, half = len(forward.operations), training.half
+        self._at = np.zeros((rows, self._size), np.float32)
+        self._server = np.zeros((self._size, SERVER_FEATURES), np.float32)
+        self._server[busy, 0] = 1.0
+        self._operations = np.zeros((rows, OPERATION_FEATURES), np.float32)
+        activations = max(1, forward.activation_bytes)
+        parameters = max(1, forward.parameter_bytes)
+        self._operations[:count, 0] = (
+            training.compute_ms[:half] + training.compute_ms[half:]
+        ) / training.sequential_ms
+        self._operations[:count, 1:4] = [
+            (each.activation_bytes / activations, each.parameter_bytes / parameters, parts)
+            for each, parts in zip(
+                forward.operations, np.array(graph.splits[:half]) / self._size, strict=True
+            )
+        ]
+        self._edges = np.zeros((edges, 2), np.int64)
+        self._edges[: len(forward.edges)] = np.array(forward.edges).reshape(-1, 2)
+        self._counts = np.array([count, len(forward.edges)])
+
+    def _show(self) -> None:
+        """The next part: what is allowed, and where its parents are."""
+        placed, forward = self._placed(), self.graph.training.forward
+        self._operations[:, 4] = 0.0
+        self._server[:, 2:] = 0.0
+        if self._turn == len(forward.order):
+            self._mask = (self._server[:, 0] == 0).astype(np.int8)
+            return
+        operation = forward.order[self._turn]
+        self._operations[operation, 4] = 1.0
+        if parents := forward.parents[operation]:
+            self._server[:, 2] = self._at[list(parents)].mean(axis=0)
+        self._server[placed[operation], 3] = 1.0
+        self._mask = ((self._server[:, 0] + self._server[:, 3]) == 0).astype(np.int8)
+
+    def _observe(self) -> Observation:
+        return {
+            "operations": self._operations.copy(),
+            "edges": self._edges.copy(),
+            "counts": self._counts.copy(),
+            "at": self._at.copy(),
+            "servers": np.minimum(self._server, 1.0),
+            "action_mask": self._mask.copy(),
+        }
