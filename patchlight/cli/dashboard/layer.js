@@ -1,4 +1,6 @@
 // A layer of shapes of picture.py: [tag, attributes, text or shapes]. What is there is altered.
+import { toRaw } from "vue";
+
 const SVG = "http://www.w3.org/2000/svg";
 
 // Makes of a node that shows one shape, or of none, one that shows another.
@@ -30,13 +32,31 @@ function draw(parent, node, shape, before) {
 }
 
 export default {
+  emits: ["missed"],
   template: `<div><svg ref="svg"></svg></div>`,
   created() {
     this.shown = new Map(); // a node and its shape, by name
   },
+  props: { differ: Array },
+  watch: {
+    differ(differ) {
+      this.alter(...toRaw(differ));
+    },
+  },
+  mounted() {
+    if (this.differ) this.alter(...toRaw(this.differ));
+  },
   methods: {
-    alter(size, differ) {
+    alter(number, size, differ) {
       const { svg } = this.$refs;
+      if (number === 0) {
+        svg.replaceChildren();
+        this.shown.clear();
+      } else if (number !== this.number + 1) {
+        this.$emit("missed");
+        return;
+      }
+      this.number = number;
       svg.setAttribute("viewBox", size);
       for (const [name, shape] of Object.entries(differ)) {
         const [node, before] = this.shown.get(name) ?? [];

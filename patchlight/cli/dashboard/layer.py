@@ -13,7 +13,8 @@ class Layer(ui.element, component="layer.js"):
 
     def __init__(self) -> None:
         super().__init__()
-        self._drawn: Shapes = {}
+        self._number, self._drawn = 0, Shapes()
+        self.on("missed", self._forget)
 
     def show(self, size: str, drawn: Shapes) -> None:
         """Show these from now on, under that ``viewBox``; those that differ are sent."""
@@ -21,4 +22,10 @@ class Layer(ui.element, component="layer.js"):
         differ: dict[str, Shape | None] = dict.fromkeys(before.keys() - drawn.keys())
         differ |= {name: shape for name, shape in drawn.items() if before.get(name) != shape}
         if differ:
-            self.run_method("alter", size, differ)
+            # Not as the call of a method, of which NiceGUI makes a script for each update.
+            self.props["differ"] = [self._number, size, differ]
+            self._number += 1
+
+    def _forget(self) -> None:
+        """Send everything next: number 0 begins anew. A browser that missed one says so."""
+        self._number, self._drawn = 0, Shapes()
