@@ -25,7 +25,7 @@ from patchlight.testbed.linux.http_server import http_server
 from patchlight.testbed.linux.sockets import listen
 from tests.support.dashboard import browser_page
 
-GPUS, UPDATES = 500, 10
+GPUS, UPDATES = 500, 80
 
 
 def run() -> list[dict[str, Any]]:

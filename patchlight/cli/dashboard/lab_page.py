@@ -6,6 +6,7 @@ from typing import Any
 from nicegui import events, ui
 
 from patchlight.cli.dashboard.frame import Page, now
+from patchlight.cli.dashboard.layer import Layer
 from patchlight.cli.dashboard.picture import STYLE, Measured, Picture
 from patchlight.cli.dashboard.tables import JOB_CELL, columns
 from patchlight.cli.dashboard.watching import LabWatch
@@ -38,9 +39,9 @@ class LabPage(Page):
         with ui.row(wrap=False).classes("w-full gap-4"):
             with ui.column().classes("grow min-w-0 gap-1"):
                 with ui.element("div").classes("pl-picture") as frame:
-                    self._still = ui.html(sanitize=False)
-                    self._light = ui.html(sanitize=False).classes("pl-over").mark("light")
-                    self._meters = ui.html(sanitize=False).classes("pl-over")
+                    self._still = Layer()
+                    self._light = Layer().classes("pl-over").mark("light")
+                    self._meters = Layer().classes("pl-over")
                 frame.on("click", self._open_device, js_handler=_DEVICE)
                 frame.on("keydown.enter", self._open_device, js_handler=_DEVICE)
                 ui.label(
@@ -65,14 +66,10 @@ class LabPage(Page):
         if self._lab_drawn is not view.lab:
             self._lab_drawn = view.lab
             self._picture = Picture(view.lab, lay_out(view.lab))
-            self._still.content = self._picture.still()
+            self._still.show(self._picture.size, self._picture.still())
         measured = measured_hosts(watch, now())
-        for layer, drawn in (
-            (self._light, self._picture.light(view)),
-            (self._meters, self._picture.meters(view, measured)),
-        ):
-            if layer.content != drawn:
-                layer.content = drawn
+        self._light.show(self._picture.size, self._picture.light(view))
+        self._meters.show(self._picture.size, self._picture.meters(view, measured))
         rows = []
         for job in view.at_work:
             told = [measured[name].sends_bps for name in job["hosts"] if name in measured]

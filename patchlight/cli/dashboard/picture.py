@@ -1,12 +1,11 @@
-"""The picture of a lab that lives: SVG in layers, of which only those that differ are sent again.
+"""The picture of a lab that lives: layers of shapes by name, and only those that differ are sent.
 
 The lowest layer is the lab itself, which does not change; above it are the light, and what is
 measured. Whatever a mouse can click there has the keyboard's focus, too.
 """
 
-import html
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, TypeAlias
 
 from patchlight.cli.dashboard.lab_view import NO_JOB, Circuit, LabView
 from patchlight.testbed.drawing_layout import Box, Layout
@@ -16,6 +15,11 @@ from patchlight.testbed.units import format_rate
 _INCH = 96.0
 _MARGIN = 0.3
 _Point = tuple[float, float]
+_Look: TypeAlias = dict[str, str | float]
+Shape: TypeAlias = "tuple[str, Mapping[str, str | float], str | list[Shape]]"
+"""An SVG element as a plain value: its tag, its attributes, and its text or what is inside."""
+Shapes = dict[str, Shape]
+"""A layer, by names: what is the same thing as before has the same name."""
 _SIGNS = {"dark": "✕", "degraded": "!", "drifting": "?", "changing": "~"}
 _PADLOCK = "M-6 0h12v9h-12zM-4 0v-3a4 4 0 0 1 8 0v3"
 
@@ -67,26 +71,33 @@ class Picture:
         self._top = max([_MARGIN, *(0.75 * lift + 0.1 for lift in lifts)])
         self._height = (layout.height + self._top + 2 * _MARGIN) * _INCH
 
+    @property
+    def size(self) -> str:
+        """The picture's ``viewBox``."""
+        return f"0 0 {self._width:.0f} {self._height:.0f}"
+
     # -- layers --------------------------------------------------------------------------------
 
-    def still(self) -> str:
+    def still(self) -> Shapes:
         """What never changes: boxes with their names, fibres, ports."""
-        parts = [self._fibre(f.a, f.b) for f in self._lab.fibres]
+        lines = (self._between(f.a, f.b) for f in self._lab.fibres)
+        fibres = [_shape("path", "", css="pl-fibre", d=line) for line in lines]
+        drawn = {"fibres": _shape("g", fibres)}
         hosts: dict[str, list[Host]] = {}
         for host in self._lab.hosts:
             hosts.setdefault(host.server.name, []).append(host)
         for server in self._lab.servers:
-            inside = "".join(map(self._host, hosts.get(server.name, ())))
-            parts.append(self._device(server.name, "server", inside))
+            inside = [each for h in hosts.get(server.name, ()) for each in self._host(h)]
+            drawn[server.name] = self._device(server.name, "server", inside)
         for ocs in self._lab.circuit_switches:
-            parts.append(self._device(ocs.name, f"circuit switch, {ocs.driver}", ""))
+            drawn[ocs.name] = self._device(ocs.name, f"circuit switch, {ocs.driver}")
         for device in self._lab.sorting:
-            parts.append(self._device(device.name, "sorts light", ""))
+            drawn[device.name] = self._device(device.name, "sorts light")
         for switch in self._lab.packet_switches:
-            parts.append(self._device(switch.name, "packet switch", ""))
-        return self._svg("".join(parts))
+            drawn[switch.name] = self._device(switch.name, "packet switch")
+        return drawn
 
-    def light(self, view: LabView) -> str:
+    def light(self, view: LabView) -> Shapes:
         """Where light is, in the colour of its job; what is dark, locked, drifting or changing."""
         lit: dict[Endpoint, tuple[str, str]] = {}
         for path in view.links.paths.values():
@@ -99,25 +110,28 @@ class Picture:
             for ocs, ports in path.through:
                 lit.setdefault(Endpoint(ocs, str(ports.inp)), (colour, about))
                 lit.setdefault(Endpoint(ocs, str(ports.out)), (colour, about))
-        parts = [
-            self._lit_fibre(f.a, f.b, *lit[end])
+        drawn = {
+            f"{f.a} {f.b}": self._lit_fibre(f.a, f.b, *lit[end])
             for f in self._lab.fibres
             if (end := f.a if f.a in lit else f.b) in lit
-        ]
-        parts += map(self._circuit, _once_each(view), [view] * len(view.circuits))
+        }
+        for circuit in _once_each(view):
+            a, b = (Endpoint(circuit.ocs, str(port)) for port in circuit.ports)
+            if a in self._layout.points and b in self._layout.points:
+                drawn[f"{circuit.ocs} {circuit.ports}"] = self._circuit(circuit, a, b, view)
         for name, words in view.silent.items():
             if box := self._layout.boxes.get(name):
-                shape = f'<rect class="pl-bad" rx="6" {self._place(box)}/>'
-                parts.append(_about(f"{name} {words}", name, shape, "silent"))
-        return self._svg("".join(parts))
+                bad = _shape("rect", "", css="pl-bad", rx=6, **self._place(box))
+                drawn[name] = _about(f"{name} {words}", name, [bad], silent=name)
+        return drawn
 
-    def meters(self, view: LabView, measured: Mapping[str, Measured]) -> str:
+    def meters(self, view: LabView, measured: Mapping[str, Measured]) -> Shapes:
         """Hosts in their jobs' colours, how busy their GPUs are, and what their NICs send."""
-        return self._svg("".join(self._meter(h, view, measured) for h in self._lab.hosts))
+        return {h.name: self._meter(h, view, measured) for h in self._lab.hosts}
 
     # -- parts ---------------------------------------------------------------------------------
 
-    def _device(self, name: str, kind: str, inside: str) -> str:
+    def _device(self, name: str, kind: str, inside: Iterable[Shape] = ()) -> Shape:
         box = self._layout.boxes[name]
         x, y = self._at((box.x, box.y + box.height))
         is_server = kind == "server"
@@ -128,25 +142,22 @@ class Picture:
                 (self._at((box.centre, box.y))[0], y + box.height * _INCH + 17),
                 "middle",
             )
-        shown = not is_server or self._layout.detailed
-        text = _text(*place, name, size, anchor=anchor, bold=True) if shown else ""
-        return (
-            f'<g tabindex="0" role="button" aria-label="{html.escape(f"{name}, {kind}")}" '
-            f'data-device="{html.escape(name)}"><rect class="pl-box" rx="6" {self._place(box)}/>'
-            f"{text}{inside}</g>"
-        )
+        parts = [_shape("rect", "", css="pl-box", rx=6, **self._place(box))]
+        if not is_server or self._layout.detailed:
+            parts.append(_text(*place, name, size, anchor=anchor, bold=True))
+        about = {"role": "button", "aria_label": f"{name}, {kind}", "data_device": name}
+        return _shape("g", [*parts, *inside], tabindex=0, **about)
 
-    def _host(self, host: Host) -> str:
+    def _host(self, host: Host) -> list[Shape]:
         box = self._host_box(host)
-        shape = f'<rect class="pl-host" rx="4" {self._place(box)}/>'
+        parts = [_shape("rect", "", css="pl-host", rx=4, **self._place(box))]
         if not self._layout.detailed:
-            return shape
+            return parts
         x, y = self._at((box.centre, box.y + box.height))
-        lines = ""
         if host.gpu is not None:
-            lines = _text(x, y + 30, host.gpu.name, 13, bold=True)
-            lines += _text(x, y + 45, host.gpu.model, 11, quiet=True)
-        return shape + lines + _text(x, y + 15, host.nic.name, 10, quiet=True)
+            parts.append(_text(x, y + 30, host.gpu.name, 13, bold=True))
+            parts.append(_text(x, y + 45, host.gpu.model, 11, quiet=True))
+        return [*parts, _text(x, y + 15, host.nic.name, 10, quiet=True)]
 
     def _host_box(self, host: Host) -> Box:
         x, _ = self._layout.points[host.endpoint]
@@ -154,63 +165,61 @@ class Picture:
         inset = slot * 0.06
         return Box("", x - slot * 0.44, box.y + inset, slot * 0.88, box.height - 2 * inset)
 
-    def _meter(self, host: Host, view: LabView, measured: Mapping[str, Measured]) -> str:
+    def _meter(self, host: Host, view: LabView, measured: Mapping[str, Measured]) -> Shape:
         box, job = self._host_box(host), view.job_of_host.get(host.name, "")
-        seen, shape = measured.get(host.name, Measured()), ""
+        seen, parts = measured.get(host.name, Measured()), list[Shape]()
         if job:
             colour = view.colours.get(job, NO_JOB)
-            fill = f'fill="{colour}" fill-opacity="0.16" stroke="{colour}" stroke-width="2.5"'
-            shape = f'<rect rx="4" {fill} {self._place(box)}/>'
+            look: _Look = {
+                "fill": colour,
+                "fill_opacity": 0.16,
+                "stroke": colour,
+                "stroke_width": 2.5,
+            }
+            parts.append(_shape("rect", "", rx=4, **look, **self._place(box)))
         about = f"{host.name}: {f'in {job}' if job else 'free'}"
         if seen.busy is not None:
             about += f", busy {seen.busy:.0%}"
             x, y = self._at((box.x + 0.04, box.y + 0.02))
             width = max(0.0, min(1.0, seen.busy)) * (box.width - 0.08) * _INCH
             height = 5 if self._layout.detailed else 2
-            bar = f'x="{x:.1f}" y="{y - height:.1f}" width="{width:.1f}" height="{height}"'
-            shape += f'<rect class="pl-busy" {bar}/>'
+            size = {"width": _tenths(width), "height": height}
+            parts.append(
+                _shape("rect", "", css="pl-busy", x=_tenths(x), y=_tenths(y - height), **size)
+            )
         if seen.sends_bps is not None:
             sends = format_rate(round(seen.sends_bps))
             about += f", {host.nic.name} sends {sends}"
             if self._layout.detailed:
                 x, y = self._at((box.centre, box.y + 0.2))
-                shape += _text(x, y, sends, 11)
-        return _about(about, host.server.name, shape, "host", host.name)
+                parts.append(_text(x, y, sends, 11))
+        return _about(about, host.server.name, parts, host=host.name)
 
-    def _circuit(self, circuit: Circuit, view: LabView) -> str:
-        a, b = (Endpoint(circuit.ocs, str(port)) for port in circuit.ports)
-        if a not in self._layout.points or b not in self._layout.points:
-            return ""
+    def _circuit(self, circuit: Circuit, a: Endpoint, b: Endpoint, view: LabView) -> Shape:
         box = self._layout.boxes[circuit.ocs]
         start, end = self._layout.points[a], self._layout.points[b]
         # A bow between ports of one side stays inside the OCS.
         inward = 0.6 * box.height * (1 if start[1] == box.y else -1)
         colour = view.colours.get(circuit.job, NO_JOB)
-        line = self._curve(start, end, inward)
-        css = f"pl-light pl-{circuit.condition}"
-        shape = f'<path class="{css}" d="{line}" stroke="{colour}" stroke-width="{self._bold}"/>'
+        line, css = self._curve(start, end, inward), f"pl-light pl-{circuit.condition}"
+        parts = [_shape("path", "", css=css, d=line, stroke=colour, stroke_width=self._bold)]
         x, y = self._at(((start[0] + end[0]) / 2, (start[1] + end[1]) / 2))
         if circuit.condition == "locked":
-            shape += (
-                f'<path class="pl-lock" transform="translate({x:.1f} {y:.1f})" d="{_PADLOCK}"/>'
-            )
+            place = f"translate({x:.1f} {y:.1f})"
+            parts.append(_shape("path", "", css="pl-lock", transform=place, d=_PADLOCK))
         if sign := _SIGNS.get(circuit.condition):
-            shape += _text(x, y + 5, sign, 15 if self._layout.detailed else 8, bold=True)
-        return _about(
-            circuit_words(circuit), circuit.ocs, shape, "circuit", f"{circuit.ocs} {circuit.ports}"
-        )
+            parts.append(_text(x, y + 5, sign, 15 if self._layout.detailed else 8, bold=True))
+        name = f"{circuit.ocs} {circuit.ports}"
+        return _about(circuit_words(circuit), circuit.ocs, parts, circuit=name)
 
     @property
     def _bold(self) -> float:
         return 3.5 if self._layout.detailed else 1.2
 
-    def _fibre(self, a: Endpoint, b: Endpoint) -> str:
-        return f'<path class="pl-fibre" d="{self._between(a, b)}"/>'
-
-    def _lit_fibre(self, a: Endpoint, b: Endpoint, colour: str, about: str) -> str:
-        line = f'd="{self._between(a, b)}" stroke="{colour}" stroke-width="{self._bold}"'
-        words = f"{a} to {b}: {about}"
-        return _about(words, b.device, f'<path class="pl-light" {line}/>', "fibre")
+    def _lit_fibre(self, a: Endpoint, b: Endpoint, colour: str, about: str) -> Shape:
+        look: _Look = {"stroke": colour, "stroke_width": self._bold}
+        line = _shape("path", "", css="pl-light", d=self._between(a, b), **look)
+        return _about(f"{a} to {b}: {about}", b.device, [line], fibre="")
 
     def _between(self, a: Endpoint, b: Endpoint) -> str:
         start, end = self._layout.points[a], self._layout.points[b]
@@ -229,14 +238,10 @@ class Picture:
         x, y = point
         return (x + _MARGIN) * _INCH, (self._layout.height + self._top - y) * _INCH
 
-    def _place(self, box: Box) -> str:
+    def _place(self, box: Box) -> dict[str, float]:
         x, y = self._at((box.x, box.y + box.height))
-        size = f'width="{box.width * _INCH:.1f}" height="{box.height * _INCH:.1f}"'
-        return f'x="{x:.1f}" y="{y:.1f}" {size}'
-
-    def _svg(self, inside: str) -> str:
-        size = f"0 0 {self._width:.0f} {self._height:.0f}"
-        return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{size}">{inside}</svg>'
+        width, height = _tenths(box.width * _INCH), _tenths(box.height * _INCH)
+        return {"x": _tenths(x), "y": _tenths(y), "width": width, "height": height}
 
 
 def _lift(start: _Point, end: _Point) -> float:
@@ -271,10 +276,10 @@ def _once_each(view: LabView) -> list[Circuit]:
     return list(found.values())
 
 
-def _about(words: str, device: str, shape: str, kind: str, name: str = "") -> str:
-    """A shape that says something of itself when the mouse is on it, and opens a device."""
-    data = f'data-device="{html.escape(device)}" data-{kind}="{html.escape(name)}"'
-    return f"<g {data}><title>{html.escape(words)}</title>{shape}</g>"
+def _about(words: str, device: str, parts: list[Shape], **name: str) -> Shape:
+    """A thing that says something of itself when the mouse is on it, and opens a device."""
+    named = {f"data_{kind}": its for kind, its in name.items()}
+    return _shape("g", [_shape("title", words), *parts], data_device=device, **named)
 
 
 def _text(
@@ -286,8 +291,18 @@ def _text(
     anchor: str = "middle",
     bold: bool = False,
     quiet: bool = False,
-) -> str:
-    look = f'font-size="{size:g}" text-anchor="{anchor}"'
-    look += ' font-weight="bold"' if bold else ""
-    look += ' class="pl-small"' if quiet else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" {look}>{html.escape(text)}</text>'
+) -> Shape:
+    look: _Look = {"font_size": size, "text_anchor": anchor}
+    look |= {"font_weight": "bold"} if bold else {}
+    look |= {"css": "pl-small"} if quiet else {}
+    return _shape("text", text, x=_tenths(x), y=_tenths(y), **look)
+
+
+def _shape(tag: str, inside: str | list[Shape], /, **attributes: str | float) -> Shape:
+    """``css`` is its class; other attributes have dashes where there are underscores."""
+    named = {"css": "class"}
+    return (tag, {named.get(n, n.replace("_", "-")): v for n, v in attributes.items()}, inside)
+
+
+def _tenths(pixels: float) -> float:
+    return round(pixels, 1)
