@@ -29,7 +29,7 @@ def env() -> None:
 @env.command("list")
 @listing_options
 def list_environments(as_json: bool) -> None:
-    """List the environments: what is decided in each, and the rules to compare with."""
+    """List the environments: what is decided in each; with --wide the rules to compare with."""
     from patchlight.emulation.learning.envs.registry import ENVIRONMENTS, find_environment
 
     found = [_described(find_environment(each.name)) for each in ENVIRONMENTS]
@@ -40,7 +40,7 @@ def list_environments(as_json: bool) -> None:
         Column("environment", whole=True),
         "the decision",
         Column("actions", whole=True, right=True),
-        "heuristics",
+        Column("heuristics", wide=True),
         Column("trained", wide=True),
         Column("simulator", wide=True),
     )

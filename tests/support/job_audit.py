@@ -210,7 +210,8 @@ def _processes(lab: Lab, run_dir: Path) -> Iterator[str]:
             marked = f"PATCHLIGHT_RUN={run_dir}\0" in (process / "environ").read_bytes().decode()
         except (OSError, UnicodeDecodeError):
             continue
-        known = (*own, "patchlight.agents --lab", "patchlight.controller.openflow.speaker")
+        agents = ("patchlight.agents --lab", "patchlight.agents.workers.forking --")
+        known = (*own, *agents, "patchlight.controller.openflow.speaker")
         policy = "patchlight.controller.policies" in command
         if marked and command and not policy and not any(word in command for word in known):
             yield f"process {process.name} is left: {command}"
