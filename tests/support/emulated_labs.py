@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.processes import command_line, environment, process_ids
 
+_LINKS = Path("/sys/class/net")
 SWITCHES_ONLY: LabKeywords = {"controller": False, "agents": False}
 
 TWO_TORS = """
@@ -94,8 +96,22 @@ def pings(a: EmulatedHost, b: EmulatedHost) -> bool:
 
 
 def left_of(name: str) -> list[str]:
+    """What there is of a lab on this machine, apart from links that the kernel is removing.
+
+    It removes the links of a namespace some time after that; on a busy machine that takes seconds.
+    """
+    deadline = time.monotonic() + 30.0
+    while remains := _remains_of(name):
+        links_alone = all(each.startswith(str(_LINKS)) for each in remains)
+        if not links_alone or time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    return remains
+
+
+def _remains_of(name: str) -> list[str]:
     remains = namespaces.names_with_prefix(f"pl.{name}.")
-    for root in (states.RUN_ROOT, states.DISK_ROOT, Path("/sys/class/net")):
+    for root in (states.RUN_ROOT, states.DISK_ROOT, _LINKS):
         remains += [str(path) for path in root.glob(f"*{name}*")]
     run_dir = f"/run/patchlight/{name}"
     for pid in process_ids():
