@@ -277,6 +277,10 @@ class LabSite:
         """The GPUs of a placement, as a set."""
         return placement.gpus
 
+    def can_start(self, entry: GangEntry, placement: Hosts, without: Sequence[GangEntry]) -> bool:
+        """It is noted, wherever it is."""
+        return True
+
     def start(self, entry: GangEntry, placement: Hosts) -> bool:
         """Note that a gang starts there."""
         preempted = [each for gpus, each in self._freed if gpus & placement.gpus]

@@ -170,6 +170,12 @@ class Site(Protocol[E, P]):
     def gpus_of(self, placement: P) -> int:
         """The GPUs of a placement, as a set."""
 
+    def can_start(self, entry: E, placement: P, without: Sequence[E]) -> bool:
+        """Whether an entry could be started there once those ``without`` have lost their GPUs.
+
+        Nothing has happened by that. It is asked before anybody loses any.
+        """
+
     def start(self, entry: E, placement: P) -> bool:
         """Start an entry there: from now on it is in ``running``, and its GPUs are held.
 

@@ -243,7 +243,10 @@ class JobQueue(Generic[E, P]):
                 spare -= entry.workers
 
     def _make_room(self, place: Place[E]) -> bool:
-        """Preempt those behind the next one until it finds a place; ``False`` if it finds none."""
+        """Preempt those behind the next one on whose GPUs it can start; ``False`` if none are.
+
+        Nobody loses GPUs that no light would join for it.
+        """
         site, head = self._site, place[3]
         attempt = (head.index, site.released)
         if attempt == self._in_vain and site.now_s < self._again_s:
@@ -259,12 +262,16 @@ class JobQueue(Generic[E, P]):
             if isinstance(placement, Waiting):
                 continue
             taken = site.gpus_of(placement)
-            for each in chosen:
-                if each.gpus & taken:
-                    site.preempt(each)
+            losing = [each for each in chosen if each.gpus & taken]
+            if not site.can_start(head, placement, losing):
+                continue
+            for each in losing:
+                site.preempt(each)
             self._line.remove(place)
-            if not self._start(head, placement):
+            if not self._start(head, placement):  # whoever was asked twice answered otherwise
                 self._line.add(head)
+                attempt = (head.index, site.released)
+                break
             # Those who lost their GPUs wait now, behind whoever comes first in order.
             self._join()
             return True

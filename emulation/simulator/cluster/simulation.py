@@ -359,19 +359,3 @@ class Simulation:
                 queue=waiting,
             )
         return self._view
-
-    def view_with(self, job: SimulatedJob, ring: Sequence[int]) -> ClusterView:
-        """The cluster as it is now, with a waiting job's ring beside those that run."""
-        view, load = self.view(), self.load_on(job, ring)
-        units = job.remaining if self.settings.known else math.inf
-        placed = RingOfJob(job.spec.view.name, tuple(ring), load._replace(units=units), waits=True)
-        return view._replace(rings=(*view.rings, placed), measured=self._measured())
-
-    def _measured(self) -> Mapping[int, tuple[float, float]]:
-        """What each GPU's NIC sends and receives now, as the ports of a lab would count it."""
-        found: dict[int, tuple[float, float]] = {}
-        for job in self.running.values():
-            if len(job.ring) > 1 and job.unit_s < math.inf:
-                rate_bps = job.load.ring_bits / job.unit_s
-                found |= dict.fromkeys(job.ring, (rate_bps, rate_bps))
-        return Frozen(found)

@@ -18,13 +18,16 @@ from patchlight.controller.policies.contract import (
     OrderPolicy,
     PlacementPolicy,
     QueuedJob,
+    RingOfJob,
     Running,
     TopologyPolicy,
 )
 from patchlight.controller.prediction.load import Load
+from patchlight.emulation.simulator.cluster.labcluster import LabCluster
 from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob
 from patchlight.emulation.simulator.cluster.simulation import Simulation
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.queueing import Waiting, WaitReason
 
 Ring = Sequence[int]
@@ -123,20 +126,57 @@ class SimulatedSite:
         """A ring as a set."""
         return sum(1 << gpu for gpu in ring)
 
+    def can_start(self, job: SimulatedJob, ring: Ring, without: Sequence[SimulatedJob]) -> bool:
+        """Whether light would join these GPUs, with the circuits that the topology policy wants."""
+        cluster = self._simulation.cluster
+        if cluster.lab is None or len(ring) == 1:
+            return True
+        if wanted := self._circuits(job, ring, without):
+            cluster = LabCluster(cluster.lab, {**cluster.circuits, **wanted})
+        return cluster.demand(ring) is not None
+
     def start(self, job: SimulatedJob, ring: Ring) -> bool:
         """Start a job, with the circuits that the topology policy wants; ``False`` in the dark."""
-        simulation, topology = self._simulation, self._topology
+        simulation = self._simulation
         dark_s = 0.0
-        if topology is not None and len(ring) > 1:
-            try:
-                wanted = topology.circuits(simulation.view_with(job, ring), [ring])
-            except PatchlightError:
-                simulation.accounts.regroups_refused += 1
-            else:
-                if wanted:
-                    dark_s = simulation.rewire(wanted).dark_s
-                    self.released = simulation.released
+        wanted = self._circuits(job, ring)
+        if wanted is None:
+            simulation.accounts.regroups_refused += 1
+        elif wanted:
+            dark_s = simulation.rewire(wanted).dark_s
+            self.released = simulation.released
         return simulation.start(job, ring, dark_s)
+
+    def _circuits(
+        self, job: SimulatedJob, ring: Ring, without: Sequence[SimulatedJob] = ()
+    ) -> Mapping[str, PortMap] | None:
+        """Those that the topology policy wants for a job there; ``None`` if it finds none."""
+        if self._topology is None or len(ring) == 1:
+            return {}
+        try:
+            return self._topology.circuits(self._view_with(job, ring, without), [ring])
+        except PatchlightError:
+            return None
+
+    def _view_with(
+        self, job: SimulatedJob, ring: Ring, without: Sequence[SimulatedJob]
+    ) -> ClusterView:
+        """The cluster with a waiting job's ring beside those that run, but ``without`` these."""
+        simulation = self._simulation
+        view, load = simulation.view(), simulation.load_on(job, ring)
+        units = job.remaining if self._known else math.inf
+        placed = RingOfJob(job.name, tuple(ring), load._replace(units=units), waits=True)
+        running = [each for each in self.running.values() if each not in without]
+        if without:
+            gone = [each.running for each in without]
+            held = self.occupancy.allocated & ~sum(each.gpus for each in without)
+            view = view._replace(
+                occupied=held | view.broken,
+                running=tuple(each for each in view.running if each not in gone),
+                rings=tuple(each.shown for each in running),
+                barred=Frozen(simulation.cluster.ports_of(held)),
+            )
+        return view._replace(rings=(*view.rings, placed), measured=_measured(running))
 
     def preempt(self, job: SimulatedJob) -> None:
         """Take a job's GPUs; it waits again."""
@@ -224,3 +264,13 @@ class SimulatedSite:
             return None
         ring = self._place(self._simulation.view(), job, degree)
         return None if ring is None else self.gpus_of(ring)
+
+
+def _measured(running: Sequence[SimulatedJob]) -> Mapping[int, tuple[float, float]]:
+    """What each GPU's NIC sends and receives now, as the ports of a lab would count it."""
+    found: dict[int, tuple[float, float]] = {}
+    for job in running:
+        if len(job.ring) > 1 and job.unit_s < math.inf:
+            rate_bps = job.load.ring_bits / job.unit_s
+            found |= dict.fromkeys(job.ring, (rate_bps, rate_bps))
+    return Frozen(found)

@@ -1,5 +1,8 @@
 """The queue on a site of its own: order, quotas, shares, dependencies, and why entries wait."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
 from patchlight.controller.jobs.discipline.accounts import UserAccounts, admission
@@ -156,6 +159,35 @@ def test_nobody_is_preempted_who_may_not_be() -> None:
     assert sorted(cluster.running) == [0, 2]
     cluster.play(until_s=600)
     assert sorted(cluster.running) == [0, 1]
+
+
+class Dim(Cluster):
+    """No light joins the ``dark`` GPUs to others."""
+
+    dark = 0
+
+    def can_start(self, entry: Job, placement: list[int], without: Sequence[Job]) -> bool:
+        assert all(each.index in self.running for each in without)
+        return len(placement) == 1 or not self.dark & self.gpus_of(placement)
+
+    def start(self, entry: Job, placement: list[int]) -> bool:
+        return self.can_start(entry, placement, ()) and super().start(entry, placement)
+
+
+def test_nobody_loses_gpus_that_no_light_joins() -> None:
+    jobs = [Job(0, 3, 1000, priority=2), Job(1, 2, 1000), Job(2, 1, 1000)]
+    jobs.append(Job(3, 3, 10, 500, priority=1))
+    cluster = Dim(jobs, Discipline(preempt=True, quantum_s=100))
+    cluster.dark = 0b0100_0000
+    cluster.play(until_s=500)
+    assert sorted(cluster.running) == [0, 3], "on those of jobs 1 and 2, as GPU 6 is dark"
+    assert jobs[3].gpus == 0b0011_1000
+    # Where all that it could have are dark, everybody goes on, however often it looks again.
+    jobs = [replace(job, gpus=0, had_s=0.0, spans=[]) for job in jobs]
+    cluster = Dim(jobs, Discipline(preempt=True, backfill=True, quantum_s=100))
+    cluster.dark = 0b0010_0000
+    cluster.play()
+    assert [len(job.spans) for job in jobs] == [1, 1, 1, 1]
 
 
 def test_a_new_queue_knows_of_who_runs_already() -> None:

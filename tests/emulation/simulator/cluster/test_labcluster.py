@@ -1,13 +1,14 @@
 """The lab of OFC 2022 as a flow model, beside what the emulation of it measured."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from patchlight.controller.policies.contract import ClusterView, JobView
 from patchlight.controller.policies.order import Fifo
-from patchlight.controller.policies.placement import RegroupPlacement
+from patchlight.controller.policies.placement import FirstFit, RegroupPlacement
 from patchlight.controller.policies.topology import Keep, Regroup
 from patchlight.emulation.experiments.ofc2022.scenario import jobs_of
 from patchlight.emulation.simulator.cluster import (
@@ -15,6 +16,7 @@ from patchlight.emulation.simulator.cluster import (
     Policies,
     QueueJob,
     QueueResult,
+    Settings,
     Training,
     simulate,
 )
@@ -132,6 +134,29 @@ def test_running_jobs_stand_still_while_their_light_moves_and_dark_ones_for_ever
     policies = Policies(Fifo(), AsAsked(cluster, rings), Takes(dark))
     with pytest.raises(PatchlightError, match="first cannot go on, a NIC of theirs is dark"):
         simulate(cluster, jobs, policies)
+
+
+@pytest.mark.parametrize(
+    ("topology", "preempted"), [(None, "long"), (Keep(), "long"), (Regroup(), "single")]
+)
+def test_nobody_is_preempted_for_a_job_that_light_would_not_join_there(
+    lab: Lab, topology: Keep | Regroup | None, preempted: str
+) -> None:
+    (ocs,) = lab.circuit_switches
+    lit = PortMap.of(each for each in ocs.initial if 6 not in each)  # all NICs but the last
+    dim = lab.with_changes(circuit_switches=(replace(ocs, initial=lit),))
+    jobs = [
+        QueueJob(JobView("first", 2), 5000.0, 0.25, priority=2),
+        QueueJob(JobView("long", 2), 2000.0, 0.25),
+        QueueJob(JobView("single", 1), 2000.0),
+        QueueJob(JobView("urgent", 2, arrived_s=400.0), 100.0, 0.25, priority=1),
+    ]
+    settings = Settings(preempt=True, backfill=True, quantum_s=300.0, restart_s=10.0)
+    policies = Policies(Fifo(), FirstFit(), topology)
+    found = simulate(LabCluster(dim), jobs, policies, settings).records
+    # The last two GPUs are free or the single job's: the urgent one needs light there.
+    assert {each.name: each.preemptions for each in found if each.preemptions} == {preempted: 1}
+    assert found[3].started_s == 400
 
 
 def test_regrouping_serves_a_queue_of_jobs_faster(lab: Lab) -> None:
