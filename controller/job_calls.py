@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     )
     from patchlight.controller.shapes.lab import PoliciesInUse
 
+# So many of the latest jobs are answered at once.
+_AT_ONCE = 1000
+
 
 class JobCalls(Calls):
     """What can be asked and told of jobs; ``ControllerClient`` makes the calls."""
@@ -69,7 +72,7 @@ class JobCalls(Calls):
         ``which``: only those of a ``state``, ``user`` or ``name``.
         """
         wanted = {key: value for key, value in which.items() if value}
-        if last is not None and last <= PAGE:
+        if last is not None and last <= _AT_ONCE:
             return list((yield from self._call("GET", "/jobs", last=last, **wanted))["jobs"])
 
         def page_after(job: JobInList | None) -> Call[list[JobInList]]:

@@ -266,8 +266,11 @@ class JobStatus:
 
     @property
     def as_text(self) -> bytes:
-        """``as_record`` as JSON, sooner still; ``ValueError`` where there are half characters."""
-        return _STATUS.dump_json(self)
+        """``as_record`` as JSON, but without the message, which changes more often than the rest.
+
+        ``ValueError`` where there are half characters.
+        """
+        return _STATUS.dump_json(self, exclude={"message"})
 
     @property
     def as_json(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Ge, Le
@@ -26,7 +26,9 @@ from patchlight.testbed.jobs import JobStatus
 from patchlight.testbed.policies import KINDS, PolicyChoice
 
 if TYPE_CHECKING:
+    from patchlight.controller.jobs.job_table import JobTable
     from patchlight.controller.jobs.running_job import RunningJob
+    from patchlight.controller.jobs.scheduler import Scheduler
     from patchlight.controller.parts import Controller
 
 Answer = dict[str, Any]
@@ -57,10 +59,10 @@ def _look(routes: APIRouter, controller: Controller) -> None:
         meant: models.Text | None = None,
     ) -> Response:
         if meant is not None:
-            found = scheduler.meant(meant)
+            found = table.meant(meant)
         else:
             found = scheduler.jobs(last, after, state=state, owner=user, name=name)
-        return _listed(found, scheduler.forecasts.shown(found))
+        return _listed(found, scheduler, table)
 
     @routes.get("/jobs/{job_id}", **gives(shapes.Job))
     async def job(job_id: str) -> Answer:
@@ -113,18 +115,15 @@ def _look(routes: APIRouter, controller: Controller) -> None:
         return {"text": text, "next": len(text.encode()), "ended": ended}
 
 
-def _listed(statuses: Sequence[JobStatus], predicted: Mapping[str, Answer]) -> Response:
-    """A list of jobs, each with what is predicted of it."""
-    try:  # as text at once: of a thousand jobs, records by the way take twice as long
-        rows = [
-            status.as_text[:-1] + b"," + to_json(predicted[status.id])[1:]
-            if status.id in predicted
-            else status.as_text
-            for status in statuses
-        ]
+def _listed(statuses: Sequence[JobStatus], scheduler: Scheduler, table: JobTable) -> Response:
+    """A list of jobs, each with what it waits for and what is predicted of it."""
+    predicted = scheduler.forecasts.shown(statuses)
+    more = {s.id: {"message": scheduler.message(s), **predicted.get(s.id, {})} for s in statuses}
+    try:  # as text at once: of a thousand jobs, records by the way take several times as long
+        rows = [b"%b,%b" % (table.text(s)[:-1], to_json(more[s.id])[1:]) for s in statuses]
         return Response(b'{"jobs":[%b]}' % b",".join(rows), media_type="application/json")
     except ValueError:  # half characters
-        return Answered({"jobs": [{**s.as_record, **predicted.get(s.id, {})} for s in statuses]})
+        return Answered({"jobs": [{**s.as_record, **more[s.id]} for s in statuses]})
 
 
 def _holds_by(running: RunningJob | None) -> list[str | None]:

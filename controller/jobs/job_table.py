@@ -33,6 +33,7 @@ class JobTable:
         self.on_state: list[Callable[[JobStatus], None]] = []
         self.ledger, self.outputs = ledger, outputs
         self._live = {status.id: status for status in ledger.unfinished()}
+        self._texts: dict[str, tuple[JobStatus, bytes]] = {}
         self._recent = OrderedDict((each.id, each) for each in ledger.page(_RECENT))
 
     def __getitem__(self, job_id: str) -> JobStatus:
@@ -57,6 +58,15 @@ class JobTable:
     def page(self, last: int, after: str | None = None, **which: str) -> list[JobStatus]:
         """As of the ledger."""
         return self.ledger.page(last, after, **which, known=self._live)
+
+    def text(self, status: JobStatus) -> bytes:
+        """``status.as_text``. That of a job that has not ended is kept: it is asked for often."""
+        known, text = self._texts.get(status.id, (None, b""))
+        if known is not status:
+            text = status.as_text
+            if self._live.get(status.id) is status:
+                self._texts[status.id] = status, text
+        return text
 
     def several(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
         """The jobs of these ids that there are."""
@@ -124,6 +134,7 @@ class JobTable:
     def _remember(self, status: JobStatus) -> None:
         if status.state.is_final:
             self._live.pop(status.id, None)
+            self._texts.pop(status.id, None)
         else:
             self._live[status.id] = status
         self._recent[status.id] = status

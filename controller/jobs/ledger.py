@@ -86,26 +86,30 @@ class JobLedger:
         values: list[object] = [value for _, value in wanted]
         if after is None:
             order = "ORDER BY rowid DESC LIMIT ?"
-            return self._read(f"WHERE {which} {order}", *values, last, known=known)[::-1]
+            return self._known(known, f"WHERE {which} {order}", *values, last)[::-1]
         rows = self._database.rows("SELECT rowid FROM jobs WHERE id = ?", after)
         if after and not rows:
             raise KeyError(after)
         begin = rows[0][0] if rows else 0
-        return self._read(
-            f"WHERE {which} AND rowid > ? ORDER BY rowid LIMIT ?", *values, begin, last, known=known
-        )
+        order = "AND rowid > ? ORDER BY rowid LIMIT ?"
+        return self._known(known, f"WHERE {which} {order}", *values, begin, last)
 
     def counts(self) -> dict[str, int]:
         """How many jobs there are in each state."""
         return dict(self._database.rows("SELECT state, count(*) FROM jobs GROUP BY state"))
 
-    def _read(
-        self, which: str, *values: object, known: Mapping[str, JobStatus] = MappingProxyType({})
+    def _known(
+        self, known: Mapping[str, JobStatus], which: str, *values: object
     ) -> list[JobStatus]:
-        def status(text: str, job_id: str) -> JobStatus:
-            return known.get(job_id) or JobStatus.from_json(text)
+        ids = [job_id for (job_id,) in self._database.rows(f"SELECT id FROM jobs {which}", *values)]
+        others = [job_id for job_id in ids if job_id not in known]
+        each = ", ".join("?" * len(others))
+        read = self._read(f"WHERE id IN ({each})", *others) if others else ()
+        found = {status.id: status for status in read}
+        return [s for job_id in ids if (s := known.get(job_id) or found.get(job_id)) is not None]
 
-        return self._database.each("jobs", which, status, "id", values=values)
+    def _read(self, which: str, *values: object) -> list[JobStatus]:
+        return self._database.each("jobs", which, JobStatus.from_json, values=values)
 
     def add_iterations(self, job_id: str, records: Sequence[Record]) -> None:
         """Append what a job's workers reported."""

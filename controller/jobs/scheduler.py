@@ -131,8 +131,9 @@ class Scheduler:
         return self._line_up.why_rigid(job_id)
 
     def job(self, job_id: str) -> JobStatus:
-        """One job, by its id; ``BadInput`` if there is none."""
-        return self._shown(self._table[job_id])
+        """One job with its ``message``, by its id; ``BadInput`` if there is none."""
+        status = self._table[job_id]
+        return replace(status, message=self.message(status))
 
     def jobs(
         self,
@@ -143,24 +144,19 @@ class Scheduler:
         owner: str = "",
         name: str = "",
     ) -> list[JobStatus]:
-        """The last so many jobs, oldest first, or the first so many after one."""
+        """The last so many jobs, oldest first, or the first so many after one; as on record."""
         try:
-            found = self._table.page(last, after, state=state, owner=owner, name=name)
+            return self._table.page(last, after, state=state, owner=owner, name=name)
         except KeyError:
             raise BadInput(f"there is no job {after!r} to go on after") from None
-        return [self._shown(status) for status in found]
 
-    def meant(self, text: str) -> list[JobStatus]:
-        """The jobs that somebody may mean by an id, the start of one, or a name."""
-        return [self._shown(status) for status in self._table.meant(text)]
-
-    def _shown(self, status: JobStatus) -> JobStatus:
-        """A job with what it waits for now, which changes too often to be written down."""
+    def message(self, status: JobStatus) -> str:
+        """A job's message, or what it waits for now, which changes too often to be written down."""
         waits_for = self._line_up.why.get(status.id) if status.state.is_waiting else None
         job = self._table.running.get(status.id)
         if job is not None and job.silent_servers and not status.message:
             waits_for = f"no answer from the agent of {', '.join(job.silent_servers)}"
-        return replace(status, message=waits_for) if waits_for else status
+        return waits_for or status.message
 
     async def stop(self, job_id: str, by: str = "", *, force: bool = False) -> JobStatus:
         """End the job's gang: its workers stop, GPUs and NICs go back.

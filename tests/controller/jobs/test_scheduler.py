@@ -1,8 +1,10 @@
 """Jobs in the queue, on hosts and at their end. Each worker does what the test says."""
 
 import asyncio
+import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -294,6 +296,27 @@ async def test_who_asks_for_what_cannot_be_regrouped_is_told_so(cluster: Cluster
     await cluster.until_state(job_id, JobState.FAILED)
     assert "no packet switch has enough usable ports" in cluster.table[job_id].message
     assert cluster.faults() == []
+
+
+async def test_the_text_of_a_job_is_that_of_its_record_as_it_is_now(cluster: Cluster) -> None:
+    (job_id,) = await submit_running(cluster, job("four", *SPREAD))
+    (waits,) = cluster.submit(job("waits", *SPREAD))
+    table = cluster.table
+
+    def texts() -> list[dict[str, Any]]:
+        return [json.loads(table.text(status)) for status in table.page(10)]
+
+    def records() -> list[dict[str, Any]]:
+        rows = [table[name].as_record for name in (job_id, waits)]
+        plain: list[dict[str, Any]] = json.loads(json.dumps(rows))
+        return [{key: row[key] for key in row if key != "message"} for row in plain]
+
+    assert texts() == records()
+    table.move(waits, JobState.BLOCKED, "no GPUs")
+    assert [row["state"] for row in texts()] == ["running", "blocked"]
+    await finish(cluster, job_id)
+    await cluster.until_state(waits, JobState.RUNNING)
+    assert texts() == records()
 
 
 async def test_running_jobs_are_regrouped_while_they_run(cluster: Cluster) -> None:
