@@ -55,10 +55,14 @@ class DiscoveryCalls(Calls):
         return (yield from self._call("POST", "/discovery", body | {"dry_run": dry_run}))
 
     @call
-    def discovery(self) -> Call[Search]:
+    def discovery(self, step: int = 0, wait_s: float = 0.0) -> Call[Search]:
         """How far the search is: its ``state``, ``rounds_done``, ``rounds_left``, ``left_s``; the
-        ``wiring`` once it is ``done``, else a ``message``."""
-        return cast("Search", (yield from self._call("GET", "/discovery")))
+        ``wiring`` once it is ``done``, else a ``message``.
+
+        With ``wait_s`` (30 at most), one under way is waited for until it is beyond this ``step``.
+        """
+        answer = yield from self._call("GET", "/discovery", step=step, wait_s=wait_s)
+        return cast("Search", answer)
 
     @call
     def stop_discovery(self) -> Call[Search]:

@@ -156,10 +156,13 @@ class JobCalls(Calls):
             after = int(answer["next"])
 
     @call
-    def regroup(self, job_ids: Sequence[str]) -> Call[Change]:
-        """Bring running jobs under one packet switch each; the record of the change."""
-        body = {"jobs": list(job_ids)}
-        return cast("Change", (yield from self._call("POST", "/regroup", body)))
+    def regroup(self, job_ids: Sequence[str], *, detach: bool = False) -> Call[Change]:
+        """Bring running jobs under one packet switch each; the record of the change.
+
+        With ``detach`` as it has begun: ``reconfiguration`` follows it.
+        """
+        body, prefer = {"jobs": list(job_ids)}, "respond-async" if detach else ""
+        return cast("Change", (yield from self._call("POST", "/regroup", body, prefer)))
 
     @call
     def preview_regroup(self, job_ids: Sequence[str]) -> Call[RegroupPlan]:
@@ -174,9 +177,11 @@ class JobCalls(Calls):
         return found
 
     @call
-    def defragment(self) -> Call[Change | None]:
-        """Carry that change out; its record, or ``None`` where none pays."""
-        found: Change | None = (yield from self._call("POST", "/defragmentation"))["change"]
+    def defragment(self, *, detach: bool = False) -> Call[Change | None]:
+        """Carry that change out; its record, as of ``regroup``, or ``None`` where none pays."""
+        prefer = "respond-async" if detach else ""
+        answer = yield from self._call("POST", "/defragmentation", prefer=prefer)
+        found: Change | None = answer["change"]
         return found
 
     @call

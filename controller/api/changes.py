@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
-from annotated_types import Ge, Le
 from fastapi import APIRouter
 
 from patchlight.controller.api import models
@@ -67,15 +66,13 @@ def change_routes(operations: CircuitOperations) -> APIRouter:
 
     @routes.get("/reconfigurations/{number}", **gives(shapes.Change))
     async def reconfiguration(
-        number: models.Number,
-        step: models.Number = 0,
-        wait_s: Annotated[float, Ge(0), Le(30)] = 0.0,
+        number: models.Number, step: models.Number = 0, wait_s: models.WaitSeconds = 0.0
     ) -> Answer:
         """One change; one under way with its ``progress``, once that is beyond ``step``, or
         after ``wait_s``."""
         record = transactions.under_way(number)
         if record is not None and wait_s:
-            await record.progress.news(step, wait_s)
+            await record.progress.news.after(step, wait_s)
         return _change(number)
 
     @routes.post("/reconfigurations/{number}/cancel", **gives(shapes.Change))
@@ -160,8 +157,14 @@ async def _run(
     if not caller.detaches:
         return to_row(await operations.transactions.change(decide, request.why or why, options))
     record = await operations.transactions.begin(decide, request.why or why, options)
+    return begun(record)
+
+
+def begun(record: Reconfiguration, within: str = "") -> Answered:
+    """The answer to who does not wait for a change, which may stand ``within`` a field of it."""
     at = {"Location": f"/v1/reconfigurations/{record.id}", "Preference-Applied": "respond-async"}
-    return Answered(_as_it_is(record), 202, headers=at)
+    row = _as_it_is(record)
+    return Answered({within: row} if within else row, 202, headers=at)
 
 
 def _as_it_is(record: Reconfiguration) -> Answer:

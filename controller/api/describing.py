@@ -59,19 +59,18 @@ def gives(shape: Any, status: int = 200, *, also: str = "") -> Json:
     return {"status_code": status, "response_model": None, "responses": {status: answer}}
 
 
-def begins(change: Any, plan: Any) -> Json:
-    """Options of a route that makes a change, plans it, or begins it."""
-    begun = {
-        "model": change,
-        "description": "The change has begun, or waits for its turn.",
-        "headers": {
-            "Location": {"description": "Where it is followed.", "schema": {"type": "string"}}
-        },
-    }
-    options = gives(change | plan)
+def begins(change: Any, plan: Any = None) -> Json:
+    """Options of a route that makes a change, begins it, or plans it, if it does."""
+    options = gives(change if plan is None else change | plan)
     headers = [_header(name, about) for name, about in _CHANGE_HEADERS.items()]
-    options["responses"][202] = begun
+    options["responses"][202] = under_way(change, "The change has begun, or waits for its turn.")
     return {**options, "openapi_extra": {"parameters": headers}}
+
+
+def under_way(shape: Any, about: str) -> Json:
+    """An answer to who does not wait for the end of what was asked for."""
+    where = {"description": "Where it is followed.", "schema": {"type": "string"}}
+    return {"model": shape, "description": about, "headers": {"Location": where}}
 
 
 _CHANGE_HEADERS = {

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter
 
 from patchlight.controller.api import models
+from patchlight.controller.api.answers import Answered
 from patchlight.controller.api.caller import Operator
-from patchlight.controller.api.describing import gives
+from patchlight.controller.api.describing import gives, under_way
 from patchlight.controller.discovery.discovery import Wanted
 from patchlight.controller.shapes.discovery import Search, SearchPlan
 
@@ -22,16 +23,22 @@ def discovery_routes(discovery: Discovery) -> APIRouter:
     """The routes on the wiring of one lab."""
     routes = APIRouter(prefix="/v1", tags=["discovery"])
 
-    @routes.post("/discovery", **gives(Search | SearchPlan))
-    async def begin(request: models.DiscoveryRequest, caller: Operator) -> Answer:
+    begins = gives(SearchPlan)
+    begins["responses"][202] = under_way(Search, "The search has begun.")
+
+    @routes.post("/discovery", **begins)
+    async def begin(request: models.DiscoveryRequest, caller: Operator) -> Any:
         wanted = Wanted(request.ports, request.listen_s, request.every_port)
         if request.dry_run:
             return await discovery.preview(wanted)
         await discovery.start(wanted, caller)
-        return discovery.status
+        return Answered(discovery.status, 202, headers={"Location": "/v1/discovery"})
 
     @routes.get("/discovery", **gives(Search))
-    async def status() -> Answer:
+    async def status(step: models.Number = 0, wait_s: models.WaitSeconds = 0.0) -> Answer:
+        """How far it is; of one under way once that is beyond ``step``, or after ``wait_s``."""
+        if discovery.under_way and wait_s:
+            await discovery.news.after(step, wait_s)
         return discovery.status
 
     @routes.delete("/discovery", **gives(Search))

@@ -14,7 +14,8 @@ from patchlight.controller.agent_client import NotOnServer
 from patchlight.controller.api import models
 from patchlight.controller.api.answers import Answered
 from patchlight.controller.api.caller import UNKNOWN, Caller, NotAllowed, Operator, User
-from patchlight.controller.api.describing import gives
+from patchlight.controller.api.changes import begun
+from patchlight.controller.api.describing import begins, gives
 from patchlight.controller.changes.record import to_row
 from patchlight.controller.jobs.live_light import record_of
 from patchlight.controller.policies.registry import is_built_in
@@ -143,7 +144,7 @@ def _may_force(caller: Caller, force: bool) -> None:
 
 
 def _change(routes: APIRouter, controller: Controller) -> None:
-    scheduler = controller.scheduler
+    scheduler, light = controller.scheduler, controller.scheduler.light
 
     @routes.post("/jobs", **gives(shapes.Jobs | shapes.Previews, 201))
     async def submit(request: models.JobsRequest, caller: User) -> Answer:
@@ -166,22 +167,25 @@ def _change(routes: APIRouter, controller: Controller) -> None:
         _may_force(caller, force)
         return (await scheduler.restart(job_id, caller.by, force=force)).as_record
 
-    @routes.post("/regroup", **gives(Change | shapes.RegroupPlan))
-    async def regroup(request: models.RegroupRequest, caller: Operator) -> Answer:
+    @routes.post("/regroup", **begins(Change, shapes.RegroupPlan))
+    async def regroup(request: models.RegroupRequest, caller: Operator) -> Any:
         if not request.dry_run:
-            return to_row(await scheduler.regroup(request.jobs))
-        plan, objections = await scheduler.preview_regroup(request.jobs)
+            record = await light.regroup(request.jobs, caller, detach=caller.detaches)
+            return begun(record) if caller.detaches else to_row(record)
+        plan, objections = await light.preview_regroup(request.jobs)
         makes = {ocs: [str(c) for c in change.makes] for ocs, change in plan.changes.items()}
         return {"jobs": request.jobs, "makes": makes, "objections": objections}
 
     @routes.get("/defragmentation", **gives(shapes.Defragmentation))
     async def proposal() -> Answer:
-        found = await scheduler.light.proposal()
+        found = await light.proposal()
         return {"proposal": None if found is None else record_of(found)}
 
-    @routes.post("/defragmentation", **gives(shapes.Defragmented))
-    async def defragment(caller: Operator) -> Answer:
-        change = await scheduler.light.defragment()
+    @routes.post("/defragmentation", **begins(shapes.Defragmented))
+    async def defragment(caller: Operator) -> Any:
+        change = await light.defragment(caller, detach=caller.detaches)
+        if change is not None and caller.detaches:
+            return begun(change, within="change")
         return {"change": None if change is None else to_row(change)}
 
     @routes.get("/policies", **gives(shapes.Policies))

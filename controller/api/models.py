@@ -36,6 +36,9 @@ Text = Annotated[str, AfterValidator(_plain), Field(max_length=1000)]
 Number = Annotated[int, Ge(0), Le(2**63 - 1)]
 """A row's number, as the journal can have it."""
 
+WaitSeconds = Annotated[float, Ge(0), Le(30)]
+"""For how long an answer may wait for news."""
+
 PageLength = Annotated[int, Ge(1), Le(1000)]
 """How many rows are wanted at most."""
 

@@ -61,7 +61,7 @@ def path_routes(paths: PathService, bounds: BoundsService) -> APIRouter:
 
     @routes.get("/paths/{number}", **gives(shapes.PathShape))
     async def look(
-        number: models.Number, caller: Viewer, wait_s: Annotated[float, Ge(0), Le(30)] = 0.0
+        number: models.Number, caller: Viewer, wait_s: models.WaitSeconds = 0.0
     ) -> Answer:
         return (await paths.look(number, caller.by, wait_s)).as_json()
 

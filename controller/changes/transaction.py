@@ -26,13 +26,16 @@ log = logging.getLogger("patchlight.circuits")
 NO_OPTIONS = ChangeOptions()
 _RECORD = TypeAdapter(Reconfiguration)
 
+Hears = Callable[[Reconfiguration], None]
+"""Is told of a change that is over."""
+
 
 class Transactions:
     """Runs one change at a time over the lab's optical switches; ``on_end`` hear of each."""
 
     def __init__(self, parts: CircuitParts) -> None:
         self.parts = parts
-        self.on_end: list[Callable[[Reconfiguration], None]] = []
+        self.on_end: list[Hears] = []
         self._one_at_a_time = asyncio.Lock()
         self._running: dict[asyncio.Task[Reconfiguration], Reconfiguration] = {}
 
@@ -52,19 +55,28 @@ class Transactions:
         await asyncio.gather(*self._running, return_exceptions=True)
 
     async def change(
-        self, decide: Decide, why: str, options: ChangeOptions = NO_OPTIONS
+        self,
+        decide: Decide,
+        why: str,
+        options: ChangeOptions = NO_OPTIONS,
+        at_end: Hears | None = None,
     ) -> Reconfiguration:
         """Turn the present maps into what ``decide`` makes of them.
 
         Always returns a record whose state is final: ``committed``, ``refused`` (nothing
         was written), ``rolled-back`` or ``unknown``. An error of ``decide`` is raised, and
         ``OutcomeUnknown`` where the journal does not take how the change ended.
-        ``decide`` may be called again, with maps that are newer.
+        ``decide`` may be called again, with maps that are newer. ``at_end`` hears of the record,
+        also where nobody waits for it any more.
         """
-        return await asyncio.shield(self._start(Change(self.parts, decide, why, options)))
+        return await asyncio.shield(self._start(Change(self.parts, decide, why, options), at_end))
 
     async def begin(
-        self, decide: Decide, why: str, options: ChangeOptions = NO_OPTIONS
+        self,
+        decide: Decide,
+        why: str,
+        options: ChangeOptions = NO_OPTIONS,
+        at_end: Hears | None = None,
     ) -> Reconfiguration:
         """The same without waiting for its end: the record as it is in the journal, with its
         number. That it begins is an event; an error of ``decide`` is a refusal then."""
@@ -72,7 +84,7 @@ class Transactions:
         await asyncio.to_thread(change.journal)
         begun = {"id": change.record.id, "by": options.by, "origin": options.origin, "why": why}
         self.parts.store.add_event(change.record.started_at, "circuits-begun", begun)
-        self._start(change).add_done_callback(_said_in_the_record)
+        self._start(change, at_end).add_done_callback(_said_in_the_record)
         await asyncio.sleep(0)  # a task that was never run ends without a word
         return change.record
 
@@ -98,17 +110,17 @@ class Transactions:
         if record.progress.stage == WAITING:
             next(task for task, each in self._running.items() if each is record).cancel()
 
-    def _start(self, change: Change) -> asyncio.Task[Reconfiguration]:
+    def _start(self, change: Change, at_end: Hears | None) -> asyncio.Task[Reconfiguration]:
         # A task of its own: whoever waits for a change may be cancelled, the change may not.
-        task = asyncio.create_task(self._run(change))
+        task = asyncio.create_task(self._run(change, at_end))
         self._running[task] = change.record
         task.add_done_callback(self._end)
         return task
 
     def _end(self, task: asyncio.Task[Reconfiguration]) -> None:
-        self._running.pop(task).progress.tell()
+        self._running.pop(task).progress.news.tell()
 
-    async def _run(self, change: Change) -> Reconfiguration:
+    async def _run(self, change: Change, at_end: Hears | None) -> Reconfiguration:
         try:
             async with self._one_at_a_time:
                 await change.run()
@@ -117,7 +129,7 @@ class Transactions:
             if not (progress.cancelled and progress.stage == WAITING):
                 raise
             change.give_up()
-        for hear in self.on_end:
+        for hear in (*self.on_end, *((at_end,) if at_end else ())):
             hear(change.record)
         return change.record
 

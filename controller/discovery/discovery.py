@@ -21,6 +21,7 @@ from patchlight.controller.discovery.search import (
 )
 from patchlight.controller.discovery.window import Window
 from patchlight.controller.discovery.wiring import FoundWiring, expected_ends, found_wiring
+from patchlight.controller.news import News
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab import Lab
 
@@ -57,18 +58,28 @@ class Progress:
 
 
 class Discovery:
-    """The search for the wiring of one lab."""
+    """The search for the wiring of one lab; ``news`` of it are told with each round."""
 
     def __init__(self, lab: Lab, window: Window, listening: Listening) -> None:
         self._lab, self._window, self._listening = lab, window, listening
         self._task: asyncio.Task[None] | None = None
         self._beginning_or_ending = asyncio.Lock()
         self.progress = Progress()
+        self.news = News()
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a search is at work, or puts back the circuits after it."""
+        return self._task is not None and not self._task.done()
 
     @property
     def status(self) -> dict[str, Any]:
-        """The progress as JSON; ``open``: circuits are away from their places now."""
-        return asdict(self.progress) | {"open": self._window.opened is not None}
+        """The progress as JSON, and the ``step`` of the news of it.
+
+        ``open``: circuits are away from their places now.
+        """
+        is_open = self._window.opened is not None
+        return asdict(self.progress) | {"step": self.news.step, "open": is_open}
 
     async def preview(self, wanted: Wanted) -> dict[str, Any]:
         """What a search would look at, what goes dark, how long it takes where all is as the lab
@@ -89,7 +100,7 @@ class Discovery:
             await self._start(wanted, caller)
 
     async def _start(self, wanted: Wanted, caller: ChangeOptions) -> None:
-        if self._task is not None and not self._task.done():
+        if self.under_way:
             raise Refused(f"{self.progress.by} looks at the wiring already")
         ports = await self._window.ports(wanted.ports)
         try:
@@ -103,6 +114,8 @@ class Discovery:
         left_s = rounds * self._round_s(wanted)
         self.progress = Progress("looking", caller.by, 0, rounds, time.time(), left_s=left_s)
         self._task = asyncio.create_task(self._run(wanted, ports), name="wiring discovery")
+        self._task.add_done_callback(lambda _: self.news.tell())
+        self.news.tell()
 
     async def stop(self) -> None:
         """Break the search off and put the circuits back, also those that an earlier controller
@@ -140,6 +153,7 @@ class Discovery:
             progress.message = in_words(error)
             progress.hint = getattr(error, "hint", None)
         progress.state, progress.rounds_left, progress.left_s = "restoring", 0, 0.0
+        self.news.tell()
         try:
             await self._window.close()
         except Exception as error:
@@ -182,6 +196,7 @@ class Discovery:
         progress.rounds_done, progress.rounds_left = number, left
         each_s = (time.time() - progress.began_at) / number
         progress.left_s = (left + 1) * each_s
+        self.news.tell()
         return listened
 
     def _round_s(self, wanted: Wanted) -> float:

@@ -10,7 +10,6 @@ from functools import partial
 from typing import NamedTuple
 
 from patchlight.controller.changes.planning import Plan
-from patchlight.controller.changes.record import Reconfiguration
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.jobs.cluster_view import WiredLab, view_of
 from patchlight.controller.jobs.decisions import OWN_GRAPH, Decision, decided, seen
@@ -215,33 +214,21 @@ class Placement:
             raise JobFailed(f"the partition policy {partition.name} refuses it")
         return workers
 
-    async def rewire(
-        self,
-        topology: str,
-        groups: HostsOfJobs,
-        running: HostsOfJobs,
-        why: str,
-        jobs: Sequence[str],
-    ) -> tuple[Reconfiguration, Decision | None]:
-        """Change the circuits as the topology policy of that name has it for these groups.
+    async def preview(
+        self, topology: str, groups: HostsOfJobs, running: HostsOfJobs
+    ) -> tuple[Plan, list[str]]:
+        """What would change now for these groups, as of ``wish``, and what speaks against it."""
+        wish = await self.wish(topology, groups, running, tuple(groups))
+        return await self._transactions.preview(wish.decide)
+
+    async def wish(
+        self, topology: str, groups: HostsOfJobs, running: HostsOfJobs, jobs: Sequence[str]
+    ) -> WishedCircuits:
+        """The circuits that the topology policy of that name wants for these groups.
 
         ``running`` are all jobs that have hosts, also those whose circuits nobody asks about.
         ``jobs`` are those of the groups for which it is done now: a fault counts as on them.
         """
-        wish = await self._wish(topology, groups, running, jobs)
-        return await self._transactions.change(wish.decide, why), wish.decision
-
-    async def preview(
-        self, topology: str, groups: HostsOfJobs, running: HostsOfJobs
-    ) -> tuple[Plan, list[str]]:
-        """What ``rewire`` would change now, and what speaks against it."""
-        return await self._transactions.preview(
-            (await self._wish(topology, groups, running, tuple(groups))).decide
-        )
-
-    async def _wish(
-        self, topology: str, groups: HostsOfJobs, running: HostsOfJobs, jobs: Sequence[str]
-    ) -> _WishedCircuits:
         policy = self._policies.now.topology(topology)
         locked, failed = await self._circuits.closed_ports()
         unseen, statuses = tuple(self._circuits.devices.unseen_hosts()), self._statuses(running)
@@ -261,7 +248,7 @@ class Placement:
                 partial(seen, view, groups=gpus),
             )
 
-        wish = _WishedCircuits(ask)
+        wish = WishedCircuits(ask)
         # A change plans in the event loop, and a policy may take until its deadline: so it is asked
         # first.
         maps = self._circuits.maps.last or await self._circuits.maps.read()
@@ -270,7 +257,7 @@ class Placement:
         return wish
 
 
-class _WishedCircuits:
+class WishedCircuits:
     """The circuits that a policy wants: asked once for the same maps; ``decision`` is the last."""
 
     def __init__(

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from patchlight.controller.changes.planning import Plan
-from patchlight.controller.changes.record import Reconfiguration, Refused
+from patchlight.controller.changes.record import Refused
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.database import JournalError
 from patchlight.controller.fleet import Fleet
@@ -80,7 +79,9 @@ class Scheduler:
             lab, table, self.policies, self._line_up, self._placement, self.forecasts
         )
         self.gains = LightGains(store, table, self.forecasts)
-        self.light = LiveLight(store, table, transactions, self.gains, self._look, self.policies)
+        self.light = LiveLight(
+            *(store, table, transactions, self._placement), self.gains, self._look, self.policies
+        )
         self.follower = LightFollower(
             self.light, self.gains, self.policies, table, transactions, lambda: self.drained
         )
@@ -224,23 +225,6 @@ class Scheduler:
         """Whether no job is started."""
         return self._store.mark(_DRAINED) is not None
 
-    async def regroup(self, job_ids: Sequence[str]) -> Reconfiguration:
-        """Bring running jobs under one packet switch each, while they run."""
-        for job_id in job_ids:
-            self._check_runs(job_id)
-        return await self._rewire("regroup", job_ids, job_ids)
-
-    async def preview_regroup(self, job_ids: Sequence[str]) -> tuple[Plan, list[str]]:
-        """What ``regroup`` would change now, and what speaks against it."""
-        for job_id in job_ids:
-            self._check_runs(job_id)
-        groups, running = self._table.hosts_of(job_ids), self._table.hosts_of(self._table.running)
-        return await self._placement.preview("regroup", groups, running)
-
-    def _check_runs(self, job_id: str) -> None:
-        if job_id not in self._table.running:
-            raise BadInput(f"job {job_id} is not running: {self.job(job_id).state}")
-
     # -- the queue -----------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -307,25 +291,8 @@ class Scheduler:
             self._table.move(job_id, JobState.RECONFIGURING)
         running = self._table.running
         job_ids = [job_id for g in (gang, *same) for job_id in g.ids if job_id in running]
-        change = await self._rewire(gang.topology, job_ids, gang.ids)
+        change = await self.light.rewire(gang.topology, job_ids, gang.ids)
         if change.state != "committed":
             raise JobFailed(
                 f"the circuits could not be switched ({change.state}): {change.message}"
             )
-
-    async def _rewire(
-        self, topology: str, job_ids: Sequence[str], because_of: Sequence[str]
-    ) -> Reconfiguration:
-        """Light circuits for these jobs, ``because_of`` some: with those the decision is kept."""
-        what = topology if topology == "regroup" else f"{topology} for"
-        why = f"{what} {', '.join(because_of)}"
-        groups, running = self._table.hosts_of(job_ids), self._table.hosts_of(self._table.running)
-        before = self.gains.before(because_of)
-        change, decision = await self._placement.rewire(topology, groups, running, why, because_of)
-        if decision is not None:
-            record = {**decision.record, "reconfiguration": change.id}
-            kept = self.gains.kept(before, change)
-            for job_id in because_of:
-                found = {**record, **kept.get(job_id, {})}
-                self._table.ledger.add_decision(job_id, time.time(), found)
-        return change

@@ -37,8 +37,10 @@ class Search(TypedDict):
     """How far the search is, or what the last one came to.
 
     ``rounds_left`` is the most that can be left; ``open``: circuits are away from their places.
+    ``step`` is a number that grows with each news of it.
     """
 
+    step: int
     state: Literal["idle", "looking", "restoring", "done", "stopped", "failed"]
     by: str
     rounds_done: int

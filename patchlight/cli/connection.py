@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 RUN_ROOT = Path("/run/patchlight")
 LAB_VARIABLE = "PATCHLIGHT_LAB"
+NEWS_WITHIN_S = 20.0
+"""For how long an answer may wait for news of what is followed, before it is asked for again."""
 _SAID = "patchlight.only-lab"
 
 

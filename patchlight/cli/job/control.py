@@ -49,17 +49,25 @@ def restart(
 @click.command()
 @click.argument("jobs", metavar="[JOB…]", nargs=-1, shell_complete=complete_job)
 @click.option("--dry-run", is_flag=True, help="Print what would change, and change nothing.")
+@click.option(
+    "--detach", is_flag=True, help="Begin it and do not wait: 'patchlight ocs watch ID' follows it."
+)
 @json_option
 @controller_options
 def regroup(
-    jobs: tuple[str, ...], dry_run: bool, as_json: bool, lab_name: str | None, address: str | None
+    jobs: tuple[str, ...],
+    dry_run: bool,
+    detach: bool,
+    as_json: bool,
+    lab_name: str | None,
+    address: str | None,
 ) -> None:
     """Bring running jobs under one packet switch each, without stopping them.
 
     Without JOB those whose regrouping is predicted to gain the most, if that is more than it costs:
     the iteration that each ends first, and the time without light.
     """
-    from patchlight.cli.ocs.output import print_record
+    from patchlight.cli.ocs.output import print_answer
 
     with connect(lab_name, address) as client:
         ids = [find_job(client, job) for job in jobs]
@@ -67,9 +75,9 @@ def regroup(
             found = client.preview_regroup(ids) if ids else client.defragmentation()
             _print_proposal(found, as_json=as_json)
             return
-        record = client.regroup(ids) if ids else client.defragment()
+        record = client.regroup(ids, detach=detach) if ids else client.defragment(detach=detach)
     if record is not None:
-        print_record(record, as_json=as_json)
+        print_answer(record, as_json=as_json)
     elif as_json:
         print_json(None)
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from patchlight.cli.connection import (
+    NEWS_WITHIN_S,
     address_option,
     complete_lab,
     connect,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 Answer = dict[str, Any]
 
-_POLL_S = 0.3
 _RANGE = re.compile(r"(?P<before>.*?)(?P<first>\d{1,6})-(?P<last>\d{1,6})")
 _MEANINGS: dict[str, Meaning] = {"as said": "good", "differs": "bad", "not told": "caution"}
 
@@ -164,10 +163,11 @@ def _followed(client: ControllerClient) -> Search:
     """Wait until the search is over; with Ctrl-C it is broken off."""
     try:
         with progress_bar("rounds", console(stderr=True)) as tell:
-            while (status := client.discovery())["state"] in ("looking", "restoring"):
+            status = client.discovery()
+            while status["state"] in ("looking", "restoring"):
                 done = status["rounds_done"]
                 tell(done, done + status["rounds_left"])
-                time.sleep(_POLL_S)
+                status = client.discovery(status["step"], NEWS_WITHIN_S)
             return status
     except KeyboardInterrupt:
         say("patchlight: broken off, and the circuits are put back", err=True)

@@ -44,10 +44,7 @@ def carry_out(
         spare_jobs=not preview["jobs"],
         detach=options.detach,
     )
-    if record["state"] == "intent":
-        print_begun(record, as_json=options.as_json)
-    else:
-        print_record(record, as_json=options.as_json)
+    print_answer(record, as_json=options.as_json)
 
 
 def confirm(preview: Plan, options: ChangeOptions) -> bool:
@@ -130,10 +127,12 @@ def change_lines(changes: Mapping[str, MapChange]) -> list[str]:
     ]
 
 
-def print_begun(record: Change, *, as_json: bool) -> None:
-    """Say that a change goes on, and how it is followed and halted."""
+def print_answer(record: Change, *, as_json: bool) -> None:
+    """Say what became of a change as ``print_record``; of one that goes on, how it is followed."""
     number = record["id"]
-    if as_json:
+    if record["state"] != "intent":
+        print_record(record, as_json=as_json)
+    elif as_json:
         print_json(record)
     else:
         say(f"change {number} has begun: {progress_line(record['progress'])}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from patchlight.cli.connection import NEWS_WITHIN_S
 from patchlight.cli.numbers import FiniteFloat
 from patchlight.cli.ocs.options import Target, target_options, why_option
 from patchlight.cli.ocs.output import (
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 Answer = dict[str, Any]
 
 _POLL_S = 0.5
-_LONGEST_WAIT_S = 20.0
 _SEVERITIES: dict[str, Meaning] = {"critical": "bad", "major": "bad", "notice": "quiet"}
 _CIRCUIT_EVENTS = {
     "circuits",
@@ -177,7 +177,7 @@ def _to_its_end(client: ControllerClient, number: int, tell: Callable[[Change], 
     while "progress" in record:
         tell(record)
         step = record["progress"]["step"]
-        record = client.reconfiguration(number, step, _LONGEST_WAIT_S)
+        record = client.reconfiguration(number, step, NEWS_WITHIN_S)
     return record
 
 

@@ -44,6 +44,16 @@ async def test_jobs_are_regrouped_where_that_pays(cluster: Cluster, job: JobComm
     assert "No running job gains more" in await job("regroup")
 
 
+async def test_one_need_not_wait_for_a_regroup(cluster: Cluster, job: JobCommand) -> None:
+    await submit_running(cluster, spread(500_000_000))
+    assert "change 1 has begun: " in await job("regroup", "--detach")
+    await cluster.until(lambda: not cluster.transactions.under_way(1))
+    assert len(await cluster.switches_of(SPREAD)) == 1
+    (event,) = [e for e in cluster.store.events() if e["kind"] == "defragmented"]
+    assert (event["reconfiguration"], event["state"]) == (1, "committed")
+    assert "No running job gains more" in await job("regroup", "--detach")
+
+
 async def test_what_a_move_of_light_gained_stands_beside_the_job(
     cluster: Cluster, job: JobCommand
 ) -> None:

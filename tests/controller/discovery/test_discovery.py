@@ -3,9 +3,11 @@
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from click.testing import CliRunner
 
@@ -99,6 +101,22 @@ def test_nobody_else_gets_at_the_ports_meanwhile_and_a_search_can_be_broken_off(
     assert _is_as_before(controller)
     # The queue goes on: no agent is there, so the job ends as soon as it is begun.
     wait_until(lambda: client.job(job["id"])["finished_at"], "the job to be begun")
+
+
+def test_a_search_is_followed_by_its_news(controller: ControllerProcess) -> None:
+    asked = f"http://{controller.api}/v1/discovery"
+    begun = httpx.post(asked, json={"listen_s": 0.1}, trust_env=False)
+    assert (begun.status_code, begun.headers["location"]) == (202, "/v1/discovery")
+    told = [begun.json()]
+    while told[-1]["state"] in ("looking", "restoring"):
+        told.append({**controller.client.discovery(told[-1]["step"], wait_s=30)})
+    steps = [status["step"] for status in told]
+    assert steps == sorted(set(steps)), "each answer has something new"
+    assert [told[0]["state"], told[-1]["state"], told[-1]["open"]] == ["looking", "failed", False]
+    # Nothing is waited for where nobody looks any more.
+    began = time.monotonic()
+    assert controller.client.discovery(told[-1]["step"] + 9, wait_s=30)["state"] == "failed"
+    assert time.monotonic() - began < 25
 
 
 def test_ctrl_c_breaks_it_off_and_returns_once_the_circuits_are_back(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from patchlight.controller.changes.record import ChangeOptions
 from patchlight.controller.jobs.light_gains import durations_s
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.policies import PolicyChoice
@@ -203,13 +204,27 @@ async def test_what_was_predicted_and_measured_is_kept() -> None:
 async def test_a_regroup_on_request_is_measured_as_well() -> None:
     async with at_work(PolicyChoice()) as cluster:
         (job_id,) = await submit_running(cluster, large("spread", SPREAD), topology="keep")
-        change = await cluster.scheduler.regroup([job_id])
+        change = await cluster.scheduler.light.regroup([job_id])
         (move,) = cluster.scheduler.gains.of(cluster.table[job_id])
         assert (move["policy"], move["reconfiguration"]) == ("regroup", change.id)
         assert move["predicted_after_s"] < move["predicted_before_s"]
-        await cluster.scheduler.regroup([job_id])  # nothing moves
+        await cluster.scheduler.light.regroup([job_id])  # nothing moves
         assert len(cluster.scheduler.gains.of(cluster.table[job_id])) == 1
         assert cluster.table[job_id].state is JobState.RUNNING
+
+
+async def test_a_regroup_that_nobody_waits_for_is_kept_with_its_jobs_at_its_end() -> None:
+    async with at_work(PolicyChoice()) as cluster:
+        (job_id,) = await submit_running(cluster, large("spread", SPREAD), topology="keep")
+        eva = ChangeOptions(by="eva")
+        begun = await cluster.scheduler.light.regroup([job_id], eva, detach=True)
+        assert (begun.state, cluster.transactions.under_way(begun.id)) == ("intent", begun)
+        await cluster.until(lambda: not cluster.transactions.under_way(begun.id))
+        row = cluster.store.reconfiguration(begun.id)
+        assert row is not None
+        assert (row["state"], row["by"]) == ("committed", "eva")
+        (move,) = cluster.scheduler.gains.of(cluster.table[job_id])
+        assert (move["policy"], move["reconfiguration"]) == ("regroup", begun.id)
 
 
 def test_iterations_last_from_the_last_rank_to_the_last_rank() -> None:
