@@ -59,6 +59,8 @@ def test_a_change_is_followed_and_halted_between_two_fibres(robot: ControllerPro
     assert f"change {number} committed: done" in followed
     assert "make ocs1, 0 of 1 cross-connects" in followed or "verify" in followed
     assert client.circuits()["ocs1"]["map"] == ["1>7", "2>8", "7>1"]
+    (line,) = ocs("watch", str(number), "--json").splitlines()
+    assert json.loads(line)["state"] == "committed"
     assert "it cannot be cancelled any more" in ocs("cancel", str(number), code=1)
     assert "there is no change 99" in ocs("watch", "99", code=2)
     assert "exclude each other" in ocs("connect", "ocs1", "3:4", "--detach", "--direct", code=2)

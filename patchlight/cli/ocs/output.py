@@ -151,6 +151,11 @@ def progress_line(progress: Progress) -> str:
 def print_record(record: Change, *, as_json: bool = False) -> None:
     """Say what became of a change; raise where it did not come about."""
     say_record(record, as_json=as_json)
+    check_record(record)
+
+
+def check_record(record: Change) -> None:
+    """Raise where a change did not come about."""
     number, state = record["id"], record["state"]
     if state == "unknown":
         raise OutcomeUnknown(f"change {number} has an unknown outcome")

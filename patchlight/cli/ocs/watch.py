@@ -14,7 +14,7 @@ from patchlight.cli.numbers import FiniteFloat
 from patchlight.cli.ocs.options import Target, target_options, why_option
 from patchlight.cli.ocs.output import (
     change_lines,
-    print_record,
+    check_record,
     progress_line,
     say_record,
     say_unreachable,
@@ -168,16 +168,22 @@ def _follow_change(target: Target, number: int, *, as_json: bool) -> None:
         record = _to_its_end(client, number, tell)
     if as_json:
         print_json(record, one_line=True)
-    print_record(record, as_json=as_json)
+    else:
+        say_record(record, as_json=False)
+    check_record(record)
 
 
 def _to_its_end(client: ControllerClient, number: int, tell: Callable[[Change], None]) -> Change:
     """A change as it is once it is over; ``tell`` is called with each news of it before."""
     record = client.reconfiguration(number)
-    while "progress" in record:
-        tell(record)
-        step = record["progress"]["step"]
-        record = client.reconfiguration(number, step, NEWS_WITHIN_S)
+    try:
+        while "progress" in record:
+            tell(record)
+            step = record["progress"]["step"]
+            record = client.reconfiguration(number, step, NEWS_WITHIN_S)
+    except KeyboardInterrupt:
+        say(f"patchlight: change {number} goes on without being watched", err=True)
+        raise
     return record
 
 
