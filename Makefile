@@ -28,6 +28,9 @@ lab-demo:
 	@deploy/bootstrap.sh
 	@$(ROOT_RUN) deploy/lab-demo.sh $(LAB_DEMO_ARGS)
 
+# Threads that wait for each other in a loop take the cores from what runs beside them.
+ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+
 # Four processes: whole labs, agents and servers, what else needs root, and the rest, which all of
 # them share in the end.
 test: PYTEST_ARGS ?= --numprocesses=4
@@ -36,7 +39,8 @@ test:
 	@$(MAKE) --no-print-directory --jobs=2 lint bytecode
 	@for docker in "" --docker; do $(ROOT_RUN) deploy/server-base.sh $$docker >/dev/null || \
 	    echo "make test: the tests of rehearsal servers try again" >&2; done
-	$(ROOT_RUN) deploy/with-docker-engine.sh $(BIN)/python -m pytest -p no:cacheprovider $(PYTEST_ARGS)
+	$(ROOT_RUN) $(ONE_THREAD) deploy/with-docker-engine.sh $(BIN)/python -m pytest -p no:cacheprovider \
+	    $(PYTEST_ARGS)
 
 # What the tests import, compiled once and as who called make: hundreds of processes that do not
 # write bytecode then read it.

@@ -166,6 +166,8 @@ def test_paths_over_the_api(star: ControllerProcess) -> None:
     ]
     assert answers[0].status_code == 201
     assert answers[0].json() == answers[1].json()
+    for each in (third, answers[0].json()):
+        client.release_path(each["id"])
     refused = httpx.post(f"http://{star.api}/v1/paths", json={**body, "bytes": -1}, trust_env=False)
     assert (refused.status_code, refused.json()["outcome"]) == (422, "nothing-done")
     with pytest.raises(ControllerError, match="its deadline is in"):

@@ -62,7 +62,7 @@ async def test_what_takes_long_is_waited_for_and_what_takes_too_long_is_unknown(
 
 
 async def test_nonsense_is_no_map(name: str) -> None:
-    async with bench(name) as b:
+    async with bench(name, answer_s=5.0) as b:
         await b.fault(garble=2)
         with pytest.raises((DeviceRefused, DeviceUnreachable)):
             await b.driver.read_map()
