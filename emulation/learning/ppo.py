@@ -20,10 +20,10 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
 from patchlight.controller.policies.observation import Layout
-from patchlight.emulation.learning.afterstates import Progress
 from patchlight.emulation.learning.config import Config, Network
 from patchlight.emulation.learning.envs.ramp_partition import RampPartitionVectorEnv
 from patchlight.emulation.learning.network import IMPOSSIBLE, OptionScorer, load_run, scorer_of
+from patchlight.emulation.learning.rollouts import Progress
 from patchlight.emulation.learning.vector_episodes import Finished
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 from patchlight.testbed.errors import BadInput
