@@ -8,7 +8,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+from benchmarks import figure
 from patchlight.testbed.errors import PatchlightError
 
 _PROJECT = Path(__file__).resolve().parent.parent
@@ -71,3 +73,47 @@ def _alone(code: str, *arguments: str) -> dict[str, float]:
         raise PatchlightError(f"a simulation failed: {done.stderr.strip()[-500:]}")
     found: dict[str, float] = json.loads(done.stdout)
     return found
+
+
+def run() -> list[dict[str, Any]]:
+    """The figures, and for each pair of sizes how much more time and memory the larger takes."""
+    found: list[dict[str, Any]] = []
+    found += _pair(
+        _GRAPH,
+        "RAMP, a step of a model of {} operations at degree 8, partitioned at all degrees",
+        {"1,000": ("1000",), "10,000": ("10000",)},
+        10,
+    )
+    found += _pair(
+        _RAMP,
+        "RAMP of {} servers, 2,000 jobs at degree 8",
+        {"1,024": ("8x8x16", "2000"), "65,536": ("32x32x64", "2000")},
+        64,
+    )
+    for placement in ("first-fit", "consolidated"):
+        found += _pair(
+            _QUEUE,
+            f"queue simulator, {{}} servers of one GPU, {placement}, 4,000 jobs",
+            {"1,024": ("32x32x1", "4000", placement), "65,536": ("256x256x1", "4000", placement)},
+            64,
+        )
+    return found
+
+
+def _pair(
+    code: str, name: str, sizes: dict[str, tuple[str, ...]], times: int
+) -> list[dict[str, Any]]:
+    """Time and memory of two sizes; the second is so many ``times`` the first."""
+    found = {size: _alone(code, *arguments) for size, arguments in sizes.items()}
+    figures = []
+    for size, each in found.items():
+        head = name.format(size)
+        figures.append(figure(f"{head}: time", each["cpu_s"], "CPU s"))
+        figures.append(figure(f"{head}: peak memory", each["peak_mib"], "MiB"))
+    small, large = found.values()
+    # Linear, with room for memory that is further away and what else runs on the machine.
+    limit = f"at most {1.5 * times:g}"
+    head = name.format(" and ".join(sizes))
+    for key, what in (("cpu_s", "time"), ("peak_mib", "peak memory")):
+        figures.append(figure(f"{head}: times as much {what}", large[key] / small[key], "", limit))
+    return figures

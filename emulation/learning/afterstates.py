@@ -68,7 +68,7 @@ class AfterstateLearner:
         self.means += played.means_change
         loss = self._learn(played.inputs, played.targets)
         self.steps += played.decisions
-        return Progress(loss, played.finished)
+        return Progress(loss, 1 - float(self.means.mean()), played.finished)
 
     def state(self) -> dict[str, Any]:
         """Weights, the optimiser's memory and mean rewards; episodes begin anew."""

@@ -139,7 +139,7 @@ class DqnLearner:
                 self._copied = self.steps
                 self._target.load_state_dict(self.average.state_dict())
         loss = sum(losses) / len(losses) if losses else float("nan")
-        return Progress(loss, played.finished)
+        return Progress(loss, 1 - float(self.means.mean()), played.finished)
 
     def state(self) -> dict[str, Any]:
         """Weights, the optimiser's memory and mean rewards; the replay memory fills anew."""

@@ -209,7 +209,9 @@ class PpoLearner:
         model._update_current_progress_remaining(self.steps, self.config.steps)
         model.train()
         finished, self._envs.finished = tuple(self._envs.finished), []
-        return Progress(float(model.logger.name_to_value["train/loss"]), finished)
+        loss = float(model.logger.name_to_value["train/loss"])
+        # Rewards are 1 and -1.
+        return Progress(loss, float(1 - model.rollout_buffer.rewards.mean()) / 2, finished)
 
     def state(self) -> dict[str, Any]:
         """Weights and the optimiser's memory; episodes begin anew."""

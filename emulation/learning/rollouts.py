@@ -50,9 +50,12 @@ class Experience:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One round of learning: its mean squared error, and the episodes that ended in it."""
+    """One round of learning: its mean error, the part of the latest jobs that was blocked on
+    arrival, and the episodes that ended in it.
+    """
 
     loss: float
+    blocked: float
     finished: tuple[Finished, ...]
 
 

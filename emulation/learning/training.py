@@ -25,7 +25,7 @@ from patchlight.emulation.learning.dqn import DqnLearner, DqnWorker
 from patchlight.emulation.learning.network import CHECKPOINT, CONFIG, of_this_network
 from patchlight.emulation.learning.on_ray import MakeWorker, RayRollouts
 from patchlight.emulation.learning.players import play
-from patchlight.emulation.learning.rollouts import Experience
+from patchlight.emulation.learning.rollouts import Experience, Progress
 from patchlight.emulation.learning.run_log import SAID_EVERY_S, RunLog
 from patchlight.emulation.learning.vector_episodes import layout_of
 from patchlight.emulation.simulator.executors import Engine
@@ -49,7 +49,7 @@ class Learner(Protocol):
     def average(self) -> nn.Module:
         """The scorer to evaluate and to keep."""
 
-    def round(self) -> Any:
+    def round(self) -> Progress:
         """Plays and learns."""
 
     def state(self) -> dict[str, Any]:
@@ -182,7 +182,7 @@ class Run:
                     continue
                 said = time.monotonic()
                 is_new = evaluated == learner.steps
-                self._log(log, learner.steps, said - started, progress.loss, playing, rates, is_new)
+                self._log(log, learner.steps, said - started, progress, playing, rates, is_new)
         finally:
             self._keep(learner, time.monotonic() - started)
         return rates, time.monotonic() - started
@@ -261,7 +261,7 @@ class Run:
         log: RunLog,
         steps: int,
         spent_s: float,
-        loss: float,
+        progress: Progress,
         playing: Collection[float],
         rates: dict[str, float],
         is_new: bool,
@@ -270,16 +270,16 @@ class Run:
         evaluation's seeds, which may be new.
         """
         in_play = sum(playing) / len(playing) if playing else float("nan")
-        figures = {"loss": loss, "blocking_in_training": in_play}
+        figures = {"loss": progress.loss, "blocking_in_training": in_play}
         found = {f"blocking_{name}": rate for name, rate in rates.items()} if is_new else {}
-        log.scalars(steps, figures | found)
+        log.scalars(steps, {**figures, "blocked_lately": progress.blocked, **found})
         if is_new:
             wall_s = round(self._before_s + spent_s, 1)
             log.row({"steps": steps, "wall_s": wall_s, **figures, **found})
             shown = "  ".join(f"{name} {rate:.4f}" for name, rate in rates.items())
         else:
-            shown = f"{in_play:.4f} in training" if playing else "not known yet"
-        self._say(f"{log.words(steps, spent_s)}  loss {loss:.4f}  blocking: {shown}")
+            shown = f"{progress.blocked:.4f} of the latest jobs"
+        self._say(f"{log.words(steps, spent_s)}  loss {progress.loss:.4f}  blocking: {shown}")
 
 
 def _is_finite(network: nn.Module) -> bool:

@@ -85,6 +85,9 @@ def train(
 
     # One core: small networks lose more to several threads than they gain.
     torch.set_num_threads(1)
+    if processes is not None and engine == "serial":
+        raise BadInput("--processes is for --engine ray: without it, this process plays")
+    played_by = Engine(engine, processes or 0, address)
     file = find_config(config)
     text = read_text(file, ConfigError)
     if is_for_labs(text):
@@ -101,9 +104,6 @@ def train(
     folder = output or Path("results") / "learning" / wanted.name
     say(f"models: {found.source}")
     say(f"{wanted.steps:,} steps in {folder}")
-    if processes is not None and engine == "serial":
-        raise BadInput("--processes is for --engine ray: without it, this process plays")
-    played_by = Engine(engine, processes or 0, address)
     run = Run(wanted, found.graphs, folder, say, played_by)
     if resume:
         run.resume()

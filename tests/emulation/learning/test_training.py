@@ -17,6 +17,7 @@ import torch  # noqa: E402
 from click.testing import CliRunner  # noqa: E402
 
 from patchlight.cli.policy.learn import export as export_command  # noqa: E402
+from patchlight.cli.policy.learn import train as train_command  # noqa: E402
 from patchlight.controller.policies.learned import load_learned, read_card  # noqa: E402
 from patchlight.controller.policies.model_files import MODELS  # noqa: E402
 from patchlight.controller.policies.observation import Layout  # noqa: E402
@@ -65,7 +66,7 @@ def test_a_tiny_run_learns_writes_a_model_and_goes_on(tmp_path: Path) -> None:
     assert "A 0." in lines[-1]
     rows = (tmp_path / "run" / "progress.csv").read_text().splitlines()
     assert rows[0].startswith("steps,wall_s,loss,blocking_in_training,blocking_A")
-    assert len(rows) == 1 + len(lines)
+    assert len(rows) == 1 + len([line for line in lines if "blocking: A 0." in line])
 
     assert isinstance(report.scorer, OptionScorer)
     path = export(report.scorer, run.layout, config, report.training, tmp_path / "model")
@@ -138,6 +139,24 @@ def test_learning_from_play_beats_chance() -> None:
     ]
     chance = np.mean([episode.blocking_rate() for episode in drawn])
     assert np.mean(play(learner.average, scenario, 500, 4)) < 0.8 * chance
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("lab-small --engine ray", "--engine is for partition policies"),
+        ("small --processes 2", "--processes is for --engine ray"),
+        ("small --address 127.0.0.1:6379", "engine serial has no address"),
+    ],
+)
+def test_where_nothing_is_played_by_others_it_is_said(
+    arguments: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(train_command, arguments.split())
+    assert isinstance(found.exception, BadInput)
+    assert words in str(found.exception)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("algorithm", ["afterstates", "masked-dqn"])

@@ -70,8 +70,8 @@ def test_a_killed_worker_costs_a_run_no_decision(
     assert marker.exists()
     # Each play of half of the environments counts once, the killed one's as it was played anew.
     assert report.training["steps"] == 4096
-    assert len(lines) == 2
-    assert " D 0." in lines[-1]
+    # Where the machine is busy, there are more lines between the two evaluations.
+    assert len([line for line in lines if "blocking: D 0." in line]) == 2
     # It is a run like any other: this process goes on with it.
     longer = Run(parse_config(TEXT.replace("4096", "5000")), GRAPHS, tmp_path / "run")
     longer.resume()
