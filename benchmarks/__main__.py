@@ -35,6 +35,7 @@ MODULES = (
     "benchmarks.ocs",
     "benchmarks.ocssessions",
     "benchmarks.simulator",
+    "benchmarks.scale",
     "benchmarks.networks",
     "benchmarks.queues",
     "benchmarks.jobfaults",

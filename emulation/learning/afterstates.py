@@ -4,163 +4,71 @@ Where a job goes, and for how long, is fixed by its degree; what is random is on
 So one function, the value of an *afterstate* (the cluster just after a decision), says all about a
 choice: its reward now plus the value of what it leaves behind. It is learned from its own play,
 as TD-Gammon was (Tesauro, 1995), with λ-returns that end where the policy did not take its best
-move (Watkins, 1989). Rewards are counted beyond each law's mean, so that values tell clusters
-apart, not laws, and less what depends on which jobs came (``ControlVariate``). A teacher's plain
-rule may decide at first: orderly clusters, in which all jobs have one degree, are seldom met by
-chance.
+move (Watkins, 1989). Playing is a worker's (``afterstate_worker``).
 """
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from patchlight.emulation.learning.afterstate_worker import AfterstateWorker, Returns
 from patchlight.emulation.learning.config import Config
 from patchlight.emulation.learning.network import OptionScorer
 from patchlight.emulation.learning.players import network_of, player_of
-from patchlight.emulation.learning.vector_episodes import Finished, VectorEpisodes
+from patchlight.emulation.learning.rollouts import MeanRewards, Orders, Progress, Rollouts
 from patchlight.emulation.learning.warm_start import begin_with
 from patchlight.emulation.simulator.ramp.scenario import Scenario
-
-_Floats = NDArray[np.float64]
-_Ints = NDArray[np.intp]
-_Bools = NDArray[np.bool_]
-_PARTS = 8  # kinds of cluster by how much of it is free
-_OLD, _YOUNG, _SHARE_RATE = 300.0, 30.0, 0.003
-
-
-class ControlVariate:
-    """Means of scores by scenario, kind of cluster and kind of job, to be taken off the samples.
-
-    The sampled value of a cluster depends on which jobs come next, far more than on the cluster.
-    Who comes is independent of the cluster, so what a kind of job brings on average, less what
-    jobs bring on average, can be taken off each sample: its mean stays, its noise shrinks to a
-    third. Both averages are kept for each kind of cluster, as a strict job costs a full cluster
-    more than an empty one.
-
-    A kind of cluster is the largest number of servers that some block has free, and the share of
-    servers free; a kind of job its model and the least degree that meets its limit.
-    """
-
-    def __init__(self, episodes: VectorEpisodes) -> None:
-        degrees, graphs = len(episodes.layout.degrees), len(episodes.nodes)
-        scenarios = len(episodes.scenarios)
-        clusters, jobs = (len(episodes.block_sizes) + 1) * (_PARTS + 1), graphs * degrees
-        self._degrees = degrees
-        self._mean = np.zeros((scenarios, clusters, jobs))
-        self._seen = np.zeros((scenarios, clusters, jobs))
-        self._share = np.full((scenarios, jobs), 1.0 / jobs)
-        self._updates = 0
-
-    def kinds(self, episodes: VectorEpisodes) -> tuple[_Ints, _Ints, _Ints]:
-        """Scenario, kind of cluster and kind of job of each environment, E each."""
-        largest = np.zeros(episodes.num_envs, int)
-        for place, free in enumerate(episodes.has_block):
-            largest[free] = place + 1
-        part = (episodes.free * _PARTS // episodes.layout.servers).astype(int)
-        enough = episodes.expected_s <= episodes.limit_s[:, None]
-        job = episodes.graph * self._degrees + enough.argmax(axis=1)
-        return episodes.scenario_of.copy(), largest * (_PARTS + 1) + part, job
-
-    def of(self, kinds: tuple[_Ints, _Ints, _Ints]) -> _Floats:
-        """How much more than the mean job these jobs bring to such clusters, E."""
-        scenario, cluster, job = kinds
-        mean_job = (self._share[scenario] * self._mean[scenario, cluster]).sum(axis=1)
-        found: _Floats = self._mean[scenario, cluster, job] - mean_job
-        return found
-
-    def learn(self, kinds: tuple[_Ints, _Ints, _Ints], scores: _Floats) -> None:
-        """Take the scores of these, E, into the means."""
-        scenario, _, job = kinds
-        np.add.at(self._seen, kinds, 1.0)
-        change = np.zeros_like(self._mean)
-        np.add.at(change, kinds, scores - self._mean[kinds])
-        self._mean += change / np.clip(self._seen, _YOUNG, _OLD)
-        self._updates += 1
-        rate = max(_SHARE_RATE, 1.0 / self._updates)
-        for each in range(len(self._share)):
-            if (mine := scenario == each).any():
-                found = np.bincount(job[mine], minlength=self._share.shape[1]) / mine.sum()
-                self._share[each] += rate * (found - self._share[each])
-
-
-# How fast the mean reward of each law is followed.
-_MEAN_RATE = 0.002
-_FIRST_MEAN = 0.88
-
-
-class Teacher:
-    """Plain rules: for each scenario a degree to keep to, or the least that meets the limit."""
-
-    def __init__(self, episodes: VectorEpisodes, degrees: Sequence[int | str]) -> None:
-        known = episodes.layout.actions
-        wanted = [known.index(each) if isinstance(each, int) else -1 for each in degrees]
-        self._wanted = np.array(wanted)
-        # Degree 1 holds a server so long that no good rule takes it first.
-        self._tried = np.array([degree > 1 or len(known) == 2 for degree in known[1:]])
-
-    def actions(self, episodes: VectorEpisodes) -> _Ints:
-        """Its action in each environment; 0 where what it wants cannot be had."""
-        wanted = self._wanted[episodes.scenario_of]
-        enough = (episodes.expected_s <= episodes.limit_s[:, None]) & self._tried
-        least = np.where(enough.any(axis=1), enough.argmax(axis=1) + 1, 0)
-        found: _Ints = np.where(wanted < 0, least, wanted)
-        return np.where(episodes.mask[np.arange(episodes.num_envs), found], found, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """One round of learning: its mean squared error, and the episodes that ended in it."""
-
-    loss: float
-    finished: tuple[Finished, ...]
 
 
 class AfterstateLearner:
     """Learns a scorer's values. ``scorer`` is what plays and learns, ``average`` the mean of
     its latest states, which plays better.
+
+    ``rollouts`` plays for it; without, a worker in this process does, by the learner's own network.
     """
 
-    def __init__(self, config: Config, scenarios: Sequence[Scenario], done: int = 0) -> None:
+    def __init__(
+        self,
+        config: Config,
+        scenarios: Sequence[Scenario],
+        done: int = 0,
+        rollouts: Rollouts[Returns] | None = None,
+    ) -> None:
         self.config, self.settings = config, config.afterstates
-        environment = config.environment
         torch.manual_seed(config.seed)
-        self._rng = np.random.default_rng([config.seed, done])
-        # Episodes already used are not drawn again after a resumption.
-        first = environment.first_seed + 2 * (done // 1000 + (done > 0) * environment.num_envs)
-        self.episodes = VectorEpisodes(scenarios, environment.num_envs, first, staggered=True)
-        self.scorer = network_of(config, self.episodes)
-        if self.settings.start and isinstance(self.scorer, OptionScorer):
+        self.scorer = network_of(config, scenarios[0])
+        if self.settings.start:
+            assert isinstance(self.scorer, OptionScorer)  # The configuration saw to that.
             begin_with(self.scorer, self.settings.start)
-        self.player = player_of(self.scorer)
         self.average = copy.deepcopy(self.scorer)
         self.optimizer = torch.optim.Adam(self.scorer.parameters(), lr=1e-3)
-        teacher = self.settings.teacher
-        self._teacher = None
-        if all(law in teacher for law in environment.laws):
-            degrees = [teacher[law] for law, _ in environment.scenarios]
-            self._teacher = Teacher(self.episodes, degrees)
-        self._control_variate = ControlVariate(self.episodes)
-        self.means = np.full(len(scenarios), _FIRST_MEAN)
-        self._followed = 0
+        self._apart = rollouts is not None
+        self._rollouts = rollouts or AfterstateWorker(
+            config, scenarios, done=done, network=self.scorer
+        )
+        self._player = player_of(self.scorer, scenarios[0].workloads)
+        self._rng = np.random.default_rng([config.seed, done, 1])
+        self.means = MeanRewards.first(len(scenarios))
         self.steps = done
 
     def round(self) -> Progress:
-        """Plays ``n_steps`` decisions in every environment and learns from them."""
+        """Learns from ``n_steps`` decisions in every environment that a worker has."""
         part = min(1.0, self.steps / self.config.steps)
         settings = self.settings
         left = (1 - part) / max(1 - settings.decay_from_fraction, 1e-9)
         rate = settings.learning_rate * min(1.0, left)
         for group in self.optimizer.param_groups:
             group["lr"] = rate + 1e-5
-        inputs, targets, finished = self._play(part)
-        loss = self._learn(inputs, targets)
-        self.steps += settings.n_steps * self.episodes.num_envs
-        return Progress(loss, tuple(finished))
+        weights = self.scorer.state_dict() if self._apart else None
+        played = self._rollouts.play(Orders(self.steps, self.means, weights))
+        self.means += played.means_change
+        loss = self._learn(played.inputs, played.targets)
+        self.steps += played.decisions
+        return Progress(loss, 1 - float(self.means.mean()), played.finished)
 
     def state(self) -> dict[str, Any]:
         """Weights, the optimiser's memory and mean rewards; episodes begin anew."""
@@ -178,79 +86,15 @@ class AfterstateLearner:
         self.optimizer.load_state_dict(state["optimizer"])
         self.means[:] = state["means"]
 
-    def _play(self, part: float) -> tuple[list[NDArray[np.generic]], _Floats, list[Finished]]:
-        episodes, settings, player = self.episodes, self.settings, self.player
-        n_steps, count, rows = settings.n_steps, episodes.num_envs, np.arange(episodes.num_envs)
-        taught = self._teacher is not None and part < settings.teacher_only_fraction
-        share = settings.teacher_env_fraction * (part < settings.teacher_until_fraction)
-        share = 1.0 if taught else share
-        taught_envs = rows < (share * count if self._teacher is not None else 0)
-        epsilon = settings.epsilon * (1 - part)
-        best, rewards = np.zeros((n_steps + 1, count)), np.zeros((n_steps + 1, count))
-        off_policy, over = np.zeros((n_steps + 1, count), bool), np.zeros((n_steps, count), bool)
-        bias, known = np.zeros((n_steps + 1, count)), []
-        taken, finished = list[tuple[NDArray[np.generic], ...]](), list[Finished]()
-        for step in range(n_steps + 1):
-            scores = player.scores(episodes)
-            if player.values_afterstates:
-                scores = scores - self.means[episodes.scenario_of][:, None]
-            greedy = actions = scores.argmax(axis=1)
-            if taught_envs.any() and self._teacher is not None:
-                actions = np.where(taught_envs, self._teacher.actions(episodes), actions)
-            # While taught, values are of the teacher's play; after that, of the best play.
-            best[step] = scores[rows, actions] if taught else scores[rows, greedy]
-            kinds = self._control_variate.kinds(episodes)
-            bias[step] = self._control_variate.of(kinds)
-            known.append(kinds)
-            if step == n_steps:
-                break
-            explores = self._rng.random(count) < epsilon
-            odds = np.where(np.isfinite(scores), self._rng.random(scores.shape), -1.0)
-            actions = np.where(explores, odds.argmax(axis=1), actions)
-            off_policy[step] = explores if taught else actions != greedy
-            taken.append(player.taken(actions))
-            scenario = episodes.scenario_of.copy()
-            accepted, ended = episodes.step(actions)
-            rewards[step] = accepted - self.means[scenario]
-            over[step] = episodes.episode_start
-            finished += ended
-            self._followed += 1
-            rate = max(_MEAN_RATE, 1 / (_YOUNG + self._followed))
-            for each in range(len(self.means)):
-                if (mine := scenario == each).any():
-                    mean = accepted[mine].mean()
-                    self.means[each] += rate * (mean - self.means[each])
-        targets = self._returns(best - bias, rewards - bias, off_policy, over)
-        if not player.values_afterstates:
-            targets = rewards[:-1].ravel() + settings.gamma * targets
-        for kinds, scores in zip(known, best, strict=True):
-            self._control_variate.learn(kinds, scores)
-        kept = ~over.ravel()  # The end of an episode says nothing of the cluster.
-        inputs = [np.concatenate(each)[kept] for each in zip(*taken, strict=True)]
-        return inputs, targets[kept], finished
-
-    def _returns(
-        self, best: _Floats, rewards: _Floats, off_policy: _Bools, over: _Bools
-    ) -> _Floats:
-        """λ-returns of each afterstate: what comes after it, up to the best score that follows."""
-        settings, n_steps = self.settings, len(over)
-        found = np.zeros(over.shape)
-        found[-1] = best[n_steps]
-        for step in range(n_steps - 2, -1, -1):
-            onward = rewards[step + 1] + settings.gamma * found[step + 1]
-            mixed = (1 - settings.td_lambda) * best[step + 1] + settings.td_lambda * onward
-            cut = off_policy[step + 1] | over[step + 1]
-            found[step] = np.where(cut, best[step + 1], mixed)
-        return found.ravel()
-
-    def _learn(self, inputs: Sequence[NDArray[np.generic]], targets: _Floats) -> float:
+    def _learn(self, inputs: Sequence[NDArray[np.generic]], targets: NDArray[np.float64]) -> float:
         settings = self.settings
-        given = [torch.from_numpy(each) for each in inputs]
+        # What comes from Ray cannot be written to, which PyTorch does not like.
+        given = [torch.from_numpy(np.require(each, requirements="W")) for each in inputs]
         y = torch.from_numpy(targets.astype(np.float32))
         order = torch.from_numpy(self._rng.permutation(len(y)))
         total = 0.0
         for rows in torch.split(order, settings.batch_size):
-            found = self.player.predict(*(each[rows] for each in given))
+            found = self._player.predict(*(each[rows] for each in given))
             loss = ((found - y[rows]) ** 2).mean()
             self.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]

@@ -29,7 +29,8 @@ from patchlight.testbed.files.reader import parse, read_text
 from patchlight.testbed.files.records import Record, setting
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
-ALGORITHMS = ("afterstates", "maskable-ppo")
+ALGORITHMS = {"afterstates": "afterstates", "maskable-ppo": "ppo", "masked-dqn": "dqn"}
+"""Each with the key that its settings are under."""
 TEACHERS = ("sufficient",)
 
 
@@ -205,6 +206,34 @@ class Ppo:
 
 
 @dataclass(frozen=True)
+class Dqn:
+    """Settings of ``masked-dqn``, see ``patchlight.emulation.learning.dqn``.
+
+    ``train_freq`` is in decisions of each environment, all others in decisions over all of them.
+    """
+
+    gamma: float = setting(_GAMMA, "the discount factor", 0.98)
+    learning_rate: float = setting(_RATE, "Adam's", 3e-4)
+    buffer_size: int = setting(Whole("a number", 1000, 10**8), "decisions that are kept", 200_000)
+    learning_starts: int = setting(Whole("a number", 0, 10**9), "decisions before it", 20_000)
+    batch_size: int = setting(_BATCH, "decisions of a gradient step", 512)
+    n_steps: int = setting(Whole("a number", 1, 256), "decisions whose rewards are added up", 8)
+    train_freq: int = setting(_N_STEPS, "decisions of each environment in a round", 4)
+    gradient_steps: int = setting(Whole("a number", 1, 10_000), "of a round", 4)
+    target_update_interval: int = setting(_STEPS, "decisions between copies of the network", 20_000)
+    exploration_fraction: float = setting(_FRACTION, "until when exploring gets less", 0.5)
+    exploration_initial_eps: float = setting(_FRACTION, "part of decisions at random, first", 0.5)
+    exploration_final_eps: float = setting(_FRACTION, "the same after that", 0.01)
+    max_grad_norm: float = setting(Number("a norm", above=0), "gradients are cut to it", 10.0)
+
+    def epsilon_at(self, part: float) -> float:
+        """Which part of decisions is made at random when ``part`` of all steps are done."""
+        done = min(1.0, part / self.exploration_fraction) if self.exploration_fraction else 1.0
+        first, last = self.exploration_initial_eps, self.exploration_final_eps
+        return first + done * (last - first)
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """On which seeds, never trained on, progress is measured, and how often."""
 
@@ -229,17 +258,33 @@ class Config:
     network: Network = setting(_record(Network), "how large it is", Network())
     afterstates: Afterstates = setting(_record(Afterstates), "of that algorithm", Afterstates())
     ppo: Ppo = setting(_record(Ppo), "of maskable-ppo", Ppo())
+    dqn: Dqn = setting(_record(Dqn), "of masked-dqn", Dqn())
     evaluation: Evaluation = setting(_record(Evaluation), "while training", Evaluation())
+
+    def __post_init__(self) -> None:
+        key = ALGORITHMS[self.algorithm]
+        for other, cls in (("afterstates", Afterstates), ("ppo", Ppo), ("dqn", Dqn)):
+            if other != key and getattr(self, other) != cls():
+                raise BadInput(
+                    f"{other!r} is not of algorithm {self.algorithm!r}: its settings are {key!r}"
+                )
+        if self.network.observation == "pac-ml":
+            if self.afterstates.start:
+                raise BadInput("'start' needs the observation 'patchlight': models see by that")
+            if key == "ppo":
+                raise BadInput("'maskable-ppo' does not learn by the observation 'pac-ml'")
 
     @property
     def discount(self) -> float:
         """Of its algorithm."""
-        return self.afterstates.gamma if self.algorithm == "afterstates" else self.ppo.gamma
+        gamma: float = getattr(self, ALGORITHMS[self.algorithm]).gamma
+        return gamma
 
     def as_data(self) -> dict[str, Any]:
         """As a card and a checkpoint keep it: what the algorithm does not use is left out."""
         data: dict[str, Any] = dataclasses.asdict(self)
-        del data["ppo" if self.algorithm == "afterstates" else "afterstates"]
+        for name in set(ALGORITHMS.values()) - {ALGORITHMS[self.algorithm]}:
+            del data[name]
         for name in ("law_instance", "training_horizon_s"):
             if data["environment"][name] is None:
                 del data["environment"][name]  # A file has no way to write it.
@@ -270,8 +315,12 @@ def parse_config(text: str, name: str = "config") -> Config:
 
 
 def check(config: Config, degrees: tuple[int, ...]) -> None:
-    """``BadInput`` if a teacher names a degree that this cluster does not have."""
-    for name, degree in config.afterstates.teacher.items():
+    """``BadInput`` if a teacher leaves a law out, or names a degree that this cluster lacks."""
+    teacher = config.afterstates.teacher
+    missing = [law for law in dict.fromkeys(config.environment.laws) if law not in teacher]
+    if teacher and missing:
+        raise BadInput(f"the teacher has no degree for law {', '.join(missing)}")
+    for name, degree in teacher.items():
         if isinstance(degree, int) and degree not in degrees:
             raise BadInput(
                 f"the teacher for law {name} is degree {degree}: expected one of "

@@ -8,7 +8,8 @@ from its run's folder.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -236,16 +237,32 @@ def load_run(folder: Path) -> tuple[Config, dict[str, Any]]:
 def scorer_of(config: Config, kept: dict[str, Any]) -> tuple[OptionScorer, Layout]:
     """The scorer that a checkpoint holds, and the layout it is for.
 
-    ``BadInput`` for a run that learned by PAC-ML's observation: of these there are no models.
+    ``BadInput`` for a run that learned by PAC-ML's observation, of which there are no models, and
+    for a checkpoint of another network.
     """
     if config.network.observation == "pac-ml":
         raise BadInput(
             f"{config.name!r} learned by PAC-ML's observation, of which there are no models",
             hint="'patchlight policy study' compares what such networks learn",
         )
-    groups, racks, servers = kept["ramp"]
-    version = int(kept.get("observation_version", 1))
-    layout = Layout((groups, racks, servers), tuple(kept["degrees"]), version)
-    scorer = OptionScorer(layout, config.network, float(kept["discount"]))
-    scorer.load_state_dict(kept["average"])
+    with of_this_network(f"the checkpoint of {config.name!r}"):
+        groups, racks, servers = kept["ramp"]
+        version = int(kept.get("observation_version", 1))
+        layout = Layout((groups, racks, servers), tuple(kept["degrees"]), version)
+        scorer = OptionScorer(layout, config.network, float(kept["discount"]))
+        scorer.load_state_dict(kept["average"])
     return scorer, layout
+
+
+@contextmanager
+def of_this_network(what: str) -> Iterator[None]:
+    """``BadInput`` where weights inside do not fit: ``what`` is of another network."""
+    try:
+        yield
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        # PyTorch lists each weight that does not fit, on lines of their own.
+        reason = str(error).strip().splitlines()[:2]
+        raise BadInput(
+            f"{what} is of another network than its configuration says: {' '.join(reason)}",
+            hint="begin in a new folder, or take the config.json that was written with it",
+        ) from error

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from patchlight.emulation.learning.config import Config
 from patchlight.emulation.learning.network import OptionScorer
 from patchlight.emulation.learning.pac_ml_agent import PacMlNetwork, PacMlPlayer
-from patchlight.emulation.learning.vector_episodes import VectorEpisodes
+from patchlight.emulation.learning.vector_episodes import VectorEpisodes, layout_of, stacked_graphs
 from patchlight.emulation.simulator.ramp.scenario import Scenario
+from patchlight.emulation.simulator.ramp.workloads import Workloads
 
 _Floats = NDArray[np.float64]
 
@@ -36,15 +37,23 @@ class Player(Protocol):
     def predict(self, *inputs: Tensor) -> Tensor:
         """The values of these."""
 
+    def observed(self, episodes: VectorEpisodes) -> tuple[NDArray[np.generic], ...]:
+        """All that scores are made of, E × … each: what a replay buffer keeps."""
+
+    def scores_of(self, *observed: Tensor) -> Tensor:
+        """The score of each action, N × A, ``IMPOSSIBLE`` where it may not be taken."""
+
 
 class AfterstatePlayer:
     """Plays by an ``OptionScorer``; only actions that can succeed are computed."""
 
     values_afterstates = True
 
-    def __init__(self, scorer: OptionScorer) -> None:
+    def __init__(self, scorer: OptionScorer, workloads: Workloads) -> None:
         self.scorer = scorer
-        self._graphs: tuple[Tensor, Tensor] | None = None
+        if scorer.graph is not None:
+            nodes, edges = stacked_graphs(workloads)
+            self._graphs = torch.from_numpy(nodes), torch.from_numpy(edges)
         self._rows: NDArray[np.intp] = np.empty(0, int)
         self._inputs: tuple[Tensor, ...] = ()
 
@@ -58,11 +67,6 @@ class AfterstatePlayer:
             left = torch.from_numpy(episodes.afterstates(envs, rows % actions))
             inputs: tuple[Tensor, ...] = (self.scorer.value.seen(left, recent),)
             if self.scorer.graph is not None:
-                if self._graphs is None:
-                    self._graphs = (
-                        torch.from_numpy(episodes.nodes),
-                        torch.from_numpy(episodes.edges),
-                    )
                 options, job = episodes.described()
                 option = options.reshape(count * actions, -1)[rows]
                 told = (episodes.graph[envs], job[envs], option)
@@ -85,32 +89,52 @@ class AfterstatePlayer:
         """The value of each cluster, and what the graph adds to it."""
         seen, *about = inputs
         found = self.scorer.value.of(seen)
-        if self.scorer.graph is not None and self._graphs is not None:
+        if self.scorer.graph is not None:
             graph, job, option, recent = about
             described = self.scorer.graph(*self._graphs)[graph]
             added = self.scorer.corrected(described, job, option, recent)
             found = found + added / self.scorer.discount
         return found
 
+    def observed(self, episodes: VectorEpisodes) -> tuple[NDArray[np.generic], ...]:
+        """The clusters that actions leave behind, the mask and recent jobs; with a graph network
+        also which graph it is, and what options and job are like.
+        """
+        seen = episodes.remaining(), episodes.mask.astype(np.float32), episodes.recent
+        if self.scorer.graph is None:
+            return seen
+        return (*seen, episodes.graph.copy(), *episodes.described())
 
-def network_of(config: Config, episodes: VectorEpisodes) -> nn.Module:
+    def scores_of(self, *observed: Tensor) -> Tensor:
+        """Reward now and discounted value after."""
+        seen = dict(zip(("remaining", "mask", "recent"), observed, strict=False))
+        if self.scorer.graph is not None:
+            graph, seen["options"], seen["job"] = observed[3:]
+            seen["nodes"], seen["edges"] = (each[graph] for each in self._graphs)
+        found: Tensor = self.scorer(seen)
+        return found
+
+
+def network_of(config: Config, scenario: Scenario) -> nn.Module:
     """The network that a configuration asks for, before any training."""
+    layout = layout_of(scenario)
     if config.network.observation == "pac-ml":
-        return PacMlNetwork(episodes.layout, config.network, episodes.workloads)
-    return OptionScorer(episodes.layout, config.network, config.discount)
+        return PacMlNetwork(layout, config.network, scenario.workloads)
+    return OptionScorer(layout, config.network, config.discount)
 
 
-def player_of(network: nn.Module) -> Player:
+def player_of(network: nn.Module, workloads: Workloads) -> Player:
     """Who plays by a network."""
     if isinstance(network, PacMlNetwork):
         return PacMlPlayer(network)
     assert isinstance(network, OptionScorer)
-    return AfterstatePlayer(network)
+    return AfterstatePlayer(network, workloads)
 
 
 def play(network: nn.Module, scenario: Scenario, first_seed: int, seeds: int) -> list[float]:
     """The faithful blocking rate of each of these seeds' episodes, decided by the best scores."""
-    episodes, player = VectorEpisodes([scenario], seeds, first_seed), player_of(network)
+    episodes = VectorEpisodes([scenario], seeds, first_seed)
+    player = player_of(network, scenario.workloads)
     found: dict[int, float] = {}
     while len(found) < seeds:
         actions = player.scores(episodes).argmax(axis=1)

@@ -20,10 +20,10 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
 from patchlight.controller.policies.observation import Layout
-from patchlight.emulation.learning.afterstates import Progress
 from patchlight.emulation.learning.config import Config, Network
 from patchlight.emulation.learning.envs.ramp_partition import RampPartitionVectorEnv
 from patchlight.emulation.learning.network import IMPOSSIBLE, OptionScorer, load_run, scorer_of
+from patchlight.emulation.learning.rollouts import Progress
 from patchlight.emulation.learning.vector_episodes import Finished
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 from patchlight.testbed.errors import BadInput
@@ -209,7 +209,9 @@ class PpoLearner:
         model._update_current_progress_remaining(self.steps, self.config.steps)
         model.train()
         finished, self._envs.finished = tuple(self._envs.finished), []
-        return Progress(float(model.logger.name_to_value["train/loss"]), finished)
+        loss = float(model.logger.name_to_value["train/loss"])
+        # Rewards are 1 and -1.
+        return Progress(loss, float(1 - model.rollout_buffer.rewards.mean()) / 2, finished)
 
     def state(self) -> dict[str, Any]:
         """Weights and the optimiser's memory; episodes begin anew."""

@@ -4,31 +4,40 @@ A run's folder holds ``config.json``, ``progress.csv``, ``checkpoint.pt`` (weigh
 read back as tensors only) and, at the end, the model: ``NAME.onnx`` with its card.
 """
 
-import csv
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
 
 from patchlight.emulation.experiments.pac_ml.variation import Variation
+from patchlight.emulation.learning.afterstate_worker import AfterstateWorker
 from patchlight.emulation.learning.afterstates import AfterstateLearner
 from patchlight.emulation.learning.config import Config, check
-from patchlight.emulation.learning.network import CHECKPOINT, CONFIG
+from patchlight.emulation.learning.dqn import DqnLearner, DqnWorker
+from patchlight.emulation.learning.network import CHECKPOINT, CONFIG, of_this_network
+from patchlight.emulation.learning.on_ray import MakeWorker, RayRollouts
 from patchlight.emulation.learning.players import play
+from patchlight.emulation.learning.rollouts import Experience, Progress
+from patchlight.emulation.learning.run_log import SAID_EVERY_S, RunLog
 from patchlight.emulation.learning.vector_episodes import layout_of
+from patchlight.emulation.simulator.executors import Engine
+from patchlight.emulation.simulator.executors.on_ray import connected
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 from patchlight.emulation.simulator.ramp.workloads import Workloads
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.graphs import ComputationGraph
 
-PROGRESS = "progress.csv"
-_KEPT_EVERY_S = 60.0
+_KEPT_EVERY_S, _EPISODES_SHOWN = 60.0, 200
+
+E = TypeVar("E", bound=Experience)
 
 
 class Learner(Protocol):
@@ -40,7 +49,7 @@ class Learner(Protocol):
     def average(self) -> nn.Module:
         """The scorer to evaluate and to keep."""
 
-    def round(self) -> Any:
+    def round(self) -> Progress:
         """Plays and learns."""
 
     def state(self) -> dict[str, Any]:
@@ -81,7 +90,10 @@ def scenarios_of(
 
 
 class Run:
-    """A training run in a folder. ``say`` hears of its progress, a line at a time."""
+    """A training run in a folder. ``say`` hears of its progress, a line at a time.
+
+    ``engine`` says who plays: ``serial`` this process, ``ray`` as many workers as it has processes.
+    """
 
     def __init__(
         self,
@@ -89,12 +101,19 @@ class Run:
         graphs: Sequence[ComputationGraph] | Workloads,
         folder: Path,
         say: Callable[[str], None] = lambda line: None,
+        engine: Engine | None = None,
     ) -> None:
         self.config, self.folder, self._say = config, folder, say
         self.scenarios = scenarios_of(config, graphs)
         self.models = list(self.scenarios[0].workloads.names)
         self.layout = layout_of(self.scenarios[0])
         check(config, self.layout.degrees)
+        self._engine = engine or Engine("serial")
+        if self._engine.name == "ray" and config.algorithm == "maskable-ppo":
+            raise BadInput(
+                "'maskable-ppo' learns in one process: Stable-Baselines3 plays for it",
+                hint="leave out --engine, or take another algorithm",
+            )
         self._before_s = 0.0
         self._done = 0
         self._state: dict[str, Any] | None = None
@@ -125,32 +144,14 @@ class Run:
                 f"{self.folder} holds a run already", hint="go on with --resume, or name another"
             )
         _write(self.folder / CONFIG, json.dumps(self.config.as_data(), indent=2) + "\n")
-        learner = self._learner()
-        started = kept = time.monotonic()
-        evaluated = learner.steps
-        rates: dict[str, float] = {}
-        finished: list[float] = []
-        progress = None
-        try:
-            while learner.steps < self.config.steps:
-                progress = learner.round()
-                finished += [each.blocking_rate for each in progress.finished]
-                now = time.monotonic()
-                if now - kept >= _KEPT_EVERY_S:
-                    kept = now
-                    self._keep(learner, now - started)
-                due = learner.steps - evaluated >= self.config.evaluation.every_steps
-                if due or learner.steps >= self.config.steps:
-                    evaluated = learner.steps
-                    rates = self.evaluate(learner.average)
-                    playing = sum(finished) / len(finished) if finished else float("nan")
-                    self._log(learner, time.monotonic() - started, progress.loss, playing, rates)
-                    finished = []
-        finally:
-            self._keep(learner, time.monotonic() - started)
+        with ExitStack() as stack:
+            learner = self._learner(stack)
+            log = RunLog(self.folder, self.config.steps, learner.steps, self._before_s)
+            stack.enter_context(closing(log))
+            rates, spent_s = self._rounds(learner, log)
         if not rates:
             rates = self.evaluate(learner.average)
-        config, wall_s = self.config.as_data(), self._before_s + time.monotonic() - started
+        config, wall_s = self.config.as_data(), self._before_s + spent_s
         done: dict[str, Any] = {"config": config, "steps": learner.steps, "models": self.models}
         about = {
             "wall_s": wall_s,
@@ -159,9 +160,44 @@ class Run:
         }
         return Report(learner.average, done | about)
 
+    def _rounds(self, learner: Learner, log: RunLog) -> tuple[dict[str, float], float]:
+        """All rounds: what the last evaluation found, and how long they took."""
+        config, rates = self.config, dict[str, float]()
+        started = kept = said = time.monotonic()
+        evaluated = learner.steps
+        playing = deque[float](maxlen=_EPISODES_SHOWN)
+        try:
+            while learner.steps < config.steps:
+                progress = learner.round()
+                playing += [each.blocking_rate for each in progress.finished]
+                now = time.monotonic()
+                if now - kept >= _KEPT_EVERY_S:
+                    kept = now
+                    self._keep(learner, now - started)
+                due = learner.steps - evaluated >= config.evaluation.every_steps
+                if due or learner.steps >= config.steps:
+                    evaluated = learner.steps
+                    rates = self.evaluate(learner.average)
+                elif now - said < SAID_EVERY_S:
+                    continue
+                said = time.monotonic()
+                is_new = evaluated == learner.steps
+                self._log(log, learner.steps, said - started, progress, playing, rates, is_new)
+        finally:
+            self._keep(learner, time.monotonic() - started)
+        return rates, time.monotonic() - started
+
     def evaluate(self, scorer: nn.Module) -> dict[str, float]:
-        """The mean faithful blocking rate in each scenario, over the evaluation's seeds."""
+        """The mean faithful blocking rate in each scenario, over the evaluation's seeds.
+
+        ``PatchlightError`` if the scorer's weights are no numbers.
+        """
         evaluation, names = self.config.evaluation, self.config.environment.names
+        if not _is_finite(scorer):
+            raise PatchlightError(
+                f"training {self.config.name!r} has diverged: weights are no numbers any more",
+                hint="try a lower learning_rate; the checkpoint is the last that was sound",
+            )
         found = {}
         for name, scenario in zip(names, self.scenarios, strict=True):
             if name in found:
@@ -170,20 +206,40 @@ class Run:
             found[name] = round(sum(rates) / len(rates), 5)
         return found
 
-    def _learner(self) -> Learner:
+    def _learner(self, stack: ExitStack) -> Learner:
+        """Who learns; what it needs is taken down with the ``stack``."""
+        config, done = self.config, self._done
+        scenarios = scenarios_of(config, self.scenarios[0].workloads, training=True)
         learner: Learner
-        scenarios = scenarios_of(self.config, self.scenarios[0].workloads, training=True)
-        if self.config.algorithm == "afterstates":
-            learner = AfterstateLearner(self.config, scenarios, self._done)
-        else:
+        if config.algorithm == "maskable-ppo":
             from patchlight.emulation.learning.ppo import PpoLearner
 
-            learner = PpoLearner(self.config, scenarios, self._done)
+            learner = PpoLearner(config, scenarios, done)
+        elif config.algorithm == "masked-dqn":
+            players = self._on_ray(stack, DqnWorker, scenarios)
+            workers = players.count if players else 1
+            learner = DqnLearner(config, scenarios, done, players, workers)
+        else:
+            others = self._on_ray(stack, AfterstateWorker, scenarios)
+            learner = AfterstateLearner(config, scenarios, done, others)
         if self._state is not None:
-            learner.restore(self._state)
+            with of_this_network(f"the checkpoint in {self.folder}"):
+                learner.restore(self._state)
         return learner
 
+    def _on_ray(
+        self, stack: ExitStack, make: MakeWorker[E], scenarios: Sequence[Scenario]
+    ) -> RayRollouts[E] | None:
+        if self._engine.name != "ray":
+            return None
+        ray = stack.enter_context(connected(self._engine))
+        count = self._engine.processes or int(ray.cluster_resources()["CPU"])
+        found = RayRollouts(ray, count, make, self.config, scenarios, self._done)
+        return stack.enter_context(closing(found))
+
     def _keep(self, learner: Learner, spent_s: float) -> None:
+        if not _is_finite(learner.average):
+            return
         state = {
             "config": json.dumps(_timeless(self.config), sort_keys=True),
             "steps": learner.steps,
@@ -201,23 +257,33 @@ class Run:
         os.replace(draft, path)
 
     def _log(
-        self, learner: Learner, spent_s: float, loss: float, playing: float, rates: dict[str, float]
+        self,
+        log: RunLog,
+        steps: int,
+        spent_s: float,
+        progress: Progress,
+        playing: Collection[float],
+        rates: dict[str, float],
+        is_new: bool,
     ) -> None:
-        path = self.folder / PROGRESS
-        new = not path.exists()
-        wall_s = self._before_s + spent_s
-        with path.open("a", newline="") as file:
-            writer = csv.writer(file)
-            if new:
-                columns = [f"blocking_{name}" for name in rates]
-                writer.writerow(["steps", "wall_s", "loss", "blocking_in_training", *columns])
-            writer.writerow([learner.steps, round(wall_s, 1), loss, playing, *rates.values()])
-        written = "  ".join(f"{law} {rate:.4f}" for law, rate in rates.items())
-        part = learner.steps / self.config.steps
-        self._say(
-            f"{part:4.0%}  {learner.steps:>10,} steps  {wall_s:6.0f} s  "
-            f"loss {loss:.4f}  blocking: {written}"
-        )
+        """``playing`` are the blocking rates of the latest episodes, ``rates`` those on the
+        evaluation's seeds, which may be new.
+        """
+        in_play = sum(playing) / len(playing) if playing else float("nan")
+        figures = {"loss": progress.loss, "blocking_in_training": in_play}
+        found = {f"blocking_{name}": rate for name, rate in rates.items()} if is_new else {}
+        log.scalars(steps, {**figures, "blocked_lately": progress.blocked, **found})
+        if is_new:
+            wall_s = round(self._before_s + spent_s, 1)
+            log.row({"steps": steps, "wall_s": wall_s, **figures, **found})
+            shown = "  ".join(f"{name} {rate:.4f}" for name, rate in rates.items())
+        else:
+            shown = f"{progress.blocked:.4f} of the latest jobs"
+        self._say(f"{log.words(steps, spent_s)}  loss {progress.loss:.4f}  blocking: {shown}")
+
+
+def _is_finite(network: nn.Module) -> bool:
+    return all(bool(torch.isfinite(weights).all()) for weights in network.parameters())
 
 
 def _timeless(config: Config) -> dict[str, Any]:

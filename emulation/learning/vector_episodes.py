@@ -27,6 +27,7 @@ from patchlight.emulation.learning.episode_jobs import EpisodeJobs
 from patchlight.emulation.simulator.ramp.lossnetwork import EPSILON_S
 from patchlight.emulation.simulator.ramp.ramp import Block, PlacementRule, sub_blocks
 from patchlight.emulation.simulator.ramp.scenario import Scenario
+from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
 
 _ROUNDING = 1 + 1e-12
@@ -47,6 +48,12 @@ def layout_of(scenario: Scenario) -> Layout:
     """How a learned policy sees a scenario's cluster."""
     shape = scenario.workloads.ramp.shape
     return Layout((shape.groups, shape.racks, shape.servers), scenario.workloads.degrees)
+
+
+def stacked_graphs(workloads: Workloads) -> tuple[Array, Array]:
+    """Operations and edges of each model's computation graph, as observations have them."""
+    nodes, edges = zip(*(graph_features(graph) for graph in workloads.graphs), strict=True)
+    return np.stack(nodes), np.stack(edges)
 
 
 class VectorEpisodes:
@@ -70,7 +77,7 @@ class VectorEpisodes:
     | ``free`` | E | how many servers are free |
     | ``has_block`` | list of E | for each of ``block_sizes``, whether a block is free |
     | ``recent`` | E × RECENT_FEATURES | what the jobs before it asked for |
-    | ``nodes``, ``edges`` | G × … | the computation graphs' features |
+    | ``graphs`` | two of G × … | the computation graphs' operations and edges |
     | ``scenario_of``, ``seed_of`` | E | the episode's scenario and seed |
     | ``episode_start`` | E | whether the job is the first of its episode |
     | ``blocked``, ``unfinished`` | E | the episode's jobs so far: blocked, to run at its end |
@@ -121,14 +128,9 @@ class VectorEpisodes:
     # What is the same in all environments.
 
     @cached_property
-    def nodes(self) -> Array:
-        """The operations' features of each model's computation graph."""
-        return np.stack([graph_features(graph)[0] for graph in self.workloads.graphs])
-
-    @cached_property
-    def edges(self) -> Array:
-        """Their edges."""
-        return np.stack([graph_features(graph)[1] for graph in self.workloads.graphs])
+    def graphs(self) -> tuple[Array, Array]:
+        """``nodes`` and ``edges``: features of each model's computation graph."""
+        return stacked_graphs(self.workloads)
 
     def _prepare_blocks(self) -> None:
         workloads, degrees = self.workloads, self.layout.degrees
@@ -239,8 +241,8 @@ class VectorEpisodes:
         out["options"][:], out["job"][:] = self.described()
         out["mask"][:] = self.mask
         out["recent"][:] = self.recent
-        np.take(self.nodes, self.graph, axis=0, out=out["nodes"])
-        np.take(self.edges, self.graph, axis=0, out=out["edges"])
+        for name, features in zip(("nodes", "edges"), self.graphs, strict=True):
+            np.take(features, self.graph, axis=0, out=out[name])
         return out
 
     def described(self) -> tuple[Array, Array]:

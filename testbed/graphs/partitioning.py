@@ -8,6 +8,7 @@ parts of a backward operation exchange what they hold.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
@@ -139,7 +140,8 @@ def splits_of(
     times = training.compute_ms[: training.half].tolist()
     forward = [max(1, min(2 * math.ceil(math.ceil(t / quantum_ms) / 2), degree)) for t in times]
     if served is not None:
-        forward = [max((n for n in served if n <= parts), default=1) for parts in forward]
+        known = sorted({1, *served})
+        forward = [known[bisect_right(known, parts) - 1] for parts in forward]
     return tuple(forward * 2)
 
 

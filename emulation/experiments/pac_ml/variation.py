@@ -21,7 +21,7 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.issues import nearest
 from patchlight.testbed.graphs import ComputationGraph
 
-MAX_SERVERS = 1024
+MAX_SERVERS = 65_536
 MAX_ARRIVALS = 1_000_000
 _MILLISECOND = 1e-3
 

@@ -4,11 +4,11 @@ A run's folder holds ``config.json``, ``progress.csv``, ``checkpoint.pt`` (read 
 only) and, at the end, the model: ``NAME.onnx`` with its card.
 """
 
-import csv
 import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ from patchlight.emulation.learning.labs.config import LabConfig, parse_lab_confi
 from patchlight.emulation.learning.labs.network import OptionNetwork
 from patchlight.emulation.learning.labs.testing import Tested, run_test
 from patchlight.emulation.learning.labs.what_if import WhatIfLearner
-from patchlight.emulation.learning.network import CHECKPOINT, CONFIG
+from patchlight.emulation.learning.network import CHECKPOINT, CONFIG, of_this_network
+from patchlight.emulation.learning.run_log import SAID_EVERY_S, RunLog
 from patchlight.testbed.errors import BadInput
 
-PROGRESS = "progress.csv"
-_KEPT_EVERY_S, _SAID_EVERY_S = 60.0, 15.0
+_KEPT_EVERY_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class LabRun:
                 f"the checkpoint in {self.folder} is of another configuration",
                 hint="only 'steps' and 'testing' may change; else begin in a new folder",
             )
-        self._learner.restore(kept["learner"])
+        with of_this_network(f"the checkpoint in {self.folder}"):
+            self._learner.restore(kept["learner"])
         self._before_s, self._is_resumed = float(kept["wall_s"]), True
 
     def learn(self) -> LabReport:
@@ -67,21 +68,21 @@ class LabRun:
         (self.folder / CONFIG).write_text(json.dumps(self.config.as_data(), indent=2) + "\n")
         learner, steps = self._learner, self.config.steps
         began = kept = said = time.monotonic()
-        first, losses = learner.steps, list[float]()
-        try:
-            while learner.steps < steps:
-                losses.append(learner.round())
-                now = time.monotonic()
-                if now - kept >= _KEPT_EVERY_S:
-                    kept = now
-                    self._keep(now - began)
-                if now - said >= _SAID_EVERY_S or learner.steps >= steps:
-                    said = now
-                    left_s = (now - began) * (steps - learner.steps) / (learner.steps - first)
-                    self._log(now - began, left_s, sum(losses) / len(losses))
-                    losses = []
-        finally:
-            self._keep(time.monotonic() - began)
+        losses = list[float]()
+        with closing(RunLog(self.folder, steps, learner.steps, self._before_s)) as log:
+            try:
+                while learner.steps < steps:
+                    losses.append(learner.round())
+                    now = time.monotonic()
+                    if now - kept >= _KEPT_EVERY_S:
+                        kept = now
+                        self._keep(now - began)
+                    if now - said >= SAID_EVERY_S or learner.steps >= steps:
+                        said = now
+                        self._log(log, now - began, sum(losses) / len(losses))
+                        losses = []
+            finally:
+                self._keep(time.monotonic() - began)
         spent_s = self._before_s + time.monotonic() - began
         self._say(f"testing on {self.config.testing.labs} labs that it has not seen")
         tested = run_test(learner.average, self.config)
@@ -106,19 +107,12 @@ class LabRun:
         torch.save(state, draft)
         os.replace(draft, path)
 
-    def _log(self, spent_s: float, left_s: float, loss: float) -> None:
-        path, learner = self.folder / PROGRESS, self._learner
-        new, wall_s = not path.exists(), self._before_s + spent_s
-        with path.open("a", newline="") as file:
-            writer = csv.writer(file)
-            if new:
-                writer.writerow(["steps", "labs", "wall_s", "loss"])
-            writer.writerow([learner.steps, learner.episodes, round(wall_s, 1), loss])
-        part = min(1.0, learner.steps / self.config.steps)
-        self._say(
-            f"{part:4.0%}  {learner.steps:>7,} decisions in {learner.episodes:,} labs  "
-            f"{wall_s:5.0f} s, {max(0.0, left_s):.0f} s left  loss {loss:.4f}"
-        )
+    def _log(self, log: RunLog, spent_s: float, loss: float) -> None:
+        steps, labs = self._learner.steps, self._learner.episodes
+        wall_s = round(self._before_s + spent_s, 1)
+        log.row({"steps": steps, "labs": labs, "wall_s": wall_s, "loss": loss})
+        log.scalars(steps, {"labs": labs, "loss": loss})
+        self._say(f"{log.words(steps, spent_s)}  in {labs:,} labs  loss {loss:.4f}")
 
 
 def read_checkpoint(folder: Path) -> dict[str, Any]:
@@ -143,7 +137,8 @@ def load_lab_run(folder: Path) -> tuple[OptionNetwork, LabConfig, dict[str, Any]
     config = parse_lab_config((folder / CONFIG).read_text(), str(folder / CONFIG))
     kept = read_checkpoint(folder)
     network = OptionNetwork(config.network)
-    network.load_state_dict(kept["learner"]["average"])
+    with of_this_network(f"the checkpoint in {folder}"):
+        network.load_state_dict(kept["learner"]["average"])
     steps, labs = kept["learner"]["steps"], kept["learner"]["episodes"]
     about = {"config": config.as_data(), "steps": steps, "labs": labs, "wall_s": kept["wall_s"]}
     return network, config, about

@@ -1,6 +1,7 @@
 """What a simulated cluster holds now, and what it went through."""
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 
 from patchlight.controller.policies.contract import ClusterShape
@@ -13,7 +14,9 @@ class Occupancy:
 
     def __init__(self, shape: ClusterShape) -> None:
         self._server = [gpu.server for gpu in shape.gpus]
-        self._size_of = [gpus.bit_count() for gpus in shape.server_gpus]
+        # Sets of each server's GPUs would take memory with the square of the servers.
+        counted = Counter(self._server)
+        self._size_of = [counted[server] for server in range(len(shape.servers))]
         self._taken = [0] * len(self._size_of)
         self._broken_by: dict[int, int] = {}
         self.allocated = self.broken = self.held = 0

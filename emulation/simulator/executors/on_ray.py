@@ -41,7 +41,7 @@ def run_on_ray(tasks: Sequence[T], worker: Worker[T, R], engine: Engine, found: 
     ``EngineFailure`` if Ray is not installed or cannot be reached, or a task's processes died
     ``ATTEMPTS`` times.
     """
-    with _ray(engine) as ray:
+    with connected(engine) as ray:
         # The rest of the project travels by name: the cluster needs the same version of it.
         remote = ray.remote(_do).options(
             num_cpus=1, max_retries=ATTEMPTS - 1, name="patchlight", retry_exceptions=False
@@ -76,7 +76,7 @@ def _result(ray: Any, reference: Any) -> Any:
 
 
 @contextmanager
-def _ray(engine: Engine) -> Iterator[Any]:
+def connected(engine: Engine) -> Iterator[Any]:
     """Ray, connected; a local cluster that we started is stopped again."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Spoken to on loopback only, and nobody waits for its colours.

@@ -16,10 +16,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache, cached_property
 from typing import NamedTuple
+
+import numpy as np
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs.partitioning import PartitionedGraph
@@ -45,6 +48,7 @@ class RampShape:
 
 PAC_ML_SHAPE = RampShape(groups=4, racks=4, servers=2)
 """The cluster of PAC-ML: 32 servers."""
+_MOST_LISTED = 512
 
 
 class Block(NamedTuple):
@@ -98,6 +102,8 @@ class Ramp:
 
     def first_free(self, count: int, occupied: int) -> Block | None:
         """The first block of ``count`` servers that are all free; ``None`` if there is none."""
+        if self.shape.size > _MOST_LISTED:
+            return scan(self, count, occupied)
         for mask, block in self._masks[count]:
             if not mask & occupied:
                 return block
@@ -115,9 +121,9 @@ def block_shapes(count: int, within: RampShape) -> list[tuple[int, int, int]]:
     then a groups with b servers of one rack, then a groups by b racks.
     """
     found: dict[tuple[int, int, int], None] = {}
-    for b in range(1, count + 1):
+    for b in range(1, min(count, within.servers) + 1):
         a, rest = divmod(count, b)
-        if rest or b > within.servers:
+        if rest:
             continue
         root = math.isqrt(a)
         if root * root == a and root <= min(within.groups, within.racks):
@@ -129,29 +135,57 @@ def block_shapes(count: int, within: RampShape) -> list[tuple[int, int, int]]:
     return list(found)
 
 
+_Form = list[tuple[int, int, int]]
+
+
+def _forms(shape: RampShape, count: int) -> Iterator[_Form]:
+    """How a block's servers lie to its first one, form by form: shapes, diagonals, a column."""
+    for groups, racks, places in block_shapes(count, shape):
+        yield list(itertools.product(range(groups), range(racks), range(places)))
+    yield [(i, i, 0) for i in range(count)]
+    if count <= shape.groups:
+        yield [(i, 0, 0) for i in range(count)]
+
+
+def _room(shape: RampShape, form: _Form) -> tuple[int, int, int]:
+    """How many groups, racks and places its first server may have; none if it is too large."""
+    i, j, k = (max(each) for each in zip(*form, strict=True))
+    return shape.groups - i, shape.racks - j, shape.servers - k
+
+
 def _blocks(ramp: Ramp, count: int) -> tuple[Block, ...]:
-    """Every block of this many servers: the shapes at each origin, the diagonals, a column."""
-    groups, racks, servers = ramp.shape.groups, ramp.shape.racks, ramp.shape.servers
+    """Every block of this many servers: each form at each origin."""
+    shape = ramp.shape
     found: dict[int, Block] = {}
-
-    def add(cells: list[int]) -> None:
-        mask = sum(1 << cell for cell in cells)
-        found.setdefault(mask, Block(mask, tuple(cells)))
-
-    def scan(shape: tuple[int, int, int]) -> None:
-        within = list(itertools.product(*map(range, shape)))
-        sizes = zip((groups, racks, servers), shape, strict=True)
-        for c, r, s in itertools.product(*(range(most - size + 1) for most, size in sizes)):
-            add([ramp.server(c + i, r + j, s + k) for i, j, k in within])
-
-    for shape in block_shapes(count, ramp.shape):
-        scan(shape)
-    origins = (range(groups - count + 1), range(racks - count + 1), range(servers))
-    for c, r, s in itertools.product(*origins):
-        add([ramp.server(c + i, r + i, s) for i in range(count)])
-    if count <= groups:
-        scan((count, 1, 1))
+    for form in _forms(shape, count):
+        for c, r, s in itertools.product(*map(range, _room(shape, form))):
+            cells = [ramp.server(c + i, r + j, s + k) for i, j, k in form]
+            mask = sum(1 << cell for cell in cells)
+            found.setdefault(mask, Block(mask, tuple(cells)))
     return tuple(found.values())
+
+
+def scan(ramp: Ramp, count: int, occupied: int) -> Block | None:
+    """As ``Ramp.first_free``, without a list of all blocks: in large clusters that takes memory
+    with the square of their size.
+    """
+    shape = ramp.shape
+    bits = np.frombuffer(occupied.to_bytes(-(-shape.size // 8), "little"), np.uint8)
+    taken = np.unpackbits(bits, count=shape.size, bitorder="little").astype(bool)
+    free = ~taken.reshape(shape.groups, shape.racks, shape.servers)
+    for form in _forms(shape, count):
+        room = _room(shape, form)
+        if min(room) < 1:
+            continue
+        fits = np.ones(room, bool)
+        for i, j, k in form:
+            fits &= free[i : i + room[0], j : j + room[1], k : k + room[2]]
+        first = int(fits.argmax())
+        if fits.flat[first]:
+            c, r, s = map(int, np.unravel_index(first, room))
+            cells = tuple(ramp.server(c + i, r + j, s + k) for i, j, k in form)
+            return Block(sum(1 << cell for cell in cells), cells)
+    return None
 
 
 class PlacementRule(StrEnum):
@@ -189,9 +223,10 @@ def sub_blocks(ramp: Ramp, whole: Block, splits: tuple[int, ...]) -> tuple[Block
 def _within(ramp: Ramp, whole: Block, count: int) -> Block:
     if count == len(whole.servers):
         return whole
-    fitting = (block for block in ramp.blocks(count) if not block.mask & ~whole.mask)
     first = whole.servers[:count]
-    return next(fitting, Block(sum(1 << server for server in first), first))
+    others = (1 << ramp.shape.size) - 1 & ~whole.mask
+    fitting = ramp.first_free(count, others)
+    return fitting or Block(sum(1 << server for server in first), first)
 
 
 def place_one_by_one(

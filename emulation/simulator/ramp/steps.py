@@ -124,12 +124,14 @@ class _Step:
         times = [timing.one_to_one_s(size) for size in sizes]
         # The out-edges of a split forward operation, and the in-edges of a split backward one,
         # are one collective if they leave from and arrive at the same servers.
-        for operation, count in enumerate(graph.splits):
-            if count == 1:
-                continue
-            end = 0 if operation < half else 1
-            mine = [number for number, edge in enumerate(edges) if edge[end] == operation]
-            if mine and self._symmetric(mine):
+        together: list[list[int]] = [[] for _ in graph.splits]
+        for number, (source, target) in enumerate(edges):
+            if source < half:
+                together[source].append(number)
+            if target >= half:
+                together[target].append(number)
+        for count, mine in zip(graph.splits, together, strict=True):
+            if count > 1 and mine and self._symmetric(mine):
                 seconds = self._collective_s(mine)
                 for number in mine:
                     times[number] = seconds if sizes[number] else 0.0

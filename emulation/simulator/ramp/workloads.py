@@ -90,7 +90,7 @@ class Workloads:
             rule: tuple(ExpectedTimes(self, number, rule) for number in range(len(self.graphs)))
             for rule in PlacementRule
         }
-        self._by_blocks: dict[tuple[int, int, tuple[Block, ...]], float] = {}
+        self._by_blocks: dict[tuple[int, int, tuple[tuple[int, ...], ...]], float] = {}
         self._by_pattern: dict[tuple[int, int, object], float] = {}
 
     def _plan(self, graph: PartitionedGraph) -> Plan:
@@ -104,7 +104,8 @@ class Workloads:
 
         ``blocks`` are those of the plan's ``splits``, in that order.
         """
-        key = (graph, degree, blocks)
+        # Without their masks, which are as long as the cluster has servers.
+        key = (graph, degree, tuple([block.servers for block in blocks]))
         if (known := self._by_blocks.get(key)) is None:
             pattern = (graph, degree, self._pattern(blocks))
             if (known := self._by_pattern.get(pattern)) is None:

@@ -40,15 +40,34 @@ def _needed() -> None:
     help="Folder with PipeDream's five profiles, or a clone of PipeDream.  [default: the cache, "
     "else the built-in computed ones]",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["serial", "ray"]),
+    default="serial",
+    help="Who plays what is learned from: this process, or workers on Ray.",
+)
+@click.option("--address", help="Of a Ray cluster.  [default: one of our own, here]")
+@click.option(
+    "--processes",
+    type=click.IntRange(min=1),
+    help="Workers on Ray.  [default: one for each of its cores]",
+)
 def train(
-    config: Path, output: Path | None, resume: bool, steps: int | None, profiles: Path | None
+    config: Path,
+    output: Path | None,
+    resume: bool,
+    steps: int | None,
+    profiles: Path | None,
+    engine: str,
+    address: str | None,
+    processes: int | None,
 ) -> None:
     """Train a policy as CONFIG says, and export it.
 
     CONFIG is a YAML file, or the name of one that comes with Patchlight (docs/learning.md), like
     lab-small for a placement policy of any lab, or small for a partition policy. Interrupt it when
     you like: --resume goes on. The folder then holds NAME.onnx and its card, for 'policy evaluate'
-    and for labs.
+    and for labs, and progress.csv; with the package tensorboard installed also its files.
     """
     _needed()
     import dataclasses
@@ -61,15 +80,21 @@ def train(
     from patchlight.emulation.learning.labs.config import is_for_labs
     from patchlight.emulation.learning.network import OptionScorer
     from patchlight.emulation.learning.training import Run
+    from patchlight.emulation.simulator.executors import Engine
     from patchlight.testbed.files.reader import read_text
 
     # One core: small networks lose more to several threads than they gain.
     torch.set_num_threads(1)
+    if processes is not None and engine == "serial":
+        raise BadInput("--processes is for --engine ray: without it, this process plays")
+    played_by = Engine(engine, processes or 0, address)
     file = find_config(config)
     text = read_text(file, ConfigError)
     if is_for_labs(text):
         if profiles is not None:
             raise BadInput("--profiles is for partition policies: a lab's jobs are built-in models")
+        if engine != "serial":
+            raise BadInput("--engine is for partition policies: labs are learned from in here")
         _train_for_labs(file, text, output, resume, steps)
         return
     wanted = parse_config(text, str(file))
@@ -79,7 +104,7 @@ def train(
     folder = output or Path("results") / "learning" / wanted.name
     say(f"models: {found.source}")
     say(f"{wanted.steps:,} steps in {folder}")
-    run = Run(wanted, found.graphs, folder, say)
+    run = Run(wanted, found.graphs, folder, say, played_by)
     if resume:
         run.resume()
     report = run.learn()

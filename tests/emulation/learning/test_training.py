@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,19 +17,23 @@ import torch  # noqa: E402
 from click.testing import CliRunner  # noqa: E402
 
 from patchlight.cli.policy.learn import export as export_command  # noqa: E402
+from patchlight.cli.policy.learn import train as train_command  # noqa: E402
 from patchlight.controller.policies.learned import load_learned, read_card  # noqa: E402
 from patchlight.controller.policies.model_files import MODELS  # noqa: E402
 from patchlight.controller.policies.observation import Layout  # noqa: E402
 from patchlight.emulation.experiments.pac_ml.episodes import Faults, make_policy  # noqa: E402
-from patchlight.emulation.learning.afterstates import AfterstateLearner, Teacher  # noqa: E402
+from patchlight.emulation.learning.afterstate_worker import AfterstateWorker, Teacher  # noqa: E402
+from patchlight.emulation.learning.afterstates import AfterstateLearner  # noqa: E402
 from patchlight.emulation.learning.config import (  # noqa: E402
     CONFIGS,
+    Config,
     ConfigError,
     Network,
     find_config,
     parse_config,
     read_config,
 )
+from patchlight.emulation.learning.dqn import DqnLearner  # noqa: E402
 from patchlight.emulation.learning.export import export, rounded  # noqa: E402
 from patchlight.emulation.learning.labs.config import is_for_labs, parse_lab_config  # noqa: E402
 from patchlight.emulation.learning.network import ClusterValue, OptionScorer, load_run, scorer_of  # noqa: E402
@@ -37,19 +42,9 @@ from patchlight.emulation.learning.study import Study  # noqa: E402
 from patchlight.emulation.learning.training import Run, scenarios_of  # noqa: E402
 from patchlight.emulation.simulator.ramp import Workloads, run_episode  # noqa: E402
 from patchlight.emulation.simulator.ramp.requirements import law  # noqa: E402
-from patchlight.testbed.errors import BadInput  # noqa: E402
-from patchlight.testbed.graphs import ComputationGraph, Operation  # noqa: E402
+from patchlight.testbed.errors import BadInput, PatchlightError  # noqa: E402
+from tests.support.tiny_models import GRAPHS  # noqa: E402
 
-
-def chain(name: str, *forward_ms: float) -> ComputationGraph:
-    """A model of few operations: its completion times are simulated in no time."""
-    each = tuple(
-        Operation(f"{name}{n}", "x", ms, 2 * ms, 10**6, 10**6) for n, ms in enumerate(forward_ms)
-    )
-    return ComputationGraph(name, each, tuple((n, n + 1) for n in range(len(each) - 1)))
-
-
-GRAPHS = [chain("alexnet", 120.0, 60.0, 40.0), chain("vgg16", 80.0, 90.0, 30.0, 30.0)]
 TINY = """
 name: tiny
 steps: 4000
@@ -57,6 +52,7 @@ environment: {laws: [A, D], law_instance: 0, num_envs: 32, horizon_s: 1e5, rule:
 network: {hidden: [16], busy_after_ks: [1, 4, 10]}
 evaluation: {seeds: 2, every_steps: 2000}
 """
+NO_GRAPH = "name: a\nalgorithm: maskable-ppo\nnetwork: {observation: pac-ml}"
 NO_LAW = "name: a\nenvironment: {laws: [A, E]}"
 
 
@@ -70,7 +66,7 @@ def test_a_tiny_run_learns_writes_a_model_and_goes_on(tmp_path: Path) -> None:
     assert "A 0." in lines[-1]
     rows = (tmp_path / "run" / "progress.csv").read_text().splitlines()
     assert rows[0].startswith("steps,wall_s,loss,blocking_in_training,blocking_A")
-    assert len(rows) == 1 + len(lines)
+    assert len(rows) == 1 + len([line for line in lines if "blocking: A 0." in line])
 
     assert isinstance(report.scorer, OptionScorer)
     path = export(report.scorer, run.layout, config, report.training, tmp_path / "model")
@@ -91,6 +87,12 @@ def test_a_tiny_run_learns_writes_a_model_and_goes_on(tmp_path: Path) -> None:
         other.resume()
     with pytest.raises(BadInput, match=r"no checkpoint\.pt"):
         Run(config, GRAPHS, tmp_path / "nothing").resume()
+    # A checkpoint beside the configuration of another network.
+    (tmp_path / "mixed").mkdir()
+    shutil.copy(tmp_path / "run" / "checkpoint.pt", tmp_path / "mixed")
+    (tmp_path / "mixed" / "config.json").write_text(json.dumps(other.config.as_data()))
+    with pytest.raises(BadInput, match="of another network"):
+        scorer_of(*load_run(tmp_path / "mixed"))
 
     kept_config, kept = load_run(tmp_path / "run")
     scorer, layout = scorer_of(kept_config, kept)
@@ -139,13 +141,54 @@ def test_learning_from_play_beats_chance() -> None:
     assert np.mean(play(learner.average, scenario, 500, 4)) < 0.8 * chance
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("lab-small --engine ray", "--engine is for partition policies"),
+        ("small --processes 2", "--processes is for --engine ray"),
+        ("small --address 127.0.0.1:6379", "engine serial has no address"),
+    ],
+)
+def test_where_nothing_is_played_by_others_it_is_said(
+    arguments: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(train_command, arguments.split())
+    assert isinstance(found.exception, BadInput)
+    assert words in str(found.exception)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("algorithm", ["afterstates", "masked-dqn"])
+def test_a_seed_fixes_the_weights(algorithm: str) -> None:
+    sooner = "dqn: {learning_starts: 100}\n" if algorithm == "masked-dqn" else ""
+    config = parse_config(TINY.replace("steps", f"algorithm: {algorithm}\nsteps", 1) + sooner)
+    scenarios = scenarios_of(config, GRAPHS)
+    make = AfterstateLearner if algorithm == "afterstates" else DqnLearner
+
+    def trained(config: Config) -> torch.Tensor:
+        learner = make(config, scenarios)
+        for _ in range(4):
+            learner.round()
+        return torch.cat([weights.flatten() for weights in learner.average.parameters()])
+
+    first = trained(config)
+    assert torch.equal(first, trained(config))
+    assert not torch.equal(first, trained(replace(config, seed=1)))
+
+
+def test_weights_that_are_no_numbers_end_a_run(tmp_path: Path) -> None:
+    config = parse_config(TINY + "afterstates: {learning_rate: 1e30}\n")
+    with pytest.raises(PatchlightError, match="'tiny' has diverged"):
+        Run(config, GRAPHS, tmp_path / "run").learn()
+
+
 def test_the_teacher_keeps_to_its_rule() -> None:
     config = parse_config(TINY)
     scenarios = scenarios_of(config, GRAPHS)
-    learner = AfterstateLearner(config, scenarios)
-    teacher = Teacher(learner.episodes, [4, "sufficient"])
+    episodes = AfterstateWorker(config, scenarios).episodes
+    teacher = Teacher(episodes, [4, "sufficient"])
     for _ in range(30):
-        episodes = learner.episodes
         actions = teacher.actions(episodes)
         assert episodes.mask[np.arange(episodes.num_envs), actions].all()
         degrees = np.array(episodes.layout.actions)[actions]
@@ -170,6 +213,9 @@ def test_the_teacher_keeps_to_its_rule() -> None:
         ("name: a\nafterstates: {teacher: {A: no}}", 2, 28, "no teacher 'no'"),
         ("name: a\nenvironment: {laws: []}", 2, 14, "'laws' is empty"),
         ("name: a\nnetwork: {busy_after_ks: []}", 2, 10, "'busy_after_ks' is empty"),
+        ("name: a\nppo: {n_epochs: 4}", 1, 1, "'ppo' is not of algorithm 'afterstates'"),
+        ("name: a\nalgorithm: masked-dqn\ndqn: {clip_range: 1}", 3, 7, "unknown key 'clip_range'"),
+        (NO_GRAPH, 1, 1, "does not learn by the observation 'pac-ml'"),
         ("name: a b", 1, 7, "is not a name"),
         ("name: [a", 1, 1, "not YAML"),
         ("", 1, 1, "empty"),
@@ -195,6 +241,9 @@ def test_all_mistakes_are_named_at_once() -> None:
 def test_a_teacher_of_a_degree_that_is_not_there_is_refused(tmp_path: Path) -> None:
     config = parse_config(TINY + "afterstates: {teacher: {A: 5, D: 2}}\n")
     with pytest.raises(BadInput, match="degree 5"):
+        Run(config, GRAPHS, tmp_path)
+    config = parse_config(TINY + "afterstates: {teacher: {D: 2}}\n")
+    with pytest.raises(BadInput, match="no degree for law A"):
         Run(config, GRAPHS, tmp_path)
 
 

@@ -1,9 +1,10 @@
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchlight.emulation.simulator.ramp import PAC_ML_SHAPE, Ramp, RampShape
-from patchlight.emulation.simulator.ramp.ramp import block_shapes
+from patchlight.emulation.simulator.ramp import PAC_ML_SHAPE, PlacementRule, Ramp, RampShape
+from patchlight.emulation.simulator.ramp.ramp import block_shapes, place, scan
 from patchlight.testbed.errors import BadInput
 
 RAMP = Ramp(PAC_ML_SHAPE)
@@ -94,3 +95,24 @@ def test_any_shape_of_cluster(shape: RampShape) -> None:
 def test_a_cluster_of_nothing() -> None:
     with pytest.raises(BadInput, match="at least 1 of each"):
         RampShape(4, 0, 2)
+
+
+@pytest.mark.parametrize("shape", [RampShape(4, 4, 2), RampShape(6, 3, 4), RampShape(3, 5, 1)])
+def test_large_clusters_find_the_block_that_a_list_of_all_blocks_gives(shape: RampShape) -> None:
+    ramp, rng = Ramp(shape), np.random.default_rng(0)
+    for count in (1, 2, 3, 4, 6, 8, 16):
+        for part in (0.0, 0.2, 0.4, 0.6, 1.0):
+            occupied = sum(1 << int(n) for n in np.flatnonzero(rng.random(shape.size) < part))
+            assert scan(ramp, count, occupied) == ramp.first_free(count, occupied)
+
+
+def test_a_cluster_of_65536_servers_places_jobs() -> None:
+    ramp = Ramp(RampShape(32, 32, 64))
+    assert ramp.degrees[:4] == (1, 2, 4, 6)
+    occupied = 0
+    for _ in range(20):
+        part, whole = place(ramp, PlacementRule.RAMP_BLOCK, (4, 16), occupied) or ()
+        assert (len(part.servers), len(whole.servers)) == (4, 16)
+        assert not part.mask & ~whole.mask
+        assert not occupied & whole.mask
+        occupied |= whole.mask

@@ -1,0 +1,204 @@
+"""Playing for the learning of afterstates: what was seen, and the λ-returns of it.
+
+Rewards are counted beyond each law's mean, so that values tell clusters apart, not laws, and less
+what depends on which jobs came (``ControlVariate``). A teacher's plain rule may decide at first:
+orderly clusters, in which all jobs have one degree, are seldom met by chance.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from patchlight.emulation.learning.config import Config
+from patchlight.emulation.learning.players import network_of, player_of
+from patchlight.emulation.learning.rollouts import (
+    ALL,
+    Experience,
+    MeanRewards,
+    Orders,
+    Share,
+    explored,
+)
+from patchlight.emulation.learning.vector_episodes import Finished, VectorEpisodes
+from patchlight.emulation.simulator.ramp.scenario import Scenario
+
+_Floats = NDArray[np.float64]
+_Ints = NDArray[np.intp]
+_Bools = NDArray[np.bool_]
+_PARTS = 8  # kinds of cluster by how much of it is free
+_OLD, _YOUNG, _SHARE_RATE = 300.0, 30.0, 0.003
+
+
+class ControlVariate:
+    """Means of scores by scenario, kind of cluster and kind of job, to be taken off the samples.
+
+    The sampled value of a cluster depends on which jobs come next, far more than on the cluster.
+    Who comes is independent of the cluster, so what a kind of job brings on average, less what
+    jobs bring on average, can be taken off each sample: its mean stays, its noise shrinks to a
+    third. Both averages are kept for each kind of cluster, as a strict job costs a full cluster
+    more than an empty one.
+
+    A kind of cluster is the largest number of servers that some block has free, and the share of
+    servers free; a kind of job its model and the least degree that meets its limit.
+    """
+
+    def __init__(self, episodes: VectorEpisodes) -> None:
+        degrees, graphs = len(episodes.layout.degrees), len(episodes.workloads.names)
+        scenarios = len(episodes.scenarios)
+        clusters, jobs = (len(episodes.block_sizes) + 1) * (_PARTS + 1), graphs * degrees
+        self._degrees = degrees
+        self._mean = np.zeros((scenarios, clusters, jobs))
+        self._seen = np.zeros((scenarios, clusters, jobs))
+        self._share = np.full((scenarios, jobs), 1.0 / jobs)
+        self._updates = 0
+
+    def kinds(self, episodes: VectorEpisodes) -> tuple[_Ints, _Ints, _Ints]:
+        """Scenario, kind of cluster and kind of job of each environment, E each."""
+        largest = np.zeros(episodes.num_envs, int)
+        for place, free in enumerate(episodes.has_block):
+            largest[free] = place + 1
+        part = (episodes.free * _PARTS // episodes.layout.servers).astype(int)
+        enough = episodes.expected_s <= episodes.limit_s[:, None]
+        job = episodes.graph * self._degrees + enough.argmax(axis=1)
+        return episodes.scenario_of.copy(), largest * (_PARTS + 1) + part, job
+
+    def of(self, kinds: tuple[_Ints, _Ints, _Ints]) -> _Floats:
+        """How much more than the mean job these jobs bring to such clusters, E."""
+        scenario, cluster, job = kinds
+        mean_job = (self._share[scenario] * self._mean[scenario, cluster]).sum(axis=1)
+        found: _Floats = self._mean[scenario, cluster, job] - mean_job
+        return found
+
+    def learn(self, kinds: tuple[_Ints, _Ints, _Ints], scores: _Floats) -> None:
+        """Take the scores of these, E, into the means."""
+        scenario, _, job = kinds
+        np.add.at(self._seen, kinds, 1.0)
+        change = np.zeros_like(self._mean)
+        np.add.at(change, kinds, scores - self._mean[kinds])
+        self._mean += change / np.clip(self._seen, _YOUNG, _OLD)
+        self._updates += 1
+        rate = max(_SHARE_RATE, 1.0 / self._updates)
+        for each in range(len(self._share)):
+            if (mine := scenario == each).any():
+                found = np.bincount(job[mine], minlength=self._share.shape[1]) / mine.sum()
+                self._share[each] += rate * (found - self._share[each])
+
+
+class Teacher:
+    """Plain rules: for each scenario a degree to keep to, or the least that meets the limit."""
+
+    def __init__(self, episodes: VectorEpisodes, degrees: Sequence[int | str]) -> None:
+        known = episodes.layout.actions
+        wanted = [known.index(each) if isinstance(each, int) else -1 for each in degrees]
+        self._wanted = np.array(wanted)
+        # Degree 1 holds a server so long that no good rule takes it first.
+        self._tried = np.array([degree > 1 or len(known) == 2 for degree in known[1:]])
+
+    def actions(self, episodes: VectorEpisodes) -> _Ints:
+        """Its action in each environment; 0 where what it wants cannot be had."""
+        wanted = self._wanted[episodes.scenario_of]
+        enough = (episodes.expected_s <= episodes.limit_s[:, None]) & self._tried
+        least = np.where(enough.any(axis=1), enough.argmax(axis=1) + 1, 0)
+        found: _Ints = np.where(wanted < 0, least, wanted)
+        return np.where(episodes.mask[np.arange(episodes.num_envs), found], found, 0)
+
+
+@dataclass(frozen=True)
+class Returns(Experience):
+    """What the network is to be given of what was played, and the value that it is to say."""
+
+    inputs: Sequence[NDArray[np.generic]]
+    targets: _Floats
+
+
+class AfterstateWorker:
+    """Plays its share of the environments, by a network of its own or by the learner's.
+
+    ``done`` are the decisions before a resumption.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        scenarios: Sequence[Scenario],
+        share: Share = ALL,
+        done: int = 0,
+        network: nn.Module | None = None,
+    ) -> None:
+        self.config, self.settings = config, config.afterstates
+        self.episodes = share.episodes(config, scenarios, done)
+        self.network = network or network_of(config, scenarios[0])
+        self.player = player_of(self.network, self.episodes.workloads)
+        self._rng = share.rng(config, done)
+        teacher = self.settings.teacher
+        self._teacher = None
+        if teacher:
+            degrees = [teacher[law] for law, _ in config.environment.scenarios]
+            self._teacher = Teacher(self.episodes, degrees)
+        self._control_variate = ControlVariate(self.episodes)
+
+    def play(self, orders: Orders) -> Returns:
+        """``n_steps`` decisions in every environment."""
+        if orders.weights is not None:
+            self.network.load_state_dict(orders.weights)
+        part = min(1.0, orders.steps / self.config.steps)
+        means = MeanRewards(orders.means, orders.steps // self.config.environment.num_envs)
+        episodes, settings, player = self.episodes, self.settings, self.player
+        n_steps, count, rows = settings.n_steps, episodes.num_envs, np.arange(episodes.num_envs)
+        taught = self._teacher is not None and part < settings.teacher_only_fraction
+        share = settings.teacher_env_fraction * (part < settings.teacher_until_fraction)
+        share = 1.0 if taught else share
+        taught_envs = rows < (share * count if self._teacher is not None else 0)
+        epsilon = settings.epsilon * (1 - part)
+        best, rewards = np.zeros((n_steps + 1, count)), np.zeros((n_steps + 1, count))
+        off_policy, over = np.zeros((n_steps + 1, count), bool), np.zeros((n_steps, count), bool)
+        bias, known = np.zeros((n_steps + 1, count)), []
+        taken, finished = list[tuple[NDArray[np.generic], ...]](), list[Finished]()
+        for step in range(n_steps + 1):
+            scores = player.scores(episodes)
+            if player.values_afterstates:
+                scores = scores - means.means[episodes.scenario_of][:, None]
+            greedy = actions = scores.argmax(axis=1)
+            if taught_envs.any() and self._teacher is not None:
+                actions = np.where(taught_envs, self._teacher.actions(episodes), actions)
+            # While taught, values are of the teacher's play; after that, of the best play.
+            best[step] = scores[rows, actions] if taught else scores[rows, greedy]
+            kinds = self._control_variate.kinds(episodes)
+            bias[step] = self._control_variate.of(kinds)
+            known.append(kinds)
+            if step == n_steps:
+                break
+            actions, explores = explored(scores, actions, epsilon, self._rng)
+            off_policy[step] = explores if taught else actions != greedy
+            taken.append(player.taken(actions))
+            scenario = episodes.scenario_of.copy()
+            accepted, ended = episodes.step(actions)
+            rewards[step] = means.beyond(accepted, scenario)
+            over[step] = episodes.episode_start
+            finished += ended
+        targets = self._returns(best - bias, rewards - bias, off_policy, over)
+        if not player.values_afterstates:
+            targets = rewards[:-1].ravel() + settings.gamma * targets
+        for kinds, scores in zip(known, best, strict=True):
+            self._control_variate.learn(kinds, scores)
+        kept = ~over.ravel()  # The end of an episode says nothing of the cluster.
+        inputs = [np.concatenate(each)[kept] for each in zip(*taken, strict=True)]
+        played = n_steps * count, tuple(finished), means.change
+        return Returns(*played, inputs, targets[kept])
+
+    def _returns(
+        self, best: _Floats, rewards: _Floats, off_policy: _Bools, over: _Bools
+    ) -> _Floats:
+        """λ-returns of each afterstate: what comes after it, up to the best score that follows."""
+        settings, n_steps = self.settings, len(over)
+        found = np.zeros(over.shape)
+        found[-1] = best[n_steps]
+        for step in range(n_steps - 2, -1, -1):
+            onward = rewards[step + 1] + settings.gamma * found[step + 1]
+            mixed = (1 - settings.td_lambda) * best[step + 1] + settings.td_lambda * onward
+            cut = off_policy[step + 1] | over[step + 1]
+            found[step] = np.where(cut, best[step + 1], mixed)
+        return found.ravel()
