@@ -225,6 +225,30 @@ class Lab:
         }
 
     @cached_property
+    def circuit_plugs(self) -> Mapping[Endpoint, tuple[str, int]]:
+        """For each end of a fibre that leads straight into an OCS: that OCS and its port number."""
+        return {
+            end: (other.device, int(other.port))
+            for end, (other, _) in self.fibre_ends.items()
+            if other.device in self.circuit_fibres
+        }
+
+    @cached_property
+    def facing(self) -> Mapping[str, Mapping[int, str]]:
+        """For each OCS the packet switch that each port leads straight to, in order of ports."""
+        names = {switch.name for switch in self.packet_switches}
+        return {
+            ocs: {port: ends[port].device for port in sorted(ends) if ends[port].device in names}
+            for ocs, ends in self.circuit_ends.items()
+        }
+
+    @cached_property
+    def host_plugs(self) -> Mapping[Endpoint, tuple[str, int]]:
+        """``circuit_plugs`` of the hosts' NICs."""
+        plugs, ends = self.circuit_plugs, [host.endpoint for host in self.hosts]
+        return {end: plugs[end] for end in ends if end in plugs}
+
+    @cached_property
     def host_names(self) -> dict[str, Host]:
         """Every name a host answers to.
 

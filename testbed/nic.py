@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from typing import Literal
 
@@ -15,6 +16,7 @@ RdmaUse = Literal["auto", "exclusive", "shared", "none"]
 """``auto``: in whichever way the machine has it, where the NIC has a device."""
 
 
+@lru_cache(maxsize=65536)
 def default_mac(address: IPv4Address) -> str:
     """A locally administered MAC made of the address, so unique where addresses are."""
     return ":".join(f"{byte:02x}" for byte in (0x02, 0x4C, *address.packed))

@@ -100,12 +100,12 @@ class PortMap(SwitchMap[CrossConnect]):
         """Every cross-connect as ``"1>7"``, in order of inputs."""
         return tuple(f"{inp}>{out}" for inp, out in self._entries)
 
-    @property
+    @cached_property
     def out_of(self) -> Mapping[int, int]:
         """Output by input."""
         return {c.inp: c.out for c in self._entries}
 
-    @property
+    @cached_property
     def in_of(self) -> Mapping[int, int]:
         """Input by output."""
         return {c.out: c.inp for c in self._entries}

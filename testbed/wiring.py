@@ -5,6 +5,8 @@ switches only pass light on. A lightpath is one direction, with a rate (its slow
 loss (its fibres and the insertion loss of each OCS on the way); two make a link.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 
@@ -33,9 +35,35 @@ class Links:
         maps: Mapping[str, PortMap],
         spectra: Mapping[str, SpectrumMap] | None = None,
     ) -> None:
-        self._lab, self._fibres = lab, lab.circuit_fibres
+        self._lab, self._fibres, self._spectra = lab, lab.circuit_fibres, spectra
         self._maps = {ocs: maps[ocs] if ocs in maps else PortMap() for ocs in self._fibres}
         self.light = Light(lab, self._maps, spectra) if lab.coloured else None
+
+    def after(self, maps: Mapping[str, PortMap]) -> tuple[Links, frozenset[Endpoint]]:
+        """The links under other maps of circuit switches, and where light begins that then goes
+        another way.
+
+        Where wavelengths do not matter, only such light is followed anew.
+        """
+        links = Links(self._lab, maps, self._spectra)
+        ours, theirs = self.paths, links.__dict__
+        if self.light is not None:
+            ends = ours.keys() | links.paths.keys()
+            return links, frozenset(end for end in ends if ours.get(end) != links.paths.get(end))
+        moved = set[Endpoint]()
+        for ocs, before in self._maps.items():
+            if (now := links._maps[ocs]) is not before and (change := before.diff(now)):
+                moved.update(self.sources(ocs, change.breaks))
+                moved.update(links.sources(ocs, change.makes))
+        # What no change touches is as it was: the cached properties begin with that.
+        paths, sinks = dict(ours), dict(self._sinks)
+        for source in moved:
+            paths.pop(source, None)
+            sinks.pop(source, None)
+            if (path := links.path(source)) is not None:
+                paths[source], sinks[source] = path, path.sink
+        theirs["paths"], theirs["_sinks"] = paths, sinks
+        return links, frozenset(moved)
 
     @cached_property
     def paths(self) -> Mapping[Endpoint, LightPath]:
@@ -186,10 +214,5 @@ def lab_links(lab: Lab, maps: Mapping[str, AnyMap]) -> Links:
 
 def circuit_ports(lab: Lab, endpoints: Iterable[Endpoint]) -> dict[Endpoint, tuple[str, int]]:
     """For each endpoint plugged straight into an OCS: that OCS and its port number."""
-    ends, switches = lab.fibre_ends, {c.name for c in lab.circuit_switches}
-    ports: dict[Endpoint, tuple[str, int]] = {}
-    for endpoint in endpoints:
-        if endpoint in ends and ends[endpoint][0].device in switches:
-            other = ends[endpoint][0]
-            ports[endpoint] = (other.device, int(other.port))
-    return ports
+    plugs = lab.circuit_plugs
+    return {endpoint: plugs[endpoint] for endpoint in endpoints if endpoint in plugs}

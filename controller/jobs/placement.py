@@ -17,7 +17,7 @@ from patchlight.controller.jobs.policies_in_use import PoliciesInUse
 from patchlight.controller.jobs.worker_specs import JobFailed
 from patchlight.controller.policies.contract import ClusterView, Frozen, JobView, Progress
 from patchlight.controller.policies.guard import GuardedElasticity, GuardedOrder
-from patchlight.controller.policies.topology import NO_PORTS
+from patchlight.controller.policies.uplinks import NO_PORTS
 from patchlight.controller.prediction.network import slowest_nic_bps
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobStatus

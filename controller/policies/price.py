@@ -5,7 +5,7 @@ Built on ``patchlight.controller.prediction``: links are shared max-min fair, an
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -14,9 +14,9 @@ from patchlight.controller.policies.topology import CannotRegroup, regroup
 from patchlight.controller.prediction.completion import RingWork, completions_s, units_s
 from patchlight.controller.prediction.load import Load, training_load
 from patchlight.controller.prediction.network import LabNetwork
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab import Endpoint, Lab
 from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import Links, trace_links
+from patchlight.testbed.wiring import trace_links
 
 HORIZON_S = 3600.0
 """Of a job whose end nobody knows, what it would do in this time at its present pace counts."""
@@ -89,18 +89,19 @@ class Prices:
         Circuits are dark one OCS after the other. A running job whose light moves finishes its
         iteration first, and its NICs are dark for as long: both are in its time.
         """
-        dark_s, cross_connects, network, links = 0.0, 0, self.network, self._links
+        dark_s, cross_connects, network = 0.0, 0, self.network
+        moved: Collection[Endpoint] = ()
         for name, wanted in maps.items():
             change = self._cluster.circuits.get(name, PortMap()).diff(wanted)
             if change:
                 dark_s += self._lab.circuit_switch(name).switching_time_s
                 cross_connects += len(change.makes)
         if cross_connects or dark_s:
-            links = trace_links(self._lab, {**self._cluster.circuits, **maps})
-            network = LabNetwork(self._lab, links)
+            links, moved = self._links.after({**self._cluster.circuits, **maps})
+            network = network.after(links, moved)
         works = []
         for job, load in zip(self.jobs, self._left, strict=True):
-            concerned = job.waits or self._moves(job, links)
+            concerned = job.waits or self._moves(job, moved)
             pause_s = self.pause_s(job, dark_s) if concerned else 0.0
             works.append(RingWork(job.ring, load, pause_s))
         ends_s = tuple(completions_s(network, works))
@@ -117,12 +118,9 @@ class Prices:
         unit_s = self._present_unit_s[self.jobs.index(job)]
         return dark_s + self._overhead_s + (unit_s if unit_s < math.inf else 0.0)
 
-    def _moves(self, job: RingOfJob, links: Links) -> bool:
-        """Whether light of the job goes another way than now."""
-        if links is self._links:
-            return False
-        ends = [self.network.hosts[gpu].endpoint for gpu in job.ring]
-        return any(links.path(end) != self._links.path(end) for end in ends)
+    def _moves(self, job: RingOfJob, moved: Collection[Endpoint]) -> bool:
+        """Whether light of the job is among that which goes another way."""
+        return any(self.network.hosts[gpu].endpoint in moved for gpu in job.ring)
 
     def regrouped(self, groups: Sequence[RingOfJob]) -> Maps | None:
         """The maps that change if each of these jobs comes under one switch; ``None`` if it cannot.

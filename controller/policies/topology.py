@@ -8,10 +8,18 @@ the wanted maps come out.
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from contextlib import suppress
+from functools import cached_property
 
 from patchlight.controller.policies.contract import ClusterView
+from patchlight.controller.policies.uplinks import (
+    NO_PORTS,
+    Ports,
+    Site,
+    Uplinks,
+    survey,
+    with_other_ends,
+)
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Endpoint, Lab
 from patchlight.testbed.portmap import PortMap
@@ -25,38 +33,9 @@ _SEARCH_LIMIT = 4096
 # rather than leave it dark.
 _WORTH_OF_LIGHT = 20.0
 
-_Uplinks = tuple[str, str]  # an OCS and the packet switch that some of its ports lead to
-_Port = tuple[str, int]  # OCS, port number
-
-Ports = Mapping[str, Collection[int]]
-"""Ports by OCS."""
-NO_PORTS: Ports = MappingProxyType({})
-
 
 class CannotRegroup(PatchlightError):
     """No packet switch has enough ports facing the OCS for a group."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Site:
-    """What the policy sees: which NIC can be joined to which switch, and to which it is now."""
-
-    ports: Mapping[_Uplinks, tuple[int, ...]]  # the usable ones of these
-    nics: Mapping[Endpoint, _Port]  # a NIC's OCS and its port there
-    joined: Mapping[Endpoint, tuple[str, int]]  # a NIC's packet switch, and the OCS port there
-    pinned: frozenset[Endpoint]  # NICs whose circuit may be neither broken nor made
-
-    def need(self, group: Sequence[Endpoint]) -> Counter[str]:
-        """How many ports the group needs, by OCS; a pinned NIC has the one that it has."""
-        return Counter(self.nics[nic][0] for nic in group if nic not in self.pinned)
-
-    def moves(self, group: Sequence[Endpoint], switch: str) -> int:
-        """How many NICs of the group are not under ``switch`` yet."""
-        return sum(self.joined.get(nic, ("", 0))[0] != switch for nic in group)
-
-    def reaches(self, group: Sequence[Endpoint], switch: str) -> bool:
-        """Whether those of the group that cannot move are under ``switch`` already."""
-        return all(self.joined[nic][0] == switch for nic in group if nic in self.pinned)
 
 
 def regroup(
@@ -81,7 +60,67 @@ def regroup(
     """
     if has_trunks(lab):
         return _regroup_over_trunks(lab, maps, groups, locked, failed, switches)
-    site = _survey(lab, maps, locked, failed)
+    site, members = _surveyed(lab, maps, groups, locked, failed)
+    chosen = _choose_switches(site, members, switches)
+    return _rewire(site, maps, dict(zip(members, chosen, strict=True)))
+
+
+class OneGroup:
+    """The packet switches onto any of which ``regroup`` can light a group of hosts, and how.
+
+    Maps are made only when somebody asks, but in labs where light goes over several OCSs.
+    """
+
+    def __init__(
+        self, lab: Lab, maps: Mapping[str, PortMap], group: Sequence[str], *, locked: Ports
+    ) -> None:
+        self._lab, self._maps, self._found = lab, maps, dict[str, dict[str, PortMap]]()
+        names = sorted(switch.name for switch in lab.packet_switches)
+        if has_trunks(lab):
+            for switch in names:
+                with suppress(CannotRegroup):
+                    found = _regroup_over_trunks(lab, maps, [group], locked, NO_PORTS, (switch,))
+                    self._found[switch] = found
+            self.switches = tuple(self._found)
+            return
+        self._group, self._locked = tuple(lab.host(name).endpoint for name in group), locked
+        shut = with_other_ends(maps, locked)
+        plugs = [lab.host_plugs.get(nic) for nic in self._group]
+        if any(plug is None or plug[0] not in maps for plug in plugs):
+            self.switches = ()
+        elif any(plug and plug[1] in shut.get(plug[0], ()) for plug in plugs):
+            site = self._site
+            self.switches = tuple(s for s in names if site.takes(self._group, s, site.room))
+        else:  # Nobody has to stay where he is: only ports count.
+            need = Counter(plug[0] for plug in plugs if plug)
+            room = {ocs: Counter(lab.facing[ocs].values()) for ocs in need}
+            for ocs in need:
+                room[ocs].subtract(lab.facing[ocs].get(port, "") for port in shut.get(ocs, ()))
+            self.switches = tuple(s for s in names if all(room[o][s] >= n for o, n in need.items()))
+
+    @cached_property
+    def _site(self) -> Site:
+        return survey(self._lab, self._maps, self._locked, NO_PORTS)
+
+    def onto(self, switch: str) -> dict[str, PortMap]:
+        """The maps that change so that the group is lit onto one of ``switches``."""
+        found = self._found.get(switch)
+        if found is None:
+            if not self._site.moves(self._group, switch):
+                return {}
+            found = _rewire(self._site, self._maps, {self._group: switch})
+        return {ocs: each for ocs, each in found.items() if each != self._maps.get(ocs)}
+
+
+def _surveyed(
+    lab: Lab,
+    maps: Mapping[str, PortMap],
+    groups: Sequence[Sequence[str]],
+    locked: Ports,
+    failed: Ports,
+) -> tuple[Site, list[tuple[Endpoint, ...]]]:
+    """The site, and the NICs of each group; ``CannotRegroup`` for one that cannot be lit at all."""
+    site = survey(lab, maps, locked, failed)
     members = [tuple(lab.host(name).endpoint for name in group) for group in groups]
     for name, nic in ((n, lab.host(n).endpoint) for group in groups for n in group):
         if nic not in site.nics:
@@ -102,17 +141,12 @@ def regroup(
                 "failed, and no packet switch is lit from there",
                 hint="'patchlight ocs lock' lists the locks; 'ocs verify' the failed ports",
             )
-    chosen = _choose_switches(site, members, switches)
-    return _rewire(site, maps, dict(zip(members, chosen, strict=True)))
+    return site, members
 
 
 def has_trunks(lab: Lab) -> bool:
     """Whether light can go from one circuit switch of the lab into another."""
-    return any(
-        end.device in lab.circuit_fibres
-        for fibres in lab.circuit_fibres.values()
-        for end, _ in fibres.values()
-    )
+    return any(end.device in lab.circuit_fibres for end in lab.circuit_plugs)
 
 
 def _regroup_over_trunks(
@@ -150,41 +184,12 @@ def _regroup_over_trunks(
     return {**maps, **changed}
 
 
-def _survey(lab: Lab, maps: Mapping[str, PortMap], locked: Ports, failed: Ports) -> _Site:
-    switches = {s.name for s in lab.packet_switches}
-    facing = circuit_ports(lab, [e for e in lab.fibre_ends if e.device in switches])
-    broken = {(ocs, port) for ocs, ports in failed.items() for port in ports}
-    fixed = {(ocs, port) for ocs, ports in locked.items() for port in ports}
-    for ocs, present in maps.items():
-        # The circuit of a locked port stays, and with it what the other end is used for.
-        ends = [((ocs, c.inp), (ocs, c.out)) for c in present]
-        fixed |= {port for pair in ends if not fixed.isdisjoint(pair) for port in pair}
-    closed = fixed | broken
-    ports: dict[_Uplinks, list[int]] = {}
-    switch_at: dict[_Port, str] = {}
-    for end, (ocs, port) in facing.items():
-        usable = (ocs, port) not in closed
-        ports.setdefault((ocs, end.device), []).extend([port] if usable else [])
-        switch_at[ocs, port] = end.device
-    nics = circuit_ports(lab, [host.endpoint for host in lab.hosts])
-    joined: dict[Endpoint, tuple[str, int]] = {}
-    for nic, (ocs, port) in nics.items():
-        out_of = maps.get(ocs, PortMap()).out_of
-        out = out_of.get(port)
-        if out is None or out_of.get(out) != port or (ocs, out) not in switch_at:
-            continue
-        if (ocs, out) not in broken or (ocs, port) in closed:
-            joined[nic] = (switch_at[ocs, out], out)
-    pinned = frozenset(nic for nic, port in nics.items() if port in closed)
-    return _Site({uplinks: tuple(sorted(p)) for uplinks, p in ports.items()}, nics, joined, pinned)
-
-
 def _choose_switches(
-    site: _Site, members: Sequence[tuple[Endpoint, ...]], among: Collection[str]
+    site: Site, members: Sequence[tuple[Endpoint, ...]], among: Collection[str]
 ) -> list[str]:
     """A packet switch for each group: fewest NICs moved, then fewest groups sharing one."""
     switches = sorted({switch for _, switch in site.ports if not among or switch in among})
-    free = Counter({uplinks: len(ports) for uplinks, ports in site.ports.items()})
+    free = site.room
     order = sorted(range(len(members)), key=lambda i: -len(members[i]))
     best: tuple[tuple[int, int], dict[int, str]] | None = None
     tries = 0
@@ -199,11 +204,7 @@ def _choose_switches(
             return
         group = members[order[depth]]
         need = site.need(group)
-        fitting = [
-            s
-            for s in switches
-            if site.reaches(group, s) and all(free[o, s] >= n for o, n in need.items())
-        ]
+        fitting = [switch for switch in switches if site.takes(group, switch, free)]
         taken = set(chosen.values())
         for switch in sorted(fitting, key=lambda s: (site.moves(group, s), s in taken, s)):
             cost_so_far = moved + site.moves(group, switch)
@@ -228,12 +229,12 @@ def _choose_switches(
 
 
 def _rewire(
-    site: _Site, maps: Mapping[str, PortMap], switch_of: Mapping[tuple[Endpoint, ...], str]
+    site: Site, maps: Mapping[str, PortMap], switch_of: Mapping[tuple[Endpoint, ...], str]
 ) -> dict[str, PortMap]:
     """Give each NIC a port of its group's switch; whoever stood in the way moves aside."""
     target = {nic: switch for group, switch in switch_of.items() for nic in group}
     port_of = {n: p for n, (s, p) in site.joined.items() if target.get(n, s) == s}
-    free: dict[_Uplinks, list[int]] = {}
+    free: dict[Uplinks, list[int]] = {}
     for uplinks, ports in site.ports.items():
         held = {p for n, p in port_of.items() if site.nics[n][0] == uplinks[0]}
         free[uplinks] = [port for port in ports if port not in held]
@@ -261,14 +262,14 @@ def _rewire(
 
 
 def _with_circuits(
-    site: _Site, ocs: str, present: PortMap, port_of: Mapping[Endpoint, int]
+    site: Site, ocs: str, present: PortMap, port_of: Mapping[Endpoint, int]
 ) -> PortMap:
     nics = {nic: port for nic, (at, port) in site.nics.items() if at == ocs}
     circuits = [(port, port_of[nic]) for nic, port in nics.items() if nic in port_of]
     moving = {p for nic, p in nics.items() if nic in port_of or nic in site.joined}
     touched = moving | {port for pair in circuits for port in pair}
     kept = [(c.inp, c.out) for c in present if c.inp not in touched and c.out not in touched]
-    return PortMap.of([*kept, *((c.inp, c.out) for c in PortMap.duplex(circuits))])
+    return PortMap.of([*kept, *circuits, *((out, inp) for inp, out in circuits)])
 
 
 class Keep:

@@ -1,6 +1,9 @@
 """A lab as a network of links that rings share: which there are, their rates, who uses which."""
 
-from collections.abc import Hashable, Sequence
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Sequence
+from copy import copy
 
 from patchlight.controller.openflow.ways import Ways
 from patchlight.controller.prediction.load import UNLIMITED_BPS as UNLIMITED_BPS
@@ -34,16 +37,13 @@ class LabNetwork:
         self.hosts: tuple[Host, ...] = tuple(host for host in lab.hosts if host.gpu is not None)
         if not self.hosts:
             raise BadInput(f"lab {lab.name} has no GPU with a NIC: there is nothing to run jobs on")
+        self._ends = [host.endpoint for host in self.hosts]
         self._numbers = {host.name: number for number, host in enumerate(self.hosts)}
         self.nic_bps = slowest_nic_bps(lab)
-        self.switches = [links.switch_of(lab, host.endpoint) for host in self.hosts]
+        self.switches: list[str | None] = [None] * len(self.hosts)
         self.capacity_bps: dict[Hashable, float] = {}
-        for number, host in enumerate(self.hosts):
-            path = links.paths.get(host.endpoint)
-            limits = [host.nic.rate_bps, None if path is None else path.rate_bps]
-            rate_bps = float(min((limit for limit in limits if limit), default=UNLIMITED_BPS))
-            # What it sends and what it receives.
-            self.capacity_bps[number, "up"] = self.capacity_bps[number, "down"] = rate_bps
+        for number in range(len(self.hosts)):
+            self._light(number)
         self._ways = Ways(lab, links)
         self._link_at: dict[Endpoint, Hashable] = {}
         for switch, trunks in self._ways.trunks.items():
@@ -55,6 +55,35 @@ class LabNetwork:
                 self._link_at[end] = link
                 self.capacity_bps[link] = float(links.paths[end].rate_bps or UNLIMITED_BPS)
         self._edges: dict[tuple[int, int], tuple[Hashable, ...] | None] = {}
+
+    def after(self, links: Links, moved: Collection[Endpoint]) -> LabNetwork:
+        """The network under other links, as ``Links.after`` gives them with what ``moved``.
+
+        Only what is lit another way is looked at; all of it where links between switches are.
+        """
+        switches, touched = self._ways.trunks, set(moved)
+        for source in moved:
+            for path in (self.links.paths.get(source), links.paths.get(source)):
+                if path is not None:
+                    touched.add(path.sink)
+                    if source.device in switches and path.sink.device in switches:
+                        return LabNetwork(self.lab, links)
+        found = copy(self)
+        found.links, found._edges = links, {}
+        found.switches, found.capacity_bps = self.switches.copy(), self.capacity_bps.copy()
+        for number, end in enumerate(self._ends):
+            if end in touched:
+                found._light(number)
+        return found
+
+    def _light(self, number: int) -> None:
+        """Under which switch a GPU's NIC is, and at which rate it sends and receives."""
+        end = self._ends[number]
+        self.switches[number] = self.links.switch_of(self.lab, end)
+        path = self.links.paths.get(end)
+        limits = [self.hosts[number].nic.rate_bps, None if path is None else path.rate_bps]
+        rate_bps = float(min((limit for limit in limits if limit), default=UNLIMITED_BPS))
+        self.capacity_bps[number, "up"] = self.capacity_bps[number, "down"] = rate_bps
 
     def demand(self, ring: Sequence[int]) -> Demand | None:
         """The links of all edges; ``None`` if a NIC is dark or no way leads to the next one."""
@@ -95,11 +124,13 @@ class LabNetwork:
         return str(link)
 
     def _edge(self, gpu: int, following: int) -> tuple[Hashable, ...] | None:
-        if self.links.peer(self.hosts[gpu].endpoint) == self.hosts[following].endpoint:
+        if self.links.peer(self._ends[gpu]) == self._ends[following]:
             return (gpu, "up"), (following, "down")
         here, there = self.switches[gpu], self.switches[following]
         if here is None or there is None:
             return None
+        if here == there:
+            return (gpu, "up"), (following, "down")
         way = self._ways.to_nic(here, self.hosts[following], there)
         if way is None:
             return None

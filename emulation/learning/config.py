@@ -186,12 +186,8 @@ class Afterstates:
 
 
 @dataclass(frozen=True)
-class Ppo:
-    """Settings of sb3-contrib's ``MaskablePPO``.
-
-    Scores over ``temperature`` are the first policy's log-odds. ``start`` is a folder of an
-    earlier run with the same network, whose weights to begin with.
-    """
+class MaskablePpo:
+    """Settings of sb3-contrib's ``MaskablePPO``."""
 
     gamma: float = setting(_GAMMA, "the discount factor", 0.98)
     gae_lambda: float = setting(_FRACTION, "λ of generalised advantage estimation", 0.9)
@@ -201,6 +197,21 @@ class Ppo:
     n_epochs: int = setting(Whole("a number", 1, 1000), "passes over a round's decisions", 3)
     clip_range: float = setting(_SMALL, "of the policy's change", 0.2)
     ent_coef: float = setting(_FRACTION, "weight of the entropy in the loss", 0.001)
+
+    def as_keywords(self) -> dict[str, Any]:
+        """As ``MaskablePPO`` takes them, but for the learning rate."""
+        same = dataclasses.fields(MaskablePpo)
+        return {f.name: getattr(self, f.name) for f in same if f.name != "learning_rate"}
+
+
+@dataclass(frozen=True)
+class Ppo(MaskablePpo):
+    """The same for partition policies.
+
+    Scores over ``temperature`` are the first policy's log-odds. ``start`` is a folder of an
+    earlier run with the same network, whose weights to begin with.
+    """
+
     temperature: float = setting(Number("a temperature", above=0), "of the first policy", 0.1)
     start: str = setting(Text("a folder", str), "a run whose weights to begin with", "")
 

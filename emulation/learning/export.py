@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from patchlight.controller.policies.learned import Card, load_learned
+from patchlight.controller.policies.model_files import OUTPUT
 from patchlight.controller.policies.observation import SCHEMA, Layout
 from patchlight.emulation.learning.config import Config
 from patchlight.emulation.learning.network import OptionScorer
@@ -76,17 +77,20 @@ def onnx_bytes(scorer: OptionScorer, layout: Layout) -> bytes:
 
     Weights are kept with 16 bits each: half the size, and less than what learning leaves open.
     """
-    scorer = rounded(scorer).eval()
-    names = scorer.inputs
-    examples = tuple(torch.from_numpy(layout.empty(1)[name]) for name in names)
+    empty = layout.empty(1)
+    examples = {name: torch.from_numpy(empty[name]) for name in scorer.inputs}
+    return traced(_Plain(rounded(scorer).eval()), examples)
+
+
+def traced(network: nn.Module, examples: Mapping[str, Tensor]) -> bytes:
+    """A network with an argument for each of these arrays as an ONNX model, made ``smaller``."""
     file: Any = io.BytesIO()  # which the tracing exporter takes, whatever its types say
+    named: dict[str, Any] = {"input_names": list(examples), "output_names": [OUTPUT]}
     with warnings.catch_warnings():
         # The exporter that traces is all that these networks need; the new one wants more packages.
         warnings.simplefilter("ignore")
-        named: dict[str, Any] = {"input_names": list(names), "output_names": ["scores"]}
-        torch.onnx.export(
-            _Plain(scorer), examples, file, **named, opset_version=OPSET, dynamo=False
-        )
+        arrays = tuple(examples.values())
+        torch.onnx.export(network, arrays, file, **named, opset_version=OPSET, dynamo=False)
     return smaller(file.getvalue())
 
 

@@ -116,7 +116,9 @@ class _Split(nn.Module):
         return features[..., -1:]
 
 
-class _Policy(MaskableMultiInputActorCriticPolicy):
+class ScoringPolicy(MaskableMultiInputActorCriticPolicy):
+    """Its features extractor gives the actions' log-odds and the value, one after the other."""
+
     def _build_mlp_extractor(self) -> None:
         actions = int(self.action_space.n)  # type: ignore[attr-defined]
         self.mlp_extractor = _Split(actions)  # type: ignore[assignment]
@@ -155,23 +157,14 @@ class PpoLearner:
             return settings.learning_rate * max(0.0, 1 - self.steps / total) + 1e-6
 
         shape = {"layout": envs.layout, "network": config.network, "settings": settings}
-        same = (
-            "n_steps",
-            "batch_size",
-            "n_epochs",
-            "gamma",
-            "gae_lambda",
-            "clip_range",
-            "ent_coef",
-        )
         self._model = MaskablePPO(
-            _Policy,
+            ScoringPolicy,
             self._envs,
             learning_rate=rate,
             seed=config.seed,
             device="cpu",
             policy_kwargs={"features_extractor_class": _Scores, "features_extractor_kwargs": shape},
-            **{name: getattr(settings, name) for name in same},
+            **settings.as_keywords(),
         )
         # Without one of ours it makes a folder in /tmp for its own.
         self._model.set_logger(Logger(None, []))

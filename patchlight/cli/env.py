@@ -1,5 +1,6 @@
 """``patchlight env``: the Gymnasium environments that there are, shown, checked and compared."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def env() -> None:
-    """List, show, check and compare learning environments.
+    """List, show, check and compare learning environments, and train in them.
 
     NAME is one of 'env list', or FILE.py:CLASS for one of your own.
     """
@@ -146,15 +147,29 @@ def check(names: tuple[str, ...], every: bool, steps: int, as_json: bool) -> Non
 @click.option(
     "--episodes", type=click.IntRange(min=2), default=10, help="Seeds 0, 1, … that each plays."
 )
+@click.option(
+    "--model",
+    "models",
+    type=click.Path(path_type=Path, dir_okay=False),
+    multiple=True,
+    help="A model that 'env train' wrote. May be repeated.",
+)
 @listing_options
-def compare(names: tuple[str, ...], every: bool, episodes: int, as_json: bool) -> None:
+def compare(
+    names: tuple[str, ...], every: bool, episodes: int, models: tuple[Path, ...], as_json: bool
+) -> None:
     """Compare what heuristics and trained models come to in environments.
 
     All play the same episodes; 'random' does anything that is allowed. Less is better.
     """
+    from patchlight.emulation.learning.baseline_files import load_baseline
     from patchlight.emulation.learning.envs.testing import baselines_of
 
-    compared = [(r.name, *baselines_of(r, range(episodes))) for r in _chosen(names, every)]
+    loaded = {path.stem: load_baseline(path) for path in models}
+    seeds, recipes = range(episodes), _chosen(names, every)
+    if loaded and len(recipes) != 1:
+        raise BadInput("--model plays in one environment: name the one that it was trained in")
+    compared = [(recipe.name, *baselines_of(recipe, seeds, loaded)) for recipe in recipes]
     if as_json:
         print_json(
             [
@@ -183,6 +198,45 @@ def compare(names: tuple[str, ...], every: bool, episodes: int, as_json: bool) -
         if number:
             say("")
         table.print()
+
+
+@env.command()
+@click.argument("name")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the run.  [default: results/learning/NAME]",
+)
+@click.option("--steps", type=click.IntRange(min=0), help="Other than the configuration's.")
+@click.option("--seed", type=click.IntRange(min=0), help="Other than the configuration's.")
+def train(name: str, output: Path | None, steps: int | None, seed: int | None) -> None:
+    """Train a baseline for the environment NAME, or as the file NAME.yaml says.
+
+    A heuristic may be imitated first; then the policy learns by sb3-contrib's MaskablePPO. The
+    folder then has the model and its card, for 'env compare --model' (docs/learning.md).
+    """
+    from patchlight.cli.policy.learn import needed
+
+    needed()
+    import dataclasses
+
+    import torch
+
+    from patchlight.emulation.learning.baselines.config import baseline_config
+    from patchlight.emulation.learning.baselines.run import BaselineRun
+
+    torch.set_num_threads(1)
+    config = baseline_config(name)
+    config = dataclasses.replace(
+        config,
+        steps=config.steps if steps is None else steps,
+        seed=config.seed if seed is None else seed,
+    )
+    folder = output or Path("results") / "learning" / config.name
+    run = BaselineRun(config, folder, say)
+    say(f"{config.environment}: {config.steps:,} steps in {folder}")
+    path = run.learn()
+    say(f"{path}: try it with  patchlight env compare {config.environment} --model {path}")
 
 
 def _number(mean: float, half_width: float) -> str:
@@ -223,7 +277,7 @@ def _described(recipe: "Recipe") -> dict[str, Any]:
         "action_count": int(getattr(made.action_space, "n", 0)),
         "observation_space": {key: _space(space) for key, space in parts.items()},
         "heuristics": list(heuristics_of(made)),
-        "trained": list(trained_of(made)),
+        "trained": list(trained_of(recipe, made)),
         "figure": getattr(made, "figure", ""),
     }
 

@@ -18,6 +18,7 @@ from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs
 from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob
 from patchlight.emulation.simulator.cluster.site import SimulatedSite
 
+CHANGE_FEATURES = JOB_FEATURES + 3
 _RULE = GiveAndTake()
 
 
@@ -42,10 +43,12 @@ class ElasticityEnv(QueuedEnv):
     lower number, action ``shown`` + i has it grow to the next higher one, and the last leaves all
     until something happens. Jobs begin first in, first out, with what they asked for, where a
     placement policy says. A job that changes needs ``restart_s`` of the settings to go on, and is
-    not asked about until it has. ``jobs`` are those shown, ``gpus`` the part of the cluster that
-    each has, ``waits`` the job that is next.
+    not asked about until it has. ``changes`` are for each action but the last the job, the part of
+    the cluster that it has and would have, and its time for a unit then (t′ over t + t′); ``waits``
+    is the job that is next.
     """
 
+    per_action: ClassVar[tuple[str, ...]] = ("changes",)
     heuristics: ClassVar[Mapping[str, Heuristic]] = {
         "rigid": rigid,
         "give-and-take": give_and_take,
@@ -60,11 +63,7 @@ class ElasticityEnv(QueuedEnv):
         placement: PlacementPolicy | None = None,
         shown: int = 8,
     ) -> None:
-        extra = {
-            "jobs": unit(shown, JOB_FEATURES),
-            "gpus": unit(shown),
-            "waits": unit(JOB_FEATURES),
-        }
+        extra = {"changes": unit(2 * shown, CHANGE_FEATURES), "waits": unit(JOB_FEATURES)}
         jobs = jobs or SyntheticJobs(elastic=True)
         super().__init__(2 * shown + 1, cluster, jobs, settings, extra)
         self._shown, self._placement = shown, placement or FirstFit()
@@ -85,6 +84,7 @@ class ElasticityEnv(QueuedEnv):
         policies = Policies(Fifo(), self._placement)
         self._site = SimulatedSite(self._running(), policies)
         self._elastic: list[tuple[SimulatedJob, ElasticJob]] = []
+        self._degrees = [0] * self.wait
 
     def _choices(self) -> bool:
         simulation = self._running()
@@ -95,29 +95,32 @@ class ElasticityEnv(QueuedEnv):
             ring = self._placement.place(simulation.view(), head.spec.view, head.workers)
             if ring is None or not simulation.start(head, ring):
                 break
-        self._elastic = self._site.elastic()[: self._shown]
+        self._elastic = self._site.elastic(self._shown)
         for number, (_, job) in enumerate(self._elastic):
-            self._mask[number] = _next(job, grows=False) is not None
-            self._mask[self._shown + number] = _next(job, grows=True) is not None
+            for grows in (False, True):
+                action = number + self._shown * grows
+                if (degree := _next(job, grows=grows)) is not None:
+                    self._mask[action], self._degrees[action] = 1, degree
         return bool(self._mask.any())
 
     def _act(self, action: int) -> bool:
-        grows, number = divmod(action, self._shown)
-        job, shown = self._elastic[number]
-        degree = _next(shown, grows=bool(grows))
+        job, _ = self._elastic[action % self._shown]
         before = job.resizes
-        if degree is not None:
-            self._site.resize(job, degree)
+        self._site.resize(job, self._degrees[action])
         return job.resizes > before
 
     def _features(self) -> Observation:
-        jobs = np.zeros((self._shown, JOB_FEATURES), np.float32)
-        gpus = np.zeros(self._shown, np.float32)
+        changes = np.zeros((2 * self._shown, CHANGE_FEATURES), np.float32)
         for number, (job, shown) in enumerate(self._elastic):
-            jobs[number], gpus[number] = self._job(job), shown.degree / self.size
+            seen = [*self._job(job), shown.degree / self.size]
+            for action in (number, number + self._shown):
+                degree = self._degrees[action] if self._mask[action] else shown.degree
+                times_s = shown.iteration_s[shown.degree], shown.iteration_s[degree]
+                pace = times_s[1] / sum(times_s) if 0 < sum(times_s) < np.inf else 0.5
+                changes[action] = [*seen, degree / self.size, pace]
         head = next(iter(self._running().waiting.values()), None)
         waits = [0.0] * JOB_FEATURES if head is None else self._job(head)
-        return {"jobs": jobs, "gpus": gpus, "waits": np.array(waits, np.float32)}
+        return {"changes": changes, "waits": np.array(waits, np.float32)}
 
 
 def _next(job: ElasticJob, *, grows: bool) -> int | None:

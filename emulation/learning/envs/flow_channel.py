@@ -47,6 +47,7 @@ class FlowChannelEnv(FlowsEnv):
     tuned for this flow, 1 for the longest free down to 0, pairs of nodes that are tuned to it).
     """
 
+    per_action: ClassVar[tuple[str, ...]] = ("channels",)
     heuristics: ClassVar[Mapping[str, Heuristic]] = {
         "first-fit": first_allowed,
         "longest-free": longest_free,

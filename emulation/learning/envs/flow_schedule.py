@@ -54,6 +54,7 @@ class FlowScheduleEnv(FlowsEnv):
     channels; flows that wait.
     """
 
+    per_action: ClassVar[tuple[str, ...]] = ("flows",)
     heuristics: ClassVar[Mapping[str, Heuristic]] = {
         "first-come": first_allowed,
         "shortest": shortest,

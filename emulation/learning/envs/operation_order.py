@@ -55,6 +55,7 @@ class OperationOrderEnv(gymnasium.Env[Observation, np.int64]):
 
     metadata = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own name
     figure: ClassVar[str] = "step_over_sequential"
+    per_action: ClassVar[tuple[str, ...]] = ("operations",)
     heuristics: ClassVar[Mapping[str, Heuristic]] = {
         "as-numbered": first_allowed,
         "shortest": shortest,

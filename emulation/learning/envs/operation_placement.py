@@ -96,6 +96,7 @@ class OperationPlacementEnv(gymnasium.Env[Observation, np.int64]):
 
     metadata = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own name
     figure: ClassVar[str] = "step_over_sequential"
+    per_action: ClassVar[tuple[str, ...]] = ("servers",)
     heuristics: ClassVar[Mapping[str, Heuristic]] = {
         "ramp-first-fit": ramp_first_fit,
         "least-loaded": least_loaded,

@@ -8,16 +8,19 @@ import numpy as np
 from patchlight.controller.policies.sets import lowest
 from patchlight.emulation.learning.envs.queued import (
     JOB_FEATURES,
+    SHORT_MEAN_S,
     Observation,
     QueuedEnv,
-    default_cluster,
     unit,
 )
 from patchlight.emulation.learning.envs.registry import Heuristic, first_allowed
-from patchlight.emulation.simulator.cluster import Settings
+from patchlight.emulation.simulator.cluster import Settings, TwoLevel
 from patchlight.emulation.simulator.cluster.cluster import Cluster
 from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs
 from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob
+
+SERVER_FEATURES = 5
+"""Free GPUs in it and in its rack, whether the job fits in it and in its rack, its uplink."""
 
 
 def consolidated(env: "PlacementEnv", seen: Observation) -> int:
@@ -37,9 +40,11 @@ class PlacementEnv(QueuedEnv):
     The job gets the free GPUs of that server, then of the servers beside it in the same rack,
     then of other racks, in each step those with the most free GPUs first. A server is allowed
     if it has a free GPU. ``uplinks`` are how many edges of rings leave each rack, for each NIC
-    that its uplink has the rate of.
+    that its uplink has the rate of; ``servers`` are for each server the part of its GPUs and of its
+    rack's that are free, whether the job fits in it and in its rack, and its rack's of ``uplinks``.
     """
 
+    per_action: ClassVar[tuple[str, ...]] = ("servers",)
     heuristics: ClassVar[Mapping[str, Heuristic]] = {
         "first-fit": first_allowed,
         "consolidated": consolidated,
@@ -52,13 +57,23 @@ class PlacementEnv(QueuedEnv):
         jobs: SyntheticJobs | None = None,
         settings: Settings | None = None,
     ) -> None:
-        cluster = cluster or default_cluster()
+        # Uplinks of an eighth, and jobs that send half of the time: it matters where they are.
+        cluster = cluster or TwoLevel(4, 4, 4, oversubscription=8.0)
+        jobs = jobs or SyntheticJobs(load=0.9, mean_s=SHORT_MEAN_S, communication=0.5)
         shape = cluster.shape
-        extra = {"job": unit(JOB_FEATURES), "uplinks": unit(len(shape.racks))}
+        extra = {
+            "job": unit(JOB_FEATURES),
+            "uplinks": unit(len(shape.racks)),
+            "servers": unit(len(shape.servers), SERVER_FEATURES),
+        }
         super().__init__(len(shape.servers) + 1, cluster, jobs, settings, extra)
         self._sets = shape.server_gpus
         rack_of = {gpu.server: gpu.rack for gpu in reversed(shape.gpus)}
+        # One more, of servers that are in no rack.
+        self._in_rack = np.array([*(max(1, gpus.bit_count()) for gpus in shape.rack_gpus), 1])
+        self._in_server = np.array([max(1, gpus.bit_count()) for gpus in self._sets])
         self._racks = [rack_of.get(server, -1) for server in range(len(self._sets))]
+        self._rack_rows = np.array(self._racks) % len(self._in_rack)
 
     def free_gpus(self) -> list[int]:
         """The free GPUs of each server, as sets."""
@@ -128,5 +143,14 @@ class PlacementEnv(QueuedEnv):
                 if isinstance(link, int):
                     nics = simulation.cluster.capacity_bps[link] / simulation.cluster.nic_bps
                     uplinks[link] += edges / nics
+        uplinks = uplinks / (uplinks + 1)
         features = [0.0] * JOB_FEATURES if head is None else self._job(head)
-        return {"job": np.array(features, np.float32), "uplinks": uplinks / (uplinks + 1)}
+        free = np.array([gpus.bit_count() for gpus in self.free_gpus()])
+        rows = self._rack_rows
+        around = np.bincount(rows, free, len(self._in_rack))
+        wanted = 0 if head is None else head.workers
+        servers = np.empty((len(free), SERVER_FEATURES), np.float32)
+        servers[:, 0], servers[:, 2] = free / self._in_server, free >= wanted
+        servers[:, 1] = np.minimum(around / self._in_rack, 1)[rows]
+        servers[:, 3], servers[:, 4] = (around >= wanted)[rows], np.append(uplinks, 0)[rows]
+        return {"job": np.array(features, np.float32), "uplinks": uplinks, "servers": servers}

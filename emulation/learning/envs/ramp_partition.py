@@ -117,6 +117,7 @@ class RampPartitionEnv(gymnasium.Env[Observation, np.int64]):
 
     metadata = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own name
     figure: ClassVar[str] = "blocking_rate"
+    per_action: ClassVar[tuple[str, ...]] = ("options", "remaining")
     heuristics: ClassVar[Mapping[str, Heuristic]] = {
         "constant:4": ruled(Constant(4)),
         "constant:8": ruled(Constant(8)),

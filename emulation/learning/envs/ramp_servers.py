@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from patchlight.controller.policies.contract import PartitionPolicy
 from patchlight.controller.policies.observation import LONGEST, UNIT_S
 from patchlight.controller.policies.partition import Sufficient
+from patchlight.emulation.learning.envs.queued import unit
 from patchlight.emulation.learning.envs.ramp_partition import new_episode, scenarios
 from patchlight.emulation.learning.envs.registry import Heuristic
 from patchlight.emulation.simulator.ramp.lossnetwork import Episode, JobOutcome
@@ -21,6 +22,9 @@ from patchlight.emulation.simulator.ramp.scenario import Scenario
 from patchlight.testbed.errors import BadInput
 
 Observation = dict[str, Any]
+
+OPTION_FEATURES = 4
+"""Servers it takes, time over the limit, free blocks that it breaks, and those free soon."""
 
 
 def first_fit(env: "RampServersEnv", seen: Observation) -> int:
@@ -56,10 +60,14 @@ class RampServersEnv(gymnasium.Env[Observation, np.int64]):
 
     Seen are how long each server is still busy, and the job: requirement β, time on one server,
     limit, part of the servers that are free, and part of them that it would get (0: any).
+    ``options`` are for each action the part of the servers that it takes, the job's time there over
+    its limit, and the servers of all free blocks that it would take one of, over those of all such
+    blocks; then the same with a block that is busy for t more as 1/(1 + t) of a free one.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 - Gymnasium's own name
     figure: ClassVar[str] = "blocking_rate"
+    per_action: ClassVar[tuple[str, ...]] = ("options",)
     heuristics: ClassVar[Mapping[str, Heuristic]] = {
         "first-fit": first_fit,
         "soonest": soonest,
@@ -91,6 +99,7 @@ class RampServersEnv(gymnasium.Env[Observation, np.int64]):
         for row, block in enumerate(blocks):
             self._members[row, list(block.servers)] = 1.0
         self._worth = (self._members @ self._members.T > 0) * self._sizes.astype(np.float32)
+        self._most_harm = self._worth.sum(axis=1)
         # The least degree that fills a block of each size, by model.
         self._degrees = [
             {plan.max_split: degree for degree, plan in sorted(each.items(), reverse=True)}
@@ -102,6 +111,7 @@ class RampServersEnv(gymnasium.Env[Observation, np.int64]):
             {
                 "remaining": spaces.Box(0.0, LONGEST, (workloads.ramp.shape.size,), np.float32),
                 "job": spaces.Box(0.0, LONGEST, (5,), np.float32),
+                "options": unit(len(blocks) + 1, OPTION_FEATURES),
                 "action_mask": spaces.MultiBinary(len(blocks) + 1),
             }
         )
@@ -169,7 +179,8 @@ class RampServersEnv(gymnasium.Env[Observation, np.int64]):
         remaining = np.zeros(self._members.shape[1], np.float32)
         mask = self._mask = np.zeros(len(self.blocks) + 1, np.bool_)
         mask[0] = True
-        seen = {"remaining": remaining, "job": np.zeros(5, np.float32)}
+        options = np.zeros((len(mask), OPTION_FEATURES), np.float32)
+        seen = {"remaining": remaining, "job": np.zeros(5, np.float32), "options": options}
         job = episode.job
         if job is not None:
             question = episode.question()
@@ -192,4 +203,10 @@ class RampServersEnv(gymnasium.Env[Observation, np.int64]):
             features = (job.requirement, sequential, limit, 1 - busy.sum() / size)
             seen["job"][:4] = np.minimum(features, LONGEST)
             seen["job"][4] = self._degree / size
+            options = options[1:]
+            soon = 1 / (1 + (self._members * remaining).max(axis=1))
+            options[:, 0] = self._sizes / size
+            options[:, 1] = np.minimum(self.lasting_s / job.limit_s, 1)
+            options[:, 2] = self.harm() / self._most_harm
+            options[:, 3] = self._worth @ soon / self._most_harm
         return {**seen, "action_mask": mask.astype(np.int8)}

@@ -2,7 +2,8 @@
 
 An environment of ours says by ``figure`` which key of the last step's information is what counts
 (less is better), and has ``heuristics`` and perhaps ``trained`` models by name: functions of the
-environment and its observation that give an action.
+environment and its observation that give an action. ``per_action`` names the arrays of the
+observation that have a row for each of the first actions.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
 from patchlight.controller.policies.files import run_file
+from patchlight.emulation.learning.baseline_files import load_baseline, shipped_baselines
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.issues import nearest
 
@@ -170,9 +172,15 @@ def heuristics_of(env: Environment) -> Mapping[str, Heuristic]:
     return cast(Mapping[str, Heuristic], getattr(env, "heuristics", {}))
 
 
-def trained_of(env: Environment) -> Mapping[str, Heuristic]:
-    """The trained models that an environment names."""
-    return cast(Mapping[str, Heuristic], getattr(env, "trained", {}))
+def trained_of(recipe: Recipe, env: Environment) -> Mapping[str, Heuristic]:
+    """The trained models that an environment names, and the baselines that come along for it."""
+    ours = cast(Mapping[str, Heuristic], getattr(env, "trained", {}))
+    shipped = shipped_baselines().get(recipe.name, {})
+    return {**ours, **{name: partial(_by_baseline, path) for name, path in shipped.items()}}
+
+
+def _by_baseline(path: Path, env: Environment, seen: Any) -> int:
+    return load_baseline(path)(env, seen)
 
 
 def masks_of(env: Environment) -> NDArray[np.bool_]:

@@ -10,6 +10,7 @@ from patchlight.controller.policies.contract import PlacementPolicy
 from patchlight.controller.policies.placement import FirstFit
 from patchlight.emulation.learning.envs.queued import (
     JOB_FEATURES,
+    SHORT_MEAN_S,
     Floats,
     Observation,
     QueuedEnv,
@@ -51,6 +52,8 @@ class ScheduleEnv(QueuedEnv):
     is allowed if as many GPUs are free as it wants.
     """
 
+    per_action: ClassVar[tuple[str, ...]] = ("jobs",)
+
     heuristics: ClassVar[Mapping[str, Heuristic]] = {
         "fifo": fifo,
         "first-that-fits": first_allowed,
@@ -66,6 +69,8 @@ class ScheduleEnv(QueuedEnv):
         placement: PlacementPolicy | None = None,
         shown: int = 16,
     ) -> None:
+        # More than the cluster can take, so that there is a queue to choose from.
+        jobs = jobs or SyntheticJobs(load=1.5, mean_s=SHORT_MEAN_S)
         super().__init__(shown + 1, cluster, jobs, settings, {"jobs": unit(shown, JOB_FEATURES)})
         self._placement, self._shown = placement or FirstFit(), shown
 

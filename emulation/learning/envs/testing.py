@@ -3,6 +3,7 @@
 import math
 import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -144,7 +145,7 @@ def _bytes_of(seen: Any) -> bytes:
 
 def _heuristics(recipe: Recipe) -> str:
     """Those that it names only do what is allowed."""
-    for name, rule in {**heuristics_of(env := recipe.make()), **trained_of(env)}.items():
+    for name, rule in {**heuristics_of(env := recipe.make()), **trained_of(recipe, env)}.items():
         seen, _ = env.reset(seed=2)
         for number in range(_LOOKED_AT):
             action, mask = rule(env, seen), masks_of(env)
@@ -204,9 +205,12 @@ class Baseline(NamedTuple):
     more_half_width: float
 
 
-def baselines_of(recipe: Recipe, seeds: range) -> tuple[str, list[Baseline]]:
+def baselines_of(
+    recipe: Recipe, seeds: range, models: Mapping[str, Heuristic] | None = None
+) -> tuple[str, list[Baseline]]:
     """The environment's figure (less is better), and what each rule comes to on these seeds.
 
+    Beside those that it names and those that come along, trained ``models`` of a user play.
     All play the same episodes; ``random`` does anything that is allowed. ``BadInput`` for an
     environment that does not say what its figure is.
     """
@@ -224,8 +228,9 @@ def baselines_of(recipe: Recipe, seeds: range) -> tuple[str, list[Baseline]]:
 
     rules: list[tuple[str, str, Heuristic]] = [("random", "random", anything)]
     rules += [(name, "heuristic", rule) for name, rule in heuristics_of(env).items()]
-    rules += [(name, "trained", rule) for name, rule in trained_of(env).items()]
-    played = [[_figure_of(env, rule, seed, figure) for seed in seeds] for _, _, rule in rules]
+    trained = {**trained_of(recipe, env), **(models or {})}
+    rules += [(name, "trained", rule) for name, rule in trained.items()]
+    played = [[figure_of(env, rule, seed, figure) for seed in seeds] for _, _, rule in rules]
     beside = played[min(1, len(rules) - 1)]
     return figure, [
         Baseline(name, sort, *mean_and_interval(values), *paired_difference(values, beside))
@@ -233,7 +238,7 @@ def baselines_of(recipe: Recipe, seeds: range) -> tuple[str, list[Baseline]]:
     ]
 
 
-def _figure_of(env: Environment, rule: Heuristic, seed: int, figure: str) -> float:
+def figure_of(env: Environment, rule: Heuristic, seed: int, figure: str) -> float:
     """An episode's figure under a rule."""
     seen, _ = env.reset(seed=seed)
     for _ in range(MOST_STEPS):

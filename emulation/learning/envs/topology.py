@@ -5,10 +5,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from patchlight.controller.policies.contract import PlacementPolicy
+from patchlight.controller.policies.contract import ClusterShape, PlacementPolicy
 from patchlight.controller.policies.placement import FirstFit
-from patchlight.controller.policies.topology import CannotRegroup, regroup
-from patchlight.emulation.learning.envs.queued import JOB_FEATURES, Observation, QueuedEnv, unit
+from patchlight.controller.policies.sets import members
+from patchlight.controller.policies.topology import OneGroup
+from patchlight.emulation.learning.envs.queued import (
+    JOB_FEATURES,
+    SHORT_MEAN_S,
+    Observation,
+    QueuedEnv,
+    unit,
+)
 from patchlight.emulation.learning.envs.registry import Heuristic, first_allowed
 from patchlight.emulation.simulator.cluster import LabCluster, Settings
 from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs
@@ -16,20 +23,22 @@ from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import load_lab
-from patchlight.testbed.portmap import PortMap
 
-# As in the training for labs: the median is Philly's, and the logarithm spreads by 1.3.
-_JOBS = SyntheticJobs(load=0.7, mean_s=2663.0, sizes={1: 0.25, 2: 0.25, 3: 0.2, 4: 0.2, 6: 0.1})
+SWITCH_FEATURES = 3
+"""The job's NICs under it, others' GPUs under it, whether light moves."""
+_JOBS = SyntheticJobs(
+    load=0.7, mean_s=SHORT_MEAN_S, sizes={1: 0.25, 2: 0.25, 3: 0.2, 4: 0.2, 6: 0.1}
+)
 
 
 def fewest_moves(env: "TopologyEnv", seen: Observation) -> int:
     """Onto the packet switch under which most of its GPUs are: the policy *regroup*."""
-    return _best(seen, seen["under"])
+    return _best(seen, seen["switches"][1:, 0])
 
 
 def emptiest_switch(env: "TopologyEnv", seen: Observation) -> int:
     """Onto the packet switch with the fewest GPUs of other jobs."""
-    return _best(seen, -(seen["at"] * seen["occupied"][:, None]).sum(axis=0))
+    return _best(seen, -seen["switches"][1:, 1])
 
 
 def _best(seen: Observation, scores: Any) -> int:
@@ -46,11 +55,13 @@ class TopologyEnv(QueuedEnv):
     and the last one waits. Jobs begin first in, first out, where a placement policy says; those of
     one GPU need no circuits. Allowed is what does not take the light of a job that runs and
     leaves none of the job's NICs dark; its NICs are dark for the switching time. ``at`` says
-    which switch each GPU is under, ``ring`` which GPUs the job gets, ``under`` the part of these
-    that is under each switch, ``shared`` the edges of rings on the links between switches, for each
-    NIC that these have the rate of.
+    which switch each GPU is under, ``ring`` which GPUs the job gets, ``switches`` for each of the
+    first actions the part of these that is under that switch (of leaving the light: the largest
+    such part), the part of all GPUs that other jobs have there, and whether light moves; ``shared``
+    the edges of rings on the links between switches, for each NIC that these have the rate of.
     """
 
+    per_action: ClassVar[tuple[str, ...]] = ("switches",)
     heuristics: ClassVar[Mapping[str, Heuristic]] = {
         "keep": first_allowed,
         "regroup": fewest_moves,
@@ -77,7 +88,7 @@ class TopologyEnv(QueuedEnv):
             "job": unit(JOB_FEATURES),
             "at": unit(gpus, count),
             "ring": unit(gpus),
-            "under": unit(count),
+            "switches": unit(count + 1, SWITCH_FEATURES),
             "shared": unit(1),
         }
         super().__init__(count + 2, cluster, jobs or _JOBS, settings, extra)
@@ -86,7 +97,7 @@ class TopologyEnv(QueuedEnv):
     def _begin(self) -> None:
         self._head: SimulatedJob | None = None
         self._ring: tuple[int, ...] = ()
-        self._maps: list[Mapping[str, PortMap] | None] = []
+        self._shape: ClusterShape | None = None
 
     def _choices(self) -> bool:
         simulation = self._running()
@@ -103,37 +114,44 @@ class TopologyEnv(QueuedEnv):
                 break
         if len(self._ring) > 1:
             self._mask[0] = simulation.cluster.demand(self._ring) is not None
-            self._maps = [self._lit_onto(switch) for switch in self._switches]
-            self._mask[1:-1] = [maps is not None for maps in self._maps]
-        return bool(self._mask.any())
-
-    def _lit_onto(self, switch: str) -> Mapping[str, PortMap] | None:
-        """The maps that change so that its NICs are under a switch; ``None`` if they cannot be."""
-        view = self._running().view()
-        assert view.lab is not None  # It is a LabCluster's.
-        names = [[view.shape.gpus[gpu].name for gpu in self._ring]]
-        try:
-            maps = regroup(view.lab, view.circuits, names, locked=view.barred, switches=(switch,))
-        except CannotRegroup:
-            return None
-        return {ocs: each for ocs, each in maps.items() if each != view.circuits[ocs]}
+            view = simulation.view()
+            assert view.lab is not None  # It is a LabCluster's.
+            names = [view.shape.gpus[gpu].name for gpu in self._ring]
+            self._lit = OneGroup(view.lab, view.circuits, names, locked=view.barred)
+            self._mask[1:-1] = [switch in self._lit.switches for switch in self._switches]
+            return bool(self._mask[0] or self._lit.switches)
+        return False
 
     def _act(self, action: int) -> bool:
         simulation, head, dark_s = self._running(), self._head, 0.0
         assert head is not None
-        if action and (maps := self._maps[action - 1]):
+        if action and (maps := self._lit.onto(self._switches[action - 1])):
             dark_s = simulation.rewire(maps).dark_s
         return simulation.start(head, self._ring, dark_s)
 
     def _features(self) -> Observation:
         simulation = self._running()
-        sites, count = simulation.cluster.shape.gpus, len(self._switches)
-        at, ring = np.zeros((self.size, count), np.float32), np.zeros(self.size, np.float32)
-        for number, site in enumerate(sites):
-            if site.rack >= 0:
-                at[number, site.rack] = 1.0
-        ring[list(self._ring)] = 1.0
-        under = (ring @ at) / max(1, len(self._ring))
+        if simulation.cluster.shape is not self._shape:
+            self._shape = simulation.cluster.shape
+            self._at = np.zeros((self.size, len(self._switches)), np.float32)
+            for number, site in enumerate(self._shape.gpus):
+                if site.rack >= 0:
+                    self._at[number, site.rack] = 1.0
+        sites, ring, part = self._shape.gpus, np.zeros(self.size, np.float32), 1 / self.size
+        switches = np.zeros((len(self._switches) + 1, SWITCH_FEATURES), np.float32)
+        if self._ring:
+            ring[list(self._ring)] = 1.0
+            under, others = [0.0] * len(self._switches), [0.0] * len(self._switches)
+            for gpus, counts, each in (
+                (self._ring, under, 1 / len(self._ring)),
+                (members(simulation.occupancy.occupied), others, part),
+            ):
+                for gpu in gpus:
+                    if (rack := sites[gpu].rack) >= 0:
+                        counts[rack] += each
+            moves = [float(each < 1 - part) for each in under]
+            switches[:] = [(max(under), 0.0, 0.0), *zip(under, others, moves, strict=True)]
+            np.minimum(switches, 1.0, out=switches)
         job = [0.0] * JOB_FEATURES if self._head is None else self._job(self._head)
         shared = 0.0
         for running in simulation.running.values():
@@ -144,8 +162,8 @@ class TopologyEnv(QueuedEnv):
                 shared += edges / nics
         return {
             "job": np.array(job, np.float32),
-            "at": at,
+            "at": self._at.copy(),
             "ring": ring,
-            "under": under.astype(np.float32),
+            "switches": switches,
             "shared": np.array([shared / (shared + 1)], np.float32),
         }

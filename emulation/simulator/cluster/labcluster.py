@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence, Set
 from typing import Any
 
 from patchlight.controller.policies.contract import ClusterShape, GpuSite
+from patchlight.controller.policies.sets import members
 from patchlight.controller.prediction.network import LabNetwork
 from patchlight.controller.prediction.sharing import Demand, RingNetwork
 from patchlight.emulation.simulator.cluster.cluster import Rewiring
@@ -24,7 +25,7 @@ class LabCluster:
     def __init__(self, lab: Lab, circuits: Mapping[str, PortMap] | None = None) -> None:
         self.lab = lab
         self.circuits: Mapping[str, PortMap] = dict(circuits or lab.initial_maps)
-        self._look()
+        self._show(LabNetwork(lab, trace_links(lab, self.circuits)))
 
     def renewed(self) -> LabCluster:
         """The same lab with the cross-connects of its file."""
@@ -34,28 +35,28 @@ class LabCluster:
         """Rings that communicate all the time, over the links as they are lit."""
         return RingNetwork(self)
 
-    def _look(self) -> None:
-        """Follow the light and write down which links there are."""
-        lab, links = self.lab, trace_links(self.lab, self.circuits)
-        network = self._network = LabNetwork(lab, links)
-        self.links = links
+    def _show(self, network: LabNetwork) -> None:
+        """Write down which links there are, and where each GPU is."""
+        lab = self.lab
+        self._network, self.links = network, network.links
+        self._ports: dict[int, Mapping[str, Set[int]]] = {}
         self.hosts: tuple[Host, ...] = network.hosts
         self.nic_bps, self.edge_bps = network.nic_bps, network.edge_bps
         self.capacity_bps: Mapping[Hashable, float] = network.capacity_bps
-        racks = tuple(switch.name for switch in lab.packet_switches)
-        servers = tuple(server.name for server in lab.servers)
+        racks = {switch.name: number for number, switch in enumerate(lab.packet_switches)}
+        servers = {server.name: number for number, server in enumerate(lab.servers)}
         self.shape = ClusterShape(
             gpus=tuple(
                 GpuSite(
                     host.name,
-                    servers.index(host.server.name),
-                    -1 if switch is None else racks.index(switch),
+                    servers[host.server.name],
+                    -1 if switch is None else racks[switch],
                     host.gpu.model if host.gpu else "",
                 )
                 for host, switch in zip(network.hosts, network.switches, strict=True)
             ),
-            servers=servers,
-            racks=racks,
+            servers=tuple(servers),
+            racks=tuple(racks),
         )
 
     def demand(self, ring: Sequence[int]) -> Demand | None:
@@ -65,20 +66,30 @@ class LabCluster:
     def ports_of(self, gpus: int) -> Mapping[str, frozenset[int]]:
         """The OCS ports on the light paths of these GPUs' NICs, there and back."""
         found: dict[str, set[int]] = {}
-        for number, host in enumerate(self.hosts):
-            path = self.links.paths.get(host.endpoint) if gpus >> number & 1 else None
-            back = None if path is None else self.links.paths.get(path.sink)
-            for each in (path, back):
-                for ocs, hop in each.hops if each is not None else ():
-                    found.setdefault(ocs, set()).update((hop.inp, hop.out))
+        for number in members(gpus):
+            for ocs, ports in self._ports_at(number).items():
+                found.setdefault(ocs, set()).update(ports)
         return {ocs: frozenset(ports) for ocs, ports in found.items()}
+
+    def _ports_at(self, gpu: int) -> Mapping[str, Set[int]]:
+        """Those of one GPU's NIC."""
+        if (known := self._ports.get(gpu)) is not None:
+            return known
+        found: dict[str, set[int]] = {}
+        path = self.links.paths.get(self.hosts[gpu].endpoint)
+        back = None if path is None else self.links.paths.get(path.sink)
+        for each in (path, back):
+            for ocs, hop in each.hops if each is not None else ():
+                found.setdefault(ocs, set()).update((hop.inp, hop.out))
+        self._ports[gpu] = found
+        return found
 
     def rewire(self, maps: Mapping[str, PortMap]) -> Rewiring:
         """All OCSs switch at once; dark is every NIC whose light goes another way than before.
 
         ``BadInput`` for an OCS that the lab does not have.
         """
-        dark_s, changed, before = 0.0, 0, self.links
+        dark_s, changed = 0.0, 0
         circuits = dict(self.circuits)
         for name, wanted in maps.items():
             ocs = self.lab.circuit_switch(name)
@@ -90,11 +101,14 @@ class LabCluster:
                 circuits[name] = wanted
         if not changed:
             return Rewiring(0.0, 0, 0)
-        self.circuits = circuits
-        self._look()
+        self.circuits, before = circuits, self.links.paths
+        links, ends = self.links.after(circuits)
+        self._show(self._network.after(links, ends))
         moved = 0
         for number, host in enumerate(self.hosts):
-            paths = [links.paths.get(host.endpoint) for links in (before, self.links)]
-            if (paths[0] and paths[0].hops) != (paths[1] and paths[1].hops):
-                moved |= 1 << number
+            if host.endpoint in ends:
+                paths = [before.get(host.endpoint), links.paths.get(host.endpoint)]
+                # In labs with wavelengths light may also go the same way and end elsewhere.
+                if (paths[0] and paths[0].hops) != (paths[1] and paths[1].hops):
+                    moved |= 1 << number
         return Rewiring(dark_s, changed, moved)

@@ -271,12 +271,14 @@ class Simulation:
         self.layout += 1
         self._view = None
         for job in self.running.values():
-            if len(job.ring) == 1:
-                continue
+            demand = self.cluster.demand(job.ring)
+            dark = job.gpus & change.gpus
+            if len(job.ring) == 1 or (not dark and demand == job.demand):
+                continue  # Its light stays: it is slower or faster only if others share its links.
             job.settle(self.now_s)
-            if job.gpus & change.gpus:
+            if dark:
                 job.resume_s = max(job.resume_s, self.now_s + change.dark_s)
-            self._rings.route(job, self.cluster.demand(job.ring))
+            self._rings.route(job, demand)
             self._expect(job)
         self._share()
         return change
@@ -342,7 +344,11 @@ class Simulation:
         if self._view is None:
             cluster, occupancy, arrived = self.cluster, self.occupancy, self._events.arrived
             rewired, recent = cluster.lab is not None, slice(max(0, arrived - _RECENT), arrived)
-            waiting = [j.spec.view for j in self.jobs[recent] if j.state is State.WAITING]
+            if len(self.waiting) < _RECENT:
+                late = sorted(each for each in self.waiting if each >= recent.start)
+                waiting = [self._job_views[each] for each in late]
+            else:
+                waiting = [j.spec.view for j in self.jobs[recent] if j.state is State.WAITING]
             self._view = ClusterView(
                 self.now_s,
                 cluster.shape,

@@ -199,12 +199,14 @@ class SimulatedSite:
         """Whether the elasticity policy is asked at events only."""
         return is_stable(self._elasticity)
 
-    def elastic(self) -> list[tuple[SimulatedJob, ElasticJob]]:
-        """The running jobs that may have other numbers of GPUs, with those that they can have."""
+    def elastic(self, most: int | None = None) -> list[tuple[SimulatedJob, ElasticJob]]:
+        """The first running jobs that may have other numbers of GPUs, with those they can have."""
         simulation = self._simulation
         view = simulation.view()
-        found = []
+        found: list[tuple[SimulatedJob, ElasticJob]] = []
         for job in self.running.values():
+            if len(found) == most:
+                break
             if len(job.spec.degrees) < 2 or job.resume_s > simulation.now_s:
                 continue
             shown = ElasticJob(

@@ -9,7 +9,7 @@ from patchlight.cli.rendering import Coloured, Column, Table, listing_options, p
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 
-def _needed() -> None:
+def needed() -> None:
     """``PatchlightError`` where the packages of the extra ``learn`` are not installed."""
     from importlib.util import find_spec
 
@@ -69,7 +69,7 @@ def train(
     you like: --resume goes on. The folder then holds NAME.onnx and its card, for 'policy evaluate'
     and for labs, and progress.csv; with the package tensorboard installed also its files.
     """
-    _needed()
+    needed()
     import dataclasses
 
     import torch
@@ -185,7 +185,7 @@ def study(
     or plain rule in the same episodes. Run again with the same folder it goes on where it was;
     study.json and all models are there in the end.
     """
-    _needed()
+    needed()
     import dataclasses
 
     import torch
@@ -250,7 +250,7 @@ def export(run: Path, output: Path, name: str | None, notes: str) -> None:
 
     RUN is the folder of a run, also of one that was interrupted: its last checkpoint counts.
     """
-    _needed()
+    needed()
     from patchlight.emulation.learning.export import export as write_model
     from patchlight.emulation.learning.labs.config import is_for_labs
     from patchlight.emulation.learning.network import CONFIG, load_run, scorer_of

@@ -34,7 +34,7 @@ def test_a_job_shrinks_and_another_begins_at_once() -> None:
     assert seen["waits"][0] == 0.5
     seen, _, over, _, _ = env.step(np.int64(0))
     assert not over
-    assert seen["gpus"].tolist() == [0.5, 0.5]
+    assert seen["changes"][:2, 5].tolist() == [0.5, 0.5]
     assert seen["waits"].tolist() == [0.0] * 5
 
 

@@ -8,11 +8,12 @@ pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'lear
 from patchlight.controller.policies.contract import JobView
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.placement import FirstFit
-from patchlight.controller.policies.topology import CannotRegroup, Regroup, regroup
+from patchlight.controller.policies.topology import CannotRegroup, OneGroup, Regroup, regroup
 from patchlight.emulation.learning.envs.topology import TopologyEnv, fewest_moves
 from patchlight.emulation.simulator.cluster import LabCluster, Policies, QueueJob, simulate
 from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import load_lab
 from patchlight.testbed.random_lab import random_lab
 
@@ -37,7 +38,7 @@ def test_light_of_running_jobs_is_not_taken() -> None:
     assert env.action_masks().tolist() == [True, True, True, False]  # Nothing else happens.
     seen, *_ = env.step(np.int64(1))
     assert seen["at"][:3, 0].tolist() == [1, 1, 1]
-    assert seen["under"].sum() == 1
+    assert seen["switches"][1:, 0].sum() == 1
     before = env.simulation
     assert before is not None
     ring = next(iter(before.running.values())).ring
@@ -55,6 +56,30 @@ def test_only_the_switches_that_are_named_are_taken() -> None:
         assert {cluster.shape.gpus[gpu].rack for gpu in range(3)} == {number}
     with pytest.raises(CannotRegroup):
         regroup(lab, lab.initial_maps, [hosts], switches=["tor3"])
+
+
+@pytest.mark.parametrize("lab", [load_lab("ofc2022"), random_lab(4, 16)], ids=lambda lab: lab.name)
+def test_those_that_fit_are_those_that_can_be_regrouped_onto(lab: Lab) -> None:
+    rng = np.random.default_rng(3)
+    names = [host.name for host in lab.hosts if host.gpu]
+    ports = {ocs: sorted(fibres) for ocs, fibres in lab.circuit_fibres.items()}
+    answers = set()
+    for _ in range(6):
+        group = rng.permutation(names)[: rng.integers(2, 7)].tolist()
+        locked = {
+            ocs: set(rng.permutation(each)[: rng.integers(len(each) // 2)].tolist())
+            for ocs, each in ports.items()
+        }
+        fitting = OneGroup(lab, lab.initial_maps, group, locked=locked)
+        for switch in (each.name for each in lab.packet_switches):
+            answers.add(switch in fitting.switches)
+            try:
+                maps = regroup(lab, lab.initial_maps, [group], locked=locked, switches=[switch])
+            except CannotRegroup:
+                assert switch not in fitting.switches
+            else:
+                assert {**lab.initial_maps, **fitting.onto(switch)} == maps
+    assert answers == {True, False}
 
 
 def test_a_lab_without_circuits_is_refused() -> None:
