@@ -168,8 +168,10 @@ def _survey(lab: Lab, maps: Mapping[str, PortMap], locked: Ports, failed: Ports)
         switch_at[ocs, port] = end.device
     nics = circuit_ports(lab, [host.endpoint for host in lab.hosts])
     joined: dict[Endpoint, tuple[str, int]] = {}
+    # Once for all: a port map makes its table anew each time.
+    tables = {ocs: present.out_of for ocs, present in maps.items()}
     for nic, (ocs, port) in nics.items():
-        out_of = maps.get(ocs, PortMap()).out_of
+        out_of = tables.get(ocs, {})
         out = out_of.get(port)
         if out is None or out_of.get(out) != port or (ocs, out) not in switch_at:
             continue

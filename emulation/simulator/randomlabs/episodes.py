@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from patchlight.controller.policies.contract import PlacementPolicy, TopologyPolicy
@@ -13,9 +14,13 @@ from patchlight.emulation.simulator.cluster import (
     QueueJob,
     QueueResult,
     Settings,
+    queue_jobs,
     simulate,
 )
 from patchlight.emulation.simulator.cluster.lab_jobs import jobs_of_specs
+from patchlight.emulation.simulator.cluster.trace_simulation import LAB_COMMUNICATION
+from patchlight.emulation.simulator.traces import TraceJob
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import builtin_graph
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab import Lab
@@ -77,3 +82,25 @@ def draw_jobs(lab: Lab, seed: int, count: int, load: float) -> list[QueueJob]:
         found += jobs_of_specs(lab, [spec], "", at_s)
         at_s += draw.expovariate(1 / gap_s)
     return found
+
+
+def traced_jobs(
+    lab: Lab, trace: Sequence[TraceJob], seed: int, count: int, load: float
+) -> list[QueueJob]:
+    """So many jobs of a trace that follow each other, from a place in it that is drawn.
+
+    Those that want more than half of the lab's GPUs are left out, and the others come at the pace
+    at which they make this ``load``. ``BadInput`` for a trace of fewer such jobs.
+    """
+    hosts = len(lab.hosts)
+    fitting = [job for job in trace if 1 <= job.gpus <= hosts // 2 and job.duration_s > 0]
+    if len(fitting) < count:
+        raise BadInput(
+            f"the trace has {len(fitting)} jobs of up to {hosts // 2} GPUs: expected {count}",
+            hint="take fewer jobs of each lab, or a longer trace",
+        )
+    first = random.Random(f"trace {seed}").randint(0, len(fitting) - count)
+    jobs = fitting[first : first + count]
+    span_s = jobs[-1].submitted_s - jobs[0].submitted_s
+    wanted_s = sum(job.duration_s * job.gpus for job in jobs) / (load * hosts)
+    return queue_jobs(jobs, LAB_COMMUNICATION, max(span_s, 1.0) / wanted_s)
