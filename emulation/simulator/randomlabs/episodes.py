@@ -14,11 +14,9 @@ from patchlight.emulation.simulator.cluster import (
     QueueJob,
     QueueResult,
     Settings,
-    queue_jobs,
     simulate,
 )
 from patchlight.emulation.simulator.cluster.lab_jobs import jobs_of_specs
-from patchlight.emulation.simulator.cluster.trace_simulation import LAB_COMMUNICATION
 from patchlight.emulation.simulator.traces import TraceJob
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import builtin_graph
@@ -51,36 +49,16 @@ def draw_jobs(lab: Lab, seed: int, count: int, load: float) -> list[QueueJob]:
 
     ``load`` is the part of the lab's GPUs that would be held if no job waited or was slowed down.
     A gradient is the model's, a step is as long as makes a half to nine tenths of it computing
-    where the job has its NICs' rate.
+    where the job has its NICs' rate. On a slow GPU it computes for twice as long.
     """
-    draw = random.Random(f"jobs {seed}")
-    models = {gpu.model for server in lab.servers for gpu in server.gpus}
-    hosts, nic_bps = len(lab.hosts), slowest_nic_bps(lab)
-    sizes = {size: odds for size, odds in _SIZES.items() if size <= hosts // 2}
-    drawn: list[tuple[JobSpec, float]] = []
-    for number in range(count):
-        graph = draw.choice(_MODELS)
-        gradient_bytes = int(builtin_graph(graph).parameter_bytes)
-        moving_s = 16 * gradient_bytes / nic_bps
-        compute_s = min(60.0, moving_s * draw.uniform(1.0, 9.0))
-        lasts_s = min(draw.lognormvariate(math.log(_MEDIAN_S), _SPREAD), 86_400.0)
-        workers = draw.choices(list(sizes), list(sizes.values()))[0]
-        iterations = max(2, round(lasts_s / (compute_s + moving_s)))
-        spec = JobSpec(
-            f"job{number}",
-            iterations=iterations,
-            gradient_bytes=gradient_bytes,
-            compute_s={model: compute_s * _SLOWER.get(model, 1.0) for model in models},
-            workers=workers,
-            graph=graph if draw.random() < 0.7 else None,
-        )
-        drawn.append((spec, workers * iterations * (compute_s + moving_s)))
-    gap_s = sum(gpu_s for _, gpu_s in drawn) / count / (load * hosts)
+    maker = _JobMaker(lab, random.Random(f"jobs {seed}"))
+    drawn = [maker.make() for _ in range(count)]
+    gap_s = sum(gpu_s for _, gpu_s in drawn) / count / (load * len(lab.hosts))
     found: list[QueueJob] = []
     at_s = 0.0
     for spec, _ in drawn:
         found += jobs_of_specs(lab, [spec], "", at_s)
-        at_s += draw.expovariate(1 / gap_s)
+        at_s += maker.draw.expovariate(1 / gap_s)
     return found
 
 
@@ -89,8 +67,10 @@ def traced_jobs(
 ) -> list[QueueJob]:
     """So many jobs of a trace that follow each other, from a place in it that is drawn.
 
-    Those that want more than half of the lab's GPUs are left out, and the others come at the pace
-    at which they make this ``load``. ``BadInput`` for a trace of fewer such jobs.
+    Arrivals, sizes and durations are the trace's; what jobs compute and move is drawn as for
+    others, as traces do not tell. Jobs that want more than half of the lab's GPUs are left out, and
+    the others come at the pace at which they make this ``load``. ``BadInput`` for a trace of fewer
+    such jobs.
     """
     hosts = len(lab.hosts)
     fitting = [job for job in trace if 1 <= job.gpus <= hosts // 2 and job.duration_s > 0]
@@ -99,8 +79,45 @@ def traced_jobs(
             f"the trace has {len(fitting)} jobs of up to {hosts // 2} GPUs: expected {count}",
             hint="take fewer jobs of each lab, or a longer trace",
         )
-    first = random.Random(f"trace {seed}").randint(0, len(fitting) - count)
-    jobs = fitting[first : first + count]
-    span_s = jobs[-1].submitted_s - jobs[0].submitted_s
-    wanted_s = sum(job.duration_s * job.gpus for job in jobs) / (load * hosts)
-    return queue_jobs(jobs, LAB_COMMUNICATION, max(span_s, 1.0) / wanted_s)
+    draw = random.Random(f"trace {seed}")
+    first = draw.randint(0, len(fitting) - count)
+    jobs, maker = fitting[first : first + count], _JobMaker(lab, draw)
+    drawn = [maker.make(job.gpus, job.duration_s) for job in jobs]
+    span_s = max(1.0, jobs[-1].submitted_s - jobs[0].submitted_s)
+    pace = sum(gpu_s for _, gpu_s in drawn) / (load * hosts) / span_s
+    found: list[QueueJob] = []
+    for job, (spec, _) in zip(jobs, drawn, strict=True):
+        found += jobs_of_specs(lab, [spec], "", pace * (job.submitted_s - jobs[0].submitted_s))
+    return found
+
+
+class _JobMaker:
+    """Draws what jobs of a lab are, and how many seconds of GPUs each takes."""
+
+    def __init__(self, lab: Lab, draw: random.Random) -> None:
+        self.draw, self._nic_bps, self._made = draw, slowest_nic_bps(lab), 0
+        self._gpu_models = {gpu.model for server in lab.servers for gpu in server.gpus}
+        hosts = len(lab.hosts)
+        self._sizes = {size: odds for size, odds in _SIZES.items() if size <= hosts // 2}
+
+    def make(self, workers: int = 0, lasts_s: float = 0.0) -> tuple[JobSpec, float]:
+        """A job of so many workers that lasts so long on the fastest GPUs; drawn where 0."""
+        draw = self.draw
+        graph = draw.choice(_MODELS)
+        gradient_bytes = int(builtin_graph(graph).parameter_bytes)
+        moving_s = 16 * gradient_bytes / self._nic_bps
+        compute_s = min(60.0, moving_s * draw.uniform(1.0, 9.0))
+        if not workers:
+            lasts_s = min(draw.lognormvariate(math.log(_MEDIAN_S), _SPREAD), 86_400.0)
+            workers = draw.choices(list(self._sizes), list(self._sizes.values()))[0]
+        iterations = max(2, round(lasts_s / (compute_s + moving_s)))
+        spec = JobSpec(
+            f"job{self._made}",
+            iterations=iterations,
+            gradient_bytes=gradient_bytes,
+            compute_s={model: compute_s * _SLOWER.get(model, 1.0) for model in self._gpu_models},
+            workers=workers,
+            graph=graph if draw.random() < 0.7 else None,
+        )
+        self._made += 1
+        return spec, workers * iterations * (compute_s + moving_s)
