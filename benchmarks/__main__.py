@@ -31,6 +31,7 @@ MODULES = (
     "benchmarks.api",
     "benchmarks.dashboard",
     "benchmarks.following_light",
+    "benchmarks.places_and_light",
     "benchmarks.openflow",
     "benchmarks.ocs",
     "benchmarks.ocssessions",

@@ -91,7 +91,9 @@ def trace(lab: Lab, length_s: float, seed: int = SEED) -> list[TracedJob]:
     return found
 
 
-def simulated_jct_s(lab: Lab, jobs: Sequence[TracedJob], *, follows: bool) -> float:
+def simulated_jct_s(
+    lab: Lab, jobs: Sequence[TracedJob], policies: Policies, settings: Settings | None = None
+) -> float:
     """The mean completion time that the simulator predicts."""
     queue = [
         QueueJob(
@@ -102,11 +104,7 @@ def simulated_jct_s(lab: Lab, jobs: Sequence[TracedJob], *, follows: bool) -> fl
         for job in jobs
         for training in [Training(job.spec.iterations, job.spec.gradient_bytes, job.spec.compute_s)]
     ]
-    settings = Settings(
-        defragment_s=LOOKED_AT_EVERY_S / COMPRESSION if follows else None,
-        minimum_gain_s=MINIMUM_GAIN_S / COMPRESSION,
-    )
-    records = simulate(LabCluster(lab), queue, Policies(Fifo(), Consolidated()), settings).records
+    records = simulate(LabCluster(lab), queue, policies, settings).records
     return fmean(record.ended_s - record.arrived_s for record in records)
 
 
@@ -118,13 +116,8 @@ class Played(NamedTuple):
     gains: list[dict[str, Any]]
 
 
-def played(jobs: Sequence[TracedJob], *, follows: bool) -> Played:
-    """The jobs on the emulated lab, with real packets."""
-    choice = PolicyChoice(
-        defragment=follows,
-        defragment_every_s=LOOKED_AT_EVERY_S / COMPRESSION,
-        minimum_gain_s=MINIMUM_GAIN_S / COMPRESSION,
-    )
+def played(jobs: Sequence[TracedJob], choice: PolicyChoice) -> Played:
+    """The jobs on the emulated lab, with real packets, and who decides there."""
     with (
         EmulatedLab.from_file(
             "ofc2022",
@@ -163,8 +156,16 @@ def run(*, full: bool = False) -> list[dict[str, Any]]:
     """Completion times without and with it, measured and predicted; what its moves gained."""
     lab = EmulatedLab.from_file("ofc2022", scale=1000, name="bench-follows").lab
     jobs = trace(lab, FULL_S if full else SHORT_S)
-    stays, follows = (played(jobs, follows=each) for each in (False, True))
-    without_s, with_s = (simulated_jct_s(lab, jobs, follows=each) for each in (False, True))
+    every_s, gain_s = LOOKED_AT_EVERY_S / COMPRESSION, MINIMUM_GAIN_S / COMPRESSION
+    stays = played(jobs, PolicyChoice(defragment=False))
+    follows = played(
+        jobs, PolicyChoice(defragment=True, defragment_every_s=every_s, minimum_gain_s=gain_s)
+    )
+    plain = Policies(Fifo(), Consolidated())
+    without_s = simulated_jct_s(lab, jobs, plain)
+    with_s = simulated_jct_s(
+        lab, jobs, plain, Settings(defragment_s=every_s, minimum_gain_s=gain_s)
+    )
     lower, predicted = 1 - follows.jct_s / stays.jct_s, 1 - with_s / without_s
     head = f"light that follows, {len(jobs)} jobs of {'30' if full else 'the first 10'} minutes"
     told = [(each["predicted_after_s"], each["measured_after_s"]) for each in follows.gains]

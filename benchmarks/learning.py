@@ -1,8 +1,8 @@
-"""How fast a learned policy decides, and how fast the environments step; each on one core.
+"""How fast a learned policy decides, how fast *least-delay*, and how fast the environments step.
 
-Decisions are those of a shipped model in whole episodes of PAC-ML's size, each measured by itself:
-from the view of the cluster to the degree, the observation included. Processor time counts, so that
-what else runs on the machine does not.
+Each on one core. Decisions of learned policies are those of a shipped model in whole episodes of
+PAC-ML's size, each measured by itself: from the view of the cluster to the degree, the observation
+included. Processor time counts, so that what else runs on the machine does not.
 """
 
 import statistics
@@ -14,12 +14,61 @@ import numpy as np
 
 from benchmarks import figure
 from benchmarks.simulator import profiled_graphs
+from patchlight.controller.policies.contract import ClusterView, JobView
 from patchlight.controller.policies.learned import load_learned
 from patchlight.controller.policies.model_files import shipped_models
+from patchlight.controller.policies.options.least_delay import (
+    LeastDelayPlacement,
+    LeastDelayTopology,
+)
 from patchlight.emulation.simulator.ramp import Episode, Workloads, pac_ml_scenario
+from patchlight.emulation.simulator.randomlabs import episodes
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.random_lab import LabShape, lab_of
 
 NUM_ENVS, STEPS, ROUNDS = 256, 200, 5
+# Labs of 128 and 1,024 GPUs of two models, and how long a decision may take there (CPU ms).
+LABS = (
+    (LabShape(8, 4, 4, ocs=2, spare=4, oversubscription=4.0, mixed=True), 250, "at most 5"),
+    (LabShape(16, 8, 8, ocs=4, spare=8, oversubscription=4.0, mixed=True), 400, "at most 50"),
+)
+
+
+class _Timed:
+    """*least-delay*, its decisions timed; places that are not free are no decisions."""
+
+    def __init__(self) -> None:
+        self._placement, self._topology = LeastDelayPlacement(), LeastDelayTopology()
+        self.placements_ms: list[float] = []
+        self.circuits_ms: list[float] = []
+
+    def place(self, cluster: ClusterView, job: JobView, workers: int) -> Any:
+        before = time.process_time()
+        ring = self._placement.place(cluster, job, workers)
+        if cluster.free.bit_count() >= workers:
+            self.placements_ms.append((time.process_time() - before) * 1e3)
+        return ring
+
+    def circuits(self, cluster: ClusterView, groups: Any) -> Any:
+        before = time.process_time()
+        maps = self._topology.circuits(cluster, groups)
+        self.circuits_ms.append((time.process_time() - before) * 1e3)
+        return maps
+
+
+def _least_delay() -> list[dict[str, Any]]:
+    """Decisions in a lab where jobs come at a load of 0.95."""
+    found = []
+    for shape, jobs, limit in LABS:
+        lab, timed = lab_of(shape, "timed"), _Timed()
+        episodes.Episode(lab, episodes.draw_jobs(lab, 0, jobs, 0.95)).play(timed, timed)
+        for what, took in (("placement", timed.placements_ms), ("topology", timed.circuits_ms)):
+            head = f"least-delay, {shape.size} GPUs: a {what}"
+            late = float(np.percentile(took, 99))
+            name = f"{head}, 99th percentile of {len(took)}"
+            found.append(figure(name, late, "CPU ms", limit))
+            found.append(figure(f"{head}, median", statistics.median(took), "CPU ms"))
+    return found
 
 
 def run() -> list[dict[str, Any]]:
@@ -28,7 +77,7 @@ def run() -> list[dict[str, Any]]:
     models = shipped_models()
     if not models:
         raise PatchlightError("there is no shipped model to measure")
-    found: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = _least_delay()
     for name, path in models.items():
         policy = load_learned(path)
         took: list[float] = []

@@ -64,8 +64,11 @@ class LabShape:
         return self.leaves * self.servers * self.gpus
 
 
-def draw_shape(seed: int, largest: int = 128) -> LabShape:
-    """A lab of 2 to 8 switches with the spine, 8 to ``largest`` GPUs, one to four OCSs."""
+def draw_shape(seed: int, largest: int = 128, mixed: float = 0.3) -> LabShape:
+    """A lab of 2 to 8 switches with the spine, 8 to ``largest`` GPUs, one to four OCSs.
+
+    With the probability ``mixed`` it has two GPU models.
+    """
     draw = random.Random(f"lab {seed}")
     while True:
         leaves = draw.randint(2, 7)
@@ -80,13 +83,13 @@ def draw_shape(seed: int, largest: int = 128) -> LabShape:
                 oversubscription=draw.choice((1.0, 2.0, 4.0, 8.0)),
                 nic_bps=draw.choice(_RATES_BPS),
                 switching_time_s=draw.choice(_SWITCHING_TIMES_S),
-                mixed=draw.random() < 0.3,
+                mixed=draw.random() < mixed,
             )
 
 
-def random_lab(seed: int, largest: int = 128) -> Lab:
+def random_lab(seed: int, largest: int = 128, mixed: float = 0.3) -> Lab:
     """The lab of ``draw_shape``."""
-    return lab_of(draw_shape(seed, largest), f"random{seed}")
+    return lab_of(draw_shape(seed, largest, mixed), f"random{seed}")
 
 
 def lab_of(shape: LabShape, name: str) -> Lab:

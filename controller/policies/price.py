@@ -44,17 +44,23 @@ class Prices:
 
     ``jobs`` are those that count: running ones whose rings and loads are known, and any that wait
     for their circuits. Others are taken not to be there. ``overhead_s`` is how long a change keeps
-    running jobs waiting beside its dark time.
+    running jobs waiting beside its dark time. ``network`` has the present links, where somebody
+    knows them already.
     """
 
     def __init__(
-        self, cluster: ClusterView, lab: Lab, jobs: Sequence[RingOfJob], overhead_s: float = 0.0
+        self,
+        cluster: ClusterView,
+        lab: Lab,
+        jobs: Sequence[RingOfJob],
+        overhead_s: float = 0.0,
+        network: LabNetwork | None = None,
     ) -> None:
         self._overhead_s = overhead_s
         self._cluster, self._lab, self._all = cluster, lab, tuple(jobs)
         self.jobs = tuple(job for job in jobs if job.ring and job.load is not None)
-        self._links = trace_links(lab, cluster.circuits)
-        self.network = LabNetwork(lab, self._links)
+        self.network = network or LabNetwork(lab, trace_links(lab, cluster.circuits))
+        self._links = self.network.links
 
     @cached_property
     def _present_unit_s(self) -> tuple[float, ...]:

@@ -42,6 +42,7 @@ BUILT_IN: Mapping[PolicyKind, Mapping[str, str]] = {
         "fragmentation-aware": "placement:FragmentationAware",
         "regroup": "placement:RegroupPlacement",
         "cheapest": "cheapest:CheapestPlacement",
+        "least-delay": "options.least_delay:LeastDelayPlacement",
         "random": "placement:RandomPlacement",
     },
     "order": {
@@ -55,6 +56,7 @@ BUILT_IN: Mapping[PolicyKind, Mapping[str, str]] = {
         "keep": "topology:Keep",
         "regroup": "topology:Regroup",
         "cheapest": "cheapest:CheapestTopology",
+        "least-delay": "options.least_delay:LeastDelayTopology",
         "ring": "engineered:Ring",
         "matching": "engineered:Matching",
         "totient": "engineered:Totient",

@@ -8,13 +8,29 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from patchlight.controller.openflow.ways import Trunks, trunks_of
 from patchlight.controller.policies.contract import ClusterView
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import trace_links
 
 # Up to so many switches the shortest round is found by trying; beyond, one along a tree is taken.
 _TRIED_RACKS = 8
+_KEPT, _MOST_ROUNDS = 4, 10_000
+
+
+class _Rounds(NamedTuple):
+    """A lab under some circuits, and the rounds through its packet switches that were found."""
+
+    lab: Lab
+    circuits: Mapping[str, PortMap]
+    trunks: Trunks
+    found: dict[tuple[int, ...], list[int]]
+
+
+_rounds: list[_Rounds] = []  # The last few: placements ask for many rings of one moment.
 
 
 def ring_order(cluster: ClusterView, gpus: Sequence[int]) -> list[int]:
@@ -32,12 +48,27 @@ def ring_order(cluster: ClusterView, gpus: Sequence[int]) -> list[int]:
     dark = under.pop(-1, [])
     racks = list(under)
     if len(racks) > 3 and cluster.lab is not None:
-        links = trace_links(cluster.lab, cluster.circuits)
-        trunks = trunks_of(cluster.shape.racks, links)
+        racks = _round(cluster, cluster.lab, racks)
+    return [gpu for rack in racks for gpu in under[rack]] + dark
+
+
+def _round(cluster: ClusterView, lab: Lab, racks: Sequence[int]) -> list[int]:
+    """These racks in the order of a short round."""
+    global _rounds
+    circuits = dict(cluster.circuits)
+    known = next((r for r in _rounds if r.lab is lab and r.circuits == circuits), None)
+    if known is None:
+        trunks = trunks_of(cluster.shape.racks, trace_links(lab, circuits))
+        known = _Rounds(lab, circuits, trunks, {})
+        _rounds = [known, *_rounds[: _KEPT - 1]]
+    key = tuple(racks)
+    if len(known.found) >= _MOST_ROUNDS:
+        known.found.clear()
+    if key not in known.found:
         names = [cluster.shape.racks[rack] for rack in racks]
         round_trip = _shortest if len(names) <= _TRIED_RACKS else _along_a_tree
-        racks = [racks[names.index(name)] for name in round_trip(names, trunks)]
-    return [gpu for rack in racks for gpu in under[rack]] + dark
+        known.found[key] = [racks[names.index(name)] for name in round_trip(names, known.trunks)]
+    return known.found[key]
 
 
 def _hops(start: str, trunks: Trunks) -> dict[str, int]:

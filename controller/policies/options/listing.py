@@ -6,7 +6,7 @@ policies, and some more of their kind.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,7 @@ from patchlight.controller.policies.placement import (
 )
 from patchlight.controller.policies.price import Prices
 from patchlight.controller.policies.ring_order import ring_order
-from patchlight.controller.policies.sets import members, pack
+from patchlight.controller.policies.sets import lowest, members, pack
 from patchlight.testbed.lab import Lab
 
 MOST_OPTIONS = 24
@@ -39,13 +39,14 @@ MOST_OPTIONS = 24
 _SPREAD = 6  # placements over several switches, beside those of the built-in policies
 
 BUILT_IN: Mapping[str, PlacementPolicy] = {
-    "first-fit": FirstFit(),
-    "best-fit": BestFit(),
     "consolidated": Consolidated(),
     "rack-aware": RackAware(),
     "fragmentation-aware": FragmentationAware(),
+    "best-fit": BestFit(),
+    "first-fit": FirstFit(),
 }
-"""The built-in placements whose answers are options for where a job goes."""
+"""The built-in placements whose answers are options for where a job goes, the default's first: of
+options that are as good as each other the first one is taken."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,13 @@ class Listing:
         ]
         if with_circuits and workers > 1:
             switching_s = _switching_s(cluster.lab)
-            for choice in sorted(self._regroup.choices(cluster, job, workers)):
-                if not choice.moves:
-                    continue
+            choices = {
+                (choice.rack, frozenset(choice.gpus)): choice
+                for each in (job, *_of_one_model(cluster, job))
+                for choice in sorted(self._regroup.choices(cluster, each, workers))
+                if choice.moves
+            }
+            for choice in choices.values():
                 switch = cluster.shape.racks[choice.rack]
                 prospect = outlook.of(outlook.load_of(job, choice.gpus), choice.gpus, switching_s)
                 words = f"{_named(cluster, choice.gpus)}, all lit to {switch}"
@@ -106,7 +111,8 @@ class Listing:
                         frozenset(["regroup"]),
                     )
                 )
-        return found[:MOST_OPTIONS]
+        waits = list(_waits(outlook, job, workers)) if found else []
+        return found[: MOST_OPTIONS - len(waits)] + waits
 
     def _rings(
         self, cluster: ClusterView, job: JobView, workers: int
@@ -131,9 +137,8 @@ class Listing:
                 ring = here + pack(others, workers - len(here))
                 if len(ring) == workers:
                     yield "", ring_order(cluster, ring)
-        for model in shape.model_gpus if len(shape.model_gpus) > 1 else ():
-            alike = cluster._replace(occupied=cluster.occupied | ~shape.model_gpus[model])
-            of_model = BUILT_IN["consolidated"].place(alike, job, workers)
+        for alike in _of_one_model(cluster, job):
+            of_model = BUILT_IN["consolidated"].place(cluster, alike, workers)
             if of_model is not None:
                 yield "", list(of_model)
 
@@ -183,9 +188,11 @@ class Listing:
         new = [job for job in asked if job.waits] or asked
         gpus = tuple(gpu for job in new for gpu in job.ring)
         keep = Option({}, "keep the circuits", gpus, _together(outlook, new, None))
-        if lab is None or not lab.circuit_switches:
+        spread = any(len({cluster.shape.gpus[gpu].rack for gpu in job.ring}) > 1 for job in new)
+        if lab is None or not lab.circuit_switches or not spread:
             return [keep]
-        maps = Prices(cluster, lab, cluster.rings).regrouped(new)
+        prices = Prices(cluster, lab, cluster.rings, network=outlook.network)
+        maps = prices.regrouped(new)
         if not maps:
             return [keep]
         switching_s = sum(lab.circuit_switch(name).switching_time_s for name in maps)
@@ -238,7 +245,35 @@ def _together(outlook: Outlook, jobs: Sequence[RingOfJob], dark_s: float | None)
         math.fsum(one.delays_s for one in each),
         dark_s or 0.0,
         any(one.stuck for one in each),
+        math.fsum(one.queue_s for one in each),
     )
+
+
+def _of_one_model(cluster: ClusterView, job: JobView) -> Iterator[JobView]:
+    """The job as one that can run on GPUs of one model only, for each of several models."""
+    models = cluster.shape.model_gpus
+    if len(models) > 1:
+        for model in models:
+            if not job.gpu_models or model in job.gpu_models:
+                yield job._replace(gpu_models=frozenset([model]))
+
+
+def _waits(outlook: Outlook, job: JobView, workers: int) -> Iterator[Option]:
+    """To wait until enough GPUs of one model are free, for each of which there are too few now."""
+    cluster = outlook.cluster
+    for each in _of_one_model(cluster, job):
+        (model,) = each.gpu_models
+        of_model = cluster.shape.model_gpus[model] & ~cluster.broken
+        missing, wait_s = workers - (cluster.free & of_model).bit_count(), 0.0
+        ends = [(outlook.left_by_job[one.name], one.gpus & of_model) for one in cluster.running]
+        for left_s, gpus in sorted(ends) if missing > 0 else ():
+            missing, wait_s = missing - gpus.bit_count(), left_s
+            if missing <= 0:
+                break
+        load = outlook.load_of(job, lowest(of_model, workers))
+        if missing <= 0 and 0 < wait_s < math.inf and load is not None:
+            prospect = outlook.later(load, lowest(of_model, workers), wait_s)
+            yield Option(None, f"wait for GPUs of model {model}", (), prospect)
 
 
 def _by_server(cluster: ClusterView, gpus: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""What a model that weighs options is shown: schema ``patchlight.options`` version 2, as arrays.
+"""What a model that weighs options is shown: schema ``patchlight.options`` version 3, as arrays.
 
 Nothing in it has a fixed size: not the cluster, not the job's graph, not the number of options.
 """
@@ -22,10 +22,10 @@ from patchlight.controller.policies.options.job_graph import OPERATION_FEATURES,
 from patchlight.controller.policies.options.listing import BUILT_IN, Option
 from patchlight.controller.policies.options.outlook import HORIZON_S, Networks, Outlook
 
-SCHEMA, VERSION = "patchlight.options", 2
+SCHEMA, VERSION = "patchlight.options", 3
 PROPOSERS = (*BUILT_IN, "regroup", "give-and-take")
 """Policies of which an option says whether they would choose it."""
-OPTION_FEATURES = 16 + len(PROPOSERS)
+OPTION_FEATURES = 17 + len(PROPOSERS)
 STATE_FEATURES = 11 + len(KINDS)
 COST = 0
 """The feature of an option that says by how much more all times to the ends of jobs grow than with
@@ -168,6 +168,7 @@ def _options(
             squeezed(prospect.lasts_s, unit_s) if known else 0.0,
             _excess(prospect.lasts_s, prospect.alone_s),
             math.tanh(prospect.delays_s / unit_s) if known else 0.0,
+            math.tanh(prospect.queue_s / unit_s) if known else 0.0,
             squeezed(prospect.dark_s, unit_s),
             option.moves / max(1, count),
             len(under) / max(1, min(len(racks), count)),

@@ -7,10 +7,12 @@ links are shared out anew whenever a job ends.
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from patchlight.controller.policies.contract import ClusterView, JobView
 from patchlight.controller.policies.price import placed
+from patchlight.controller.policies.sets import members
 from patchlight.controller.prediction.load import UNLIMITED_BPS, Load
 from patchlight.controller.prediction.network import LabNetwork
 from patchlight.controller.prediction.sharing import Demand
@@ -57,7 +59,8 @@ class Prospect(NamedTuple):
     """What an answer would lead to, in seconds; ``nan`` where nobody knows what the job has to do.
 
     The job ``lasts_s``, ``alone_s`` if it shared links with nobody, after its circuits were dark
-    for ``dark_s``; others end later by ``delays_s`` in all. ``stuck``: its ring has no way.
+    for ``dark_s``; others that run end later by ``delays_s`` in all, and those that wait begin
+    later by ``queue_s`` in all. ``stuck``: its ring has no way.
     """
 
     lasts_s: float = math.nan
@@ -65,11 +68,12 @@ class Prospect(NamedTuple):
     delays_s: float = 0.0
     dark_s: float = 0.0
     stuck: bool = False
+    queue_s: float = 0.0
 
     @property
     def cost_s(self) -> float:
         """By how much all times to the ends of jobs grow together."""
-        return self.lasts_s + self.delays_s + self.dark_s
+        return self.lasts_s + self.delays_s + self.dark_s + self.queue_s
 
 
 class _Going(NamedTuple):
@@ -80,6 +84,7 @@ class _Going(NamedTuple):
     own_bps: float
     unit_s: float
     left_s: float
+    workers: int
 
 
 class Outlook:
@@ -95,6 +100,8 @@ class Outlook:
         self.edges: dict[Hashable, int] = {}
         """The edges of rings on each link between switches."""
         self._on: dict[Hashable, list[_Going]] = {}
+        # The one that is decided about waits too: it stands for the next one that comes.
+        self._behind = max(1, len(cluster.queue))
         self.left_by_job: dict[str, float] = {
             job.name: job.ends_s - cluster.now_s for job in cluster.running
         }
@@ -106,7 +113,7 @@ class Outlook:
     ) -> None:
         if len(rings) > _MOST_RINGS:
             rings.clear()
-        found: list[tuple[str, float, Load, Demand, float]] = []
+        found: list[tuple[str, float, Load, Demand, float, int]] = []
         for job in self.cluster.rings:
             if job.load is None or job.waits:
                 continue
@@ -115,15 +122,15 @@ class Outlook:
             own_bps, shares = rings[job.ring]
             for link, edges in shares.items():
                 self.edges[link] = self.edges.get(link, 0) + edges
-            found.append((job.name, job.ends_s, job.load, shares, own_bps))
-        for name, ends_s, load, shares, own_bps in found:
+            found.append((job.name, job.ends_s, job.load, shares, own_bps, len(job.ring)))
+        for name, ends_s, load, shares, own_bps, workers in found:
             unit_s = load.unit_s(self._rate_bps(network, own_bps, shares, {}))
             left_s = ends_s - self.cluster.now_s
             if left_s == math.inf and load.units < math.inf and unit_s < math.inf:
                 # A lab knows the iterations that are left, not when they will be done.
                 left_s = max(0.0, load.units) * unit_s
                 self.left_by_job[name] = left_s
-            going = _Going(shares, load, own_bps, unit_s, left_s)
+            going = _Going(shares, load, own_bps, unit_s, left_s, workers)
             for link in shares:
                 self._on.setdefault(link, []).append(going)
 
@@ -174,23 +181,78 @@ class Outlook:
             return Prospect(dark_s=dark_s or 0.0)
         alone_unit_s = load.unit_s(own_bps)
         units = load.units if load.units < math.inf else HORIZON_S / max(alone_unit_s, 1e-9)
-        lasts_s, delays_s = units * alone_unit_s, 0.0
+        lasts_s, delays_s, held_gpu_s = units * alone_unit_s, 0.0, 0.0
         if network is not None and shares and load.ring_bits:
             rate_bps = self._rate_bps(network, own_bps, shares, shares)
             lasts_s = units * load.unit_s(rate_bps)
-            delays_s = self._delays_s(network, shares, lasts_s)
-        return Prospect(lasts_s, units * alone_unit_s, delays_s, dark_s or 0.0)
+            delays_s, held_gpu_s = self._delays_s(network, shares, lasts_s)
+        held_gpu_s += self._held_gpu_s(ring, lasts_s)
+        return Prospect(
+            lasts_s,
+            units * alone_unit_s,
+            delays_s,
+            dark_s or 0.0,
+            queue_s=self._behind * held_gpu_s / self._speeds_sum,
+        )
 
-    def _delays_s(self, network: LabNetwork, shares: Demand, lasts_s: float) -> float:
-        """How much later others end, in all, if these edges are on their links for so long."""
+    def later(self, load: Load, ring: Sequence[int], wait_s: float) -> Prospect:
+        """What would become of a job that waits so long, and then has such GPUs to itself.
+
+        Whatever is free until then is kept from the others that wait.
+        """
+        own_bps = UNLIMITED_BPS if self.network is None else self.network.nic_bps
+        alone_unit_s = load.unit_s(own_bps)
+        units = load.units if load.units < math.inf else HORIZON_S / max(alone_unit_s, 1e-9)
+        alone_s = units * alone_unit_s
+        idle_gpu_s = self._held_gpu_s(members(self.cluster.free), wait_s)
+        held_gpu_s = idle_gpu_s + self._held_gpu_s(ring, alone_s)
+        queue_s = self._behind * held_gpu_s / self._speeds_sum
+        return Prospect(wait_s + alone_s, alone_s, queue_s=queue_s)
+
+    def _held_gpu_s(self, ring: Sequence[int], lasts_s: float) -> float:
+        """What these GPUs could do meanwhile, in seconds of a GPU of the fastest model."""
+        sites, speeds = self.cluster.shape.gpus, self._speeds
+        if not speeds:
+            return len(ring) * lasts_s
+        return lasts_s * math.fsum(speeds.get(sites[gpu].model, 1.0) for gpu in ring)
+
+    @cached_property
+    def _speeds(self) -> Mapping[str, float]:
+        """Of each GPU model, how fast it is beside the fastest, in the mean of recent jobs."""
+        models = self.cluster.shape.model_gpus
+        if len(models) < 2:
+            return {}
+        summed, count = dict.fromkeys(models, 0.0), 0
+        for job in self.cluster.recent:
+            times_s = {} if job.training is None else job.training.compute_s
+            if all(times_s.get(model, 0.0) > 0 for model in models):
+                count += 1
+                quickest_s = min(times_s[model] for model in models)
+                for model in models:
+                    summed[model] += quickest_s / times_s[model]
+        return {model: total / count for model, total in summed.items()} if count else {}
+
+    @cached_property
+    def _speeds_sum(self) -> float:
+        shape = self.cluster.shape
+        each = (n.bit_count() * self._speeds.get(m, 1.0) for m, n in shape.model_gpus.items())
+        return math.fsum(each)
+
+    def _delays_s(self, network: LabNetwork, shares: Demand, lasts_s: float) -> tuple[float, float]:
+        """How much later others end if these edges are on their links for so long.
+
+        In all, and as GPU-seconds.
+        """
         met = {id(going): going for link in shares for going in self._on.get(link, ())}
-        found = 0.0
+        found, held_gpu_s = 0.0, 0.0
         for going in met.values():
             rate_bps = self._rate_bps(network, going.own_bps, going.shares, shares)
             unit_s = going.load.unit_s(min(rate_bps, going.own_bps))
             if unit_s > going.unit_s:
                 left_s = going.left_s if going.left_s < math.inf else HORIZON_S
-                found += min(
+                later_s = min(
                     left_s * (unit_s / going.unit_s - 1), lasts_s * (1 - going.unit_s / unit_s)
                 )
-        return found
+                found += later_s
+                held_gpu_s += going.workers * later_s
+        return found, held_gpu_s

@@ -25,6 +25,9 @@ class Labs:
     first_seed: int = setting(_SEED, "that of the first lab", 1000)
     largest: int = setting(Whole("a number of GPUs", 8, 1024), "GPUs of the largest lab", 64)
     jobs: int = setting(Whole("a number of jobs", 2, 10_000), "that come to each lab", 40)
+    mixed: float = setting(
+        Number("a part", lowest=0, highest=1), "of the labs that has two GPU models", 0.3
+    )
     lowest_load: float = setting(_LOAD, "GPUs wanted over GPUs that there are, at least", 0.6)
     highest_load: float = setting(_LOAD, "the same at most", 1.3)
 
@@ -46,11 +49,13 @@ class WhatIf:
     """How answers are tried out and learned from.
 
     Of each lab's episode ``decisions`` are looked at; at each, up to ``options`` answers beside the
-    one that was taken are played to the end.
+    one that was taken are played until all jobs have ended that come up to ``horizon`` after the
+    one decided about.
     """
 
     decisions: int = setting(Whole("a number", 1, 1000), "of an episode that are looked at", 6)
     options: int = setting(Whole("a number", 1, 100), "other answers that are tried", 3)
+    horizon: int = setting(Whole("a number of jobs", 1, 10_000), "that come after and count", 24)
     learning_rate: float = setting(Number("a learning rate", above=0), "Adam's", 2e-3)
     batch_size: int = setting(Whole("a number", 1, 4096), "decisions of a gradient step", 32)
     gradient_steps: int = setting(Whole("a number", 1, 1000), "after each episode", 6)

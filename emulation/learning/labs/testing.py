@@ -18,12 +18,14 @@ BESIDE: Sequence[tuple[str, str]] = (
     ("consolidated", "keep"),
     ("rack-aware", "keep"),
     ("fragmentation-aware", "keep"),
+    ("least-delay:circuits=false", "keep"),
 )
 """Placement and topology of those that it is compared with."""
 BESIDE_WITH_CIRCUITS: Sequence[tuple[str, str]] = (
-    *BESIDE,
+    *BESIDE[:-1],
     ("regroup", "regroup"),
     ("cheapest", "cheapest"),
+    ("least-delay", "least-delay"),
 )
 
 

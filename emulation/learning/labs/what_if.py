@@ -1,10 +1,10 @@
 """Learning from what would have been: other answers to a decision, each played to the end.
 
 An episode is played once, as the network has it. At some of its decisions other options are taken
-instead, and the rest of the episode is played by a plain rule: the same jobs come, so what differs
-is due to the answer alone. The sums of completion times say which options were good and by how
-much (policy improvement by roll-outs: Tesauro and Galperin, NIPS 1996). Nothing of it is sampled
-but the labs and jobs, and which decisions are looked at.
+instead, and what comes then is played by the rule *least-delay*: the same jobs come, so what
+differs is due to the answer alone. The sums of completion times say which options were good and by
+how much (policy improvement by roll-outs: Tesauro and Galperin, NIPS 1996). Nothing of it is
+sampled but the labs and jobs, and which decisions are looked at.
 """
 
 import copy
@@ -25,6 +25,10 @@ from patchlight.controller.policies.options.learned import (
     OptionsCard,
     WeighsOptions,
 )
+from patchlight.controller.policies.options.least_delay import (
+    LeastDelayPlacement,
+    LeastDelayTopology,
+)
 from patchlight.controller.policies.options.listing import Option
 from patchlight.controller.policies.options.observation import (
     SCHEMA,
@@ -33,12 +37,10 @@ from patchlight.controller.policies.options.observation import (
     typical_s,
 )
 from patchlight.controller.policies.options.outlook import Outlook
-from patchlight.controller.policies.placement import Consolidated, RegroupPlacement
-from patchlight.controller.policies.topology import CannotRegroup, Regroup
 from patchlight.emulation.learning.labs.config import LabConfig
-from patchlight.emulation.learning.labs.episodes import Episode, draw_jobs
 from patchlight.emulation.learning.labs.network import INPUTS, OptionNetwork, joined
 from patchlight.emulation.simulator.cluster import QueueResult
+from patchlight.emulation.simulator.randomlabs.episodes import Episode, draw_jobs
 from patchlight.testbed.random_lab import random_lab
 
 _MOST = 10.0  # of a difference, in times that jobs last; more is as good as that
@@ -93,6 +95,7 @@ class _Decision(NamedTuple):
     options: list[Option]
     chosen: int
     unit_s: float
+    job: str
 
 
 @dataclass
@@ -103,6 +106,7 @@ class _Script:
     network: tuple[LearnedPlacement, LearnedTopology | None] | None = None
     answers: list[Any] = field(default_factory=list)
     decisions: list[_Decision] = field(default_factory=list)
+    job: str = ""
 
     @property
     def is_given(self) -> bool:
@@ -125,7 +129,7 @@ class _Script:
             chosen = int(scores.argmax())
             unit_s = typical_s(outlook.cluster, options)
             number = len(self.answers)
-            self.decisions.append(_Decision(number, seen, options, chosen, unit_s))
+            self.decisions.append(_Decision(number, seen, options, chosen, unit_s, self.job))
         return self.answer(options[chosen].answer)
 
 
@@ -137,6 +141,7 @@ class _Placement:
         script = self._script
         if cluster.free_for(job).bit_count() < workers:
             return None
+        script.job = job.name
         if script.is_given:
             return cast(Sequence[int], script.answer(script.given[len(script.answers)]))
         if script.network is None:
@@ -149,18 +154,14 @@ class _Placement:
 
 class _Topology:
     def __init__(self, script: _Script) -> None:
-        self._script, self._plain = script, Regroup()
+        self._script, self._plain = script, LeastDelayTopology()
 
     def circuits(self, cluster: ClusterView, groups: Sequence[Sequence[int]]) -> Mapping[str, Any]:
         script = self._script
         if script.is_given:
             return cast(Mapping[str, Any], script.answer(script.given[len(script.answers)]))
         if script.network is None or script.network[1] is None:
-            try:
-                found = self._plain.circuits(cluster, groups)
-            except CannotRegroup:
-                found = {}
-            return cast(Mapping[str, Any], script.answer(found))
+            return cast(Mapping[str, Any], script.answer(self._plain.circuits(cluster, groups)))
         policy = script.network[1]
         outlook = policy.outlook(cluster)
         options = policy.options(outlook, groups)
@@ -195,15 +196,17 @@ class WhatIfLearner:
         played = _Script(network=policies_of(self.average, kinds))
         whole_s = _jct_s(self._play(episode, played))
         found = []
+        names = [job.view.name for job in episode.jobs]
         many = min(what_if.decisions, len(played.decisions))
         for decision in draw.sample(played.decisions, many):
             before = played.answers[: decision.number]
             others = [n for n in range(len(decision.options)) if n != decision.chosen]
             tried = [decision.chosen, *draw.sample(others, min(what_if.options, len(others)))]
-            sums_s = []
+            last = names.index(decision.job) + 1 + what_if.horizon
+            then, sums_s = Episode(episode.lab, episode.jobs[:last]), []
             for number in tried:
                 answer = decision.options[number].answer
-                sums_s.append(_jct_s(self._play(episode, _Script([*before, answer]))))
+                sums_s.append(_jct_s(self._play(then, _Script([*before, answer]))))
             if not all(np.isfinite(sums_s)):
                 continue
             # The rule that plays on is the same for all of them, also for what the network took.
@@ -217,7 +220,7 @@ class WhatIfLearner:
 
     def _play(self, episode: Episode, script: _Script) -> QueueResult:
         with_topology = "topology" in self.config.learns
-        plain = RegroupPlacement() if with_topology else Consolidated()
+        plain = LeastDelayPlacement(circuits=with_topology)
         return episode.play(_Placement(script, plain), _Topology(script) if with_topology else None)
 
     def _learn(self, draw: random.Random) -> float:
@@ -265,7 +268,7 @@ class WhatIfLearner:
 def episode_of(config: LabConfig, seed: int) -> Episode:
     """The lab and the jobs of a seed."""
     labs = config.labs
-    lab = random_lab(seed, labs.largest)
+    lab = random_lab(seed, labs.largest, labs.mixed)
     load = random.Random(f"load {seed}").uniform(labs.lowest_load, labs.highest_load)
     return Episode(lab, draw_jobs(lab, seed, labs.jobs, load))
 

@@ -13,6 +13,7 @@ import click
 from patchlight.cli.completion import complete_policy
 from patchlight.cli.connection import complete_lab
 from patchlight.cli.errors import only_some_finished
+from patchlight.cli.policy.compare import compare
 from patchlight.cli.policy.fit import fit_of, say_fit
 from patchlight.cli.policy.live import COMMANDS
 from patchlight.cli.rendering import (
@@ -75,7 +76,7 @@ def policy() -> None:
     """
 
 
-for _command in COMMANDS:
+for _command in (*COMMANDS, compare):
     policy.add_command(_command)
 
 

@@ -57,7 +57,7 @@ def view(*busy: str, seconds: float = 900.0) -> ClusterView:
         (cheapest_model(output="q"), {}, "expected 'scores'"),
         (cheapest_model(factor=math.nan), {}, "no numbers"),
         (None, {"sha256": "0" * 64}, "not the file that its card was written for"),
-        (None, {"observation_version": 3}, "version 3"),
+        (None, {"observation_version": 2}, "version 2"),
         (None, {"kinds": ["placement", "colour"]}, "'kinds'"),
         (None, {"tested_range": {"gpus": [9, 1]}}, "expected two numbers"),
         (None, {"colour": "red"}, "unknown"),
@@ -97,7 +97,8 @@ def test_a_model_of_each_kind_decides_in_a_lab(tmp_path: Path) -> None:
     free = view()
     placement = decides("placement")
     ring = placement.place(free, JOB, 3)
-    assert len({free.shape.gpus[gpu].rack for gpu in ring}) == 1
+    # It takes as long as with a Titan V among them, which the next job can have now.
+    assert {free.shape.gpus[gpu].model for gpu in ring} == {"Tesla M40"}
     assert decides("partition").degree(free, JOB._replace(workers=0), (0, 1, 2, 4)) in (1, 2, 4)
     assert math.isfinite(decides("order").priority(free, JOB, Progress()))
     # A job that crosses between the switches all the time: its light is worth moving.
@@ -126,7 +127,7 @@ def test_it_tells_what_it_weighed(tmp_path: Path) -> None:
 
 def test_scores_that_are_no_numbers_are_an_error(tmp_path: Path) -> None:
     # Too much for a number where two built-in policies agree; when it is loaded, none does.
-    content = cheapest_model(features=(16, 17, 18, 19, 20), factor=3e38)
+    content = cheapest_model(features=(17, 18, 19, 20, 21), factor=3e38)
     policy: Any = load_policy(str(write_option_model(tmp_path, content=content)), "placement")
     with pytest.raises(PatchlightError, match="no numbers for job 'job'"):
         policy.place(view(), JOB, 3)

@@ -1,0 +1,138 @@
+"""``patchlight policy compare``: placements with their circuits on labs drawn by chance."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from patchlight.cli.completion import complete_policy
+from patchlight.cli.numbers import ANY
+from patchlight.cli.rendering import (
+    Coloured,
+    Column,
+    Table,
+    console,
+    listing_options,
+    print_json,
+    progress_bar,
+    say,
+)
+from patchlight.testbed.errors import BadInput
+
+
+@click.command()
+@click.argument("pairs", metavar="PAIR…", nargs=-1, required=True, shell_complete=complete_policy)
+@click.option("--labs", type=click.IntRange(2, 10_000), default=40, help="How many labs.")
+@click.option("--first-seed", type=click.IntRange(0), default=0, help="That of the first lab.")
+@click.option("--jobs", type=click.IntRange(2, 100_000), default=120, help="That come to each lab.")
+@click.option(
+    "--load", type=ANY, default=1.1, help="The part of a lab's GPUs that the jobs would hold."
+)
+@click.option(
+    "--largest", type=click.IntRange(8, 1024), default=128, help="GPUs of a lab, at most."
+)
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path, exists=True),
+    help="Jobs are pieces of this trace, brought to the load.  [default: drawn by chance]",
+)
+@click.option("--processes", type=click.IntRange(1), help="At a time.  [default: the cores]")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where result.json goes.  [default: results/compare-<time>]",
+)
+@listing_options
+def compare(
+    pairs: tuple[str, ...],
+    labs: int,
+    first_seed: int,
+    jobs: int,
+    load: float,
+    largest: int,
+    trace: Path | None,
+    processes: int | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Compare placements, with their circuits, on labs drawn by chance.
+
+    A PAIR is PLACEMENT or PLACEMENT+TOPOLOGY, like regroup+regroup. Each plays the same jobs in
+    the same labs as the eight built-in pairs: consolidated, rack-aware, fragmentation-aware and
+    regroup, each with keep and with regroup. The table has the mean completion time of each PAIR
+    over that of the best of these, by the size of labs.
+    """
+    from patchlight.emulation.output_folder import cannot_write, check_output, write_result
+    from patchlight.emulation.provenance import provenance
+    from patchlight.emulation.simulator.executors import Engine
+    from patchlight.emulation.simulator.randomlabs.comparison import Drawn, Pair, by_size
+    from patchlight.emulation.simulator.randomlabs.comparison import compare as run_comparison
+
+    if not 0 < load <= 10:
+        raise BadInput(f"--load {load:g}: expected more than 0, and 10 at most")
+    folder = output or Path("results") / time.strftime("compare-%Y%m%d-%H%M%S")
+    check_output(folder)
+    wanted = [Pair.parse(text) for text in pairs]
+    drawn = Drawn(jobs, load, largest, trace)
+    seeds = range(first_seed, first_seed + labs)
+    origin = provenance(seeds, [] if trace is None else [trace])
+    with progress_bar("labs", console(stderr=as_json)) as tell:
+        done = iter(range(1, labs + 1))
+        engine = Engine("processes", processes or 0)
+        results = run_comparison(drawn, wanted, seeds, engine, lambda: tell(next(done), labs))
+    rows = [{"labs_of": of, **_words(c)} for p in wanted for of, c in by_size(results, p).items()]
+    result = {
+        "comparison": "random labs",
+        "schema_version": 1,
+        "drawn": {"jobs": jobs, "load": load, "largest": largest, "trace": trace and str(trace)},
+        "rows": rows,
+        "labs": [each._asdict() for each in results],
+        "provenance": origin,
+    }
+    try:
+        written = write_result(result, folder)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    if as_json:
+        print_json(rows)
+        return
+    for pair in wanted:
+        _table([row for row in rows if row["pair"] == pair.name], pair.name, load).print()
+    say(f"Figures: {written}")
+
+
+def _words(compared: Any) -> dict[str, Any]:
+    best, one = compared.over_best, compared.over_one
+    return {
+        "pair": compared.pair,
+        "count": compared.labs,
+        "over_best": best.mean,
+        "over_best_ci95": best.half_width,
+        "best_of_all": compared.one,
+        "over_best_of_all": one.mean,
+        "over_best_of_all_ci95": one.half_width,
+        "worst": compared.worst,
+    }
+
+
+def _table(rows: list[dict[str, Any]], pair: str, load: float) -> Table:
+    title = f"{pair}: mean JCT over that of built-in pairs, load {load:g}, mean ± 95 %"
+    numbers = ("labs", "over the best of each", "worst", "over one")
+    columns = [Column(name, whole=True, right=True) for name in numbers]
+    table = Table("labs of", *columns, Column("that one", wide=True), title=title)
+    for row in rows:
+        over, spread = row["over_best"], row["over_best_ci95"]
+        shown: str | Coloured = f"{over:.3f} ± {spread:.3f}"
+        if abs(over - 1) > spread:
+            shown = Coloured(str(shown), "good" if over < 1 else "bad")
+        over_one, spread_one = row["over_best_of_all"], row["over_best_of_all_ci95"]
+        table.add_row(
+            row["labs_of"],
+            str(row["count"]),
+            shown,
+            f"{row['worst']:.3f}",
+            f"{over_one:.3f} ± {spread_one:.3f}",
+            row["best_of_all"],
+        )
+    return table

@@ -1,0 +1,78 @@
+"""Pairs of policies on random labs: what is played, and what is told of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from patchlight.cli.main import cli
+from patchlight.emulation.simulator.randomlabs.comparison import (
+    BUILT_IN,
+    Drawn,
+    LabResult,
+    Pair,
+    by_size,
+)
+from patchlight.emulation.simulator.randomlabs.episodes import traced_jobs
+from patchlight.emulation.simulator.traces import TraceJob
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.random_lab import LabShape, lab_of
+
+MINE = Pair("mine", "light")
+
+
+def result(seed: int, gpus: int, mine_s: float, best: str) -> LabResult:
+    """All built-in pairs take 200 s, but for the best one, which takes 100."""
+    jct_s = {pair.name: 100.0 if pair.name == best else 200.0 for pair in BUILT_IN}
+    return LabResult(seed, gpus, gpus > 16, {**jct_s, MINE.name: mine_s})
+
+
+def test_each_lab_is_compared_with_its_best_pair() -> None:
+    results = [
+        result(0, 8, 90.0, "consolidated"),
+        result(1, 16, 110.0, "consolidated"),
+        result(2, 32, 50.0, "regroup+regroup"),
+        result(3, 32, 50.0, "regroup+regroup"),
+        result(4, 128, 70.0, "regroup+regroup"),
+    ]
+    found = by_size(results, MINE)
+    assert set(found) == {"all", "8 to 16 GPUs", "17 to 32 GPUs", "one GPU model", "two GPU models"}
+    assert found["all"].over_best.mean == pytest.approx((0.9 + 1.1 + 0.5 + 0.5 + 0.7) / 5)
+    assert found["all"].one == "regroup+regroup"
+    assert found["all"].over_one.mean == pytest.approx((0.45 + 0.55 + 0.5 + 0.5 + 0.7) / 5)
+    assert found["all"].worst == pytest.approx(1.1)
+    assert found["17 to 32 GPUs"].over_best.half_width == 0
+
+
+def test_pieces_of_a_trace_come_at_the_load() -> None:
+    lab = lab_of(LabShape(2, 2, 2), "small")
+    trace = [TraceJob(str(n), 10.0 * n, 100.0, 1 + n % 8) for n in range(60)]
+    jobs = traced_jobs(lab, trace, 3, 20, 0.5)
+    assert jobs == traced_jobs(lab, trace, 3, 20, 0.5)
+    assert max(job.view.workers for job in jobs) <= 4
+    assert [job.view.arrived_s for job in jobs] == sorted(job.view.arrived_s for job in jobs)
+    # Iterations are whole, so a job lasts a little more or less than in the trace.
+    work_s = sum(job.duration_s * job.view.workers for job in jobs)
+    assert work_s / (8 * jobs[-1].view.arrived_s) == pytest.approx(0.5, rel=0.3)
+    with pytest.raises(BadInput, match="expected 50"):
+        traced_jobs(lab, trace, 0, 50, 0.5)
+
+
+def test_a_pair_is_compared_by_one_command(tmp_path: Path) -> None:
+    arguments = ["policy", "compare", "least-delay+least-delay", "first-fit", "--labs", "2"]
+    arguments += ["--jobs", "5", "--largest", "8", "--processes", "1", "--output", str(tmp_path)]
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 0, done.output
+    assert "least-delay+least-delay: mean JCT" in done.output
+    written = json.loads((tmp_path / "result.json").read_text())
+    assert written["drawn"]["jobs"] == 5
+    assert [len(lab["jct_s"]) for lab in written["labs"]] == [10, 10]
+    again = Drawn(5, 1.1, 8).episode(written["labs"][0]["seed"])
+    assert len(again.jobs) == 5
+
+
+def test_a_load_that_makes_no_sense_is_refused() -> None:
+    done = CliRunner().invoke(cli, ["policy", "compare", "first-fit", "--load", "0"])
+    assert isinstance(done.exception, BadInput)
+    assert "--load 0" in str(done.exception)
