@@ -7,13 +7,15 @@ from nicegui import events, ui
 
 from patchlight.cli.dashboard.frame import Page, now
 from patchlight.cli.dashboard.layer import Layer
-from patchlight.cli.dashboard.picture import STYLE, Measured, Picture
+from patchlight.cli.dashboard.legend import legend
+from patchlight.cli.dashboard.picture import COLOURS, STYLE, Measured, Picture
 from patchlight.cli.dashboard.tables import JOB_CELL, columns
 from patchlight.cli.dashboard.watching import LabWatch
 from patchlight.cli.dashboard.words import (
     device_rows,
     job_row,
     last_change_lines,
+    light_words,
     measured_iteration_s,
     worries,
 )
@@ -24,7 +26,7 @@ from patchlight.testbed.lab import Lab
 _DEVICE = "(e) => { const found = e.target.closest('[data-device]'); "
 _DEVICE += "if (found) { e.preventDefault(); emit(found.dataset.device); } }"
 _RECENT_S = 10.0
-_JOB_COLUMNS = {"name": "job", "state": "state", "gpus": "GPUs", "iteration": "iteration"}
+_JOB_COLUMNS = {"name": "job", "gpus": "GPUs", "light": "light to", "iteration": "iteration"}
 _JOB_COLUMNS |= {"sends": "sends"}
 
 
@@ -33,7 +35,7 @@ class LabPage(Page):
 
     def build(self) -> None:
         """The picture at the left, the rest at the right."""
-        ui.add_css(STYLE)
+        ui.add_css(COLOURS + STYLE)
         self._lab_drawn: Lab | None = None
         self._lines: dict[int, list[str]] = {}
         with ui.row(wrap=False).classes("w-full gap-4"):
@@ -44,12 +46,7 @@ class LabPage(Page):
                     self._meters = Layer().classes("pl-over")
                 frame.on("click", self._open_device, js_handler=_DEVICE)
                 frame.on("keydown.enter", self._open_device, js_handler=_DEVICE)
-                ui.label(
-                    "Light has its job's colour, or is grey without one. Dotted red, ✕: dark. "
-                    "Dashes, ?: nobody committed it. !: degraded. A padlock: locked. Moving "
-                    "dashes: being changed. A red frame: does not answer. A green bar: how busy "
-                    "a GPU is."
-                ).classes("text-xs opacity-80")
+                legend()
             with ui.column().classes("w-[26rem] shrink-0 gap-2"):
                 self._worries = _card("Not well")
                 self._change = _card("Last change of circuits")
@@ -75,7 +72,8 @@ class LabPage(Page):
             told = [measured[name].sends_bps for name in job["hosts"] if name in measured]
             sends = sum(bps for bps in told if bps is not None) if told else None
             took = measured_iteration_s(watch.iterations.get(job["id"], ()))
-            rows.append(job_row(job, view, took, sends))
+            more = {"light": light_words(job, view), "note": job["state"]}
+            rows.append(job_row(job, view, took, sends) | more)
         if self._jobs.rows != rows:
             self._jobs.rows = rows
         self._say(self._worries, worries(view, watch.stopped, watch.trouble) or ["all is well"])
@@ -103,7 +101,7 @@ class LabPage(Page):
             ui.table(rows=rows, columns=_port_columns(rows)).props(
                 "dense flat virtual-scroll"
             ).classes("max-h-96 w-full")
-            if name in view.lab.circuit_fibres:
+            if name in view.switch_maps:
                 ui.link(f"Circuits of {name}", f"/circuits?ocs={name}")
             ui.button("Close", on_click=self._dialog.close).props("flat autofocus")
         self._dialog.open()
