@@ -54,6 +54,7 @@ class LabPage(Page):
                     ui.label("Jobs at work").classes("font-bold").props("role=heading")
                     self._jobs = ui.table(rows=[], columns=columns(_JOB_COLUMNS))
                     self._jobs.props("dense flat wrap-cells hide-pagination")
+                    self._jobs.props('no-data-label="none"')
                     self._jobs.classes("w-full").add_slot("body-cell-name", JOB_CELL)
         self._dialog = ui.dialog()
 

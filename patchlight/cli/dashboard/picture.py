@@ -155,6 +155,8 @@ class Picture:
         is_server = kind == "server"
         size = 15 if self._layout.detailed else 8
         place, anchor = (x + 8, y + box.height * _INCH / 2 + 5), "start"
+        if kind == "wavelength switch":  # beside its channels
+            place = (x + 8, y + box.height * _INCH - 24)
         if is_server:
             place, anchor = (
                 (self._at((box.centre, box.y))[0], y + box.height * _INCH + 17),
@@ -235,7 +237,7 @@ class Picture:
         if sign := SIGNS.get(worst.condition):
             parts.append(text(x, y + 5, sign, 15 if self._layout.detailed else 8, bold=True))
         if worst.channel and self._layout.detailed:
-            parts.append(text(x + 8, y + 20, channels_words(group), 10, anchor="start"))
+            parts.append(text(x + 10, y - 4, channels_words(group), 11, anchor="start"))
         words = "\n".join(map(circuit_words, group if worst.channel else group[:1]))
         name = f"{worst.ocs} {worst.ports.inp}>{worst.ports.out}"
         return about(words, worst.ocs, parts, circuit=name)
