@@ -91,9 +91,9 @@ def dark_s(change: Answer) -> float:
     return float(sum(change["stages_s"].get(stage, 0.0) for stage in _DARK_STAGES))
 
 
-def stages_words(change: Answer) -> str:
-    """What each stage of a change took."""
-    stages = change["stages_s"].items()
+def stages_words(change: Answer, at_least_s: float = 0.0) -> str:
+    """What each stage of a change took, where it was so long."""
+    stages = [(name, s) for name, s in change["stages_s"].items() if s >= at_least_s]
     return ", ".join(f"{name} {format_time(max(1e-6, spent))}" for name, spent in stages)
 
 
@@ -157,7 +157,8 @@ def last_change_lines(view: LabView, now: float) -> list[str]:
         f"{broken} cross-connects broken and {made} made in {format_time(max(1e-6, whole_s))}; "
         f"their light was away {format_time(max(1e-6, dark_s(change)))}"
     )
-    lines.append(stages_words(change))
+    stages = stages_words(change, 1e-3)
+    lines += [f"of that {stages}"] if stages else []
     lines += [harmless(change["message"])] if change["state"] != "committed" else []
     return lines
 
