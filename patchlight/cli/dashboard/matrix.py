@@ -5,6 +5,7 @@ Rows, and what is in them, can be dragged to columns.
 
 import re
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from patchlight.cli.dashboard.lab_view import NO_JOB, Circuit, LabView
@@ -56,8 +57,8 @@ class Sides(NamedTuple):
 def sides(view: LabView, name: str, wanted: str = "") -> Sides:
     """The ports of a switch that have a fibre or a circuit; with ``wanted`` some of them.
 
-    Those are numbers, ranges like ``1-40``, parts of names of what is plugged in, and jobs; what
-    they are joined to comes along.
+    Those are numbers, ranges like ``1-40``, names of what is plugged in or of its device, also with
+    ``*`` in them, and ids of jobs; what they are joined to comes along.
     """
     switch, circuits = view.lab.optical_switch(name), _circuits(view, name)
     if isinstance(switch, WavelengthSwitch):
@@ -82,8 +83,9 @@ def _circuits(view: LabView, name: str) -> list[Circuit]:
 
 def _is_meant(port: int, view: LabView, name: str, words: Iterable[str]) -> bool:
     leads = _leads_to(view, name, port)
+    names = (str(port), leads, leads.rpartition(".")[0])
     for word in words:
-        if word == str(port) or (not word.isdecimal() and word in leads):
+        if any(fnmatchcase(each, word) for each in names):
             return True
         if (ends := _RANGE.fullmatch(word)) and int(ends[1]) <= port <= int(ends[2]):
             return True

@@ -69,6 +69,7 @@ def test_a_matrix_has_ports_with_what_is_plugged_in_and_their_circuits() -> None
 def test_some_ports_are_picked_by_number_or_name_with_what_they_are_joined_to() -> None:
     view = ofc(["1>7", "7>1", "3>15"])
     assert sides(view, "ocs1", "server1").inputs == [1, 2, 7]
+    assert sides(view, "ocs1", "server2.*").inputs == [3, 4, 15]
     assert sides(view, "ocs1", "3 17-18").outputs == [3, 15, 17, 18]
     assert sides(view, "ocs1", "nowhere").inputs == []
 
