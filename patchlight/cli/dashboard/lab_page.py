@@ -40,10 +40,12 @@ class LabPage(Page):
         self._lines: dict[int, list[str]] = {}
         with ui.row(wrap=False).classes("w-full gap-4"):
             with ui.column().classes("grow min-w-0 gap-1"):
-                with ui.element("div").classes("pl-picture") as frame:
+                scrolled = ui.element("div").classes("pl-scroll")
+                with scrolled, ui.element("div").classes("pl-picture") as frame:
                     self._still = Layer()
                     self._light = Layer().classes("pl-over").mark("light")
                     self._meters = Layer().classes("pl-over")
+                self._frame = frame
                 frame.on("click", self._open_device, js_handler=_DEVICE)
                 frame.on("keydown.enter", self._open_device, js_handler=_DEVICE)
                 legend()
@@ -64,6 +66,7 @@ class LabPage(Page):
         if self._lab_drawn is not view.lab:
             self._lab_drawn = view.lab
             self._picture = Picture(view.lab, lay_out(view.lab))
+            self._frame.style(f"min-width: {self._picture.least_width}px")
             self._still.show(self._picture.size, self._picture.still())
         measured = measured_hosts(watch, now())
         self._light.show(self._picture.size, self._picture.light(view))

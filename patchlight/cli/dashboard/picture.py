@@ -15,6 +15,7 @@ from patchlight.testbed.light import Signal
 from patchlight.testbed.units import format_rate
 
 _INCH = 96.0
+_LEAST_SCALE = 0.7
 _MARGIN = 0.3
 _Point = tuple[float, float]
 SIGNS = {"dark": "✕", "degraded": "!", "drifting": "?", "changing": "~"}
@@ -24,6 +25,7 @@ PADLOCK = "M-6 0h12v9h-12zM-4 0v-3a4 4 0 0 1 8 0v3"
 STYLE = """
 .pl-picture { position: relative; width: 100%; }
 .pl-picture svg { display: block; width: 100%; height: auto; max-height: calc(100vh - 9rem); }
+.pl-scroll { width: 100%; overflow-x: auto; }
 .pl-picture .pl-over { position: absolute; inset: 0; pointer-events: none; }
 .pl-picture .pl-over [data-device] { pointer-events: auto; cursor: pointer; }
 .pl-picture text { font-family: inherit; fill: var(--pl-ink); }
@@ -75,6 +77,11 @@ class Picture:
     def size(self) -> str:
         """The picture's ``viewBox``."""
         return f"0 0 {self._width:.0f} {self._height:.0f}"
+
+    @property
+    def least_width(self) -> int:
+        """In how many pixels of width it can be read; where there are fewer, it is scrolled."""
+        return round(_LEAST_SCALE * self._width)
 
     # -- layers --------------------------------------------------------------------------------
 

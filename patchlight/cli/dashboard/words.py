@@ -13,7 +13,7 @@ from patchlight.testbed.units import format_rate, format_time
 Row = dict[str, Any]
 Answer = Mapping[str, Any]
 
-_MOST_MEETINGS = 3
+_MOST_MEETINGS, _MOST_GPUS = 3, 8
 # Of a change's stages, those in which the light of what it moves is away.
 _DARK_STAGES = ("break", "make", "verify")
 # In the order in which a change passes them.
@@ -36,13 +36,20 @@ def job_row(job: Answer, view: LabView, iteration_s: float | None, sends_bps: fl
         "state": job["state"],
         "why": harmless(job["message"]),
         "user": harmless(job["by"]),
-        "gpus": ", ".join(host.partition(".")[2] or host for host in job["hosts"]),
+        "gpus": gpus_words(job["hosts"]),
         "done": f"{done} of {wanted}" if wanted else str(done),
         "iteration": "" if iteration_s is None else format_time(iteration_s),
         "predicted": "" if predicted_s is None else format_time(predicted_s),
         "sends": "" if sends_bps is None else format_rate(round(sends_bps)),
         "submitted": when(job["submitted_at"]),
     }
+
+
+def gpus_words(hosts: Sequence[str]) -> str:
+    """The GPUs of a job, without their servers where that says which they are; the first few."""
+    short = [host.partition(".")[2] or host for host in hosts]
+    names = short if len(set(short)) == len(short) else hosts
+    return ", ".join(names[:_MOST_GPUS]) + _more(len(hosts) - _MOST_GPUS)
 
 
 def light_words(job: Answer, view: LabView) -> str:

@@ -12,6 +12,7 @@ from patchlight.cli.dashboard.picture import Picture
 from patchlight.cli.dashboard.shapes import Shapes
 from patchlight.cli.dashboard.words import (
     circuit_row,
+    gpus_words,
     last_change_lines,
     light_words,
     stage_rows,
@@ -133,6 +134,13 @@ def test_channels_are_seen_where_they_go() -> None:
     still = str(picture.still())
     assert "nic0 193.100 THz" in still
     assert "'wavelength switch'" in still
+
+
+def test_gpus_have_their_servers_where_they_are_needed() -> None:
+    assert gpus_words(["server1.gpu0", "server2.gpu2"]) == "gpu0, gpu2"
+    many = [f"server{n}.gpu0" for n in range(10)]
+    assert gpus_words(many).startswith("server0.gpu0, server1.gpu0, ")
+    assert gpus_words(many).endswith("server7.gpu0 and 2 more")
 
 
 def test_signals_that_meet_are_a_worry_and_locks_of_channels_are_of_them_alone() -> None:
