@@ -1,4 +1,4 @@
-"""What an update of the dashboard's picture costs a browser, in a lab of more than 1,000 ports.
+"""What an update of the dashboard's pages costs a browser, in a lab of more than 1,000 ports.
 
 The pages are served here, and show a lab that is made up: at each update all rates and GPUs are
 other ones, and one circuit moves. Chromium says what its scripts took, the kernel what the tab's
@@ -7,6 +7,7 @@ process holds. Times are of processor, so that it does not matter how busy the m
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,6 @@ async def _measured() -> list[dict[str, Any]]:
     with listen("127.0.0.1:0") as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
-            _update(watch, 0)
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
             async with browser_page() as watched:
                 return await _figures(watched.page, url, watch, lab)
@@ -62,17 +62,32 @@ async def _measured() -> list[dict[str, Any]]:
 
 
 async def _figures(page: Page, url: str, watch: LabWatch, lab: Lab) -> list[dict[str, Any]]:
+    name = f"dashboard, {GPUS} GPUs, {len(lab.circuit_fibres['ocs1'])} ports of an OCS, update of"
+    figures = await _costs(page, url, watch, f"{name} the picture", _picture_shows)
+    held = figure(
+        f"{name} the picture: memory of the tab's process",
+        _renderer_bytes() / 1e6,
+        "MB",
+        "at most 200",
+    )
+    circuits = await _costs(page, f"{url}circuits", watch, f"{name} the circuits", _table_shows)
+    return [*figures, held, *circuits]
+
+
+async def _costs(
+    page: Page, url: str, watch: LabWatch, name: str, shows: Callable[[Page, int], Awaitable[None]]
+) -> list[dict[str, Any]]:
+    """What so many updates of one page cost."""
+    _update(watch, 0)
     await page.goto(url)
-    await _is_shown(page, 0)
+    await shows(page, 0)
     session = await page.context.new_cdp_session(page)
     await session.send("Performance.enable", {"timeDomain": "threadTicks"})
     before, ours_s = await _metrics(session), time.process_time()
     for number in range(1, UPDATES + 1):
         _update(watch, number)
-        await _is_shown(page, number)
+        await shows(page, number)
     after, ours_s = await _metrics(session), time.process_time() - ours_s
-    ports = len(lab.circuit_fibres["ocs1"])
-    name = f"dashboard, {GPUS} GPUs, {ports} ports of an OCS, update of the picture"
     script_ms, all_ms = (
         1e3 * (after[key] - before[key]) / UPDATES for key in ("ScriptDuration", "TaskDuration")
     )
@@ -81,9 +96,6 @@ async def _figures(page: Page, url: str, watch: LabWatch, lab: Lab) -> list[dict
         figure(f"{name}: all work of the tab", all_ms, "ms"),
         figure(f"{name}: processor of the dashboard", 1e3 * ours_s / UPDATES, "ms"),
         figure(f"{name}: heap of the tab", after["JSHeapUsedSize"] / 1e6, "MB"),
-        figure(
-            f"{name}: memory of the tab's process", _renderer_bytes() / 1e6, "MB", "at most 200"
-        ),
     ]
 
 
@@ -95,7 +107,7 @@ def _update(watch: LabWatch, number: int) -> None:
         watch.gpus[f"{host.server.name}.gpu0"].append((now, ((n + number) % 100) / 100))
     jobs = [_job(f"job-{n}", [h.name for h in lab.hosts[n::10]]) for n in range(10)]
     circuits = [str(c) for c in lab.initial_maps["ocs1"] if 1 not in c]
-    to = GPUS + 1 if number % 2 == 0 else 2 * GPUS + 1
+    to = _lit_to(number)
     circuits += [f"1>{to}", f"{to}>1"]
     colours = job_colours({}, [job["id"] for job in jobs])
     watch.view = LabView(lab, jobs, {"ocs1": {"map": circuits}}, colours=colours)
@@ -109,9 +121,19 @@ def _job(job_id: str, hosts: list[str]) -> Any:
     return known | {"message": "", "iterations_done": 1, "submitted_at": 0.0}
 
 
-async def _is_shown(page: Page, number: int) -> None:
-    to = GPUS + 1 if number % 2 == 0 else 2 * GPUS + 1
-    await expect(page.locator(f"[data-circuit='ocs1 1>{to}']")).to_have_count(1)
+def _lit_to(number: int) -> int:
+    """The port that the circuit which moves leads to after that update."""
+    return GPUS + 1 if number % 2 == 0 else 2 * GPUS + 1
+
+
+async def _picture_shows(page: Page, number: int) -> None:
+    circuit = page.locator(f"[data-circuit='ocs1 1>{_lit_to(number)}']")
+    await expect(circuit).to_have_count(1)
+
+
+async def _table_shows(page: Page, number: int) -> None:
+    cell = page.locator("tbody tr:first-child td:nth-child(3)")
+    await expect(cell).to_have_text(str(_lit_to(number)))
 
 
 async def _metrics(session: CDPSession) -> dict[str, float]:

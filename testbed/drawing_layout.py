@@ -1,7 +1,7 @@
 """Where everything goes in the picture of a lab: boxes in rows, and a point for each port.
 
-Servers are the lowest row, circuit switches the next, then packet switches by their distance
-from the hosts. Pure; lengths are inches of the picture.
+Servers are the lowest row, circuit switches the next with what else sorts the light of hosts, then
+all others by their distance from the hosts. Pure; lengths are inches of the picture.
 """
 
 from collections.abc import Iterable, Mapping
@@ -160,11 +160,17 @@ class _Placing:
 def _rows(
     lab: Lab, by_device: Mapping[str, list[Endpoint]], other_end: Mapping[Endpoint, Endpoint]
 ) -> dict[str, int]:
-    """The row of each device: servers 0, OCSes 1, packet switches by distance from hosts."""
+    """The row of each device: servers 0, OCSes 1, others by distance from hosts.
+
+    What sorts light is in row 1, too, where hosts are plugged into it, or into nothing of its kind.
+    """
     row_of = {server.name: 0 for server in lab.servers}
     row_of |= {ocs.name: 1 for ocs in lab.circuit_switches}
-    row_of |= {device.name: 1 for device in lab.sorting}
-    waiting = {switch.name for switch in lab.packet_switches}
+    sorting = {device.name for device in lab.sorting}
+    near = {end.device for end, other in other_end.items() if row_of.get(other.device) == 0}
+    row_of |= {name: 1 for name in sorting if name in near or not near & sorting}
+    above = [d.name for d in (*lab.packet_switches, *lab.sorting) if d.name not in row_of]
+    waiting = set(above)
     row, reached = 1, set(row_of)
     while waiting:
         row += 1
@@ -175,7 +181,7 @@ def _rows(
         }
         # What no host can reach by fibre stands on top of the rest.
         now = now or set(waiting)
-        row_of |= {s.name: row for s in lab.packet_switches if s.name in now}
+        row_of |= {name: row for name in above if name in now}
         reached |= now
         waiting -= now
     return row_of

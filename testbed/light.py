@@ -189,13 +189,18 @@ class Light:
         }
 
     @cached_property
-    def _meeting_at(self) -> Mapping[Endpoint, list[tuple[Signal, Signal]]]:
-        """By the end that a fibre's light leaves, the signals on it that disturb each other."""
+    def signals_on(self) -> Mapping[Endpoint, list[Signal]]:
+        """The signals on each fibre, by the end that their light leaves."""
         by_fibre: dict[Endpoint, list[Signal]] = {}
         for signal, found in self._found.items():
             for fibre in found.fibres:
                 by_fibre.setdefault(fibre, []).append(signal)
-        meeting = {fibre: list(_overlapping(signals)) for fibre, signals in by_fibre.items()}
+        return by_fibre
+
+    @cached_property
+    def _meeting_at(self) -> Mapping[Endpoint, list[tuple[Signal, Signal]]]:
+        """By the end that a fibre's light leaves, the signals on it that disturb each other."""
+        meeting = {fibre: list(_overlapping(signals)) for fibre, signals in self.signals_on.items()}
         return {fibre: pairs for fibre, pairs in meeting.items() if pairs}
 
     @property

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from patchlight.cli.dashboard.lab_view import NO_JOB, Circuit, LabView
+from patchlight.cli.dashboard.lab_view import NO_JOB, LabView
 
 Options = dict[str, Any]
 Points = list[tuple[float, float]]
@@ -14,14 +14,6 @@ Answer = Mapping[str, Any]
 _GREY = "#888888"
 _MS = 1000.0
 _AVERAGED_S = 5.0
-_MATRIX_COLOURS = {
-    "well": "#009E73",
-    "changing": "#56B4E9",
-    "locked": "#CC79A7",
-    "drifting": "#E69F00",
-    "degraded": "#F0E442",
-    "dark": "#D32F2F",
-}
 
 
 def empty(value_name: str) -> Options:
@@ -139,36 +131,6 @@ def timeline(view: LabView, since: float, now: float) -> Options:
     if options["series"]:
         options["series"][0]["markLine"] = _marks(view.changes, since)
     return options
-
-
-def matrix(circuits: Sequence[Circuit]) -> Options:
-    """The map of an OCS: a point for each circuit, input across, output up, by how it is.
-
-    It ends at the highest port that a circuit has.
-    """
-    options = empty("output")
-    last = max((max(c.ports) for c in circuits), default=1)
-    options["tooltip"]["formatter"] = "{b}"
-    options["xAxis"] = {**options["yAxis"], "name": "input", "max": last + 1}
-    options["xAxis"] |= {"nameLocation": "middle", "nameGap": 24}
-    options["yAxis"]["max"] = last + 1
-    options["grid"] |= {"bottom": 40}
-    size = max(3, min(14, 300 // last))
-    for condition, colour in _MATRIX_COLOURS.items():
-        points = [
-            {"value": [c.ports.inp, c.ports.out], "name": _point_name(c)}
-            for c in circuits
-            if c.condition == condition
-        ]
-        if points:
-            dots = {"type": "scatter", "name": condition, "symbol": "rect", "symbolSize": size}
-            options["series"].append({**dots, "itemStyle": {"color": colour}, "data": points})
-    return options
-
-
-def _point_name(circuit: Circuit) -> str:
-    power = "" if circuit.out_dbm is None else f", {circuit.out_dbm:.1f} dBm"
-    return f"{circuit.ports}{power}, {circuit.condition}"
 
 
 def _scaled(points: Iterable[tuple[float, float]], factor: float) -> list[list[float]]:

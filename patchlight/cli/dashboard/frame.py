@@ -3,6 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import TypeVar
 
 from nicegui import run, ui
 
@@ -11,6 +12,7 @@ from patchlight.cli.dashboard.watching import EVERY_S, LabWatch
 from patchlight.testbed.access import Role
 from patchlight.testbed.errors import PatchlightError
 
+T = TypeVar("T")
 PAGES = {"/": "Lab", "/jobs": "Jobs", "/circuits": "Circuits", "/history": "History"}
 
 
@@ -44,20 +46,19 @@ class Page(ABC):
         """Whether the visitor may change circuits."""
         return self.visitor.role >= Role.OPERATOR
 
-    async def ask(self, what: Callable[[], object], doing: str) -> bool:
-        """Have the controller do something in the visitor's name; whether it was done.
+    async def ask(self, what: Callable[[], T], doing: str) -> T | None:
+        """Have the controller do something in the visitor's name; what it answers.
 
-        What it refuses is said on the page.
+        What it refuses is said on the page, and ``None`` given.
         """
         try:
-            await run.io_bound(what)
+            return await run.io_bound(what)
         except PatchlightError as error:
             words = f"{doing}: {error.message}" + (f" ({error.hint})" if error.hint else "")
             ui.notify(words, type="negative", multi_line=True, timeout=0, close_button="Close")
-            return False
+            return None
         finally:
             self.watch.look_again()
-        return True
 
     def _header(self) -> None:
         ui.colors(primary="#1f4e79")
@@ -83,6 +84,18 @@ class Page(ABC):
         self._heard.text = said
         if self.watch.lab.name:
             self.refresh()
+
+
+async def confirmed(question: str, verb: str) -> bool:
+    """Whether the visitor says so."""
+    with ui.dialog() as dialog, ui.card():
+        ui.label(question)
+        with ui.row():
+            ui.button("No", on_click=lambda: dialog.submit(False)).props("flat autofocus")
+            ui.button(verb, on_click=lambda: dialog.submit(True)).props("color=negative")
+    answer = await dialog
+    dialog.delete()
+    return bool(answer)
 
 
 def now() -> float:

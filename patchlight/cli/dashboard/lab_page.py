@@ -7,13 +7,15 @@ from nicegui import events, ui
 
 from patchlight.cli.dashboard.frame import Page, now
 from patchlight.cli.dashboard.layer import Layer
-from patchlight.cli.dashboard.picture import STYLE, Measured, Picture
+from patchlight.cli.dashboard.legend import legend
+from patchlight.cli.dashboard.picture import COLOURS, STYLE, Measured, Picture
 from patchlight.cli.dashboard.tables import JOB_CELL, columns
 from patchlight.cli.dashboard.watching import LabWatch
 from patchlight.cli.dashboard.words import (
     device_rows,
     job_row,
     last_change_lines,
+    light_words,
     measured_iteration_s,
     worries,
 )
@@ -24,7 +26,7 @@ from patchlight.testbed.lab import Lab
 _DEVICE = "(e) => { const found = e.target.closest('[data-device]'); "
 _DEVICE += "if (found) { e.preventDefault(); emit(found.dataset.device); } }"
 _RECENT_S = 10.0
-_JOB_COLUMNS = {"name": "job", "state": "state", "gpus": "GPUs", "iteration": "iteration"}
+_JOB_COLUMNS = {"name": "job", "gpus": "GPUs", "light": "light to", "iteration": "iteration"}
 _JOB_COLUMNS |= {"sends": "sends"}
 
 
@@ -33,23 +35,20 @@ class LabPage(Page):
 
     def build(self) -> None:
         """The picture at the left, the rest at the right."""
-        ui.add_css(STYLE)
+        ui.add_css(COLOURS + STYLE)
         self._lab_drawn: Lab | None = None
         self._lines: dict[int, list[str]] = {}
         with ui.row(wrap=False).classes("w-full gap-4"):
             with ui.column().classes("grow min-w-0 gap-1"):
-                with ui.element("div").classes("pl-picture") as frame:
+                scrolled = ui.element("div").classes("pl-scroll")
+                with scrolled, ui.element("div").classes("pl-picture") as frame:
                     self._still = Layer()
                     self._light = Layer().classes("pl-over").mark("light")
                     self._meters = Layer().classes("pl-over")
+                self._frame = frame
                 frame.on("click", self._open_device, js_handler=_DEVICE)
                 frame.on("keydown.enter", self._open_device, js_handler=_DEVICE)
-                ui.label(
-                    "Light has its job's colour, or is grey without one. Dotted red, ✕: dark. "
-                    "Dashes, ?: nobody committed it. !: degraded. A padlock: locked. Moving "
-                    "dashes: being changed. A red frame: does not answer. A green bar: how busy "
-                    "a GPU is."
-                ).classes("text-xs opacity-80")
+                legend()
             with ui.column().classes("w-[26rem] shrink-0 gap-2"):
                 self._worries = _card("Not well")
                 self._change = _card("Last change of circuits")
@@ -57,6 +56,7 @@ class LabPage(Page):
                     ui.label("Jobs at work").classes("font-bold").props("role=heading")
                     self._jobs = ui.table(rows=[], columns=columns(_JOB_COLUMNS))
                     self._jobs.props("dense flat wrap-cells hide-pagination")
+                    self._jobs.props('no-data-label="none"')
                     self._jobs.classes("w-full").add_slot("body-cell-name", JOB_CELL)
         self._dialog = ui.dialog()
 
@@ -66,6 +66,7 @@ class LabPage(Page):
         if self._lab_drawn is not view.lab:
             self._lab_drawn = view.lab
             self._picture = Picture(view.lab, lay_out(view.lab))
+            self._frame.style(f"min-width: {self._picture.least_width}px")
             self._still.show(self._picture.size, self._picture.still())
         measured = measured_hosts(watch, now())
         self._light.show(self._picture.size, self._picture.light(view))
@@ -75,7 +76,8 @@ class LabPage(Page):
             told = [measured[name].sends_bps for name in job["hosts"] if name in measured]
             sends = sum(bps for bps in told if bps is not None) if told else None
             took = measured_iteration_s(watch.iterations.get(job["id"], ()))
-            rows.append(job_row(job, view, took, sends))
+            more = {"light": light_words(job, view), "note": job["state"]}
+            rows.append(job_row(job, view, took, sends) | more)
         if self._jobs.rows != rows:
             self._jobs.rows = rows
         self._say(self._worries, worries(view, watch.stopped, watch.trouble) or ["all is well"])
@@ -103,7 +105,7 @@ class LabPage(Page):
             ui.table(rows=rows, columns=_port_columns(rows)).props(
                 "dense flat virtual-scroll"
             ).classes("max-h-96 w-full")
-            if name in view.lab.circuit_fibres:
+            if name in view.switch_maps:
                 ui.link(f"Circuits of {name}", f"/circuits?ocs={name}")
             ui.button("Close", on_click=self._dialog.close).props("flat autofocus")
         self._dialog.open()

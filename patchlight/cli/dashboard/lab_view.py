@@ -1,14 +1,16 @@
 """What a page shows of a lab, worked out of what its controller says: all of it values."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
 from patchlight.testbed.lab import Endpoint, Host, Lab
-from patchlight.testbed.light import LightPath
-from patchlight.testbed.portmap import CrossConnect, PortMap
-from patchlight.testbed.wiring import Links, trace_links
+from patchlight.testbed.labmaps import Place, parse_map
+from patchlight.testbed.light import Entry, LightPath, Signal
+from patchlight.testbed.spectrum import Channel, ChannelConnect
+from patchlight.testbed.switchmap import AnyMap
+from patchlight.testbed.wiring import Links, lab_links
 
 Answer = Mapping[str, Any]
 Condition = Literal["well", "changing", "locked", "drifting", "degraded", "dark"]
@@ -32,13 +34,15 @@ def job_colours(before: Mapping[str, str], job_ids: Sequence[str]) -> dict[str, 
 
 @dataclass(frozen=True)
 class Circuit:
-    """One cross-connect of an OCS: which job's light it carries, and how it is, in words.
+    """One entry of a switch's map: which job's light it lets through, and how it is, in words.
 
-    Powers are in dBm, ``None`` where they are not known. ``rate_bps`` is the light path's.
+    Of a wavelength switch ``ports`` name a channel. ``source`` and ``sink`` are those of the one
+    light path that passes, ``rate_bps`` is its rate. Powers are in dBm, ``None`` where they are not
+    known.
     """
 
     ocs: str
-    ports: CrossConnect
+    ports: Entry
     source: Endpoint | None
     sink: Endpoint | None
     job: str
@@ -48,6 +52,11 @@ class Circuit:
     out_dbm: float | None = None
     expected_dbm: float | None = None
     rate_bps: int | None = None
+
+    @property
+    def channel(self) -> str:
+        """What a wavelength switch lets through there; empty for all light."""
+        return str(self.ports.channel) if isinstance(self.ports, ChannelConnect) else ""
 
 
 @dataclass(frozen=True)
@@ -64,20 +73,39 @@ class LabView:
     status: Answer = field(default_factory=dict)
     colours: Mapping[str, str] = field(default_factory=dict)
 
+    def keep(self, before: "LabView") -> None:
+        """Take from an earlier view where light goes, if it does so still: finding that is slow."""
+        if self.lab is before.lab and self.maps == before.maps:
+            for name in ("switch_maps", "links", "path_through"):
+                if name in vars(before):
+                    vars(self)[name] = vars(before)[name]
+
     @cached_property
-    def port_maps(self) -> dict[str, PortMap]:
-        """The map of each OCS; as last known of one that does not answer."""
-        listed = {
-            name: found["map"] if found["map"] is not None else found.get("assumed", [])
-            for name, found in self.maps.items()
-            if name in self.lab.circuit_fibres
-        }
-        return {name: PortMap.parse(texts) for name, texts in listed.items()}
+    def switch_maps(self) -> dict[str, AnyMap]:
+        """The map of each optical switch; as last known of one that does not answer.
+
+        A wavelength switch that cannot be asked is as the lab file says.
+        """
+        found: dict[str, AnyMap] = {}
+        for switch in self.lab.optical_switches:
+            told = self.maps.get(switch.name)
+            if told is not None:
+                texts = told["map"] if told["map"] is not None else told.get("assumed", [])
+                found[switch.name] = parse_map(switch, texts)
+            elif not switch.driver:
+                found[switch.name] = switch.initial
+        return found
 
     @cached_property
     def links(self) -> Links:
         """Where the light goes."""
-        return trace_links(self.lab, self.port_maps)
+        return lab_links(self.lab, self.switch_maps)
+
+    def signals_at(self, end: Endpoint) -> list[Signal]:
+        """The light that comes in at a port, in a lab where wavelengths matter."""
+        if self.links.light is None or end not in self.lab.fibre_ends:
+            return []
+        return self.links.light.signals_on.get(self.lab.fibre_ends[end][0], [])
 
     @cached_property
     def at_work(self) -> list[Answer]:
@@ -100,23 +128,39 @@ class LabView:
         """The host whose NIC is there."""
         return {host.endpoint: host for host in self.lab.hosts}
 
+    @cached_property
+    def job_names(self) -> dict[str, str]:
+        """What their users call the jobs, by id."""
+        return {job["id"]: job["spec"]["name"] for job in self.jobs}
+
     def job_of_path(self, path: LightPath) -> str:
         """The job whose NIC sends or gets this light; empty if there is none."""
-        for end in (path.source, path.sink):
-            host = self.host_at.get(end)
-            if host is not None and host.name in self.job_of_host:
-                return self.job_of_host[host.name]
-        return ""
+        return self.job_at(path.source) or self.job_at(path.sink)
+
+    def job_at(self, end: Endpoint) -> str:
+        """The job whose NIC is there; empty if there is none."""
+        host = self.host_at.get(end)
+        return "" if host is None else self.job_of_host.get(host.name, "")
+
+    def job_of_signals(self, signals: Iterable[Signal]) -> str:
+        """The one job that has light among this; empty if there is none, or several."""
+        paths = self.links.paths
+        jobs = {
+            self.job_at(s.source) if s.source not in paths else self.job_of_path(paths[s.source])
+            for s in signals
+        } - {""}
+        return jobs.pop() if len(jobs) == 1 else ""
 
     @cached_property
-    def path_through(self) -> dict[tuple[str, CrossConnect], LightPath]:
-        """The light path that passes each cross-connect, where one does."""
-        return {hop: path for path in self.links.paths.values() for hop in path.hops}
+    def path_through(self) -> dict[tuple[str, Entry], LightPath]:
+        """The light path that passes each entry of a switch's map, where just one does."""
+        paths = self.links.paths.values()
+        return {passed: path for path in paths for passed, _ in self.links.passed(path)}
 
     @cached_property
-    def under_way(self) -> Answer | None:
-        """The change of circuits that is not at its end, if there is one."""
-        return next((c for c in reversed(self.changes) if c["state"] == "intent"), None)
+    def under_way(self) -> list[Answer]:
+        """The changes of circuits that are not at their end, the oldest first."""
+        return [c for c in self.changes if c["state"] == "intent"]
 
     @cached_property
     def last_change(self) -> Answer | None:
@@ -125,32 +169,38 @@ class LabView:
         return next(ended, None)
 
     @cached_property
-    def locked_ports(self) -> dict[tuple[str, int], Answer]:
-        """Locks by OCS and port."""
-        return {(lock["ocs"], lock["port"]): lock for lock in self.locks}
+    def locked_ports(self) -> dict[tuple[str, int], list[tuple[Place, Answer]]]:
+        """Locks by switch and port, each with the place that it is of."""
+        found: dict[tuple[str, int], list[tuple[Place, Answer]]] = {}
+        for lock in self.locks:
+            channel = lock.get("channel")
+            place = Place(lock["port"], Channel.parse(channel) if channel else None)
+            found.setdefault((lock["ocs"], lock["port"]), []).append((place, lock))
+        return found
 
     def moving(self, ocs: str) -> tuple[set[str], set[str]]:
-        """What the change under way breaks and makes on an OCS."""
-        change = (self.under_way or {}).get("changes", {}).get(ocs, {})
-        return set(change.get("breaks", ())), set(change.get("makes", ()))
+        """What the changes under way break and make on a switch."""
+        changes = [c["changes"][ocs] for c in self.under_way if ocs in c["changes"]]
+        return {t for c in changes for t in c["breaks"]}, {t for c in changes for t in c["makes"]}
 
     @cached_property
     def circuits(self) -> list[Circuit]:
-        """Every cross-connect, by OCS and input; those that are missing or being made included."""
-        return [each for name in self.port_maps for each in self._circuits_of(name)]
+        """Every entry of a map, by switch and input; those that are missing or being made too."""
+        return [each for name in self.switch_maps for each in self._circuits_of(name)]
 
-    def _circuits_of(self, ocs: str) -> Iterable[Circuit]:
+    def _circuits_of(self, ocs: str) -> Iterator[Circuit]:
         readings = {r["cross_connect"]: r for r in self.light.get(ocs, {}).get("circuits", ())}
-        drift = self.drift.get(ocs, {})
+        drift, present = self.drift.get(ocs, {}), self.switch_maps[ocs]
         missing, unknown = set(drift.get("missing", ())), set(drift.get("unknown", ()))
         breaks, makes = self.moving(ocs)
-        present = list(self.port_maps[ocs])
-        there = set(map(str, present))
-        absent = [PortMap.parse([text]) for text in sorted((missing | makes) - there)]
-        unreachable = self.maps[ocs].get("unreachable", "")
-        for c in sorted({*present, *(c for m in absent for c in m)}):
+        absent = (missing | makes) - set(present.one_way_texts)
+        # Two that are missing may be in each other's way: each is a map of its own.
+        others = {c for text in absent for c in type(present).parse([text])}
+        unreachable = self.maps.get(ocs, {}).get("unreachable", "")
+        for c in sorted({*present, *others}):
             text = str(c)
             path = self.path_through.get((ocs, c))
+            signals = self._let_through(ocs, c)
             seen: Answer = readings.get(text, {})
             condition, words = self._how(ocs, c, seen)
             if text in missing:
@@ -161,12 +211,14 @@ class LabView:
                 condition, words = "changing", "is being changed"
             if unreachable:
                 words = f"as last known: {unreachable}"
+            elif signals and path is None and condition == "well":
+                words = f"light of {', '.join(map(str, signals))}"
             yield Circuit(
                 ocs,
                 c,
                 path.source if path else None,
                 path.sink if path else None,
-                self.job_of_path(path) if path else "",
+                self.job_of_path(path) if path else self.job_of_signals(signals),
                 condition,
                 words,
                 seen.get("in_dbm"),
@@ -175,16 +227,24 @@ class LabView:
                 path.rate_bps if path else None,
             )
 
-    def _how(self, ocs: str, c: CrossConnect, seen: Answer) -> tuple[Condition, str]:
+    def _let_through(self, ocs: str, entry: Entry) -> list[Signal]:
+        """The light that an entry of a wavelength switch's map lets through."""
+        if not isinstance(entry, ChannelConnect):
+            return []
+        arriving = self.signals_at(Endpoint(ocs, str(entry.inp)))
+        return [s for s in arriving if s.channel is not None and s.channel.within(entry.channel)]
+
+    def _how(self, ocs: str, c: Entry, seen: Answer) -> tuple[Condition, str]:
         verdict, words = seen.get("verdict", ""), str(seen.get("words", ""))
         if verdict == "failed":
             return "dark", words
         if verdict == "degraded":
             return "degraded", words
-        for port in c:
-            if lock := self.locked_ports.get((ocs, port)):
-                why = f": {lock['why']}" if lock["why"] else ""
-                return "locked", f"port {port} is locked by {lock['by']}{why}"
+        for port in (c.inp, c.out):
+            for place, lock in self.locked_ports.get((ocs, port), ()):
+                if place.holds(c):
+                    why = f": {lock['why']}" if lock["why"] else ""
+                    return "locked", f"port {place} is locked by {lock['by']}{why}"
         return "well", words
 
     @cached_property

@@ -1,4 +1,4 @@
-// A layer of shapes of picture.py: [tag, attributes, text or shapes]. What is there is altered.
+// A layer of shapes of shapes.py: [tag, attributes, text or shapes]. What is there is altered.
 import { toRaw } from "vue";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -47,9 +47,10 @@ export default {
     if (this.differ) this.alter(...toRaw(this.differ));
   },
   methods: {
-    alter(number, size, differ) {
+    alter(number, anew, size, differ) {
       const { svg } = this.$refs;
-      if (number === 0) {
+      if (number === this.number) return;
+      if (anew) {
         svg.replaceChildren();
         this.shown.clear();
       } else if (number !== this.number + 1) {

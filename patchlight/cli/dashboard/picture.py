@@ -4,28 +4,28 @@ The lowest layer is the lab itself, which does not change; above it are the ligh
 measured. Whatever a mouse can click there has the keyboard's focus, too.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from patchlight.cli.dashboard.lab_view import NO_JOB, Circuit, LabView
+from patchlight.cli.dashboard.shapes import Look, Shape, Shapes, about, shape, tenths, text
 from patchlight.testbed.drawing_layout import Box, Layout
-from patchlight.testbed.lab import Endpoint, Host, Lab
+from patchlight.testbed.lab import Endpoint, Fibre, Host, Lab
+from patchlight.testbed.light import Signal
 from patchlight.testbed.units import format_rate
 
 _INCH = 96.0
+_LEAST_SCALE = 0.7
 _MARGIN = 0.3
 _Point = tuple[float, float]
-_Look: TypeAlias = dict[str, str | float]
-Shape: TypeAlias = "tuple[str, Mapping[str, str | float], str | list[Shape]]"
-"""An SVG element as a plain value: its tag, its attributes, and its text or what is inside."""
-Shapes = dict[str, Shape]
-"""A layer, by names: what is the same thing as before has the same name."""
-_SIGNS = {"dark": "✕", "degraded": "!", "drifting": "?", "changing": "~"}
-_PADLOCK = "M-6 0h12v9h-12zM-4 0v-3a4 4 0 0 1 8 0v3"
+SIGNS = {"dark": "✕", "degraded": "!", "drifting": "?", "changing": "~"}
+_MOST_SIGNALS = 8  # that are named of one fibre
+PADLOCK = "M-6 0h12v9h-12zM-4 0v-3a4 4 0 0 1 8 0v3"
 
 STYLE = """
 .pl-picture { position: relative; width: 100%; }
 .pl-picture svg { display: block; width: 100%; height: auto; max-height: calc(100vh - 9rem); }
+.pl-scroll { width: 100%; overflow-x: auto; }
 .pl-picture .pl-over { position: absolute; inset: 0; pointer-events: none; }
 .pl-picture .pl-over [data-device] { pointer-events: auto; cursor: pointer; }
 .pl-picture text { font-family: inherit; fill: var(--pl-ink); }
@@ -45,6 +45,8 @@ STYLE = """
 .pl-picture .pl-busy { fill: var(--pl-busy); }
 @keyframes pl-moves { to { stroke-dashoffset: -16; } }
 @media (prefers-reduced-motion: reduce) { .pl-picture .pl-changing { animation: none; } }
+"""
+COLOURS = """
 body { --pl-ink: #222; --pl-paper: #f3f3f0; --pl-page: #fff; --pl-faint: #c4c4c4;
   --pl-quiet: #666; --pl-busy: #2e7d32; }
 body.body--dark { --pl-ink: #eee; --pl-paper: #2a2a2c; --pl-page: #1d1d1d; --pl-faint: #555;
@@ -76,53 +78,47 @@ class Picture:
         """The picture's ``viewBox``."""
         return f"0 0 {self._width:.0f} {self._height:.0f}"
 
+    @property
+    def least_width(self) -> int:
+        """In how many pixels of width it can be read; where there are fewer, it is scrolled."""
+        return round(_LEAST_SCALE * self._width)
+
     # -- layers --------------------------------------------------------------------------------
 
     def still(self) -> Shapes:
         """What never changes: boxes with their names, fibres, ports."""
         lines = (self._between(f.a, f.b) for f in self._lab.fibres)
-        fibres = [_shape("path", "", css="pl-fibre", d=line) for line in lines]
-        drawn = {"fibres": _shape("g", fibres)}
+        fibres = [shape("path", "", css="pl-fibre", d=line) for line in lines]
+        drawn = {"fibres": shape("g", fibres)}
         hosts: dict[str, list[Host]] = {}
         for host in self._lab.hosts:
             hosts.setdefault(host.server.name, []).append(host)
         for server in self._lab.servers:
             inside = [each for h in hosts.get(server.name, ()) for each in self._host(h)]
             drawn[server.name] = self._device(server.name, "server", inside)
-        for ocs in self._lab.circuit_switches:
-            drawn[ocs.name] = self._device(ocs.name, f"circuit switch, {ocs.driver}")
-        for device in self._lab.sorting:
-            drawn[device.name] = self._device(device.name, "sorts light")
-        for switch in self._lab.packet_switches:
-            drawn[switch.name] = self._device(switch.name, "packet switch")
-        return drawn
+        kinds = {ocs.name: "circuit switch" for ocs in self._lab.circuit_switches}
+        kinds |= {switch.name: "wavelength switch" for switch in self._lab.wavelength_switches}
+        kinds |= {part.name: part.kind for part in self._lab.passive_parts}
+        kinds |= {switch.name: "packet switch" for switch in self._lab.packet_switches}
+        return drawn | {name: self._device(name, kind) for name, kind in kinds.items()}
 
     def light(self, view: LabView) -> Shapes:
         """Where light is, in the colour of its job; what is dark, locked, drifting or changing."""
-        lit: dict[Endpoint, tuple[str, str]] = {}
-        for path in view.links.paths.values():
-            job = view.job_of_path(path)
-            colour, both = view.colours.get(job, NO_JOB), f"{path.source} to {path.sink}"
-            rate = "" if path.rate_bps is None else f", {format_rate(path.rate_bps)}"
-            about = f"{both}{rate}{f', light of {job}' if job else ''}"
-            for end in (path.source, path.sink):
-                lit.setdefault(end, (colour, about))
-            for ocs, ports in path.through:
-                lit.setdefault(Endpoint(ocs, str(ports.inp)), (colour, about))
-                lit.setdefault(Endpoint(ocs, str(ports.out)), (colour, about))
+        lit = self._lit_by_channels(view) if self._lab.coloured else self._lit_by_paths(view)
         drawn = {
-            f"{f.a} {f.b}": self._lit_fibre(f.a, f.b, *lit[end])
+            f"{f.a} {f.b}": self._lit_fibre(f, *lit[end])
             for f in self._lab.fibres
             if (end := f.a if f.a in lit else f.b) in lit
         }
-        for circuit in _once_each(view):
-            a, b = (Endpoint(circuit.ocs, str(port)) for port in circuit.ports)
+        for group in _by_ports(view):
+            name, ports = group[0].ocs, group[0].ports
+            a, b = (Endpoint(name, str(port)) for port in (ports.inp, ports.out))
             if a in self._layout.points and b in self._layout.points:
-                drawn[f"{circuit.ocs} {circuit.ports}"] = self._circuit(circuit, a, b, view)
+                drawn[f"{name} {ports.inp}>{ports.out}"] = self._circuits(group, a, b, view)
         for name, words in view.silent.items():
             if box := self._layout.boxes.get(name):
-                bad = _shape("rect", "", css="pl-bad", rx=6, **self._place(box))
-                drawn[name] = _about(f"{name} {words}", name, [bad], silent=name)
+                bad = shape("rect", "", css="pl-bad", rx=6, **self._place(box))
+                drawn[name] = about(f"{name} {words}", name, [bad], silent=name)
         return drawn
 
     def meters(self, view: LabView, measured: Mapping[str, Measured]) -> Shapes:
@@ -131,33 +127,68 @@ class Picture:
 
     # -- parts ---------------------------------------------------------------------------------
 
+    def _lit_by_paths(self, view: LabView) -> dict[Endpoint, tuple[str, str]]:
+        """The colour of the light at a fibre's end, and what is said of it."""
+        lit: dict[Endpoint, tuple[str, str]] = {}
+        for path in view.links.paths.values():
+            job = view.job_of_path(path)
+            colour, words = view.colours.get(job, NO_JOB), f"{path.source} to {path.sink}"
+            words += "" if path.rate_bps is None else f", {format_rate(path.rate_bps)}"
+            words += f", light of {job}" if job else ""
+            for end in (path.source, path.sink):
+                lit.setdefault(end, (colour, words))
+            for ocs, ports in path.through:
+                lit.setdefault(Endpoint(ocs, str(ports.inp)), (colour, words))
+                lit.setdefault(Endpoint(ocs, str(ports.out)), (colour, words))
+        return lit
+
+    def _lit_by_channels(self, view: LabView) -> dict[Endpoint, tuple[str, str]]:
+        """The same where wavelengths matter: light may be split, and several signals be on a fibre.
+
+        Each fibre by one of its ends."""
+        lit = {}
+        for fibre in self._lab.fibres:
+            there, back = view.signals_at(fibre.b), view.signals_at(fibre.a)
+            if there or back:
+                colour = view.colours.get(view.job_of_signals([*there, *back]), NO_JOB)
+                ways = ((f"to {fibre.b}", there), (f"to {fibre.a}", back))
+                words = "; ".join(f"{way} {_signals(found)}" for way, found in ways if found)
+                lit[fibre.a] = (colour, words)
+        return lit
+
     def _device(self, name: str, kind: str, inside: Iterable[Shape] = ()) -> Shape:
         box = self._layout.boxes[name]
         x, y = self._at((box.x, box.y + box.height))
         is_server = kind == "server"
         size = 15 if self._layout.detailed else 8
         place, anchor = (x + 8, y + box.height * _INCH / 2 + 5), "start"
+        if kind == "wavelength switch":  # beside its channels
+            place = (x + 8, y + box.height * _INCH - 24)
         if is_server:
             place, anchor = (
                 (self._at((box.centre, box.y))[0], y + box.height * _INCH + 17),
                 "middle",
             )
-        parts = [_shape("rect", "", css="pl-box", rx=6, **self._place(box))]
+        parts = [shape("rect", "", css="pl-box", rx=6, **self._place(box))]
         if not is_server or self._layout.detailed:
-            parts.append(_text(*place, name, size, anchor=anchor, bold=True))
-        about = {"role": "button", "aria_label": f"{name}, {kind}", "data_device": name}
-        return _shape("g", [*parts, *inside], tabindex=0, **about)
+            parts.append(text(*place, name, size, anchor=anchor, bold=True))
+        if not is_server and self._layout.detailed:
+            parts.append(text(place[0], place[1] + 14, kind, 11, anchor=anchor, quiet=True))
+        what = {"role": "button", "aria_label": f"{name}, {kind}", "data_device": name}
+        return shape("g", [*parts, *inside], tabindex=0, **what)
 
     def _host(self, host: Host) -> list[Shape]:
         box = self._host_box(host)
-        parts = [_shape("rect", "", css="pl-host", rx=4, **self._place(box))]
+        parts = [shape("rect", "", css="pl-host", rx=4, **self._place(box))]
         if not self._layout.detailed:
             return parts
         x, y = self._at((box.centre, box.y + box.height))
         if host.gpu is not None:
-            parts.append(_text(x, y + 30, host.gpu.name, 13, bold=True))
-            parts.append(_text(x, y + 45, host.gpu.model, 11, quiet=True))
-        return [*parts, _text(x, y + 15, host.nic.name, 10, quiet=True)]
+            parts.append(text(x, y + 30, host.gpu.name, 13, bold=True))
+            parts.append(text(x, y + 45, host.gpu.model, 11, quiet=True))
+        sends = host.nic.transceiver
+        nic = f"{host.nic.name} {sends.channel} THz" if sends is not None else host.nic.name
+        return [*parts, text(x, y + 15, nic, 10, quiet=True)]
 
     def _host_box(self, host: Host) -> Box:
         x, _ = self._layout.points[host.endpoint]
@@ -170,56 +201,62 @@ class Picture:
         seen, parts = measured.get(host.name, Measured()), list[Shape]()
         if job:
             colour = view.colours.get(job, NO_JOB)
-            look: _Look = {
+            look: Look = {
                 "fill": colour,
                 "fill_opacity": 0.16,
                 "stroke": colour,
                 "stroke_width": 2.5,
             }
-            parts.append(_shape("rect", "", rx=4, **look, **self._place(box)))
-        about = f"{host.name}: {f'in {job}' if job else 'free'}"
+            parts.append(shape("rect", "", rx=4, **look, **self._place(box)))
+        words = f"{host.name}: {f'in {job}' if job else 'free'}"
         if seen.busy is not None:
-            about += f", busy {seen.busy:.0%}"
+            words += f", busy {seen.busy:.0%}"
             x, y = self._at((box.x + 0.04, box.y + 0.02))
             width = max(0.0, min(1.0, seen.busy)) * (box.width - 0.08) * _INCH
             height = 5 if self._layout.detailed else 2
-            size = {"width": _tenths(width), "height": height}
+            size = {"width": tenths(width), "height": height}
             parts.append(
-                _shape("rect", "", css="pl-busy", x=_tenths(x), y=_tenths(y - height), **size)
+                shape("rect", "", css="pl-busy", x=tenths(x), y=tenths(y - height), **size)
             )
         if seen.sends_bps is not None:
             sends = format_rate(round(seen.sends_bps))
-            about += f", {host.nic.name} sends {sends}"
+            words += f", {host.nic.name} sends {sends}"
             if self._layout.detailed:
                 x, y = self._at((box.centre, box.y + 0.2))
-                parts.append(_text(x, y, sends, 11))
-        return _about(about, host.server.name, parts, host=host.name)
+                parts.append(text(x, y, sends, 11))
+        return about(words, host.server.name, parts, host=host.name)
 
-    def _circuit(self, circuit: Circuit, a: Endpoint, b: Endpoint, view: LabView) -> Shape:
-        box = self._layout.boxes[circuit.ocs]
+    def _circuits(self, group: list[Circuit], a: Endpoint, b: Endpoint, view: LabView) -> Shape:
+        """All circuits between two ports, drawn as the one that is worst."""
+        worst = group[0]
+        box = self._layout.boxes[worst.ocs]
         start, end = self._layout.points[a], self._layout.points[b]
-        # A bow between ports of one side stays inside the OCS.
+        # A bow between ports of one side stays inside the switch.
         inward = 0.6 * box.height * (1 if start[1] == box.y else -1)
-        colour = view.colours.get(circuit.job, NO_JOB)
-        line, css = self._curve(start, end, inward), f"pl-light pl-{circuit.condition}"
-        parts = [_shape("path", "", css=css, d=line, stroke=colour, stroke_width=self._bold)]
+        jobs = {circuit.job for circuit in group} - {""}
+        colour = view.colours.get(jobs.pop() if len(jobs) == 1 else "", NO_JOB)
+        line, css = self._curve(start, end, inward), f"pl-light pl-{worst.condition}"
+        parts = [shape("path", "", css=css, d=line, stroke=colour, stroke_width=self._bold)]
         x, y = self._at(((start[0] + end[0]) / 2, (start[1] + end[1]) / 2))
-        if circuit.condition == "locked":
+        if worst.condition == "locked":
             place = f"translate({x:.1f} {y:.1f})"
-            parts.append(_shape("path", "", css="pl-lock", transform=place, d=_PADLOCK))
-        if sign := _SIGNS.get(circuit.condition):
-            parts.append(_text(x, y + 5, sign, 15 if self._layout.detailed else 8, bold=True))
-        name = f"{circuit.ocs} {circuit.ports}"
-        return _about(circuit_words(circuit), circuit.ocs, parts, circuit=name)
+            parts.append(shape("path", "", css="pl-lock", transform=place, d=PADLOCK))
+        if sign := SIGNS.get(worst.condition):
+            parts.append(text(x, y + 5, sign, 15 if self._layout.detailed else 8, bold=True))
+        if worst.channel and self._layout.detailed:
+            parts.append(text(x + 10, y - 4, channels_words(group), 11, anchor="start"))
+        words = "\n".join(map(circuit_words, group if worst.channel else group[:1]))
+        name = f"{worst.ocs} {worst.ports.inp}>{worst.ports.out}"
+        return about(words, worst.ocs, parts, circuit=name)
 
     @property
     def _bold(self) -> float:
         return 3.5 if self._layout.detailed else 1.2
 
-    def _lit_fibre(self, a: Endpoint, b: Endpoint, colour: str, about: str) -> Shape:
-        look: _Look = {"stroke": colour, "stroke_width": self._bold}
-        line = _shape("path", "", css="pl-light", d=self._between(a, b), **look)
-        return _about(f"{a} to {b}: {about}", b.device, [line], fibre="")
+    def _lit_fibre(self, fibre: Fibre, colour: str, words: str) -> Shape:
+        look: Look = {"stroke": colour, "stroke_width": self._bold}
+        line = shape("path", "", css="pl-light", d=self._between(fibre.a, fibre.b), **look)
+        return about(f"{fibre.a} to {fibre.b}: {words}", fibre.b.device, [line], fibre="")
 
     def _between(self, a: Endpoint, b: Endpoint) -> str:
         start, end = self._layout.points[a], self._layout.points[b]
@@ -240,8 +277,8 @@ class Picture:
 
     def _place(self, box: Box) -> dict[str, float]:
         x, y = self._at((box.x, box.y + box.height))
-        width, height = _tenths(box.width * _INCH), _tenths(box.height * _INCH)
-        return {"x": _tenths(x), "y": _tenths(y), "width": width, "height": height}
+        width, height = tenths(box.width * _INCH), tenths(box.height * _INCH)
+        return {"x": tenths(x), "y": tenths(y), "width": width, "height": height}
 
 
 def _lift(start: _Point, end: _Point) -> float:
@@ -264,45 +301,22 @@ def circuit_words(circuit: Circuit) -> str:
     return ", ".join(words)
 
 
-def _once_each(view: LabView) -> list[Circuit]:
-    """Each circuit once, the one of its two directions that is worse."""
-    order = ("well", "changing", "locked", "drifting", "degraded", "dark")
-    found: dict[tuple[str, int, int], Circuit] = {}
+def channels_words(circuits: Sequence[Circuit]) -> str:
+    """Which channels go there: the one, or how many."""
+    channels = sorted({circuit.channel for circuit in circuits})
+    return channels[0] if len(channels) == 1 else f"{len(channels)} channels"
+
+
+def _signals(signals: Sequence[Signal]) -> str:
+    more = f" and {len(signals) - _MOST_SIGNALS} more" if len(signals) > _MOST_SIGNALS else ""
+    return ", ".join(map(str, signals[:_MOST_SIGNALS])) + more
+
+
+def _by_ports(view: LabView) -> list[list[Circuit]]:
+    """All circuits between the same two ports, the worst first."""
+    order = ("dark", "degraded", "drifting", "locked", "changing", "well")
+    found: dict[tuple[str, int, int], list[Circuit]] = {}
     for circuit in view.circuits:
-        key = (circuit.ocs, min(circuit.ports), max(circuit.ports))
-        other = found.get(key)
-        if other is None or order.index(circuit.condition) > order.index(other.condition):
-            found[key] = circuit
-    return list(found.values())
-
-
-def _about(words: str, device: str, parts: list[Shape], **name: str) -> Shape:
-    """A thing that says something of itself when the mouse is on it, and opens a device."""
-    named = {f"data_{kind}": its for kind, its in name.items()}
-    return _shape("g", [_shape("title", words), *parts], data_device=device, **named)
-
-
-def _text(
-    x: float,
-    y: float,
-    text: str,
-    size: float,
-    *,
-    anchor: str = "middle",
-    bold: bool = False,
-    quiet: bool = False,
-) -> Shape:
-    look: _Look = {"font_size": size, "text_anchor": anchor}
-    look |= {"font_weight": "bold"} if bold else {}
-    look |= {"css": "pl-small"} if quiet else {}
-    return _shape("text", text, x=_tenths(x), y=_tenths(y), **look)
-
-
-def _shape(tag: str, inside: str | list[Shape], /, **attributes: str | float) -> Shape:
-    """``css`` is its class; other attributes have dashes where there are underscores."""
-    named = {"css": "class"}
-    return (tag, {named.get(n, n.replace("_", "-")): v for n, v in attributes.items()}, inside)
-
-
-def _tenths(pixels: float) -> float:
-    return round(pixels, 1)
+        ports = sorted((circuit.ports.inp, circuit.ports.out))
+        found.setdefault((circuit.ocs, ports[0], ports[1]), []).append(circuit)
+    return [sorted(group, key=lambda c: order.index(c.condition)) for group in found.values()]

@@ -7,7 +7,8 @@ from nicegui import ui
 
 JOB_CELL = """<q-td :props="props"><span aria-hidden="true" :style="{background: props.row.colour,
 display: 'inline-block', width: '0.8em', height: '0.8em', marginRight: '0.5em'}"></span>
-{{ props.row.name }} <span class="text-xs opacity-70">{{ props.row.id }}</span></q-td>"""
+{{ props.row.name }} <span class="text-xs opacity-70">{{ props.row.id }} {{ props.row.note }}</span>
+</q-td>"""
 
 
 def columns(headings: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """What a controller says of its lab, kept up to date for all pages at once.
 
-Two threads ask: one hears what happens as it happens, the other looks again at what that is
-about, and at jobs and samples twice a second. While nobody has a page open, nothing is asked.
+Three threads ask: one hears what happens as it happens; one looks at what the controller knows by
+itself twice a second; one asks again for what devices have to be asked for, once something happened
+to it, and may have to wait for the end of a change. While nobody has a page open, nothing is asked.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import logging
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from patchlight.cli.dashboard.lab_view import AT_WORK, LabView, job_colours
@@ -59,7 +60,9 @@ _ABOUT: Mapping[str, tuple[str, ...]] = {
     "policies": ("status",),
     "skipped": ("circuits", "changes", "operated", "drift", "alarms", "light", "status"),
 }
-_EVERYTHING = ("status", "circuits", "changes", "operated", "drift", "alarms", "light")
+_KNOWN = ("status", "changes", "operated")
+_FROM_DEVICES = ("circuits", "alarms", "light", "drift")
+_EVERYTHING = (*_KNOWN, *_FROM_DEVICES)
 
 _log = logging.getLogger(__name__)
 
@@ -98,18 +101,25 @@ class LabWatch:
         self._viewed_at = 0.0
         self._viewed, self._over = threading.Event(), threading.Event()
         self._due = set(_EVERYTHING)
+        self._asking, self._viewing = threading.Event(), threading.Lock()
+        self._devices_trouble = ""
         self._fingerprint = ""
         self._slow_at = self._power_at = 0.0
 
     def start(self) -> None:
         """Begin to look, in the background, as long as somebody views a page."""
-        for run, name in ((self._look_for_ever, "looking"), (self._hear_for_ever, "hearing")):
+        for run, name in (
+            (self._look_for_ever, "looking"),
+            (self._hear_for_ever, "hearing"),
+            (self._ask_devices_for_ever, "asking devices"),
+        ):
             threading.Thread(target=run, name=name, daemon=True).start()
 
     def close(self) -> None:
         """Look no more."""
         self._over.set()
         self._viewed.set()
+        self._asking.set()
 
     def viewed(self) -> None:
         """Somebody has a page open just now."""
@@ -118,7 +128,11 @@ class LabWatch:
 
     def look_again(self) -> None:
         """Ask for everything at the next look: something was just changed."""
-        self._due.update(_EVERYTHING)
+        self._ask_for(*_EVERYTHING)
+
+    def _ask_for(self, *what: str) -> None:
+        self._due.update(what)
+        self._asking.set()
 
     # -- in the background ---------------------------------------------------------------------
 
@@ -144,17 +158,35 @@ class LabWatch:
                     self._over.wait(1.0)
                     self.look_again()
 
+    def _ask_devices_for_ever(self) -> None:
+        with self._connect() as client:
+            while self._wait_for_viewers():
+                self._asking.wait(EVERY_S)
+                self._asking.clear()
+                self._devices_trouble = self._trouble_with(self._ask_devices, client)
+                if self._devices_trouble:
+                    self._over.wait(1.0)
+
     def _look_safely(self, client: ControllerClient) -> None:
+        trouble = self._trouble_with(self.look, client)
+        if trouble:
+            self._fingerprint = ""
+            self._ask_for(*_EVERYTHING)
+        self.trouble = trouble or self._devices_trouble
+        self.revision += 1
+
+    def _trouble_with(
+        self, look: Callable[[ControllerClient], None], client: ControllerClient
+    ) -> str:
+        """What went wrong in a look; empty if nothing did."""
         try:
-            self.look(client)
-            self.trouble = ""
+            look(client)
         except PatchlightError as error:
-            self.trouble = error.message
-            self._fingerprint, self._due = "", set(_EVERYTHING)
+            return error.message
         except Exception as error:  # a bug here is to be seen, and not to end the looking
             _log.exception("looking at the lab")
-            self.trouble = f"the answer of the controller is not understood: {error!r}"
-        self.revision += 1
+            return f"the answer of the controller is not understood: {error!r}"
+        return ""
 
     def _hear(self, client: ControllerClient) -> None:
         if self._heard < 0:
@@ -164,7 +196,7 @@ class LabWatch:
             self.events.append(event)
             for begins, about in _ABOUT.items():
                 if str(event["kind"]).startswith(begins):
-                    self._due.update(about)
+                    self._ask_for(*about)
             if self._over.is_set():
                 return
 
@@ -179,44 +211,70 @@ class LabWatch:
         now = time.monotonic()
         if now - self._slow_at > _SLOW_S:
             self._slow_at = now
-            self._due.add("status")
+            self._ask_for("status")
         if now - self._power_at > _POWER_EVERY_S:
             self._power_at = now
-            self._due |= {"light", "drift", "circuits"}
+            self._ask_for("light", "drift", "circuits")
         self.jobs = client.jobs(last=_JOBS)
         self._take_latest_change(client)
         self._take_samples(client)
         self._take_iterations(client)
-        due, self._due = self._due, set()
-        try:
-            for what in _EVERYTHING:
-                if what in due:
-                    getattr(self, f"_take_{what}")(client)
-                    due.discard(what)
-        finally:
-            self._due |= due
-        at_work = [job["id"] for job in self.jobs if job["state"] in AT_WORK]
-        self._colours = job_colours(self._colours, at_work)
-        self.view = LabView(
-            self.lab,
-            self.jobs,
-            self.maps,
-            self.light,
-            self.drift,
-            self.locks,
-            self.changes,
-            self.status,
-            self._colours,
-        )
+        self._take_due(client, _KNOWN)
+        self._show()
+
+    def _ask_devices(self, client: ControllerClient) -> None:
+        """Ask for what devices have to be asked for, and something happened to."""
+        if not self._fingerprint:
+            return
+        # While a change is under way its drift is not known, and who asks waits for its end.
+        changing = any("progress" in change for change in self.changes)
+        if self._take_due(client, [n for n in _FROM_DEVICES if not (changing and n == "drift")]):
+            self._show()
+
+    def _take_due(self, client: ControllerClient, names: Collection[str]) -> bool:
+        """Ask for those of these that are due; whether there were any."""
+        due = [name for name in names if name in self._due]
+        for name in due:
+            self._due.discard(name)  # before it is asked for: what happens meanwhile counts
+            try:
+                getattr(self, f"_take_{name}")(client)
+            except PatchlightError:
+                self._due.add(name)
+                raise
+        return bool(due)
+
+    def _show(self) -> None:
+        """Have pages show what is known now."""
+        with self._viewing:
+            at_work = [job["id"] for job in self.jobs if job["state"] in AT_WORK]
+            self._colours = job_colours(self._colours, at_work)
+            view = LabView(
+                self.lab,
+                self.jobs,
+                self.maps,
+                self.light,
+                self.drift,
+                self.locks,
+                self.changes,
+                self.status,
+                self._colours,
+            )
+            view.keep(self.view)
+            self.view = view
+            self.revision += 1
 
     def _take_latest_change(self, client: ControllerClient) -> None:
-        """See a change that is under way; events tell of its end alone."""
+        """See how far the changes under way are; events tell of their end alone."""
         latest = client.reconfigurations(last=1)
-        if latest and latest[-1] not in self.changes[-1:]:
-            kept = [each for each in self.changes if each["id"] != latest[-1]["id"]]
-            self.changes = [*kept, latest[-1]]
-            if latest[-1]["state"] != "intent":
-                self._due.update(_ABOUT["circuits"])
+        ids = {each["id"] for each in latest}
+        going = [c["id"] for c in self.changes if "progress" in c and c["id"] not in ids]
+        latest += map(client.reconfiguration, going)
+        known = {each["id"]: each for each in self.changes}
+        for change in latest:
+            if change != known.get(change["id"]) and change["state"] != "intent":
+                self._ask_for(*_ABOUT["circuits"])
+        known |= {each["id"]: each for each in latest}
+        self.changes = [known[number] for number in sorted(known)]
 
     def _take_samples(self, client: ControllerClient) -> None:
         since = max((series[-1][0] for series in self.rates.values()), default=0.0)
@@ -259,7 +317,8 @@ class LabWatch:
         self.alarms = client.alarms()
 
     def _take_light(self, client: ControllerClient) -> None:
-        self.light = {ocs.name: client.light(ocs.name) for ocs in self.lab.circuit_switches}
+        switches = (switch.name for switch in self.lab.optical_switches if switch.driver)
+        self.light = {name: client.light(name) for name in switches}
 
 
 def _series(most: int = _SAMPLES) -> defaultdict[str, Any]:

@@ -1,19 +1,23 @@
 """What tables and cards of the dashboard say: rows and lines of text, made of values."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from patchlight.cli.dashboard.lab_view import Circuit, LabView
+from patchlight.cli.ocs.output import progress_line
 from patchlight.cli.rendering import harmless, span, when
 from patchlight.testbed.units import format_rate, format_time
 
 Row = dict[str, Any]
 Answer = Mapping[str, Any]
 
+_MOST_MEETINGS, _MOST_GPUS = 3, 8
 # Of a change's stages, those in which the light of what it moves is away.
 _DARK_STAGES = ("break", "make", "verify")
+# In the order in which a change passes them.
+_STAGES = ("waiting", "read", "plan", "check", "drain", *_DARK_STAGES, "flows", "undrain")
 
 
 def ago(at: float, now: float | None = None) -> str:
@@ -32,13 +36,37 @@ def job_row(job: Answer, view: LabView, iteration_s: float | None, sends_bps: fl
         "state": job["state"],
         "why": harmless(job["message"]),
         "user": harmless(job["by"]),
-        "gpus": ", ".join(host.partition(".")[2] or host for host in job["hosts"]),
+        "gpus": gpus_words(job["hosts"]),
         "done": f"{done} of {wanted}" if wanted else str(done),
         "iteration": "" if iteration_s is None else format_time(iteration_s),
         "predicted": "" if predicted_s is None else format_time(predicted_s),
         "sends": "" if sends_bps is None else format_rate(round(sends_bps)),
         "submitted": when(job["submitted_at"]),
     }
+
+
+def gpus_words(hosts: Sequence[str]) -> str:
+    """The GPUs of a job, without their servers where that says which they are; the first few."""
+    short = [host.partition(".")[2] or host for host in hosts]
+    names = short if len(set(short)) == len(short) else hosts
+    return ", ".join(names[:_MOST_GPUS]) + _more(len(hosts) - _MOST_GPUS)
+
+
+def light_words(job: Answer, view: LabView) -> str:
+    """Where the light of a job's NICs leads, and through what."""
+    ways: dict[str, int] = {}
+    for name in job["hosts"]:
+        host = view.lab.host_names.get(name)
+        if host is None:
+            continue
+        path, sends = view.links.paths.get(host.endpoint), host.nic.transceiver
+        way = f"{sends.channel} THz" if sends is not None else "dark"
+        if path is not None:
+            through = ", ".join(device for device, _ in path.through)
+            way = f"{path.sink.device}" + (f" by {through}" if through else "")
+        ways[way] = ways.get(way, 0) + 1
+    counted = {way: count if len(ways) > 1 else 1 for way, count in ways.items()}
+    return "; ".join(way if count == 1 else f"{count} × {way}" for way, count in counted.items())
 
 
 def measured_iteration_s(reports: Sequence[Answer]) -> float | None:
@@ -70,10 +98,36 @@ def dark_s(change: Answer) -> float:
     return float(sum(change["stages_s"].get(stage, 0.0) for stage in _DARK_STAGES))
 
 
-def stages_words(change: Answer) -> str:
-    """What each stage of a change took."""
-    stages = change["stages_s"].items()
+def stages_words(change: Answer, at_least_s: float = 0.0) -> str:
+    """What each stage of a change took, where it was so long."""
+    stages = [(name, s) for name, s in change["stages_s"].items() if s >= at_least_s]
     return ", ".join(f"{name} {format_time(max(1e-6, spent))}" for name, spent in stages)
+
+
+def stage_rows(change: Answer, now: float) -> list[tuple[str, str]]:
+    """The stages of a change in words, and whether each is ``done``, ``now`` or ``next``."""
+    spent, progress = change["stages_s"], change.get("progress")
+    current = progress["stage"] if progress else ""
+    rows = [
+        (f"{name} {format_time(max(1e-6, took_s))}", "done")
+        for name, took_s in spent.items()
+        if name != current
+    ]
+    if progress:
+        so_far = span(max(0.0, now - progress["since"]))
+        rows.append((f"{progress_line(progress)}, for {so_far}", "now"))
+    if current in _STAGES:
+        idle = set(spent)
+        if planned := change["changes"].values():
+            idle |= {
+                stage
+                for stage, key in (("break", "breaks"), ("make", "makes"))
+                if not any(each[key] for each in planned)
+            }
+        rows += [
+            (name, "next") for name in _STAGES[_STAGES.index(current) + 1 :] if name not in idle
+        ]
+    return rows
 
 
 def changes_words(changes: Mapping[str, Answer]) -> str:
@@ -92,17 +146,26 @@ def changes_words(changes: Mapping[str, Answer]) -> str:
 def last_change_lines(view: LabView, now: float) -> list[str]:
     """What the latest change of circuits was, who wanted it, and what it cost."""
     change = view.last_change
+    lines = [
+        f"change {c['id']} is under way: {progress_line(c['progress'])}"
+        for c in view.under_way
+        if "progress" in c
+    ]
     if change is None:
-        return ["no circuit was changed yet"]
+        return lines or ["no circuit was changed yet"]
     by = f" by {harmless(change['by'])}" if change["by"] else ""
-    lines = [f"{change['id']}: {change['state']} {ago(change['finished_at'], now)}{by}"]
+    lines.append(f"change {change['id']}: {change['state']} {ago(change['finished_at'], now)}{by}")
     lines += [harmless(change["why"])] if change["why"] else []
     whole_s = change["finished_at"] - change["started_at"]
-    lines.append(
-        f"took {format_time(max(1e-6, whole_s))}, light was away "
-        f"{format_time(max(1e-6, dark_s(change)))}"
+    broken, made = (
+        sum(len(each[key]) for each in change["changes"].values()) for key in ("breaks", "makes")
     )
-    lines.append(stages_words(change))
+    lines.append(
+        f"{broken} cross-connects broken and {made} made in {format_time(max(1e-6, whole_s))}; "
+        f"their light was away {format_time(max(1e-6, dark_s(change)))}"
+    )
+    stages = stages_words(change, 1e-3)
+    lines += [f"of that {stages}"] if stages else []
     lines += [harmless(change["message"])] if change["state"] != "committed" else []
     return lines
 
@@ -118,7 +181,10 @@ def worries(view: LabView, stopped: Answer | None, trouble: str) -> list[str]:
         bad = [f"{c.ocs} {c.ports}" for c in view.circuits if c.condition == condition]
         if bad:
             found.append(f"{condition}: {', '.join(bad[:6])}{_more(len(bad) - 6)}")
-    if locked := [f"{ocs}.{port}" for ocs, port in view.locked_ports]:
+    locks = view.locked_ports.items()
+    if (light := view.links.light) is not None:
+        found += [str(meeting) for meeting in light.meetings[:_MOST_MEETINGS]]
+    if locked := [f"{ocs}.{place}" for (ocs, _), at in locks for place, _ in at]:
         found.append(f"locked: {', '.join(locked[:6])}{_more(len(locked) - 6)}")
     if view.status.get("drained"):
         found.append("the queue is drained: no job is started")
@@ -132,10 +198,11 @@ def _more(count: int) -> str:
     return f" and {count} more" if count > 0 else ""
 
 
-def circuit_row(circuit: Circuit, job_name: Callable[[str], str] = str) -> Row:
+def circuit_row(circuit: Circuit, job_names: Mapping[str, str]) -> Row:
     """A circuit in a list."""
     return {
         "id": f"{circuit.ocs} {circuit.ports}",
+        "channel": circuit.channel,
         "inp": circuit.ports.inp,
         "source": str(circuit.source or ""),
         "out": circuit.ports.out,
@@ -143,7 +210,7 @@ def circuit_row(circuit: Circuit, job_name: Callable[[str], str] = str) -> Row:
         "in_dbm": _dbm(circuit.in_dbm),
         "out_dbm": _dbm(circuit.out_dbm),
         "expected_dbm": _dbm(circuit.expected_dbm),
-        "job": job_name(circuit.job) if circuit.job else "",
+        "job": harmless(job_names.get(circuit.job, circuit.job)),
         "condition": circuit.condition,
         "words": harmless(circuit.words),
     }
@@ -158,7 +225,7 @@ def device_rows(view: LabView, name: str) -> list[Row]:
     rows = []
     by_port: dict[tuple[str, int], list[Circuit]] = {}
     for circuit in view.circuits:
-        for port in set(circuit.ports):
+        for port in {circuit.ports.inp, circuit.ports.out}:
             by_port.setdefault((circuit.ocs, port), []).append(circuit)
     for end, (other, fibre) in view.lab.fibre_ends.items():
         if end.device != name:
@@ -166,17 +233,18 @@ def device_rows(view: LabView, name: str) -> list[Row]:
         light, peer = "", view.links.peer(end)
         if peer is not None:
             light = f"lit to {peer}"
-        elif end.device in view.lab.circuit_fibres:
+        elif end.device in view.switch_maps:
             circuits = by_port.get((name, int(end.port)), ())
             light = "; ".join(f"{c.ports} {c.condition}{_powers(c)}" for c in circuits)
-        lock = view.locked_ports.get((name, int(end.port)) if end.port.isdecimal() else ("", 0))
+        at = (name, int(end.port)) if end.port.isdecimal() else ("", 0)
+        locks = [lock for _, lock in view.locked_ports.get(at, ())]
         rows.append(
             {
                 "id": end.port,
                 "leads": str(other),
                 "rate": format_rate(fibre.rate_bps),
                 "light": light or "dark",
-                "lock": harmless(f"{lock['kind']} by {lock['by']} {lock['why']}") if lock else "",
+                "lock": harmless("; ".join(f"{k['kind']} by {k['by']} {k['why']}" for k in locks)),
             }
         )
     return rows

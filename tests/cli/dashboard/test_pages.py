@@ -1,14 +1,16 @@
 """What the pages show is what the controller says; in a browser, and with the keyboard alone."""
 
 import asyncio
+import json
 import os
 import pwd
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import Page, WebSocketRoute, expect
 
 from patchlight.controller.client import ControllerClient
 from patchlight.testbed.switchmap import AnyMap
@@ -47,7 +49,8 @@ async def test_pages_show_what_the_controller_says_and_change_it(tmp_path: Path)
         await press_until(page, "Shift+Tab", "link", "Circuits")
         await page.keyboard.press("Enter")
         await a_change_is_planned_made_and_undone(page, lab)
-        await page.screenshot(path=pictures / "dashboard-circuits.png")
+        await a_change_is_dragged(page, lab)
+        await a_change_of_others_is_followed_and_cancelled(page, lab, pictures)
         await page.goto(f"{url}history")
         row = page.get_by_role("row", name="tries a fibre").first
         await expect(row).to_contain_text("committed")
@@ -56,9 +59,12 @@ async def test_pages_show_what_the_controller_says_and_change_it(tmp_path: Path)
         await expect(page.get_by_role("row", name=JOB)).to_contain_text("running")
         await page.wait_for_function("document.querySelectorAll('canvas').length === 4")
         await page.emulate_media(color_scheme="dark")
+        losing = Losing()
+        await page.route_web_socket("**/_nicegui_ws/**", losing.between)
         await page.goto(url)
         await what_others_do_is_seen(page, lab)
         await page.screenshot(path=pictures / "dashboard-dark.png")
+        await what_a_browser_missed_is_sent_again(page, lab, losing)
         await strangers_see_what_they_may(url)
 
 
@@ -100,6 +106,55 @@ async def a_change_is_planned_made_and_undone(page: Page, lab: WatchedLab) -> No
     assert changes(lab) == ["tries a fibre", "undoes change 1"]
 
 
+async def a_change_is_dragged(page: Page, lab: WatchedLab) -> None:
+    before = changes(lab)
+    make = page.get_by_label("make, like 1-7 2>8")
+    # The matrix is drawn anew without the ports that are dark again.
+    await expect(page.locator("[data-entry]")).to_have_count(12)
+    # A circuit to another column, then the row of another port.
+    await drag(page, "[data-entry='5>11']", "[data-drop='12'].pl-column")
+    await expect(make).to_have_value("5-12")
+    await expect(page.get_by_text("ocs1: −5>11 −11>5 +5>12 +12>5")).to_be_visible()
+    await expect(page.get_by_text(f"jobs whose traffic rides on it: {JOB}")).to_be_visible()
+    await drag(page, "[data-name='in 6 server4.nic5'] text", "[data-drop='17'].pl-column")
+    await expect(make).to_have_value("5-12 6-17")
+    await expect(page.locator(".pl-planned")).to_have_count(4)
+    await drag(page, "[data-entry='1>7']", "[role=banner], header")
+    await expect(page.get_by_label("free, like 3 15")).to_have_value("1")
+    await expect(page.get_by_text("links that go down: server1.nic0")).to_be_visible()
+    assert changes(lab) == before
+
+
+async def drag(page: Page, source: str, target: str) -> None:
+    await page.locator(source).hover()
+    await page.mouse.down()
+    # On the name of a column, where no circuit is.
+    box = await page.locator(target).bounding_box()
+    assert box is not None
+    await page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 8, steps=3)
+    await page.mouse.up()
+
+
+async def a_change_of_others_is_followed_and_cancelled(
+    page: Page, lab: WatchedLab, pictures: Path
+) -> None:
+    lab.device.fault(stall_s=6.0, acknowledge=True)
+    with ControllerClient(lab.address) as client:
+        moves = {"ocs1": ["19-20", "21-22"]}
+        ask = partial(client.reconfigure, moves, why="begun elsewhere", detach=True)
+        number = (await asyncio.to_thread(ask))["id"]
+        await expect(page.get_by_text(f"Change {number}: under way")).to_be_visible()
+        await expect(page.locator("[aria-current=step]")).to_contain_text("make ocs1, 0 of 4")
+        await page.screenshot(path=pictures / "dashboard-circuits.png")
+        for name in (f"Cancel change {number} …", "Halt and undo"):
+            await page.get_by_role("button", name=name).focus()
+            await page.keyboard.press("Enter")
+        await expect(page.get_by_text(f"Change {number}: rolled-back")).to_be_visible()
+        ended = await asyncio.to_thread(client.reconfiguration, number)
+    assert (ended["state"], ended["stages_s"].keys() >= {"roll-back"}) == ("rolled-back", True)
+    await expect(page.get_by_text("cancelled by")).to_be_visible()
+
+
 async def what_others_do_is_seen(page: Page, lab: WatchedLab) -> None:
     await expect(page.locator("[data-circuit]")).to_have_count(6)
     with ControllerClient(lab.address) as client:
@@ -121,6 +176,43 @@ async def what_others_do_is_seen(page: Page, lab: WatchedLab) -> None:
     await expect(page.get_by_text("the stop button is pressed by eva")).to_be_visible()
     background = await page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert background not in ("rgb(255, 255, 255)", "rgba(0, 0, 0, 0)")
+
+
+class Losing:
+    """Between a page and its server: the first update of a picture that has ``words`` is lost."""
+
+    def __init__(self) -> None:
+        self.words, self.lost = "", 0
+
+    def between(self, browser: WebSocketRoute) -> None:
+        server = browser.connect_to_server()
+        server.on_message(lambda message: browser.send(self._less(message)))
+
+    def _less(self, message: str | bytes) -> str | bytes:
+        if not self.words or not isinstance(message, str) or self.words not in message:
+            return message
+        number, bracket, rest = message.partition("[")
+        event, elements = json.loads(bracket + rest)
+        for name, element in elements.items():
+            props = element.get("props", {}) if isinstance(element, dict) else {}
+            if "differ" in props and self.words in json.dumps(props["differ"]):
+                self.words, self.lost = "", self.lost + 1
+                del elements[name]
+                break
+        return number + json.dumps([event, elements])
+
+
+async def what_a_browser_missed_is_sent_again(page: Page, lab: WatchedLab, losing: Losing) -> None:
+    losing.words = "the first lock"
+    locks = lab.controller.circuits.locks
+    locks.lock("ocs1", [1], "locked", "eva", "the first lock")
+    await eventually(lambda: losing.lost == 1)
+    locks.lock("ocs1", [2], "locked", "eva", "the second lock")
+    for circuit, words in (("2>8", "second"), ("1>7", "first")):
+        title = page.locator(f"[data-circuit='ocs1 {circuit}'] title")
+        await expect(title).to_contain_text(f"the {words} lock")
+    await expect(page.locator("[data-circuit]")).to_have_count(6)
+    assert losing.lost == 1
 
 
 async def strangers_see_what_they_may(url: str) -> None:
