@@ -14,7 +14,7 @@ from typing import Any
 from patchlight.controller.changes.planning import Plan
 from patchlight.controller.changes.record import Reconfiguration, Refused
 from patchlight.controller.changes.transaction import Transactions
-from patchlight.controller.database import JournalError
+from patchlight.controller.database import JournalError, Period
 from patchlight.controller.fleet import Fleet
 from patchlight.controller.host_faults import unfit_hosts
 from patchlight.controller.jobs.forecasts import Forecasts
@@ -135,17 +135,14 @@ class Scheduler:
         return self._shown(self._table[job_id])
 
     def jobs(
-        self,
-        last: int = 100,
-        after: str | None = None,
-        *,
-        state: str = "",
-        owner: str = "",
-        name: str = "",
+        self, last: int = 100, after: str | None = None, period: Period | None = None, **which: str
     ) -> list[JobStatus]:
-        """The last so many jobs, oldest first, or the first so many after one."""
+        """The last so many jobs, oldest first, or the first so many after one.
+
+        ``which``: as ``JobLedger.page``.
+        """
         try:
-            found = self._table.page(last, after, state=state, owner=owner, name=name)
+            found = self._table.page(last, after, period, **which)
         except KeyError:
             raise BadInput(f"there is no job {after!r} to go on after") from None
         return [self._shown(status) for status in found]
