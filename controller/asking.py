@@ -15,12 +15,13 @@ from patchlight.controller.event_calls import EventCalls
 from patchlight.controller.job_calls import JobCalls
 from patchlight.controller.login import Login
 from patchlight.controller.path_calls import PathCalls
+from patchlight.controller.sample_calls import SampleCalls
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab_api import UNIX, LabIdentity, is_beyond_this_machine
 
 if TYPE_CHECKING:
     from patchlight.controller.shapes.circuits import OcsMap
-    from patchlight.controller.shapes.lab import GpuSample, Link, PortSample, Status, TopologyShape
+    from patchlight.controller.shapes.lab import Link, Status, TopologyShape
 
 USER_HEADER = "X-Patchlight-User"
 UID_HEADER = "X-Patchlight-Uid"
@@ -50,7 +51,9 @@ class Who(TypedDict, total=False):
     login: Login | None
 
 
-class Asking(CircuitCalls, JobCalls, DiscoveryCalls, AccessCalls, EventCalls, PathCalls):
+class Asking(
+    CircuitCalls, JobCalls, DiscoveryCalls, AccessCalls, EventCalls, PathCalls, SampleCalls
+):
     """All calls of a running controller, by the address of its API."""
 
     def __init__(
@@ -251,8 +254,6 @@ class Asking(CircuitCalls, JobCalls, DiscoveryCalls, AccessCalls, EventCalls, Pa
         """The same as a file for another scheduler: ``slurm``, ``slurm-conf`` or ``kueue``."""
         return (yield from self._answer("GET", "/topology", format=format)).text
 
-    # -- the controller and what it samples ----------------------------------------------------
-
     @call
     def shut_down(self) -> Call[dict[str, int]]:
         """End the controller; how many jobs there are in each state that is not an end.
@@ -260,13 +261,3 @@ class Asking(CircuitCalls, JobCalls, DiscoveryCalls, AccessCalls, EventCalls, Pa
         They go on, and the next controller follows them.
         """
         return dict((yield from self._call("POST", "/shutdown"))["jobs"])
-
-    @call
-    def ports(self, since: float = 0.0) -> Call[list[PortSample]]:
-        """Samples of each host's rates after Unix time ``since``, in bits per second."""
-        return list((yield from self._call("GET", "/ports", since=since))["ports"])
-
-    @call
-    def gpus(self, since: float = 0.0) -> Call[list[GpuSample]]:
-        """Samples of each GPU's utilisation after Unix time ``since``."""
-        return list((yield from self._call("GET", "/gpus", since=since))["gpus"])

@@ -175,6 +175,19 @@ class CircuitCalls(Calls):
         return rows[-(last or 0) :]
 
     @call
+    def past_reconfigurations(
+        self, since: float, until: float, *, last: int = PAGE, before: int | None = None
+    ) -> Call[list[Change]]:
+        """The ``last`` changes that began between these times, oldest first.
+
+        With ``before``, of those with lower numbers.
+        """
+        wanted: dict[str, Any] = {} if before is None else {"before": before}
+        wanted |= {"since": since, "until": until}
+        answer = yield from self._call("GET", "/reconfigurations", last=last, **wanted)
+        return list(answer["reconfigurations"])
+
+    @call
     def reconfiguration(self, number: int, step: int = 0, wait_s: float = 0.0) -> Call[Change]:
         """One change; one under way with its ``progress``.
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from patchlight.testbed.errors import PatchlightError
 
@@ -86,7 +86,16 @@ INSERT INTO locks SELECT ocs, port, '', record FROM locks_of_ports;
 DROP TABLE temp.locks_of_ports;
 """
 
-SCHEMAS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH)
+# What happened in a period is found without all that came after it being read.
+_SIXTH = """
+ALTER TABLE reconfigurations ADD COLUMN started_at REAL;
+UPDATE reconfigurations SET started_at = json_extract(record, '$.started_at')
+    WHERE json_valid(record);
+CREATE INDEX reconfigurations_by_start ON reconfigurations (started_at);
+CREATE INDEX events_by_time ON events (at);
+"""
+
+SCHEMAS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH)
 """What makes each version of the tables of the one before, beginning with an empty file."""
 
 SCHEMA_VERSION = len(SCHEMAS)
@@ -94,6 +103,9 @@ SCHEMA_VERSION = len(SCHEMAS)
 ADD_EVENT = (
     "INSERT INTO events (at, kind, record, job) VALUES (?1, ?2, ?3, json_extract(?3, '$.job'))"
 )
+
+Period = tuple[float, float]
+"""From when until when (Unix time)."""
 
 T = TypeVar("T")
 
@@ -106,10 +118,13 @@ class Database:
     """One SQLite file (``:memory:`` for none), with a write-ahead log.
 
     Small synchronous writes from one thread: each is a committed transaction, on disk before the
-    call returns.
+    call returns; where it ``is_durable`` not, the latest may be lost with the machine's power.
 
     Every method raises ``JournalError`` where the file cannot be read or written.
     """
+
+    schemas: ClassVar[Sequence[str]] = SCHEMAS
+    is_durable: ClassVar[bool] = True
 
     def __init__(self, path: Path | str) -> None:
         self._path = path
@@ -117,7 +132,7 @@ class Database:
             self._db = sqlite3.connect(str(path), isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
             # FULL: the journal's intent survives a power cut, not just a crash of the process.
-            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.execute(f"PRAGMA synchronous={'FULL' if self.is_durable else 'NORMAL'}")
             self._bring_up_to_date()
         except sqlite3.Error as error:
             raise PatchlightError(
@@ -128,14 +143,14 @@ class Database:
 
     def _bring_up_to_date(self) -> None:
         (found,) = self._db.execute("PRAGMA user_version").fetchone()
-        if found > SCHEMA_VERSION:
+        if found > len(self.schemas):
             self._db.close()
             raise PatchlightError(
                 f"the controller's state in {self._path} is of schema {found}: this Patchlight "
-                f"reads up to {SCHEMA_VERSION}",
+                f"reads up to {len(self.schemas)}",
                 hint="run the newer Patchlight that wrote it, or give another place with --state",
             )
-        for version, script in enumerate(SCHEMAS[found:], start=found + 1):
+        for version, script in enumerate(self.schemas[found:], start=found + 1):
             self._db.executescript(f"BEGIN; {script} PRAGMA user_version = {version}; COMMIT;")
 
     def limit_size(self, pages: int | None = None) -> None:

@@ -2,8 +2,10 @@
 
 import json
 import time
+from collections.abc import Sequence
+from typing import Any
 
-from patchlight.controller.calls import Answer, Asked, Call, Calls, call
+from patchlight.controller.calls import PAGE, Answer, Asked, Call, Calls, call
 
 PAUSE_S = 0.5
 """How long a listener waits before it connects again."""
@@ -18,6 +20,25 @@ class EventCalls(Calls):
     def events(self, after: int = 0) -> Call[list[Answer]]:
         """What happened, after event number ``after``."""
         return list((yield from self._call("GET", "/events", after=after))["events"])
+
+    @call
+    def past_events(
+        self,
+        since: float,
+        until: float,
+        *,
+        last: int = PAGE,
+        before: int | None = None,
+        kinds: Sequence[str] = (),
+    ) -> Call[list[Answer]]:
+        """The ``last`` events between these times, oldest first: of these ``kinds``, if any.
+
+        With ``before``, of those with lower numbers.
+        """
+        wanted: dict[str, Any] = {"kind": list(kinds)} if kinds else {}
+        wanted |= {} if before is None else {"before": before}
+        asked = self._call("GET", "/events", last=last, since=since, until=until, **wanted)
+        return list((yield from asked)["events"])
 
     @call
     def last_event(self) -> Call[int]:

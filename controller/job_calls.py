@@ -66,12 +66,13 @@ class JobCalls(Calls):
         return list((yield from self._call("POST", "/jobs", body | how))["jobs"])
 
     @call
-    def jobs(self, /, last: int | None = None, **which: str) -> Call[list[JobInList]]:
+    def jobs(self, /, last: int | None = None, **which: str | float) -> Call[list[JobInList]]:
         """Every job's status, or that of the ``last`` few, oldest first.
 
-        ``which``: only those of a ``state``, ``user`` or ``name``.
+        ``which``: only those of a ``state``, ``user`` or ``name``, and those that waited or ran
+        between ``since`` and ``until`` (Unix times).
         """
-        wanted = {key: value for key, value in which.items() if value}
+        wanted: dict[str, Any] = {key: value for key, value in which.items() if value}
         if last is not None and last <= _AT_ONCE:
             return list((yield from self._call("GET", "/jobs", last=last, **wanted))["jobs"])
 

@@ -36,6 +36,8 @@ from patchlight.controller.operations import CircuitOperations
 from patchlight.controller.paths.bounds_service import BoundsService
 from patchlight.controller.paths.service import PathService
 from patchlight.controller.store import open_store
+from patchlight.controller.timeseries.recorder import Recorder
+from patchlight.controller.timeseries.series_store import open_series
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.lab_api import LabIdentity
@@ -91,6 +93,7 @@ class Controller:
         tls = AgentTls(lab.name, settings.tls) if settings.tls else None
         switch_tls = _switch_tls(lab, settings.tls)
         self.store = open_store(settings.state_dir)
+        self.series = open_series(settings.state_dir)
         self.background = Background(self._on_part_fault)
         self.fleet = Fleet(lab, tls, NicMacs(lab, self.store))
         self.drivers: dict[str, AnyDriver] = {
@@ -134,6 +137,14 @@ class Controller:
         self.operations = CircuitOperations(self.circuits, self.transactions)
         self.scheduler = Scheduler(
             lab, self.fleet, self.store, self.jobs, self.transactions, settings.policies, lab.queue
+        )
+        self.recorder = Recorder(
+            self.series,
+            self.fleet,
+            self.switches,
+            self.jobs,
+            self.scheduler.forecasts,
+            lab.queue.keep_for_s,
         )
         self.paths = PathService(lab, self._maps_as_known, store=self.store)
         self.path_bounds = BoundsService(lab, self.fleet, self.jobs, self.paths)

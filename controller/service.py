@@ -62,6 +62,7 @@ async def _run(
         asyncio.get_running_loop().add_signal_handler(signal_number, told_to_stop.set)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(controller.store.close)
+        stack.callback(controller.series.close)
         stack.push_async_callback(controller.fleet.close)
         if receiver is not None:
             stack.callback(JobTraces(controller.lab.name, controller.jobs, receiver).close)
@@ -94,6 +95,7 @@ async def _run(
         controller.background.start("job traffic", controller.traffic.watch)
         controller.background.start("retention", controller.retention.run)
         controller.background.start("fleet", controller.fleet.watch)
+        controller.background.start("time series", controller.recorder.run)
         controller.background.start("device watch", controller.device_watch.run)
         controller.background.start("optical power", metrics.power.run)
         controller.background.start("paths", controller.paths.run)

@@ -5,12 +5,12 @@ A change of the network is journalled before a device is touched.
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from patchlight.controller.database import ADD_EVENT, Database
+from patchlight.controller.database import ADD_EVENT, Database, Period
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.private_folder import private_folder
 
@@ -46,8 +46,9 @@ class Store(Database):
         that it has already, 0 for a new change.
         """
         verb = "REPLACE" if number else "INSERT"
-        sql = f"{verb} INTO reconfigurations (id, state, record) VALUES (?, 'intent', ?)"
-        return lambda: self.write(sql, number or None, json.dumps(record))
+        columns, started_at = "(id, state, record, started_at)", record.get("started_at")
+        sql = f"{verb} INTO reconfigurations {columns} VALUES (?, 'intent', ?, ?)"
+        return lambda: self.write(sql, number or None, json.dumps(record), started_at)
 
     def update_reconfiguration(
         self,
@@ -88,6 +89,11 @@ class Store(Database):
         if after is not None:
             return self._changes("WHERE id > ? ORDER BY id LIMIT ?", after, most)
         return self._changes("ORDER BY id DESC LIMIT ?", most)[::-1]
+
+    def past_reconfigurations(self, period: Period, last: int, before: int) -> list[dict[str, Any]]:
+        """The ``last`` changes that began in a period, with lower numbers than ``before``."""
+        which = "WHERE started_at BETWEEN ? AND ? AND id < ? ORDER BY id DESC LIMIT ?"
+        return self._changes(which, *period, before, last)[::-1]
 
     def reconfiguration(self, number: int) -> dict[str, Any] | None:
         """One change, or ``None``."""
@@ -193,7 +199,23 @@ class Store(Database):
             after,
             limit,
         )
-        return [{**json.loads(r), "number": n, "at": at, "kind": kind} for n, at, kind, r in rows]
+        return _events(rows)
+
+    def past_events(
+        self, period: Period, last: int, before: int, kinds: Collection[str] = ()
+    ) -> list[dict[str, Any]]:
+        """The ``last`` events in a period (of these kinds), with lower numbers than ``before``."""
+        # The time is in an index of its own, and grows as the number does, nearly.
+        bounds = self.rows(
+            "SELECT min(number), max(number) FROM events WHERE at BETWEEN ? AND ?", *period
+        )
+        of_kind = f"AND kind IN ({', '.join('?' * len(kinds))})" if kinds else ""
+        rows = self.rows(
+            "SELECT number, at, kind, record FROM events WHERE number BETWEEN ? AND ? "
+            f"AND number < ? AND +at BETWEEN ? AND ? {of_kind} ORDER BY number DESC LIMIT ?",
+            *(*bounds[0], before, *period, *kinds, last),
+        )
+        return _events(rows[::-1])
 
     def forget(self, before: float, most: int = 500) -> int:
         """Drop events and changes of circuits that were over before then; how many were dropped.
@@ -207,6 +229,10 @@ class Store(Database):
     def last_event(self) -> int:
         """The number of the latest event, 0 if there is none."""
         return int(self.rows("SELECT coalesce(max(number), 0) FROM events")[0][0])
+
+
+def _events(rows: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
+    return [{**json.loads(r), "number": n, "at": at, "kind": kind} for n, at, kind, r in rows]
 
 
 def _committed_rows(maps: Mapping[str, Record]) -> list[tuple[str, str]]:
@@ -224,16 +250,21 @@ _written = lru_cache(1 << 12)(repr)  # powers have few digits, and come again an
 
 def open_store(state_dir: Path) -> Store:
     """The journal in a directory, which is made if it is not there; for its owner alone."""
-    path = state_dir / "controller.db"
+    return Store(private_file(state_dir, "controller.db"))
+
+
+def private_file(state_dir: Path, name: str) -> Path:
+    """A file of SQLite's in the state's folder, both made if need be, for their owner alone."""
+    path = state_dir / name
     try:
         private_folder(state_dir, 0o750)
         path.touch(mode=0o600)
         # SQLite gives the files beside it the mode of this one when it makes them.
-        for each in (path, *state_dir.glob("controller.db-*")):
+        for each in (path, *state_dir.glob(f"{name}-*")):
             each.chmod(0o600)
     except OSError as error:
         raise PatchlightError(
             f"keeping the journal in {state_dir}: {error.strerror}",
             hint="name another place with --state",
         ) from error
-    return Store(path)
+    return path

@@ -26,7 +26,7 @@ DATA = {
     "emulation/servers": ["*.sh"],
     "deploy": ["Dockerfile", "*.sh", "*.txt"],
     "deploy/prometheus": ["*.yml"],
-    "patchlight/cli/dashboard": ["*.js"],
+    "patchlight/cli/dashboard": ["*.js", "*.css"],
     "patchlight/cli/report": ["*.j2"],
     "deploy/grafana": ["*.json"],
 }

@@ -23,6 +23,7 @@ from patchlight.controller.api.events import EventFeed, event_routes
 from patchlight.controller.api.idempotency import KeptAnswers
 from patchlight.controller.api.jobs import job_routes
 from patchlight.controller.api.paths import path_routes
+from patchlight.controller.api.samples import sample_routes
 from patchlight.controller.audit import AuditLog
 from patchlight.controller.shapes import lab as shapes
 from patchlight.controller.tokens import Tokens
@@ -79,12 +80,6 @@ def create_app(controller: Controller) -> FastAPI:
 
     app.include_router(discovery_routes(controller.discovery))
 
-    @app.get("/v1/ports", **gives(shapes.PortSamples))
-    async def ports(since: float = 0.0) -> Answer:
-        return {"ports": [s for s in controller.switches.port_rates if s["at"] > since]}
-
-    @app.get("/v1/gpus", **gives(shapes.GpuSamples))
-    async def gpus(since: float = 0.0) -> Answer:
-        return {"gpus": [s for s in controller.fleet.gpu_samples if s["at"] > since]}
+    app.include_router(sample_routes(controller))
 
     return app

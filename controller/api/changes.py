@@ -49,9 +49,20 @@ def change_routes(operations: CircuitOperations) -> APIRouter:
 
     @routes.get("/reconfigurations", **gives(shapes.Changes))
     async def reconfigurations(
-        last: models.PageLength = models.PAGE, after: models.Number | None = None
+        last: models.PageLength = models.PAGE,
+        after: models.Number | None = None,
+        since: models.Moment | None = None,
+        until: models.Moment = models.LATEST,
+        before: models.Number = models.NO_NUMBER,
     ) -> Answer:
-        rows = parts.store.reconfigurations(last, after)
+        """The last changes, or the first so many after a number.
+
+        With ``since``: the last of those that began between then and ``until``, before a number.
+        """
+        if since is None:
+            rows = parts.store.reconfigurations(last, after)
+        else:
+            rows = parts.store.past_reconfigurations((since, until), last, before)
         return {"reconfigurations": [_with_progress(row) for row in rows]}
 
     def _with_progress(row: Answer) -> Answer:

@@ -5,9 +5,9 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from itertools import takewhile
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
 from patchlight.controller.api import models
@@ -147,8 +147,18 @@ def event_routes(store: Store, feed: EventFeed) -> APIRouter:
     routes = APIRouter(prefix="/v1", tags=["events"])
 
     @routes.get("/events", **gives(shapes.EventList, also=STREAM))
-    async def events(request: Request, after: models.Number | None = None) -> Any:
+    async def events(
+        request: Request,
+        after: models.Number | None = None,
+        last: models.PageLength | None = None,
+        since: models.Moment = 0.0,
+        until: models.Moment = models.LATEST,
+        before: models.Number = models.NO_NUMBER,
+        kind: Annotated[list[models.Text] | None, Query(max_length=100)] = None,
+    ) -> Any:
         """What happened after an event's number, at most a thousand at a time.
+
+        With ``last``, the latest so many of a period instead: of these kinds, before that number.
 
         With ``Accept: text/event-stream``, what happens from then on, without an end; a client
         that was cut off sends the last number that it has as ``Last-Event-ID``.
@@ -158,6 +168,11 @@ def event_routes(store: Store, feed: EventFeed) -> APIRouter:
             begun = int(cut_off_at[:18]) if cut_off_at.isdecimal() else after
             head = {"Cache-Control": "no-store"}
             return StreamingResponse(feed.follow(begun), media_type=STREAM, headers=head)
-        return {"events": store.events(after or 0), "last": store.last_event()}
+        if last is not None:
+            period = since, until
+            found = await asyncio.to_thread(store.past_events, period, last, before, kind or ())
+        else:
+            found = store.events(after or 0)
+        return {"events": found, "last": store.last_event()}
 
     return routes

@@ -58,11 +58,19 @@ def _look(routes: APIRouter, controller: Controller) -> None:
         user: models.Text = "",
         name: models.Text = "",
         meant: models.Text | None = None,
+        since: models.Moment | None = None,
+        until: models.Moment = models.LATEST,
     ) -> Response:
+        """The last jobs, or the first so many after one: of a ``state``, ``user`` or ``name``.
+
+        With ``since``: of those that waited or ran between then and ``until``. With ``meant``:
+        those that somebody may mean by the text, the latest first.
+        """
         if meant is not None:
             found = table.meant(meant)
         else:
-            found = scheduler.jobs(last, after, state=state, owner=user, name=name)
+            period = None if since is None else (since, until)
+            found = scheduler.jobs(last, after, period, state=state, owner=user, name=name)
         return _listed(found, scheduler, table)
 
     @routes.get("/jobs/{job_id}", **gives(shapes.Job))

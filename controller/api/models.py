@@ -39,8 +39,17 @@ Number = Annotated[int, Ge(0), Le(2**63 - 1)]
 WaitSeconds = Annotated[float, Ge(0), Le(30)]
 """For how long an answer may wait for news."""
 
+NO_NUMBER: Number = 2**63 - 1
+"""No row has this one, and none a higher one."""
+
 PageLength = Annotated[int, Ge(1), Le(1000)]
 """How many rows are wanted at most."""
+
+Moment = Annotated[float, Ge(0), Le(1e11), Field(allow_inf_nan=False)]
+"""A Unix time."""
+
+LATEST: Moment = 1e11
+"""Later than anything that happened."""
 
 TopologyFormat = Literal["json", "slurm", "slurm-conf", "kueue"]
 """As what the topology is wanted."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from patchlight.controller.database import Period
 from patchlight.controller.jobs.ledger import JobLedger
 from patchlight.controller.jobs.outputs import JobOutputs
 from patchlight.controller.jobs.running_job import RunningJob
@@ -55,9 +56,11 @@ class JobTable:
         """The hosts of running jobs, those that they are to have next included."""
         return {job_id: [h.name for h in self.running[job_id].all_hosts] for job_id in job_ids}
 
-    def page(self, last: int, after: str | None = None, **which: str) -> list[JobStatus]:
+    def page(
+        self, last: int, after: str | None = None, period: Period | None = None, **which: str
+    ) -> list[JobStatus]:
         """As of the ledger."""
-        return self.ledger.page(last, after, **which, known=self._live)
+        return self.ledger.page(last, after, period, **which, known=self._live)
 
     def text(self, status: JobStatus) -> bytes:
         """``status.as_text``. That of a job that has not ended is kept: it is asked for often."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from patchlight.controller.database import ADD_EVENT, Database
+from patchlight.controller.database import ADD_EVENT, Database, Period
 from patchlight.testbed.jobs import JobState, JobStatus
 
 Record = Mapping[str, Any]
@@ -22,6 +22,11 @@ SELECT id FROM jobs WHERE state IN ({_ENDED}) AND (finished_at < ? OR rowid <=
 AND id NOT IN (SELECT value FROM jobs AS waiting, json_each(waiting.record, '$.spec.after')
     WHERE waiting.state NOT IN ({_ENDED}))
 ORDER BY rowid LIMIT ?"""
+# A record that cannot be read is read all the same, and set aside.
+_OF_PERIOD = (
+    "coalesce(finished_at >= ?, 1) AND CASE WHEN json_valid(record) "
+    "THEN json_extract(record, '$.submitted_at') <= ? ELSE 1 END"
+)
 _REPORTS = 2000
 _FORGET_REPORTS = (
     "DELETE FROM iterations WHERE number IN (SELECT number FROM iterations WHERE job = ? LIMIT ?)"
@@ -70,6 +75,7 @@ class JobLedger:
         self,
         last: int,
         after: str | None = None,
+        period: Period | None = None,
         *,
         state: str = "",
         owner: str = "",
@@ -78,12 +84,15 @@ class JobLedger:
     ) -> list[JobStatus]:
         """The ``last`` jobs of those meant, oldest first, or the first so many after one.
 
-        Those that are ``known``, by id, are not read. ``KeyError`` if there is no job ``after``; an
-        empty one begins with the first job.
+        With a ``period``, of those that waited or ran in it. Those that are ``known``, by id, are
+        not read. ``KeyError`` if there is no job ``after``; an empty one begins with the first
+        job.
         """
         wanted = [(column, value) for column, value in _columns(state, owner, name) if value]
         which = " AND ".join(["1", *(f"{column} = ?" for column, _ in wanted)])
         values: list[object] = [value for _, value in wanted]
+        if period is not None:
+            which, values = f"{which} AND {_OF_PERIOD}", [*values, *period]
         if after is None:
             order = "ORDER BY rowid DESC LIMIT ?"
             return self._known(known, f"WHERE {which} {order}", *values, last)[::-1]

@@ -13,7 +13,7 @@ from typing import Any
 
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.changes.transaction import Transactions
-from patchlight.controller.database import JournalError
+from patchlight.controller.database import JournalError, Period
 from patchlight.controller.fleet import Fleet
 from patchlight.controller.host_faults import unfit_hosts
 from patchlight.controller.jobs.forecasts import Forecasts
@@ -137,17 +137,14 @@ class Scheduler:
         return replace(status, message=self.message(status))
 
     def jobs(
-        self,
-        last: int = 100,
-        after: str | None = None,
-        *,
-        state: str = "",
-        owner: str = "",
-        name: str = "",
+        self, last: int = 100, after: str | None = None, period: Period | None = None, **which: str
     ) -> list[JobStatus]:
-        """The last so many jobs, oldest first, or the first so many after one; as on record."""
+        """The last so many jobs, oldest first, or the first so many after one; as on record.
+
+        ``which``: as ``JobLedger.page``.
+        """
         try:
-            return self._table.page(last, after, state=state, owner=owner, name=name)
+            return self._table.page(last, after, period, **which)
         except KeyError:
             raise BadInput(f"there is no job {after!r} to go on after") from None
 

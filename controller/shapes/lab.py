@@ -223,3 +223,34 @@ class GpuSamples(TypedDict):
     """What was measured of GPUs, the oldest first."""
 
     gpus: list[GpuSample]
+
+
+@exactly
+class SpreadShape(TypedDict):
+    """The mean of something, and between what it was."""
+
+    mean: float
+    least: float
+    most: float
+
+
+@exactly
+class WindowShape(TypedDict):
+    """What was measured from a Unix time on: see ``patchlight.controller.timeseries.windows``."""
+
+    at: int
+    gpus: int
+    busy: SpreadShape | None
+    sent_bps: SpreadShape | None
+    iterations: int
+    iteration_s: SpreadShape | None
+    predicted_s: float | None
+
+
+@exactly
+class Samples(TypedDict):
+    """A period in windows that are ``width_s`` long, the oldest first; jobs by their ids."""
+
+    width_s: int
+    lab: list[WindowShape]
+    jobs: dict[str, list[WindowShape]]

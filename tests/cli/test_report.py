@@ -15,7 +15,7 @@ from patchlight.testbed.errors import BadInput
 from tests.support.change_bench import JOBS
 from tests.support.job_api import JobCommand
 from tests.support.waiting import eventually
-from tests.support.watched_lab import JOB, watched_lab
+from tests.support.watched_lab import JOB, put_samples_on_disk, watched_lab
 
 HOSTILE = "</td></svg><script src='//x.example'>$\\frac{$ \x1b[31m"
 
@@ -66,8 +66,9 @@ def period(**more: object) -> Period:
         "stages_s": {"make": 0.025},
     }
     event = {"at": 120.0, "number": 1, "kind": "alarm", "ocs": "o1", "words": HOSTILE}
-    fields = {"jobs": [job], "changes": [change], "events": [event], "gpus": [], "rates": []}
-    return Period("lab", 90.0, 200.0, **{**fields, **more})  # type: ignore[arg-type]
+    fields = {"jobs": [job], "changes": [change], "events": [event]}
+    samples = {"width_s": 10, "lab": [], "jobs": {}}
+    return Period("lab", 90.0, 200.0, **{**fields, "samples": samples, **more})  # type: ignore[arg-type]
 
 
 def check_loads_nothing(html: str) -> Page:
@@ -106,6 +107,7 @@ async def test_a_lab_at_work_is_reported(tmp_path: Path) -> None:
         )
         for samples in (controller.fleet.gpu_samples, controller.switches.port_rates):
             await eventually(lambda s=samples: len({each["at"] for each in s}) > 2)  # type: ignore[misc]
+        await put_samples_on_disk(lab)
         report = JobCommand(lab.address, "report")
         output = tmp_path / "report.html"
         said = await report("--since", "1h", "--output", str(output))

@@ -184,7 +184,10 @@ def test_records_that_nobody_can_read_are_set_aside_and_the_controller_starts(
     with sqlite3.connect(controller.state / "controller.db") as db:
         for sql, record in (
             ("INSERT INTO jobs (id, state, record) VALUES ('j-1', 'queued', ?)", _POISON),
-            ("INSERT INTO reconfigurations VALUES (1, 'intent', ?)", unfinished),
+            (
+                "INSERT INTO reconfigurations (id, state, record) VALUES (1, 'intent', ?)",
+                unfinished,
+            ),
             ("INSERT INTO committed VALUES ('o1', ?)", {"map": 7}),
             ("INSERT INTO locks VALUES ('o1', 2, '', ?)", {"ocs": "o1", "port": "x"}),
         ):

@@ -103,3 +103,33 @@ def test_a_state_folder_that_others_can_write_in_is_refused(tmp_path: Path) -> N
     with pytest.raises(PatchlightError, match="other users can put files into the folder"):
         open_store(shared)
     assert list(shared.iterdir()) == []
+
+
+def test_a_period_is_found_page_by_page_the_latest_first(tmp_path: Path) -> None:
+    store = Store(tmp_path / "controller.db")
+    for at in range(10):
+        store.add_event(float(at), "alarm" if at % 2 else "drift", {"words": str(at)})
+        store.prepared_intent(0, {"why": str(at), "started_at": float(at)})()
+
+    def events(last: int, before: int = 99, kinds: tuple[str, ...] = ()) -> list[float]:
+        return [row["at"] for row in store.past_events((2.0, 8.0), last, before, kinds)]
+
+    assert events(3) == [6.0, 7.0, 8.0]
+    assert events(3, before=7) == [3.0, 4.0, 5.0]  # the event of second 6 is number 7
+    assert events(9, before=4) == [2.0]
+    assert events(9, kinds=("alarm",)) == [3.0, 5.0, 7.0]
+    assert store.past_events((20.0, 30.0), 3, 99) == []
+    assert [c["why"] for c in store.past_reconfigurations((2.0, 8.0), 2, 99)] == ["7", "8"]
+    assert [c["why"] for c in store.past_reconfigurations((2.0, 8.0), 9, 4)] == ["2"]
+
+
+def test_changes_of_an_older_file_are_found_by_their_time(tmp_path: Path) -> None:
+    path = tmp_path / "controller.db"
+    with sqlite3.connect(path) as db:
+        db.executescript(f"{''.join(SCHEMAS[:5])} PRAGMA user_version = 5;")
+        insert = "INSERT INTO reconfigurations (state, record) VALUES ('committed', ?)"
+        db.execute(insert, (json.dumps({"started_at": 7.0}),))
+        db.execute(insert, ("no JSON",))
+    db.close()
+    (found,) = Store(path).past_reconfigurations((6.0, 8.0), 9, 9)
+    assert found == {"started_at": 7.0, "id": 1, "state": "committed"}

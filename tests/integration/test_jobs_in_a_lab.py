@@ -6,14 +6,17 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from playwright.async_api import expect
+from playwright.async_api import Page, expect
 
 from patchlight import EmulatedLab
 from patchlight.controller.client import ControllerClient
 from patchlight.controller.policies.topology import regroup
+from patchlight.controller.shapes.lab import WindowShape
+from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import trace_links
 from tests.support.controller_process import OcsCommand
@@ -132,7 +135,56 @@ async def test_a_regroup_is_seen_in_a_browser(
         await page.get_by_role("link", name="Jobs", exact=True).click()
         await expect(page.get_by_role("row", name=ids[1])).to_contain_text("running")
         await page.wait_for_function("document.querySelectorAll('canvas').length === 4")
-        await page.screenshot(path=pictures / "dashboard-jobs.png")
+        waits = spec("third", PAIR, 5)
+        third = (await asyncio.to_thread(client.submit, [waits]))[0]["id"]
+        await expect(page.get_by_role("row", name=third)).to_contain_text("queued")
+        await page.screenshot(path=pictures / "dashboard-jobs.png", full_page=True)
+        await asyncio.to_thread(client.stop, third)
+        await asyncio.to_thread(client.stop, ids[1])
+        await what_a_worker_prints_is_followed(page, client)
+        await a_past_period_is_what_the_controller_has_on_disk(page, url, client, ids)
+        await page.screenshot(path=pictures / "dashboard-past.png", full_page=True)
+
+
+async def what_a_worker_prints_is_followed(page: Page, client: ControllerClient) -> None:
+    ticks = "n=0; while :; do echo tick $n; n=$((n+1)); sleep 0.3; done"
+    talks = JobSpec("talks", trainer="command", command=("sh", "-c", ticks), hosts=PAIR)
+    talking = (await asyncio.to_thread(client.submit, [talks]))[0]["id"]
+    await expect(page.get_by_role("row", name=talking)).to_contain_text("running")
+    await page.get_by_label("Output of job").click()
+    await page.get_by_role("option", name=talking).click()
+    log = page.get_by_role("log")
+    await expect(log).to_contain_text("tick 3")
+    before = (await log.inner_text()).split("\n")
+    latest = before[-1] or before[-2]
+    # What comes after that is shown as it is printed.
+    await expect(log).to_contain_text(f"tick {int(latest.split()[1]) + 4}")
+    shown = (await log.inner_text()).strip().split("\n")
+    told = (await asyncio.to_thread(client.log, talking))["text"].split("\n")
+    assert shown == told[: len(shown)]
+    await asyncio.to_thread(client.stop, talking)
+
+
+async def a_past_period_is_what_the_controller_has_on_disk(
+    page: Page, url: str, client: ControllerClient, ids: list[str]
+) -> None:
+    def sampled() -> list[WindowShape]:
+        return client.samples(jobs=ids)["jobs"].get(ids[0], [])
+
+    windows = await asyncio.to_thread(wait_until, sampled)
+    # Of windows of ten seconds, the iterations in them are as their reports say.
+    reports, _ = await asyncio.to_thread(client.iterations, ids[0])
+    took = [report["compute_s"] + report["communication_s"] for report in reports]
+    for window in windows:
+        spread = window["iteration_s"]
+        assert spread is None or min(took) <= spread["least"] <= spread["most"] <= max(took)
+    begun = (await asyncio.to_thread(client.job, ids[0]))["submitted_at"]
+    until = datetime.now() + timedelta(seconds=1)
+    period = {"since": datetime.fromtimestamp(begun - 5), "until": until}
+    asked = "&".join(f"{name}={at.isoformat()}" for name, at in period.items())
+    await page.goto(f"{url}jobs?{asked}")
+    await expect(page.get_by_role("note")).to_contain_text("Means over 10s are bold")
+    await expect(page.get_by_role("row", name=ids[1])).to_contain_text("stopped")
 
 
 def there(client: ControllerClient) -> set[str]:

@@ -18,6 +18,7 @@ from patchlight.controller.api.metrics import metrics_routes
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.metrics.exposition import ControllerMetrics
 from patchlight.controller.parts import Controller, Settings
+from patchlight.controller.timeseries.recorder import WIDTH_S
 from patchlight.testbed.agent_status import AgentStatus, GpuStatus, GpuTelemetry, NicStatus
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab import Server
@@ -94,6 +95,7 @@ async def watched_lab(folder: Path) -> AsyncIterator[WatchedLab]:
             controller.fleet.clients[server.name] = TellingAgent(server)
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(controller.store.close)
+            stack.callback(controller.series.close)
             stack.push_async_callback(controller.drivers["ocs1"].close)
             await controller.circuits.devices.open()
             stack.push_async_callback(controller.speaker.close)
@@ -117,6 +119,13 @@ async def watched_lab(folder: Path) -> AsyncIterator[WatchedLab]:
             finally:
                 answering.should_exit = True
                 await serving
+
+
+async def put_samples_on_disk(lab: WatchedLab) -> None:
+    """Write what was sampled lately, without waiting for the window's end."""
+    now = int(time.time())
+    for begin in (now - now % WIDTH_S - WIDTH_S, now - now % WIDTH_S):
+        await lab.controller.recorder.write(begin)
 
 
 async def _train(controller: Controller) -> None:

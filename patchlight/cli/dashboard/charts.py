@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from patchlight.cli.dashboard.lab_view import NO_JOB, LabView
 
@@ -14,6 +14,12 @@ Answer = Mapping[str, Any]
 _GREY = "#888888"
 _MS = 1000.0
 _AVERAGED_S = 5.0
+_BAND_LINES: Mapping[str, Options] = {
+    "least": {"width": 1, "opacity": 0.4},
+    "most": {"width": 1, "opacity": 0.4},
+    "mean": {"width": 3},
+    "predicted": {"width": 1, "type": "dashed"},
+}
 
 
 def empty(value_name: str) -> Options:
@@ -79,6 +85,47 @@ def over_time(
     return found
 
 
+class Band(NamedTuple):
+    """What a window of time has of something, from ``at`` on: the mean, and between what it was."""
+
+    at: float
+    mean: float
+    least: float
+    most: float
+    predicted: float | None = None
+
+
+def bands(
+    series: Mapping[str, Sequence[Band]],
+    width_s: float,
+    colours: Mapping[str, str],
+    changes: Sequence[Answer],
+    factor: float = 1.0,
+) -> list[Options]:
+    """For each name a bold line of means, with the least and the most of each window thin.
+
+    What was predicted is dashed. Lines break where windows are missing.
+    """
+    found: list[Options] = []
+    for name, windows in series.items():
+        colour = colours.get(name, NO_JOB)
+        base = {"type": "line", "name": name, "symbol": "none", "itemStyle": {"color": colour}}
+        for part, style in _BAND_LINES.items():
+            points: list[list[float | None]] = []
+            for window in windows:
+                middle = round((window.at + width_s / 2) * _MS)
+                if points and middle - (points[-1][0] or 0) > 1.5 * width_s * _MS:
+                    points.append([middle - 1, None])
+                value = getattr(window, part)
+                points.append([middle, None if value is None else value * factor])
+            if any(value is not None for _, value in points):
+                found.append({**base, "data": points, "lineStyle": {"color": colour, **style}})
+                found[-1]["showSymbol"] = len(points) == 1
+    if found:
+        found[0]["markLine"] = _marks(changes, 0.0)
+    return found
+
+
 def iteration_times(
     reports: Mapping[str, Sequence[Answer]], jobs: Sequence[Answer], colours: Mapping[str, str]
 ) -> list[Options]:
@@ -112,7 +159,7 @@ def timeline(view: LabView, since: float, now: float) -> Options:
     options["grid"]["left"] = 110
     for job in view.jobs:
         began, ended = job["runs_since"] or job["started_at"], job["finished_at"] or now
-        if began is None or ended < since or not job["hosts"]:
+        if began is None or ended < since or began > now or not job["hosts"]:
             continue
         data: list[Any] = []
         for host in job["hosts"]:
@@ -129,7 +176,8 @@ def timeline(view: LabView, since: float, now: float) -> Options:
             }
         )
     if options["series"]:
-        options["series"][0]["markLine"] = _marks(view.changes, since)
+        marks = options["series"][0]["markLine"] = _marks(view.changes, since)
+        marks["label"]["position"] = "start"  # above: the axis goes down
     return options
 
 

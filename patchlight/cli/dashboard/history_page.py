@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nicegui import events, ui
 
 from patchlight.cli.dashboard.circuits_page import confirmed
-from patchlight.cli.dashboard.frame import Page
-from patchlight.cli.dashboard.tables import columns, table
-from patchlight.cli.dashboard.words import change_row, event_row, health_rows
+from patchlight.cli.dashboard.door import Visitor
+from patchlight.cli.dashboard.frame import Page, now
+from patchlight.cli.dashboard.period import PeriodChoice
+from patchlight.cli.dashboard.tables import PagedTable, columns, table
+from patchlight.cli.dashboard.watching import LabWatch
+from patchlight.cli.dashboard.words import Row, change_row, event_row, health_rows
 from patchlight.cli.rendering import harmless, when
+from patchlight.testbed.errors import PatchlightError
 
 if TYPE_CHECKING:
     from patchlight.controller.shapes.circuits import AlarmShape, DriftOf
@@ -33,6 +39,26 @@ _ALARMS = {"at": "at", "ocs": "circuit switch", "severity": "severity", "subject
 _ALARMS |= {"words": "what it says"}
 _DRIFT = {"ocs": "circuit switch", "missing": "missing", "unknown": "not committed", "since": "of"}
 _EVENTS = {"at": "at", "kind": "kind", "words": ""}
+_PERIODS = {3600: "the last hour", 86_400: "the last day", 604_800: "the last week"}
+_PERIODS |= {31_536_000: "the last year"}
+_EVERY_S = 0.5
+TROUBLES = (
+    "alarm",
+    "drift",
+    "unreachable",
+    "reachable",
+    "openflow-switch-down",
+    "openflow-speaker-down",
+    "openflow-second-switch",
+    "openflow-refused-switch",
+    "openflow-unknown-switch",
+    "part-fault",
+    "policy-fault",
+    "record-set-aside",
+    "worker-left-behind",
+)
+"""The kinds of events that say that something is not well, or is so again."""
+
 _UNDO = """<q-td :props="props"><q-btn v-if="props.row.can_undo" dense outline size="sm"
 :label="'Undo ' + props.row.id" @click="() => $parent.$emit('undo', props.row.id)" /></q-td>"""
 _GOOD = """<q-td :props="props"><span :class="props.row.good ? '' : 'text-negative font-bold'">
@@ -40,37 +66,84 @@ _GOOD = """<q-td :props="props"><span :class="props.row.good ? '' : 'text-negati
 
 
 class HistoryPage(Page):
-    """Tables, the latest row first."""
+    """Tables, the latest row first: of a period, page by page from the controller's disk."""
+
+    def __init__(
+        self, watch: LabWatch, visitor: Visitor, path: str, given: tuple[str, str] = ("", "")
+    ) -> None:
+        """``given``: the period that it begins with, as for ``PeriodChoice``."""
+        super().__init__(watch, visitor, path)
+        self._given = given
 
     def build(self) -> None:
-        """Changes first, which one looks for most."""
+        """What was in the period first; how everything is now last."""
+        self._asking, self._shown_of = asyncio.Lock(), (-1, "")
+        self._period = PeriodChoice(
+            "What happened in", _PERIODS, 604_800, self._given, self._from_the_newest
+        )
         shown = columns(_CHANGES)
         if self.may_change():
             shown.append({"name": "undo", "field": "id", "label": "", "align": "left"})
-        self._changes = table(shown, "Changes of circuits", rows_per_page=10)
-        self._changes.add_slot("body-cell-undo", _UNDO)
-        self._changes.on("undo", self._undo)
+        self._changes = PagedTable(shown, "Changes of circuits", 10)
+        self._changes.table.add_slot("body-cell-undo", _UNDO)
+        self._changes.table.on("undo", self._undo)
+        self._troubles = PagedTable(columns(_EVENTS), "Alarms, drift and what failed", 10)
+        self._events = PagedTable(columns(_EVENTS), "Events", 15)
         with ui.element("div").classes("grid grid-cols-2 gap-2 w-full mt-2"):
-            self._health = table(columns(_HEALTH), "Devices, agents, and the controller")
+            self._health = table(columns(_HEALTH), "Devices, agents, and the controller now")
             self._health.add_slot("body-cell-words", _GOOD)
             with ui.column().classes("gap-2"):
-                self._drift = table(columns(_DRIFT), "Drift from committed maps")
-                self._alarms = table(columns(_ALARMS), "Alarms of circuit switches", 10)
-        self._events = table(columns(_EVENTS), "Events", rows_per_page=15)
+                self._drift = table(columns(_DRIFT), "Drift from committed maps now")
+                self._alarms = table(columns(_ALARMS), "What circuit switches report now", 10)
+        ui.timer(_EVERY_S, self._load)
 
     def refresh(self) -> None:
-        """Send the tables that differ."""
+        """Send the tables on how things are that differ."""
         watch, view = self.watch, self.watch.view
         drifted = {ocs: d for ocs, d in watch.drift.items() if d["missing"] or d["unknown"]}
         for shown, rows in (
-            (self._changes, [change_row(c) for c in reversed(watch.changes)]),
             (self._health, sorted(health_rows(view), key=lambda row: bool(row["good"]))),
             (self._drift, [_drift_row(ocs, drift) for ocs, drift in drifted.items()]),
             (self._alarms, [_alarm_row(n, a) for n, a in enumerate(watch.alarms)][::-1]),
-            (self._events, [event_row(e) for e in reversed(list(watch.events))]),
         ):
             if shown.rows != rows:
                 shown.rows = rows
+
+    def _from_the_newest(self) -> None:
+        for paged in (self._changes, self._troubles, self._events):
+            paged.from_the_newest()
+
+    async def _load(self) -> None:
+        """Load pages that are turned to, and the newest ones when something happened."""
+        latest = self.watch.changes[-1:]
+        state = f"{latest[0]['id']} {latest[0]['state']}" if latest else ""
+        news = (self.watch.heard, state) != self._shown_of and self._period.length_s is not None
+        if self._asking.locked():
+            return
+        async with self._asking:
+            self._shown_of = self.watch.heard, state
+            since, until = self._period.bounds(now())
+            client = self.visitor.client
+
+            def changes(last: int, before: int | None) -> list[Row]:
+                found = client.past_reconfigurations(since, until, last=last, before=before)
+                return [change_row(change) for change in reversed(found)]
+
+            def events_of(kinds: Sequence[str], last: int, before: int | None) -> list[Row]:
+                asked: Any = {"last": last, "before": before, "kinds": kinds}
+                return [event_row(e) for e in reversed(client.past_events(since, until, **asked))]
+
+            for paged, page in (
+                (self._changes, changes),
+                (self._troubles, partial(events_of, TROUBLES)),
+                (self._events, partial(events_of, ())),
+            ):
+                if paged.is_due or (news and paged.is_at_newest):
+                    try:
+                        await paged.load(page)
+                    except PatchlightError:  # the head of the page says what is wrong
+                        self._shown_of = (-1, "")
+                        return
 
     async def _undo(self, event: events.GenericEventArguments) -> None:
         number = int(event.args)

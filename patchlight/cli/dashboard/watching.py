@@ -39,8 +39,9 @@ EVERY_S = 0.5
 _VIEWED_FOR_S = 5.0
 _SLOW_S = 2.0
 _POWER_EVERY_S = 15.0
-_JOBS, _CHANGES, _EVENTS = 100, 100, 300
-_SAMPLES = 600
+_JOBS, _CHANGES = 100, 100
+# As long as charts of single samples show, one a second; longer ones are of what is on disk.
+_SAMPLED_S, _SAMPLES = 300.0, 400
 _REPORTS, _REPORTED_JOBS = 1000, 20
 # What is asked for again after an event whose kind begins so.
 _ABOUT: Mapping[str, tuple[str, ...]] = {
@@ -71,7 +72,8 @@ class LabWatch:
     """A lab as its controller tells of it.
 
     ``connect`` makes a client. What pages read is replaced as a whole, never changed in place;
-    ``revision`` grows with each look. ``trouble`` says why nothing is heard, and is empty else.
+    ``revision`` grows with each look, and ``heard`` is the number of the latest event. ``trouble``
+    says why nothing is heard, and is empty else.
     """
 
     lab: Lab
@@ -90,14 +92,13 @@ class LabWatch:
         self.alarms: list[AlarmShape] = []
         self.locks: list[Lock] = []
         self.stopped: Pressed | None = None
-        self.events: deque[Answer] = deque(maxlen=_EVENTS)
         self.rates: defaultdict[str, deque[tuple[float, float, float]]] = _series()
         self.gpus: defaultdict[str, deque[tuple[float, float]]] = _series()
         self.iterations: defaultdict[str, deque[IterationReport]] = _series(_REPORTS)
         self._next_report: dict[str, int] = {}
         self._colours: dict[str, str] = {}
         self.view = LabView(self.lab)
-        self._heard = -1
+        self.heard = -1
         self._viewed_at = 0.0
         self._viewed, self._over = threading.Event(), threading.Event()
         self._due = set(_EVERYTHING)
@@ -189,11 +190,10 @@ class LabWatch:
         return ""
 
     def _hear(self, client: ControllerClient) -> None:
-        if self._heard < 0:
-            self._heard = max(0, client.last_event() - _EVENTS)
-        for event in client.follow_events(self._heard):
-            self._heard = event.get("number", self._heard)
-            self.events.append(event)
+        if self.heard < 0:
+            self.heard = client.last_event()
+        for event in client.follow_events(self.heard):
+            self.heard = event.get("number", self.heard)
             for begins, about in _ABOUT.items():
                 if str(event["kind"]).startswith(begins):
                     self._ask_for(*about)
@@ -277,10 +277,11 @@ class LabWatch:
         self.changes = [known[number] for number in sorted(known)]
 
     def _take_samples(self, client: ControllerClient) -> None:
-        since = max((series[-1][0] for series in self.rates.values()), default=0.0)
+        begin = time.time() - _SAMPLED_S
+        since = max((series[-1][0] for series in self.rates.values()), default=begin)
         for rate in client.ports(since):
             self.rates[rate["host"]].append((rate["at"], rate["tx_bps"], rate["rx_bps"]))
-        since = max((series[-1][0] for series in self.gpus.values()), default=0.0)
+        since = max((series[-1][0] for series in self.gpus.values()), default=begin)
         for gpu in client.gpus(since):
             if gpu["utilization"] is not None:
                 self.gpus[gpu["gpu"]].append((gpu["at"], gpu["utilization"]))

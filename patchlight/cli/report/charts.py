@@ -1,12 +1,13 @@
 """The pictures of a report, as SVG that needs no other file."""
 
+from __future__ import annotations
+
 import io
 import math
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Literal
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -16,8 +17,10 @@ from matplotlib.figure import Figure
 from patchlight.cli.rendering import harmless
 from patchlight.cli.report.period import Period
 
+if TYPE_CHECKING:
+    from patchlight.controller.shapes.lab import Samples
+
 MOST_JOBS = 60
-_BINS = 300
 _COLOURS = {"done": "#2e7d32", "failed": "#c62828", "stopped": "#757575"}
 _AT_WORK, _WAITING, _CHANGE = "#1565c0", "#b0bec5", "#ef6c00"
 
@@ -44,34 +47,41 @@ def timeline(period: Period) -> str:
 
 def utilization(period: Period) -> str | None:
     """The GPUs' mean utilisation, and how far they are apart; ``None`` without samples."""
-    return _band(period.gpus, "utilization", 1.0, "busy share of GPUs")
+    return _band(period.samples, "busy", 1.0, "busy share of GPUs")
 
 
 def throughput(period: Period) -> str | None:
     """What hosts send, in the mean, and how far they are apart; ``None`` without samples."""
-    return _band(period.rates, "tx_bps", 1e-9, "sent by a host (Gb/s)")
+    return _band(period.samples, "sent_bps", 1e-9, "sent by a host (Gb/s)")
 
 
-def _band(samples: Iterable[Mapping[str, Any]], key: str, factor: float, about: str) -> str | None:
-    told = [(sample["at"], factor * sample[key]) for sample in samples]
-    if len(told) < 2:
+def _band(
+    samples: Samples, key: Literal["busy", "sent_bps"], factor: float, about: str
+) -> str | None:
+    width_s = samples["width_s"]
+    told = [(window["at"], spread) for window in samples["lab"] if (spread := window[key])]
+    if not told:
         return None
-    first, last = min(at for at, _ in told), max(at for at, _ in told)
-    width_s = max(1.0, (last - first) / _BINS)
-    bins: defaultdict[int, list[float]] = defaultdict(list)
-    for at, value in told:
-        bins[math.floor((at - first) / width_s)].append(value)
-    numbers = sorted(bins)
-    times = [_at(first + (number + 0.5) * width_s) for number in numbers]
+    # Both edges of a window, so that a single one can be seen; between windows that are apart, a
+    # value that is none.
+    edges: list[float] = []
+    values: list[Sequence[float]] = []
+    for at, spread in told:
+        if edges and at > edges[-1]:
+            edges.append(edges[-1])
+            values.append([math.nan] * 3)
+        edges += [at, at + width_s]
+        there = [factor * spread[name] for name in ("least", "most", "mean")]
+        values += [there, there]
+    times = [_at(edge) for edge in edges]
+    least, most, means = zip(*values, strict=True)
     figure = Figure(figsize=(11, 3), layout="constrained")
     axes = figure.add_subplot()
-    least, most = ([pick(bins[n]) for n in numbers] for pick in (min, max))
     axes.fill_between(times, least, most, color=_AT_WORK, alpha=0.2, linewidth=0)
-    means = [sum(bins[number]) / len(bins[number]) for number in numbers]
     axes.plot(times, means, color=_AT_WORK, linewidth=1.5)
     axes.set_ylabel(about)
     axes.set_ylim(bottom=0)
-    _time_axis(axes, first, last)
+    _time_axis(axes, edges[0], edges[-1])
     return _svg(figure)
 
 

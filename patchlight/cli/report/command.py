@@ -31,8 +31,8 @@ from patchlight.testbed.units import parse_time
 def report(since: str, until: str, output: Path, lab_name: str | None, address: str | None) -> None:
     """Write an HTML page on what happened in the lab: jobs, GPUs, changes of circuits, events.
 
-    It is one file that loads nothing, with pictures in it. How busy GPUs were and what they sent
-    is known for an hour or so, while a controller runs; all else for as long as the lab keeps it.
+    It is one file that loads nothing, with pictures in it, and goes back as far as the lab keeps
+    what happened.
     """
     now = time.time()
     begins, ends = _moment(since, now, "--since"), _moment(until, now, "--until")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,13 @@ if TYPE_CHECKING:
     from patchlight.controller.client import ControllerClient
     from patchlight.controller.shapes.changes import Change
     from patchlight.controller.shapes.jobs import JobInList
-    from patchlight.controller.shapes.lab import GpuSample, PortSample
+    from patchlight.controller.shapes.lab import Samples
 
 Answer = dict[str, Any]
 
 # A job's own states and the ends of changes are told elsewhere in a report.
 _TOLD_ELSEWHERE = ("job-", "circuits")
+_PAGE = 1000
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,7 @@ class Stage:
 class Period:
     """From ``since`` until ``until`` (Unix time): records as the API gives them.
 
-    ``jobs`` are those that waited or ran then; ``gpus`` and ``rates`` are samples, which the
-    controller keeps for an hour or so.
+    ``jobs`` are those that waited or ran then; ``samples`` are of the whole lab.
     """
 
     lab: str
@@ -44,8 +45,7 @@ class Period:
     jobs: list[JobInList]
     changes: list[Change]
     events: list[Answer]
-    gpus: list[GpuSample]
-    rates: list[PortSample]
+    samples: Samples
 
     def job_counts(self) -> Mapping[str, int]:
         """How many of the jobs are in each state now."""
@@ -81,25 +81,21 @@ def look_back(client: ControllerClient, since: float, until: float) -> Period:
         lab=client.identity().name,
         since=since,
         until=until,
-        jobs=[job for job in client.jobs() if _overlaps(job, since, until)],
-        changes=[c for c in client.reconfigurations() if since <= c["started_at"] <= until],
+        jobs=client.jobs(since=since, until=until),
+        changes=_all(partial(client.past_reconfigurations, since, until), "id"),
         events=[
             event
-            for event in _events(client)
-            if since <= event["at"] <= until and not event["kind"].startswith(_TOLD_ELSEWHERE)
+            for event in _all(partial(client.past_events, since, until), "number")
+            if not event["kind"].startswith(_TOLD_ELSEWHERE)
         ],
-        gpus=[sample for sample in client.gpus(since) if sample["at"] <= until],
-        rates=[sample for sample in client.ports(since) if sample["at"] <= until],
+        samples=client.samples(since, until, jobs=()),
     )
 
 
-def _overlaps(job: JobInList, since: float, until: float) -> bool:
-    ended = job["finished_at"]
-    return bool(job["submitted_at"] <= until and (ended is None or ended >= since))
-
-
-def _events(client: ControllerClient) -> Iterator[Answer]:
-    after = 0
-    while page := client.events(after):
-        yield from page
-        after = page[-1]["number"]
+def _all(latest: Callable[..., list[Any]], number: str) -> list[Any]:
+    """All rows of a period, the oldest first, of a call that gives the latest before a number."""
+    rows = page = latest(last=_PAGE)
+    while len(page) == _PAGE:
+        page = latest(last=_PAGE, before=page[0][number])
+        rows = page + rows
+    return rows

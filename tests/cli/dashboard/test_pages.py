@@ -5,6 +5,7 @@ import json
 import os
 import pwd
 import sys
+import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from patchlight.controller.client import ControllerClient
 from patchlight.testbed.switchmap import AnyMap
 from tests.support.dashboard import browser_page, dashboard_of, pictures_folder, shown_circuits
 from tests.support.waiting import eventually
-from tests.support.watched_lab import JOB, WatchedLab, watched_lab
+from tests.support.watched_lab import JOB, WatchedLab, put_samples_on_disk, watched_lab
 
 pytestmark = pytest.mark.browser
 
@@ -55,9 +56,11 @@ async def test_pages_show_what_the_controller_says_and_change_it(tmp_path: Path)
         row = page.get_by_role("row", name="tries a fibre").first
         await expect(row).to_contain_text("committed")
         await expect(row).to_contain_text("verify")
+        await history_is_turned_page_by_page(page, url, lab)
         await page.goto(f"{url}jobs")
         await expect(page.get_by_role("row", name=JOB)).to_contain_text("running")
         await page.wait_for_function("document.querySelectorAll('canvas').length === 4")
+        await a_past_period_is_shown(page, url, lab)
         await page.emulate_media(color_scheme="dark")
         losing = Losing()
         await page.route_web_socket("**/_nicegui_ws/**", losing.between)
@@ -153,6 +156,40 @@ async def a_change_of_others_is_followed_and_cancelled(
         ended = await asyncio.to_thread(client.reconfiguration, number)
     assert (ended["state"], ended["stages_s"].keys() >= {"roll-back"}) == ("rolled-back", True)
     await expect(page.get_by_text("cancelled by")).to_be_visible()
+
+
+async def history_is_turned_page_by_page(page: Page, url: str, lab: WatchedLab) -> None:
+    store = lab.controller.store
+    began = time.time()
+    for number in range(25):
+        store.add_event(began + number / 1000, "alarm", {"ocs": "ocs1", "words": f"no. {number}!"})
+    alarms = page.locator(".q-table__container", has_text="Alarms, drift and what failed")
+    # What just happened is seen as it happens, and what is older on further pages.
+    await expect(alarms.get_by_text("no. 24!")).to_be_visible()
+    await expect(alarms.get_by_text("no. 14!")).to_have_count(0)
+    for _ in range(2):
+        await page.get_by_role("button", name="Older Alarms").click()
+    await expect(alarms.get_by_text("no. 4!")).to_be_visible()
+    await expect(alarms.get_by_text("no. 24!")).to_have_count(0)
+    await expect(page.get_by_role("button", name="Older Alarms")).to_be_disabled()
+    await page.get_by_role("button", name="Newer Alarms").click()
+    await expect(alarms.get_by_text("no. 14!")).to_be_visible()
+    # A period in which there were none, and nothing else either.
+    await page.goto(f"{url}history?since=2026-01-01&until=2026-01-02")
+    for title in ("Changes of circuits", "Alarms, drift and what failed", "Events"):
+        there = page.locator(".q-table__container", has=page.get_by_text(title, exact=True))
+        await expect(there.locator(".q-table__bottom--nodata")).to_contain_text("none")
+
+
+async def a_past_period_is_shown(page: Page, url: str, lab: WatchedLab) -> None:
+    await put_samples_on_disk(lab)
+    await page.get_by_label("Jobs and charts of").click()
+    await page.get_by_role("option", name="from … to …").click()
+    await expect(page.get_by_role("note")).to_contain_text("Means over 10s are bold")
+    await expect(page.get_by_role("row", name=JOB)).to_contain_text("200ms")
+    await page.get_by_label("to", exact=True).fill("2026-01-01T00:00:00")
+    await page.get_by_role("button", name="Show").click()
+    await expect(page.get_by_role("alert")).to_have_text("from is to be before to")
 
 
 async def what_others_do_is_seen(page: Page, lab: WatchedLab) -> None:

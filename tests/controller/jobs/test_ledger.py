@@ -50,6 +50,19 @@ def test_jobs_come_in_pages_and_by_state_user_and_name(ledger: JobLedger) -> Non
         ledger.page(2, "nobody")
 
 
+def test_jobs_of_a_period_waited_or_ran_in_it(ledger: JobLedger) -> None:
+    def job(name: str, submitted: float, finished: float | None) -> JobStatus:
+        state = JobState.QUEUED if finished is None else JobState.DONE
+        return replace(status(name, state), submitted_at=submitted, finished_at=finished)
+
+    ledger.save([job("old-1", 1.0, 5.0), job("long-1", 2.0, 30.0), job("waits-1", 8.0, None)])
+    ledger.save([job("late-1", 40.0, 41.0)])
+    assert ids(ledger.page(9, period=(10.0, 20.0))) == ["long-1", "waits-1"]
+    assert ids(ledger.page(9, period=(5.0, 5.0))) == ["old-1", "long-1"]
+    assert ids(ledger.page(1, "long-1", (10.0, 50.0))) == ["waits-1"]
+    assert ids(ledger.page(9, period=(10.0, 50.0), name="late")) == ["late-1"]
+
+
 def test_a_job_is_meant_by_its_name_or_the_start_of_its_id(ledger: JobLedger) -> None:
     ledger.save([status("train-a1"), status("train-a2"), status("trainer-b1")])
     assert ids(ledger.meant("train")) == ["train-a2", "train-a1"]
