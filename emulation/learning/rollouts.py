@@ -7,7 +7,7 @@ them. One worker plays all environments in the learner's own process; on Ray
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,15 +120,14 @@ class MeanRewards:
         """What they are taken for before any play."""
         return np.full(scenarios, _FIRST_MEAN)
 
-    def beyond(self, accepted: NDArray[np.bool_], scenario: NDArray[np.intp]) -> _Floats:
-        """The rewards of one decision in each environment, beyond the mean of its scenario."""
-        found: _Floats = accepted - self.means[scenario]
+    def beyond(self, gained: NDArray[Any], scenario: NDArray[np.intp]) -> _Floats:
+        """The rewards of one decision in each environment, beyond their scenarios' means."""
+        found: _Floats = gained - self.means[scenario]
         self._played += 1
         rate = max(_MEAN_RATE, 1 / (_YOUNG + self._played))
         for each in range(len(self.means)):
             if (mine := scenario == each).any():
-                mean = accepted[mine].mean()
-                self.means[each] += rate * (mean - self.means[each])
+                self.means[each] += rate * (gained[mine].mean() - self.means[each])
         return found
 
     @property

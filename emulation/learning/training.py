@@ -5,6 +5,7 @@ read back as tensors only) and, at the end, the model: ``NAME.onnx`` with its ca
 """
 
 import json
+import math
 import os
 import time
 from collections import deque
@@ -155,6 +156,7 @@ class Run:
         done: dict[str, Any] = {"config": config, "steps": learner.steps, "models": self.models}
         about = {
             "wall_s": wall_s,
+            "engine": self._engine.name,
             "torch": str(torch.__version__),
             "evaluated_blocking_rate": rates,
         }
@@ -279,7 +281,9 @@ class Run:
             shown = "  ".join(f"{name} {rate:.4f}" for name, rate in rates.items())
         else:
             shown = f"{progress.blocked:.4f} of the latest jobs"
-        self._say(f"{log.words(steps, spent_s)}  loss {progress.loss:.4f}  blocking: {shown}")
+        # A replay memory is filled before anything is learned.
+        loss = "" if math.isnan(progress.loss) else f"  loss {progress.loss:.4f}"
+        self._say(f"{log.words(steps, spent_s)}{loss}  blocking: {shown}")
 
 
 def _is_finite(network: nn.Module) -> bool:
