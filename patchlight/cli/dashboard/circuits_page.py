@@ -50,7 +50,7 @@ class CircuitsPage(Page):
         with ui.row(wrap=False).classes("w-full gap-4 items-stretch"):
             with ui.card().classes("w-[32rem] p-2 gap-1 shrink-0"):
                 with ui.row(wrap=False).classes("items-center gap-4 w-full"):
-                    self._ocs = ui.select([], label="switch", on_change=self._pick).classes("w-40")
+                    self._ocs = ui.select([], label="switch", on_change=self._pick).classes("w-52")
                     self._ocs.props("dense options-dense")
                     self._picked = ui.input(
                         "show only, like server1 1-40", on_change=self._pick

@@ -20,7 +20,7 @@ _LINES = (
 
 def legend() -> None:
     """Samples and words, in a row."""
-    with ui.row().classes("pl-picture gap-x-4 gap-y-1 text-xs opacity-90"):
+    with ui.row().classes("pl-picture gap-3 text-xs opacity-80"):
         for condition, colour, words in _LINES:
             _sample(_line(condition, colour), words)
         frame: Look = {"x": 2, "y": 3, "width": 28, "height": 10, "rx": 3}
