@@ -112,7 +112,7 @@ def baseline_config(name: str) -> BaselineConfig:
         return parse_baseline_config(read_text(name, ConfigError), name)
     recipe = find_environment(name)
     short = re.sub(r"[^a-z0-9]+", "-", name.removeprefix("patchlight/").removesuffix("-v0").lower())
-    path = CONFIGS / f"env-{short}.yaml"
+    path = CONFIGS / "environments" / f"{short}.yaml"
     if recipe.registered is not None and path.is_file():
         return parse_baseline_config(read_text(path, ConfigError), str(path))
     called = name.rpartition(":")[2] if recipe.registered is None else short

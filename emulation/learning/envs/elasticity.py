@@ -101,7 +101,7 @@ class ElasticityEnv(QueuedEnv):
                 action = number + self._shown * grows
                 if (degree := _next(job, grows=grows)) is not None:
                     self._mask[action], self._degrees[action] = 1, degree
-        return bool(self._mask.any())
+        return any(self._mask.tolist())
 
     def _act(self, action: int) -> bool:
         job, _ = self._elastic[action % self._shown]
@@ -111,13 +111,19 @@ class ElasticityEnv(QueuedEnv):
 
     def _features(self) -> Observation:
         changes = np.zeros((2 * self._shown, CHANGE_FEATURES), np.float32)
+        mask, rows = self._mask.tolist(), list[list[float]]()
         for number, (job, shown) in enumerate(self._elastic):
             seen = [*self._job(job), shown.degree / self.size]
             for action in (number, number + self._shown):
-                degree = self._degrees[action] if self._mask[action] else shown.degree
+                degree = self._degrees[action] if mask[action] else shown.degree
                 times_s = shown.iteration_s[shown.degree], shown.iteration_s[degree]
                 pace = times_s[1] / sum(times_s) if 0 < sum(times_s) < np.inf else 0.5
-                changes[action] = [*seen, degree / self.size, pace]
+                rows.append([*seen, degree / self.size, pace])
+        if rows:  # Shrinking and growing of one job after the other.
+            changes[: len(self._elastic)], changes[self._shown :][: len(self._elastic)] = (
+                rows[::2],
+                rows[1::2],
+            )
         head = next(iter(self._running().waiting.values()), None)
         waits = [0.0] * JOB_FEATURES if head is None else self._job(head)
         return {"changes": changes, "waits": np.array(waits, np.float32)}

@@ -70,10 +70,9 @@ class PlacementEnv(QueuedEnv):
         self._sets = shape.server_gpus
         rack_of = {gpu.server: gpu.rack for gpu in reversed(shape.gpus)}
         # One more, of servers that are in no rack.
-        self._in_rack = np.array([*(max(1, gpus.bit_count()) for gpus in shape.rack_gpus), 1])
-        self._in_server = np.array([max(1, gpus.bit_count()) for gpus in self._sets])
+        self._in_rack = [*(max(1, gpus.bit_count()) for gpus in shape.rack_gpus), 1]
+        self._in_server = [max(1, gpus.bit_count()) for gpus in self._sets]
         self._racks = [rack_of.get(server, -1) for server in range(len(self._sets))]
-        self._rack_rows = np.array(self._racks) % len(self._in_rack)
 
     def free_gpus(self) -> list[int]:
         """The free GPUs of each server, as sets."""
@@ -145,12 +144,22 @@ class PlacementEnv(QueuedEnv):
                     uplinks[link] += edges / nics
         uplinks = uplinks / (uplinks + 1)
         features = [0.0] * JOB_FEATURES if head is None else self._job(head)
-        free = np.array([gpus.bit_count() for gpus in self.free_gpus()])
-        rows = self._rack_rows
-        around = np.bincount(rows, free, len(self._in_rack))
+        free = [gpus.bit_count() for gpus in self.free_gpus()]
         wanted = 0 if head is None else head.workers
-        servers = np.empty((len(free), SERVER_FEATURES), np.float32)
-        servers[:, 0], servers[:, 2] = free / self._in_server, free >= wanted
-        servers[:, 1] = np.minimum(around / self._in_rack, 1)[rows]
-        servers[:, 3], servers[:, 4] = (around >= wanted)[rows], np.append(uplinks, 0)[rows]
+        around = [0] * len(self._in_rack)
+        for rack, count in zip(self._racks, free, strict=True):
+            around[rack] += count
+        racks = [
+            (min(1.0, count / size), count >= wanted, uplink)
+            for count, size, uplink in zip(
+                around, self._in_rack, [*uplinks.tolist(), 0.0], strict=True
+            )
+        ]
+        servers = np.array(
+            [
+                (count / size, racks[rack][0], count >= wanted, *racks[rack][1:])
+                for count, size, rack in zip(free, self._in_server, self._racks, strict=True)
+            ],
+            np.float32,
+        )
         return {"job": np.array(features, np.float32), "uplinks": uplinks, "servers": servers}

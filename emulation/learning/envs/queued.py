@@ -174,16 +174,16 @@ class QueuedEnv(gymnasium.Env[Observation, np.int64]):
 
     def _job(self, job: SimulatedJob) -> list[float]:
         """A job's ``JOB_FEATURES``."""
-        simulation, mean_s = self._running(), self._mean_s
-        view = job.spec.view
-        left_s = job.remaining / job.units * job.spec.duration_s if job.units else 0.0
-        waited_s = simulation.now_s - job.waits_since_s
-        slack_s = max(0.0, view.arrived_s + view.limit_s - simulation.now_s)
+        now_s, mean_s, spec = self._running().now_s, self._mean_s, job.spec
+        view = spec.view
+        left_s = job.remaining / job.units * spec.duration_s if job.units else 0.0
+        waited_s = now_s - job.waits_since_s
+        slack_s = max(0.0, view.arrived_s + view.limit_s - now_s)
         return [
             view.workers / self.size,
             left_s / (left_s + mean_s),
             waited_s / (waited_s + mean_s),
-            job.spec.communication,
+            spec.communication,
             slack_s / (slack_s + mean_s) if slack_s < np.inf else 1.0,
         ]
 

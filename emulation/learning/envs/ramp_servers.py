@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from patchlight.controller.policies.contract import PartitionPolicy
 from patchlight.controller.policies.observation import LONGEST, UNIT_S
 from patchlight.controller.policies.partition import Sufficient
+from patchlight.controller.policies.sets import members
 from patchlight.emulation.learning.envs.queued import unit
 from patchlight.emulation.learning.envs.ramp_partition import new_episode, scenarios
 from patchlight.emulation.learning.envs.registry import Heuristic
@@ -98,6 +99,7 @@ class RampServersEnv(gymnasium.Env[Observation, np.int64]):
         self._members = np.zeros((len(blocks), workloads.ramp.shape.size), np.float32)
         for row, block in enumerate(blocks):
             self._members[row, list(block.servers)] = 1.0
+        self._of_server = np.ascontiguousarray(self._members.T)
         self._worth = (self._members @ self._members.T > 0) * self._sizes.astype(np.float32)
         self._most_harm = self._worth.sum(axis=1)
         # The least degree that fills a block of each size, by model.
@@ -185,12 +187,10 @@ class RampServersEnv(gymnasium.Env[Observation, np.int64]):
         if job is not None:
             question = episode.question()
             busy = np.zeros(len(remaining), np.float32)
-            for number in range(len(remaining)):
-                busy[number] = question.cluster.occupied >> number & 1
+            busy[members(question.cluster.occupied)] = 1
             for running in question.cluster.running:
                 left = min((running.ends_s - episode.now_s) / UNIT_S, LONGEST)
-                taken = [n for n in range(len(remaining)) if running.gpus >> n & 1]
-                remaining[taken] = left
+                remaining[members(running.gpus)] = left
             self._free = (self._members @ busy == 0).astype(np.float32)
             self._graph, chooses = job.graph, self._partition
             self._degree = 0 if chooses is None else chooses.degree(*question)
@@ -204,7 +204,7 @@ class RampServersEnv(gymnasium.Env[Observation, np.int64]):
             seen["job"][:4] = np.minimum(features, LONGEST)
             seen["job"][4] = self._degree / size
             options = options[1:]
-            soon = 1 / (1 + (self._members * remaining).max(axis=1))
+            soon = 1 / (1 + (self._of_server * remaining[:, None]).max(axis=0))
             options[:, 0] = self._sizes / size
             options[:, 1] = np.minimum(self.lasting_s / job.limit_s, 1)
             options[:, 2] = self.harm() / self._most_harm

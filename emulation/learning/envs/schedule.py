@@ -81,9 +81,9 @@ class ScheduleEnv(QueuedEnv):
         simulation = self._running()
         self._jobs = list(islice(simulation.waiting.values(), self._shown))
         free = simulation.occupancy.free
-        for number, job in enumerate(self._jobs):
-            self._mask[number] = job.workers <= free
-        return bool(self._mask.any())
+        fits = [job.workers <= free for job in self._jobs]
+        self._mask[: len(fits)] = fits
+        return any(fits)
 
     def _act(self, action: int) -> bool:
         simulation, job = self._running(), self._jobs[action]
@@ -92,6 +92,6 @@ class ScheduleEnv(QueuedEnv):
 
     def _features(self) -> Observation:
         jobs = np.zeros((self._shown, JOB_FEATURES), np.float32)
-        for number, job in enumerate(self._jobs):
-            jobs[number] = self._job(job)
+        if self._jobs:
+            jobs[: len(self._jobs)] = [self._job(job) for job in self._jobs]
         return {"jobs": jobs}

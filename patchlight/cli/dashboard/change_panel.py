@@ -25,7 +25,7 @@ class ChangePanel:
         """What it is, its stages, and buttons."""
         self._title = ui.label().classes("font-bold").props("role=heading aria-live=polite")
         self._about = ui.label().classes("text-sm")
-        stages = ui.element("ol").classes("flex gap-3 text-sm")
+        stages = ui.element("ol").classes("flex list-none gap-3 text-sm")
         self._stages = stages.props('aria-label="Stages of the change"')
         self._message = ui.label().classes("text-sm")
         with ui.row().classes("gap-2"):
