@@ -169,6 +169,10 @@ class RegroupPlacement:
 
     def __init__(self) -> None:
         self._wiring: _Wiring | None = None
+        # The last view, its tables of circuits, and the ports that busy GPUs are lit to.
+        self._last: (
+            tuple[ClusterView, Mapping[str, Mapping[int, int]], set[tuple[str, int]]] | None
+        ) = None
         self._otherwise = Consolidated()
 
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
@@ -183,13 +187,18 @@ class RegroupPlacement:
         if cluster.lab is None or not cluster.lab.circuit_switches:
             return []
         wiring = self._look(cluster, cluster.lab)
-        # Once for all: a port map makes its table anew each time.
-        tables = {ocs: present.out_of for ocs, present in cluster.circuits.items()}
+        if self._last is None or self._last[0] is not cluster:
+            # Once for all: a port map makes its table anew each time.
+            tables: Mapping[str, Mapping[int, int]] = {
+                ocs: present.out_of for ocs, present in cluster.circuits.items()
+            }
+            held = _Site(cluster, wiring, tables, 0).held(cluster.occupied)
+            self._last = cluster, tables, held
+        _, tables, held = self._last
         site = _Site(cluster, wiring, tables, cluster.free_for(job))
-        held = site.held(cluster.occupied)
         racks, movable = range(len(cluster.shape.racks)), site.movable()
-        found = [site.under(rack, held, movable, workers) for rack in racks]
-        return [choice for choice in found if choice is not None]
+        choices = [site.under(rack, held, movable, workers) for rack in racks]
+        return [choice for choice in choices if choice is not None]
 
     def _look(self, cluster: ClusterView, lab: Lab) -> _Wiring:
         if self._wiring is None or self._wiring.lab is not lab:

@@ -149,8 +149,8 @@ class Prices:
         found: dict[str, set[int]] = {}
         for job in jobs:
             for gpu in job.ring:
-                path = self._links.path(self.network.hosts[gpu].endpoint)
-                back = None if path is None else self._links.path(path.sink)
+                path = self._links.paths.get(self.network.hosts[gpu].endpoint)
+                back = None if path is None else self._links.paths.get(path.sink)
                 for each in (path, back):
                     for ocs, hop in each.hops if each is not None else ():
                         found.setdefault(ocs, set()).update((hop.inp, hop.out))

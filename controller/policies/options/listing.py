@@ -261,6 +261,10 @@ def _of_one_model(cluster: ClusterView, job: JobView) -> Iterator[JobView]:
 def _waits(outlook: Outlook, job: JobView, workers: int) -> Iterator[Option]:
     """To wait until enough GPUs of one model are free, for each of which there are too few now."""
     cluster = outlook.cluster
+    free, held_up = cluster.free.bit_count(), 0
+    for other in cluster.queue:
+        if other.name != job.name and other.workers <= free:
+            free, held_up = free - other.workers, held_up + 1
     for each in _of_one_model(cluster, job):
         (model,) = each.gpu_models
         of_model = cluster.shape.model_gpus[model] & ~cluster.broken
@@ -272,7 +276,7 @@ def _waits(outlook: Outlook, job: JobView, workers: int) -> Iterator[Option]:
                 break
         load = outlook.load_of(job, lowest(of_model, workers))
         if missing <= 0 and 0 < wait_s < math.inf and load is not None:
-            prospect = outlook.later(load, lowest(of_model, workers), wait_s)
+            prospect = outlook.later(load, lowest(of_model, workers), wait_s, held_up)
             yield Option(None, f"wait for GPUs of model {model}", (), prospect)
 
 

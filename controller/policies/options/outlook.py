@@ -195,10 +195,11 @@ class Outlook:
             queue_s=self._behind * held_gpu_s / self._speeds_sum,
         )
 
-    def later(self, load: Load, ring: Sequence[int], wait_s: float) -> Prospect:
+    def later(self, load: Load, ring: Sequence[int], wait_s: float, held_up: int) -> Prospect:
         """What would become of a job that waits so long, and then has such GPUs to itself.
 
-        Whatever is free until then is kept from the others that wait.
+        Whatever is free until then is kept from the others that wait. ``held_up`` of them could
+        begin now: those, and as many as come meanwhile, begin so much later.
         """
         own_bps = UNLIMITED_BPS if self.network is None else self.network.nic_bps
         alone_unit_s = load.unit_s(own_bps)
@@ -207,7 +208,15 @@ class Outlook:
         idle_gpu_s = self._held_gpu_s(members(self.cluster.free), wait_s)
         held_gpu_s = idle_gpu_s + self._held_gpu_s(ring, alone_s)
         queue_s = self._behind * held_gpu_s / self._speeds_sum
+        queue_s += (held_up + self._jobs_per_s * wait_s) * wait_s
         return Prospect(wait_s + alone_s, alone_s, queue_s=queue_s)
+
+    @property
+    def _jobs_per_s(self) -> float:
+        """How often jobs come, from the recent ones."""
+        recent = self.cluster.recent
+        span_s = self.cluster.now_s - recent[0].arrived_s if recent else 0.0
+        return len(recent) / span_s if span_s > 0 else 0.0
 
     def _held_gpu_s(self, ring: Sequence[int], lasts_s: float) -> float:
         """What these GPUs could do meanwhile, in seconds of a GPU of the fastest model."""

@@ -27,6 +27,7 @@ _MODELS = ("alexnet", "resnet18", "resnet50", "vgg16", "bert-large", "gpt2")
 _SIZES = {1: 0.25, 2: 0.2, 4: 0.25, 8: 0.2, 16: 0.1}
 _SLOWER = {"fast": 1.0, "slow": 2.0}
 _MEDIAN_S, _SPREAD = 1144.0, 1.3
+_MOST_ITERATIONS = 10_000_000  # A job has no more; the longest of a trace are cut there.
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class _JobMaker:
         if not workers:
             lasts_s = min(draw.lognormvariate(math.log(_MEDIAN_S), _SPREAD), 86_400.0)
             workers = draw.choices(list(self._sizes), list(self._sizes.values()))[0]
-        iterations = max(2, round(lasts_s / (compute_s + moving_s)))
+        iterations = max(2, min(_MOST_ITERATIONS, round(lasts_s / (compute_s + moving_s))))
         spec = JobSpec(
             f"job{self._made}",
             iterations=iterations,

@@ -55,6 +55,8 @@ def test_pieces_of_a_trace_come_at_the_load() -> None:
     # Iterations are whole, so a job lasts a little more or less than in the trace.
     work_s = sum(job.duration_s * job.view.workers for job in jobs)
     assert work_s / (8 * jobs[-1].view.arrived_s) == pytest.approx(0.5, rel=0.3)
+    years = [job._replace(duration_s=3e8) for job in trace]
+    assert traced_jobs(lab, years, 3, 2, 0.5)[0].duration_s < 3e8  # No job has so many iterations.
     with pytest.raises(BadInput, match="expected 50"):
         traced_jobs(lab, trace, 0, 50, 0.5)
 
