@@ -274,7 +274,7 @@ def test_another_cluster_other_jobs_and_failures(mine: Path) -> None:
     [
         ("--ramp", "4x4", "is not a RAMP"),
         ("--ramp", "0x1x1", "is not a RAMP"),
-        ("--ramp", "99x99x99", "expected 1024 at most"),
+        ("--ramp", "99x99x99", "expected 65536 at most"),
         ("--arrivals", "poison:5", "did you mean 'poisson'"),
         ("--arrivals", "poisson", "how often jobs come"),
         ("--arrivals", "fixed:0", "0.0 s apart"),
