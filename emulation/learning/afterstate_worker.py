@@ -29,7 +29,7 @@ _Floats = NDArray[np.float64]
 _Ints = NDArray[np.intp]
 _Bools = NDArray[np.bool_]
 _PARTS = 8  # kinds of cluster by how much of it is free
-_OLD, _YOUNG, _SHARE_RATE = 300.0, 30.0, 0.003
+_OLD, _YOUNG = 300.0, 30.0
 
 
 class ControlVariate:
@@ -37,9 +37,10 @@ class ControlVariate:
 
     The sampled value of a cluster depends on which jobs come next, far more than on the cluster.
     Who comes is independent of the cluster, so what a kind of job brings on average, less what
-    jobs bring on average, can be taken off each sample: its mean stays, its noise shrinks to a
-    third. Both averages are kept for each kind of cluster, as a strict job costs a full cluster
-    more than an empty one.
+    the jobs of the episode bring on average, can be taken off each sample: its mean stays, its
+    noise shrinks to a third. Both averages are kept for each kind of cluster, as a strict job costs
+    a full cluster more than an empty one. Laws are other ones in each episode: averages over the
+    jobs of all would hide from the values what is special of each.
 
     A kind of cluster is the largest number of servers that some block has free, and the share of
     servers free; a kind of job its model and the least degree that meets its limit.
@@ -50,10 +51,10 @@ class ControlVariate:
         scenarios = len(episodes.scenarios)
         clusters, jobs = (len(episodes.block_sizes) + 1) * (_PARTS + 1), graphs * degrees
         self._degrees = degrees
+        self._alone_s = np.array(episodes.workloads.sequential_s)
         self._mean = np.zeros((scenarios, clusters, jobs))
         self._seen = np.zeros((scenarios, clusters, jobs))
-        self._share = np.full((scenarios, jobs), 1.0 / jobs)
-        self._updates = 0
+        self._share = np.zeros((episodes.num_envs, jobs))
 
     def kinds(self, episodes: VectorEpisodes) -> tuple[_Ints, _Ints, _Ints]:
         """Scenario, kind of cluster and kind of job of each environment, E each."""
@@ -61,30 +62,34 @@ class ControlVariate:
         for place, free in enumerate(episodes.has_block):
             largest[free] = place + 1
         part = (episodes.free * _PARTS // episodes.layout.servers).astype(int)
-        enough = episodes.expected_s <= episodes.limit_s[:, None]
-        job = episodes.graph * self._degrees + enough.argmax(axis=1)
+        for env in np.flatnonzero(episodes.episode_start):
+            jobs = episodes.jobs[env]
+            found = self._job(episodes, jobs.graph, jobs.beta)
+            count = self._share.shape[1]
+            self._share[env] = np.bincount(found, minlength=count) / len(found)
+        job = self._job(episodes, episodes.graph, episodes.beta)
         return episodes.scenario_of.copy(), largest * (_PARTS + 1) + part, job
 
     def of(self, kinds: tuple[_Ints, _Ints, _Ints]) -> _Floats:
         """How much more than the mean job these jobs bring to such clusters, E."""
         scenario, cluster, job = kinds
-        mean_job = (self._share[scenario] * self._mean[scenario, cluster]).sum(axis=1)
+        mean_job = (self._share * self._mean[scenario, cluster]).sum(axis=1)
         found: _Floats = self._mean[scenario, cluster, job] - mean_job
         return found
 
     def learn(self, kinds: tuple[_Ints, _Ints, _Ints], scores: _Floats) -> None:
         """Take the scores of these, E, into the means."""
-        scenario, _, job = kinds
         np.add.at(self._seen, kinds, 1.0)
         change = np.zeros_like(self._mean)
         np.add.at(change, kinds, scores - self._mean[kinds])
         self._mean += change / np.clip(self._seen, _YOUNG, _OLD)
-        self._updates += 1
-        rate = max(_SHARE_RATE, 1.0 / self._updates)
-        for each in range(len(self._share)):
-            if (mine := scenario == each).any():
-                found = np.bincount(job[mine], minlength=self._share.shape[1]) / mine.sum()
-                self._share[each] += rate * (found - self._share[each])
+
+    def _job(self, episodes: VectorEpisodes, graph: _Ints, beta: _Floats) -> _Ints:
+        """The kinds of jobs of these models and requirements."""
+        limit_s = beta * self._alone_s[graph]
+        enough = episodes.expected_at(graph) <= limit_s[:, None]
+        found: _Ints = graph * self._degrees + enough.argmax(axis=1)
+        return found
 
 
 class Teacher:

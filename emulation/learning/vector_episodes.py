@@ -79,6 +79,7 @@ class VectorEpisodes:
     | ``recent`` | E × RECENT_FEATURES | what the jobs before it asked for |
     | ``graphs`` | two of G × … | the computation graphs' operations and edges |
     | ``scenario_of``, ``seed_of`` | E | the episode's scenario and seed |
+    | ``jobs`` | list of E | all jobs of the episode |
     | ``episode_start`` | E | whether the job is the first of its episode |
     | ``blocked``, ``unfinished`` | E | the episode's jobs so far: blocked, to run at its end |
     """
@@ -105,16 +106,16 @@ class VectorEpisodes:
         self._whole = np.ones(num_envs, bool)
         self.episode_start = np.ones(num_envs, bool)
         self._position = np.zeros(num_envs, int)
-        self._jobs = [self._draw(env) for env in range(num_envs)]
+        self.jobs = [self._draw(env) for env in range(num_envs)]
         self._first_times = np.full((num_envs, graphs, len(self.block_sizes)), np.nan)
         self.blocked = np.zeros(num_envs, int)
         self.unfinished = np.zeros(num_envs, int)
         if staggered:
             rng = np.random.default_rng([first_seed, num_envs])
-            for env, jobs in enumerate(self._jobs):
+            for env, jobs in enumerate(self.jobs):
                 self._position[env] = rng.integers(jobs.decisions)
                 self._whole[env] = self._position[env] == 0
-        longest = max(len(jobs.graph) for jobs in self._jobs) + 1
+        longest = max(len(jobs.graph) for jobs in self.jobs) + 1
         self._arrived = np.zeros((num_envs, longest))
         self._graph = np.zeros((num_envs, longest), int)
         self._beta = np.zeros((num_envs, longest))
@@ -171,7 +172,7 @@ class VectorEpisodes:
     def _load(self, envs: NDArray[np.intp]) -> None:
         """The jobs of these environments come into arrays, a column for each job."""
         for env in envs.tolist():
-            jobs = self._jobs[env]
+            jobs = self.jobs[env]
             many = len(jobs.graph)
             if many >= self._graph.shape[1]:
                 wider = many + many // 4
@@ -195,7 +196,7 @@ class VectorEpisodes:
         alone = np.array(self.workloads.sequential_s)[self.graph]
         self.sequential_s = alone
         self.limit_s = self.beta * alone
-        self.expected_s = self._expected_s[self.graph]
+        self.expected_s = self.expected_at(self.graph)
         self._left = np.maximum(self._until - self.now_s[:, None] - EPSILON_S, 0.0)
         self.free = self.layout.servers - np.count_nonzero(self._left, axis=1)
         self._first = self._table.first_free(self._left)
@@ -205,6 +206,11 @@ class VectorEpisodes:
         self.fits &= self._degrees <= self.free[:, None]
         self.mask = np.ones((self.num_envs, len(self._degrees) + 1), bool)
         self.mask[:, 1:] = self.fits & (self.expected_s <= self.limit_s[:, None])
+
+    def expected_at(self, graph: NDArray[np.intp]) -> _Floats:
+        """About how long these models' jobs take at each degree, N × D."""
+        found: _Floats = self._expected_s[graph]
+        return found
 
     def servers(self, envs: NDArray[np.intp], column: NDArray[np.intp]) -> NDArray[np.bool_]:
         """The servers, N × S, that jobs of these environments would get at these degrees."""
@@ -333,10 +339,10 @@ class VectorEpisodes:
         for env in envs.tolist():
             if self._whole[env]:
                 blocked = int(self.blocked[env] + self.unfinished[env])
-                rate = blocked / len(self._jobs[env].graph)
+                rate = blocked / len(self.jobs[env].graph)
                 scenario, seed = int(self.scenario_of[env]), int(self.seed_of[env])
                 finished.append(Finished(env, scenario, seed, rate))
-            self._jobs[env] = self._draw(env)
+            self.jobs[env] = self._draw(env)
         self._until[envs] = 0.0
         self._first_times[envs] = np.nan
         self.blocked[envs] = self.unfinished[envs] = self._position[envs] = 0

@@ -105,6 +105,23 @@ def test_the_control_variate_is_nothing_on_average(workloads: Workloads) -> None
     assert np.std(found) > 0.15
 
 
+def test_the_control_variate_leaves_in_what_is_special_of_an_episodes_law(
+    workloads: Workloads,
+) -> None:
+    each = [pac_ml_scenario(workloads, name, horizon_s=2e5) for name in ("uniform:0.2:0.6", "A")]
+    vector = VectorEpisodes(each, 40, 1000)
+    variate, rng, found = ControlVariate(vector), np.random.default_rng(0), []
+    for turn in range(190):
+        # As if both laws were one: what a kind of job costs is learned of both together.
+        kinds = np.zeros(40, int), *variate.kinds(vector)[1:]
+        if turn > 90:
+            found.append(variate.of(kinds))
+        variate.learn(kinds, vector.beta)
+        vector.step((vector.mask * rng.random(vector.mask.shape)).argmax(axis=1))
+    by_law = [np.mean(np.array(found)[:, vector.scenario_of == law]) for law in (0, 1)]
+    assert np.abs(by_law).max() < 0.03
+
+
 def test_what_they_cannot_do_is_refused(workloads: Workloads) -> None:
     plain = pac_ml_scenario(workloads, "A")
     broken = Scenario(workloads, plain.law, plain.rule, failures=Outages("server", 1e5, 1e4))
