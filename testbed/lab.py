@@ -243,6 +243,21 @@ class Lab:
         }
 
     @cached_property
+    def facing_ports(self) -> Mapping[str, Mapping[str, tuple[int, ...]]]:
+        """The same the other way: the ports that lead straight to each packet switch."""
+        found: dict[str, dict[str, tuple[int, ...]]] = {}
+        for ocs, facing in self.facing.items():
+            ports_of = found.setdefault(ocs, {})
+            for port, switch in facing.items():
+                ports_of[switch] = (*ports_of.get(switch, ()), port)
+        return found
+
+    @cached_property
+    def has_trunks(self) -> bool:
+        """Whether light can go from one circuit switch into another."""
+        return any(end.device in self.circuit_fibres for end in self.circuit_plugs)
+
+    @cached_property
     def host_plugs(self) -> Mapping[Endpoint, tuple[str, int]]:
         """``circuit_plugs`` of the hosts' NICs."""
         plugs, ends = self.circuit_plugs, [host.endpoint for host in self.hosts]

@@ -63,6 +63,7 @@ class Links:
             if (path := links.path(source)) is not None:
                 paths[source], sinks[source] = path, path.sink
         theirs["paths"], theirs["_sinks"] = paths, sinks
+        theirs["_loss_db"] = self._loss_db
         return links, frozenset(moved)
 
     @cached_property

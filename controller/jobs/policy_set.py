@@ -18,7 +18,7 @@ from patchlight.controller.policies.guard import (
 )
 from patchlight.controller.policies.policy_process import PolicyProcess
 from patchlight.controller.policies.registry import DEFAULTS, is_built_in, load_policy
-from patchlight.controller.policies.topology import CannotRegroup, has_trunks
+from patchlight.controller.policies.topology import CannotRegroup
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.policies import KINDS, PolicyChoice, PolicyKind
 
@@ -104,7 +104,7 @@ class PolicySet:
             refusals = (CannotRegroup,) if name == "regroup" else ()
             guard = partial(GuardedTopology, refusals=refusals)
             self._topologies[name] = self._guarded(guard, "topology", name)
-            if self._lab is not None and has_trunks(self._lab):
+            if self._lab is not None and self._lab.has_trunks:
                 # Light over several OCSs is planned with SciPy: imported before a job waits for it.
                 import_module("patchlight.controller.policies.engineering.paths")
         return self._topologies[name]

@@ -17,6 +17,7 @@ from patchlight.controller.policies.uplinks import (
     Ports,
     Site,
     Uplinks,
+    lit_onto,
     survey,
     with_other_ends,
 )
@@ -58,7 +59,7 @@ def regroup(
     known. Raises ``CannotRegroup`` saying which group fits nowhere, ``BadInput`` for a host
     that the lab does not have.
     """
-    if has_trunks(lab):
+    if lab.has_trunks:
         return _regroup_over_trunks(lab, maps, groups, locked, failed, switches)
     site, members = _surveyed(lab, maps, groups, locked, failed)
     chosen = _choose_switches(site, members, switches)
@@ -76,7 +77,7 @@ class OneGroup:
     ) -> None:
         self._lab, self._maps, self._found = lab, maps, dict[str, dict[str, PortMap]]()
         names = sorted(switch.name for switch in lab.packet_switches)
-        if has_trunks(lab):
+        if lab.has_trunks:
             for switch in names:
                 with suppress(CannotRegroup):
                     found = _regroup_over_trunks(lab, maps, [group], locked, NO_PORTS, (switch,))
@@ -93,10 +94,15 @@ class OneGroup:
             self.switches = tuple(s for s in names if site.takes(self._group, s, site.room))
         else:  # Nobody has to stay where he is: only ports count.
             need = Counter(plug[0] for plug in plugs if plug)
-            room = {ocs: Counter(lab.facing[ocs].values()) for ocs in need}
-            for ocs in need:
-                room[ocs].subtract(lab.facing[ocs].get(port, "") for port in shut.get(ocs, ()))
-            self.switches = tuple(s for s in names if all(room[o][s] >= n for o, n in need.items()))
+            for ocs, count in need.items():
+                closed, ports_of = shut.get(ocs, set()), lab.facing_ports[ocs]
+                names = [
+                    switch
+                    for switch in names
+                    if len(ports := ports_of.get(switch, ())) - len(closed.intersection(ports))
+                    >= count
+                ]
+            self.switches = tuple(names)
 
     @cached_property
     def _site(self) -> Site:
@@ -106,7 +112,8 @@ class OneGroup:
         """The maps that change so that the group is lit onto one of ``switches``."""
         found = self._found.get(switch)
         if found is None:
-            if not self._site.moves(self._group, switch):
+            lit = (lit_onto(self._lab, self._maps, self._lab.host_plugs[n]) for n in self._group)
+            if all(at is not None and at[0] == switch for at in lit):
                 return {}
             found = _rewire(self._site, self._maps, {self._group: switch})
         return {ocs: each for ocs, each in found.items() if each != self._maps.get(ocs)}
@@ -142,11 +149,6 @@ def _surveyed(
                 hint="'patchlight ocs lock' lists the locks; 'ocs verify' the failed ports",
             )
     return site, members
-
-
-def has_trunks(lab: Lab) -> bool:
-    """Whether light can go from one circuit switch of the lab into another."""
-    return any(end.device in lab.circuit_fibres for end in lab.circuit_plugs)
 
 
 def _regroup_over_trunks(

@@ -56,22 +56,32 @@ def survey(lab: Lab, maps: Mapping[str, PortMap], locked: Ports, failed: Ports) 
     fixed = with_other_ends(maps, locked)
     none = frozenset[int]()
     closed = {ocs: fixed.get(ocs, none) | broken.get(ocs, none) for ocs in (*fixed, *broken)}
-    usable: dict[Uplinks, list[int]] = {}
-    for ocs, facing in lab.facing.items():
+    usable: dict[Uplinks, tuple[int, ...]] = {}
+    for ocs, ports_of in lab.facing_ports.items():
         shut = closed.get(ocs, none)
-        for port, switch in facing.items():
-            usable.setdefault((ocs, switch), []).extend([] if port in shut else [port])
+        for switch, ports in ports_of.items():
+            usable[ocs, switch] = tuple([port for port in ports if port not in shut])
     nics = lab.host_plugs
     joined: dict[Endpoint, tuple[str, int]] = {}
-    for nic, (ocs, port) in nics.items():
-        out_of = maps[ocs].out_of if ocs in maps else {}
-        out = out_of.get(port)
-        if out is None or out_of.get(out) != port or out not in lab.facing[ocs]:
-            continue
-        if out not in broken.get(ocs, none) or port in closed.get(ocs, none):
-            joined[nic] = (lab.facing[ocs][out], out)
-    pinned = frozenset(nic for nic, (ocs, port) in nics.items() if port in closed.get(ocs, none))
-    return Site({uplinks: tuple(ports) for uplinks, ports in usable.items()}, nics, joined, pinned)
+    pinned: list[Endpoint] = []
+    for nic, plug in nics.items():
+        ocs, port = plug
+        if stays := port in closed.get(ocs, none):
+            pinned.append(nic)
+        at = lit_onto(lab, maps, plug)
+        if at is not None and (stays or at[1] not in broken.get(ocs, none)):
+            joined[nic] = at
+    return Site(usable, nics, joined, frozenset(pinned))
+
+
+def lit_onto(lab: Lab, maps: Mapping[str, PortMap], plug: _Port) -> tuple[str, int] | None:
+    """The packet switch that a circuit there and back joins to this port, and the port it is at."""
+    ocs, port = plug
+    out_of = maps[ocs].out_of if ocs in maps else {}
+    out = out_of.get(port)
+    if out is None or out_of.get(out) != port or (switch := lab.facing[ocs].get(out)) is None:
+        return None
+    return switch, out
 
 
 def with_other_ends(maps: Mapping[str, PortMap], locked: Ports) -> dict[str, set[int]]:

@@ -37,7 +37,7 @@ class LabNetwork:
         self.hosts: tuple[Host, ...] = tuple(host for host in lab.hosts if host.gpu is not None)
         if not self.hosts:
             raise BadInput(f"lab {lab.name} has no GPU with a NIC: there is nothing to run jobs on")
-        self._ends = [host.endpoint for host in self.hosts]
+        self.ends = [host.endpoint for host in self.hosts]
         self._numbers = {host.name: number for number, host in enumerate(self.hosts)}
         self.nic_bps = slowest_nic_bps(lab)
         self.switches: list[str | None] = [None] * len(self.hosts)
@@ -55,11 +55,13 @@ class LabNetwork:
                 self._link_at[end] = link
                 self.capacity_bps[link] = float(links.paths[end].rate_bps or UNLIMITED_BPS)
         self._edges: dict[tuple[int, int], tuple[Hashable, ...] | None] = {}
+        self.relit = (1 << len(self.hosts)) - 1
 
     def after(self, links: Links, moved: Collection[Endpoint]) -> LabNetwork:
         """The network under other links, as ``Links.after`` gives them with what ``moved``.
 
-        Only what is lit another way is looked at; all of it where links between switches are.
+        Only what is lit another way is looked at; all of it where links between switches are. The
+        new one's ``relit`` are the GPUs whose links may be others, as a set.
         """
         switches, touched = self._ways.trunks, set(moved)
         for source in moved:
@@ -69,16 +71,17 @@ class LabNetwork:
                     if source.device in switches and path.sink.device in switches:
                         return LabNetwork(self.lab, links)
         found = copy(self)
-        found.links, found._edges = links, {}
+        found.links, found._edges, found.relit = links, {}, 0
         found.switches, found.capacity_bps = self.switches.copy(), self.capacity_bps.copy()
-        for number, end in enumerate(self._ends):
+        for number, end in enumerate(self.ends):
             if end in touched:
                 found._light(number)
+                found.relit |= 1 << number
         return found
 
     def _light(self, number: int) -> None:
         """Under which switch a GPU's NIC is, and at which rate it sends and receives."""
-        end = self._ends[number]
+        end = self.ends[number]
         self.switches[number] = self.links.switch_of(self.lab, end)
         path = self.links.paths.get(end)
         limits = [self.hosts[number].nic.rate_bps, None if path is None else path.rate_bps]
@@ -124,7 +127,7 @@ class LabNetwork:
         return str(link)
 
     def _edge(self, gpu: int, following: int) -> tuple[Hashable, ...] | None:
-        if self.links.peer(self._ends[gpu]) == self._ends[following]:
+        if self.links.peer(self.ends[gpu]) == self.ends[following]:
             return (gpu, "up"), (following, "down")
         here, there = self.switches[gpu], self.switches[following]
         if here is None or there is None:

@@ -76,25 +76,48 @@ class RingNetwork(Generic[R]):
     def __init__(self, network: Capacities) -> None:
         self._network = network
         self._sharing: dict[int, R] = {}
+        self._rings_on: dict[Hashable, int] = {}
 
     def route(self, job: R, demand: Demand | None) -> bool:
-        """The job's ring goes over these links; whether it shares them.
+        """The job's ring goes over these links; whether it shares them, or those that it had.
 
         One that shares links stands still until they are shared out anew, one without light
         (``None``) until it is routed again.
         """
-        self._sharing.pop(job.index, None)
+        shared = self.remove(job)
         job.demand = demand or {}
-        shares = bool(demand and job.load.ring_bits)
-        if shares:
-            self._sharing[job.index] = job
-        dark = demand is None or shares
-        job.unit_s = math.inf if dark else job.load.unit_s(self._network.edge_bps)
-        return shares
+        if not demand or not job.load.ring_bits:
+            dark = demand is None
+            job.unit_s = math.inf if dark else job.load.unit_s(self._network.edge_bps)
+            return shared
+        self._sharing[job.index] = job
+        shares, rings_on = False, self._rings_on
+        for link in demand:
+            before = rings_on.get(link, 0)
+            rings_on[link] = before + 1
+            shares = shares or before > 0
+        if shares or shared:
+            job.unit_s = math.inf
+            return True
+        # What ``fair_rates`` says of a ring that has all its links to itself.
+        capacity_bps, rate_bps = self._network.capacity_bps, self._network.edge_bps
+        for link, edges in demand.items():
+            rate_bps = min(rate_bps, capacity_bps[link] / edges)
+        job.unit_s = job.load.unit_s(rate_bps)
+        return False
 
     def remove(self, job: R) -> bool:
         """The job's ring is gone; whether it shared links."""
-        return self._sharing.pop(job.index, None) is not None
+        if self._sharing.pop(job.index, None) is None:
+            return False
+        shared, rings_on = False, self._rings_on
+        for link in job.demand:
+            left = rings_on[link] - 1
+            if left:
+                rings_on[link], shared = left, True
+            else:
+                del rings_on[link]
+        return shared
 
     def new_paces(self) -> Iterator[tuple[R, float]]:
         """Share the links out: the jobs whose pace changes, each with its seconds for a unit."""

@@ -1,5 +1,6 @@
 """``patchlight/Elasticity-v0``: which running job gets another number of GPUs?"""
 
+import math
 from collections.abc import Mapping
 from itertools import islice
 from typing import ClassVar
@@ -97,11 +98,12 @@ class ElasticityEnv(QueuedEnv):
                 break
         self._elastic = self._site.elastic(self._shown)
         for number, (_, job) in enumerate(self._elastic):
-            for grows in (False, True):
-                action = number + self._shown * grows
-                if (degree := _next(job, grows=grows)) is not None:
-                    self._mask[action], self._degrees[action] = 1, degree
-        return any(self._mask.tolist())
+            fewer, more = _neighbours(job)
+            if fewer:
+                self._mask[number], self._degrees[number] = 1, fewer
+            if more:
+                self._mask[number + self._shown], self._degrees[number + self._shown] = 1, more
+        return bool(self._mask.any())
 
     def _act(self, action: int) -> bool:
         job, _ = self._elastic[action % self._shown]
@@ -114,10 +116,12 @@ class ElasticityEnv(QueuedEnv):
         mask, rows = self._mask.tolist(), list[list[float]]()
         for number, (job, shown) in enumerate(self._elastic):
             seen = [*self._job(job), shown.degree / self.size]
+            now_s = shown.iteration_s[shown.degree]
             for action in (number, number + self._shown):
                 degree = self._degrees[action] if mask[action] else shown.degree
-                times_s = shown.iteration_s[shown.degree], shown.iteration_s[degree]
-                pace = times_s[1] / sum(times_s) if 0 < sum(times_s) < np.inf else 0.5
+                after_s = shown.iteration_s[degree]
+                both_s = now_s + after_s
+                pace = after_s / both_s if 0 < both_s < math.inf else 0.5
                 rows.append([*seen, degree / self.size, pace])
         if rows:  # Shrinking and growing of one job after the other.
             changes[: len(self._elastic)], changes[self._shown :][: len(self._elastic)] = (
@@ -129,8 +133,12 @@ class ElasticityEnv(QueuedEnv):
         return {"changes": changes, "waits": np.array(waits, np.float32)}
 
 
-def _next(job: ElasticJob, *, grows: bool) -> int | None:
-    """The next higher or lower number of GPUs that a job can have now; ``None`` for none."""
-    if grows:
-        return min((n for n in job.iteration_s if n > job.degree), default=None)
-    return max((n for n in job.iteration_s if n < job.degree), default=None)
+def _neighbours(job: ElasticJob) -> tuple[int, int]:
+    """The next lower and the next higher number of GPUs that a job can have now; 0 for none."""
+    fewer, more, now = 0, 0, job.degree
+    for degree in job.iteration_s:
+        if fewer < degree < now:
+            fewer = degree
+        elif now < degree and (not more or degree < more):
+            more = degree
+    return fewer, more

@@ -71,8 +71,9 @@ class PlacementEnv(QueuedEnv):
         rack_of = {gpu.server: gpu.rack for gpu in reversed(shape.gpus)}
         # One more, of servers that are in no rack.
         self._in_rack = [*(max(1, gpus.bit_count()) for gpus in shape.rack_gpus), 1]
-        self._in_server = [max(1, gpus.bit_count()) for gpus in self._sets]
+        self._sizes = np.array([max(1, gpus.bit_count()) for gpus in self._sets])
         self._racks = [rack_of.get(server, -1) for server in range(len(self._sets))]
+        self._rack_at = np.array(self._racks)
 
     def free_gpus(self) -> list[int]:
         """The free GPUs of each server, as sets."""
@@ -114,34 +115,36 @@ class PlacementEnv(QueuedEnv):
         if self._head is None or simulation.occupancy.free < self._head.workers:
             return False
         occupied = simulation.occupancy.occupied
-        for server, gpus in enumerate(self._sets):
-            self._mask[server] = gpus & ~occupied != 0
+        self._mask[:-1] = [gpus & ~occupied != 0 for gpus in self._sets]
         return True
 
     def _act(self, action: int) -> bool:
         simulation, head = self._running(), self._head
         assert head is not None
-        free = ~simulation.occupancy.occupied
-        here = self._racks[action]
-
-        def nearness(server: int) -> tuple[bool, bool, int, int]:
-            count = (self._sets[server] & free).bit_count()
-            return server != action, self._racks[server] != here, -count, server
-
-        ring: list[int] = []
-        for server in sorted(range(len(self._sets)), key=nearness):
-            ring += lowest(self._sets[server] & free, head.workers - len(ring))
+        free = self.free_gpus()
+        ring = lowest(free[action], head.workers)
+        if len(ring) < head.workers:
+            for server in self._around(action, free):
+                ring += lowest(free[server], head.workers - len(ring))
+                if len(ring) == head.workers:
+                    break
         return simulation.start(head, ring)
+
+    def _around(self, action: int, free: list[int]) -> list[int]:
+        """The other servers with free GPUs, in the order in which a job gets theirs."""
+        here = self._racks[action]
+        others = [(self._racks[s] != here, -f.bit_count(), s) for s, f in enumerate(free) if f]
+        return [server for _, _, server in sorted(others) if server != action]
 
     def _features(self) -> Observation:
         head = self._head
         simulation = self._running()
         uplinks = np.zeros(len(self.cluster.shape.racks), np.float32)
+        capacity_bps, nic_bps = simulation.cluster.capacity_bps, simulation.cluster.nic_bps
         for job in simulation.running.values():
             for link, edges in job.demand.items():
                 if isinstance(link, int):
-                    nics = simulation.cluster.capacity_bps[link] / simulation.cluster.nic_bps
-                    uplinks[link] += edges / nics
+                    uplinks[link] += edges / (capacity_bps[link] / nic_bps)
         uplinks = uplinks / (uplinks + 1)
         features = [0.0] * JOB_FEATURES if head is None else self._job(head)
         free = [gpus.bit_count() for gpus in self.free_gpus()]
@@ -155,11 +158,8 @@ class PlacementEnv(QueuedEnv):
                 around, self._in_rack, [*uplinks.tolist(), 0.0], strict=True
             )
         ]
-        servers = np.array(
-            [
-                (count / size, racks[rack][0], count >= wanted, *racks[rack][1:])
-                for count, size, rack in zip(free, self._in_server, self._racks, strict=True)
-            ],
-            np.float32,
-        )
+        counts, in_rack = np.array(free), np.array(racks)[self._rack_at]
+        servers = np.empty((len(free), SERVER_FEATURES), np.float32)
+        servers[:, 0], servers[:, 1] = counts / self._sizes, in_rack[:, 0]
+        servers[:, 2], servers[:, 3:] = counts >= wanted, in_rack[:, 1:]
         return {"job": np.array(features, np.float32), "uplinks": uplinks, "servers": servers}

@@ -1,5 +1,6 @@
 """What the environments over the queue simulator share."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -150,23 +151,20 @@ class QueuedEnv(gymnasium.Env[Observation, np.int64]):
 
     def _observe(self) -> Observation:
         simulation = self._running()
-        occupied = np.zeros(self.size, np.float32)
-        remaining = np.zeros(self.size, np.float32)
+        occupied, remaining = [0.0] * self.size, [0.0] * self.size
         now_s, mean_s = simulation.now_s, self._mean_s
-        gpus, busy = list[int](), list[float]()
         for job in simulation.running.values():
             left_s = job.ends_s - now_s
-            left = left_s / (left_s + mean_s) if left_s < np.inf else 1.0
-            gpus += job.ring
-            busy += [left] * len(job.ring)
-        occupied[gpus], remaining[gpus] = 1, busy
+            left = left_s / (left_s + mean_s) if left_s < math.inf else 1.0
+            for gpu in job.ring:
+                occupied[gpu], remaining[gpu] = 1.0, left
         if simulation.occupancy.broken:
-            gpus = members(simulation.occupancy.broken)
-            occupied[gpus] = remaining[gpus] = 1
+            for gpu in members(simulation.occupancy.broken):
+                occupied[gpu] = remaining[gpu] = 1.0
         queue = len(simulation.waiting)
         return {
-            "occupied": occupied,
-            "remaining": remaining,
+            "occupied": np.array(occupied, np.float32),
+            "remaining": np.array(remaining, np.float32),
             "queue": np.array([queue / (queue + 10)], np.float32),
             "action_mask": self._mask.copy(),
             **self._features(),
@@ -184,7 +182,7 @@ class QueuedEnv(gymnasium.Env[Observation, np.int64]):
             left_s / (left_s + mean_s),
             waited_s / (waited_s + mean_s),
             spec.communication,
-            slack_s / (slack_s + mean_s) if slack_s < np.inf else 1.0,
+            slack_s / (slack_s + mean_s) if slack_s < math.inf else 1.0,
         ]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from patchlight.controller.policies.contract import ClusterShape, PlacementPolicy
 from patchlight.controller.policies.placement import FirstFit
-from patchlight.controller.policies.sets import members
+from patchlight.controller.policies.sets import joined
 from patchlight.controller.policies.topology import OneGroup
 from patchlight.emulation.learning.envs.queued import (
     JOB_FEATURES,
@@ -133,33 +133,37 @@ class TopologyEnv(QueuedEnv):
         simulation = self._running()
         if simulation.cluster.shape is not self._shape:
             self._shape = simulation.cluster.shape
+            capacity_bps, nic_bps = simulation.cluster.capacity_bps, simulation.cluster.nic_bps
+            self._between = [  # Links that are no NIC's own, and how many NICs have their rate.
+                (link, rate_bps / nic_bps)
+                for link, rate_bps in capacity_bps.items()
+                if isinstance(link, tuple) and isinstance(link[0], str)
+            ]
+            self._racks = self._shape.rack_gpus
             self._at = np.zeros((self.size, len(self._switches)), np.float32)
             for number, site in enumerate(self._shape.gpus):
                 if site.rack >= 0:
                     self._at[number, site.rack] = 1.0
-        sites, ring, part = self._shape.gpus, np.zeros(self.size, np.float32), 1 / self.size
+        ring = np.zeros(self.size, np.float32)
         switches = np.zeros((len(self._switches) + 1, SWITCH_FEATURES), np.float32)
         if self._ring:
             ring[list(self._ring)] = 1.0
-            under, others = [0.0] * len(self._switches), [0.0] * len(self._switches)
-            for gpus, counts, each in (
-                (self._ring, under, 1 / len(self._ring)),
-                (members(simulation.occupancy.occupied), others, part),
-            ):
-                for gpu in gpus:
-                    if (rack := sites[gpu].rack) >= 0:
-                        counts[rack] += each
-            moves = [float(each < 1 - part) for each in under]
-            switches[:] = [(max(under), 0.0, 0.0), *zip(under, others, moves, strict=True)]
-            np.minimum(switches, 1.0, out=switches)
+            own, wanted = joined(self._ring), len(self._ring)
+            counts = [(own & gpus).bit_count() for gpus in self._racks]
+            occupied = simulation.occupancy.occupied
+            switches[:] = [
+                (max(counts) / wanted, 0.0, 0.0),
+                *(
+                    (count / wanted, (occupied & gpus).bit_count() / self.size, count < wanted)
+                    for count, gpus in zip(counts, self._racks, strict=True)
+                ),
+            ]
         job = [0.0] * JOB_FEATURES if self._head is None else self._job(self._head)
         shared = 0.0
         for running in simulation.running.values():
-            for link, edges in running.demand.items():
-                if not isinstance(link, tuple) or not isinstance(link[0], str):
-                    continue  # A NIC's own.
-                nics = simulation.cluster.capacity_bps[link] / simulation.cluster.nic_bps
-                shared += edges / nics
+            for link, nics in self._between:
+                if link in running.demand:
+                    shared += running.demand[link] / nics
         return {
             "job": np.array(job, np.float32),
             "at": self._at.copy(),

@@ -19,21 +19,25 @@ MAX_GPUS = 1 << 20
 
 
 class Rewiring(NamedTuple):
-    """A change of circuits: how long it is dark, what changed, and whose NICs were dark."""
+    """A change of circuits: how long it is dark, what changed, and whose NICs were dark.
+
+    ``relit`` are the GPUs whose links may be others now, those among them.
+    """
 
     dark_s: float
     cross_connects: int
     gpus: int
+    relit: int
 
 
 class Pacing(Protocol):
     """Says how fast the running jobs of a cluster go; they are a simulation's own."""
 
     def route(self, job: Any, demand: Demand | None) -> bool:
-        """A job is on these links; whether it shares them. Sets the pace of one that does not."""
+        """A job is on these links; whether they are to be shared out anew. Else it has its pace."""
 
     def remove(self, job: Any) -> bool:
-        """A job is gone; whether it shared links."""
+        """A job is gone; whether links are to be shared out anew."""
 
     def new_paces(self) -> Iterator[tuple[Any, float]]:
         """The jobs whose pace changes, each with its seconds for a unit."""

@@ -25,7 +25,22 @@ class LabCluster:
     def __init__(self, lab: Lab, circuits: Mapping[str, PortMap] | None = None) -> None:
         self.lab = lab
         self.circuits: Mapping[str, PortMap] = dict(circuits or lab.initial_maps)
-        self._show(LabNetwork(lab, trace_links(lab, self.circuits)))
+        network = LabNetwork(lab, trace_links(lab, self.circuits))
+        self.hosts: tuple[Host, ...] = network.hosts
+        self.nic_bps, self.edge_bps = network.nic_bps, network.edge_bps
+        servers = {server.name: number for number, server in enumerate(lab.servers)}
+        self._racks = {switch.name: number for number, switch in enumerate(lab.packet_switches)}
+        self.shape = ClusterShape(
+            gpus=tuple(
+                GpuSite(
+                    host.name, servers[host.server.name], -1, host.gpu.model if host.gpu else ""
+                )
+                for host in network.hosts
+            ),
+            servers=tuple(servers),
+            racks=tuple(self._racks),
+        )
+        self._show(network)
 
     def renewed(self) -> LabCluster:
         """The same lab with the cross-connects of its file."""
@@ -36,28 +51,16 @@ class LabCluster:
         return RingNetwork(self)
 
     def _show(self, network: LabNetwork) -> None:
-        """Write down which links there are, and where each GPU is."""
-        lab = self.lab
+        """Write down which links there are, and where each GPU is that was lit anew."""
         self._network, self.links = network, network.links
         self._ports: dict[int, Mapping[str, Set[int]]] = {}
-        self.hosts: tuple[Host, ...] = network.hosts
-        self.nic_bps, self.edge_bps = network.nic_bps, network.edge_bps
         self.capacity_bps: Mapping[Hashable, float] = network.capacity_bps
-        racks = {switch.name: number for number, switch in enumerate(lab.packet_switches)}
-        servers = {server.name: number for number, server in enumerate(lab.servers)}
-        self.shape = ClusterShape(
-            gpus=tuple(
-                GpuSite(
-                    host.name,
-                    servers[host.server.name],
-                    -1 if switch is None else racks[switch],
-                    host.gpu.model if host.gpu else "",
-                )
-                for host, switch in zip(network.hosts, network.switches, strict=True)
-            ),
-            servers=tuple(servers),
-            racks=tuple(racks),
-        )
+        gpus = list(self.shape.gpus)
+        for number in members(network.relit):
+            switch = network.switches[number]
+            rack = -1 if switch is None else self._racks[switch]
+            gpus[number] = gpus[number]._replace(rack=rack)
+        self.shape = ClusterShape(tuple(gpus), self.shape.servers, self.shape.racks)
 
     def demand(self, ring: Sequence[int]) -> Demand | None:
         """The links of all edges; ``None`` if a NIC is dark or no way leads to the next one."""
@@ -65,18 +68,18 @@ class LabCluster:
 
     def ports_of(self, gpus: int) -> Mapping[str, frozenset[int]]:
         """The OCS ports on the light paths of these GPUs' NICs, there and back."""
-        found: dict[str, set[int]] = {}
+        found: dict[str, list[Set[int]]] = {}
         for number in members(gpus):
             for ocs, ports in self._ports_at(number).items():
-                found.setdefault(ocs, set()).update(ports)
-        return {ocs: frozenset(ports) for ocs, ports in found.items()}
+                found.setdefault(ocs, []).append(ports)
+        return {ocs: frozenset().union(*ports) for ocs, ports in found.items()}
 
     def _ports_at(self, gpu: int) -> Mapping[str, Set[int]]:
         """Those of one GPU's NIC."""
         if (known := self._ports.get(gpu)) is not None:
             return known
         found: dict[str, set[int]] = {}
-        path = self.links.paths.get(self.hosts[gpu].endpoint)
+        path = self.links.paths.get(self._network.ends[gpu])
         back = None if path is None else self.links.paths.get(path.sink)
         for each in (path, back):
             for ocs, hop in each.hops if each is not None else ():
@@ -100,15 +103,15 @@ class LabCluster:
                 dark_s = max(dark_s, ocs.switching_time_s)
                 circuits[name] = wanted
         if not changed:
-            return Rewiring(0.0, 0, 0)
+            return Rewiring(0.0, 0, 0, 0)
         self.circuits, before = circuits, self.links.paths
         links, ends = self.links.after(circuits)
         self._show(self._network.after(links, ends))
         moved = 0
-        for number, host in enumerate(self.hosts):
-            if host.endpoint in ends:
-                paths = [before.get(host.endpoint), links.paths.get(host.endpoint)]
+        for number in members(self._network.relit):
+            if (end := self._network.ends[number]) in ends:
+                paths = [before.get(end), links.paths.get(end)]
                 # In labs with wavelengths light may also go the same way and end elsewhere.
                 if (paths[0] and paths[0].hops) != (paths[1] and paths[1].hops):
                     moved |= 1 << number
-        return Rewiring(dark_s, changed, moved)
+        return Rewiring(dark_s, changed, moved, self._network.relit)

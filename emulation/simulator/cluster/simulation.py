@@ -270,17 +270,22 @@ class Simulation:
         self.released += 1
         self.layout += 1
         self._view = None
+        rerouted = False
         for job in self.running.values():
+            if len(job.ring) == 1 or not job.gpus & change.relit:
+                continue  # Its light stays: it is slower or faster only if others share its links.
             demand = self.cluster.demand(job.ring)
             dark = job.gpus & change.gpus
-            if len(job.ring) == 1 or (not dark and demand == job.demand):
-                continue  # Its light stays: it is slower or faster only if others share its links.
+            if not dark and demand == job.demand:
+                continue
+            rerouted = True
             job.settle(self.now_s)
             if dark:
                 job.resume_s = max(job.resume_s, self.now_s + change.dark_s)
             self._rings.route(job, demand)
             self._expect(job)
-        self._share()
+        if rerouted:
+            self._share()
         return change
 
     # -- the pace of jobs

@@ -233,7 +233,9 @@ class SimulatedSite:
             if degree != now and view.lab is not None:
                 ring = self._ring_of(job, degree, view)
             if ring is not None:
-                options[degree] = ring, simulation.load_on(job, ring, degree)
+                same = degree == now
+                load = job.load if same else simulation.load_on(job, ring, degree)
+                options[degree] = ring, load
         communicates_s = job.unit_s - job.load.compute_s
         rate_bps = job.load.ring_bits / communicates_s if communicates_s > 0 else 0.0
         return iteration_times(view, job.name, options, rate_bps or simulation.cluster.nic_bps)
