@@ -1,10 +1,12 @@
 """Agents with real workers, as processes and as containers, in real namespaces, on shaped links."""
 
+import itertools
 import os
 import signal
 import time
 from collections.abc import Callable
 from functools import partial
+from statistics import fmean
 
 import pytest
 
@@ -151,16 +153,17 @@ GRADIENT_BYTES = 553_440
 
 
 def test_the_ring_uses_the_link_and_no_more(make_bench: MakeBench) -> None:
-    iterations = 8
-    task = {"iterations": iterations, "gradient_bytes": GRADIENT_BYTES, "compute_s": 0.1}
+    task = {"iterations": 12, "gradient_bytes": GRADIENT_BYTES, "compute_s": 0.1}
     agents = run_job(make_bench(3), "process", 3, **task)
     start_all(agents)
     until_done(agents)
     reports = agents[0].client.get("/workers/job-0/reports").json()["reports"]
-    took_s = (reports[-1]["finished_at"] - reports[0]["finished_at"]) / (iterations - 1) - 0.1
-    efficiency = reports[0]["sent_bytes"] * 8 / RATE_BPS / took_s
-    # 4.4 % of the link are headers. The lower bound leaves room for a busy machine.
-    assert 0.75 < efficiency < 1.02
+    ends = [report["finished_at"] for report in reports]
+    times_s = [later - sooner - 0.1 for sooner, later in itertools.pairwise(ends)]
+    alone_s = reports[0]["sent_bytes"] * 8 / RATE_BPS
+    # 4.4 % of the link are headers. A machine that is busy may keep it from some iterations.
+    assert alone_s / min(times_s) > 0.75
+    assert alone_s / fmean(times_s) < 1.02
 
 
 def test_a_path_that_is_dark_for_a_while_costs_little_more_than_that(make_bench: MakeBench) -> None:
