@@ -118,9 +118,10 @@ def bands(
                     points.append([middle - 1, None])
                 value = getattr(window, part)
                 points.append([middle, None if value is None else value * factor])
-            if any(value is not None for _, value in points):
+            if known := sum(value is not None for _, value in points):
                 found.append({**base, "data": points, "lineStyle": {"color": colour, **style}})
-                found[-1]["showSymbol"] = len(points) == 1
+                if known == 1:  # no line would be seen
+                    found[-1]["symbol"] = "circle"
     if found:
         found[0]["markLine"] = _marks(changes, 0.0)
     return found
