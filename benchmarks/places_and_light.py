@@ -42,10 +42,6 @@ def run(*, full: bool = False) -> list[dict[str, Any]]:
     ):
         jct_s = played(jobs, PolicyChoice(placement=placement, topology=topology)).jct_s
         said = f"{head}, {name}: mean JCT, ×{COMPRESSION:g}"
-        figures.append(
-            figure(
-                said, jct_s * COMPRESSION, "s",
-                peer="the simulator predicts", peer_value=predicted * COMPRESSION,
-            )
-        )  # fmt: skip
+        beside: Any = {"peer": "the simulator predicts", "peer_value": predicted * COMPRESSION}
+        figures.append(figure(said, jct_s * COMPRESSION, "s", **beside))
     return figures

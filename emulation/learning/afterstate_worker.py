@@ -7,23 +7,14 @@ orderly clusters, in which all jobs have one degree, are seldom met by chance.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from patchlight.emulation.learning.config import Config
-from patchlight.emulation.learning.players import network_of, player_of
-from patchlight.emulation.learning.rollouts import (
-    ALL,
-    Experience,
-    MeanRewards,
-    Orders,
-    Share,
-    explored,
-)
+from patchlight.emulation.learning.rollouts import Experience, Orders, RolloutWorker, explored
 from patchlight.emulation.learning.vector_episodes import Finished, VectorEpisodes
-from patchlight.emulation.simulator.ramp.scenario import Scenario
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.intp]
@@ -119,38 +110,22 @@ class Returns(Experience):
     targets: _Floats
 
 
-class AfterstateWorker:
-    """Plays its share of the environments, by a network of its own or by the learner's.
+class AfterstateWorker(RolloutWorker):
+    """Plays for the values of afterstates, some environments by a teacher at first."""
 
-    ``done`` are the decisions before a resumption.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        scenarios: Sequence[Scenario],
-        share: Share = ALL,
-        done: int = 0,
-        network: nn.Module | None = None,
-    ) -> None:
-        self.config, self.settings = config, config.afterstates
-        self.episodes = share.episodes(config, scenarios, done)
-        self.network = network or network_of(config, scenarios[0])
-        self.player = player_of(self.network, self.episodes.workloads)
-        self._rng = share.rng(config, done)
-        teacher = self.settings.teacher
-        self._teacher = None
-        if teacher:
+    def __init__(self, config: Config, *given: Any, **more: Any) -> None:
+        super().__init__(config, *given, **more)
+        self.settings = config.afterstates
+        self._teacher: Teacher | None = None
+        if teacher := self.settings.teacher:
             degrees = [teacher[law] for law, _ in config.environment.scenarios]
             self._teacher = Teacher(self.episodes, degrees)
         self._control_variate = ControlVariate(self.episodes)
 
     def play(self, orders: Orders) -> Returns:
         """``n_steps`` decisions in every environment."""
-        if orders.weights is not None:
-            self.network.load_state_dict(orders.weights)
+        means = self.follow(orders)
         part = min(1.0, orders.steps / self.config.steps)
-        means = MeanRewards(orders.means, orders.steps // self.config.environment.num_envs)
         episodes, settings, player = self.episodes, self.settings, self.player
         n_steps, count, rows = settings.n_steps, episodes.num_envs, np.arange(episodes.num_envs)
         taught = self._teacher is not None and part < settings.teacher_only_fraction
@@ -176,7 +151,7 @@ class AfterstateWorker:
             known.append(kinds)
             if step == n_steps:
                 break
-            actions, explores = explored(scores, actions, epsilon, self._rng)
+            actions, explores = explored(scores, actions, epsilon, self.rng)
             off_policy[step] = explores if taught else actions != greedy
             taken.append(player.taken(actions))
             scenario = episodes.scenario_of.copy()

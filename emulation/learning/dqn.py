@@ -21,13 +21,12 @@ from patchlight.emulation.learning.network import IMPOSSIBLE
 from patchlight.emulation.learning.players import network_of, player_of
 from patchlight.emulation.learning.replay import Chunk, Observed, Replay
 from patchlight.emulation.learning.rollouts import (
-    ALL,
     Experience,
     MeanRewards,
     Orders,
     Progress,
     Rollouts,
-    Share,
+    RolloutWorker,
     explored,
 )
 from patchlight.emulation.learning.vector_episodes import Finished
@@ -42,42 +41,24 @@ class Played(Experience):
     chunk: Chunk
 
 
-class DqnWorker:
-    """Plays its share of the environments, by a network of its own or by the learner's.
+class DqnWorker(RolloutWorker):
+    """Plays for the replay memory that it is the worker of."""
 
-    ``done`` are the decisions before a resumption.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        scenarios: Sequence[Scenario],
-        share: Share = ALL,
-        done: int = 0,
-        network: nn.Module | None = None,
-    ) -> None:
-        self.config, self._number = config, share.number
-        self.episodes = share.episodes(config, scenarios, done)
-        self.network = network or network_of(config, scenarios[0])
-        self._player = player_of(self.network, self.episodes.workloads)
-        self._rng = share.rng(config, done)
-        self._follows = False
+    _follows = False
 
     def play(self, orders: Orders) -> Played:
         """``train_freq`` decisions in every environment."""
-        if orders.weights is not None:
-            self.network.load_state_dict(orders.weights)
+        means = self.follow(orders)
         settings, episodes = self.config.dqn, self.episodes
         epsilon = settings.epsilon_at(orders.steps / self.config.steps)
-        means = MeanRewards(orders.means, orders.steps // self.config.environment.num_envs)
         seen, rewards, finished = list[Observed](), [], list[Finished]()
         taken, last = [], []
         for _ in range(settings.train_freq):
-            observed = self._player.observed(episodes)
+            observed = self.player.observed(episodes)
             with torch.no_grad():
-                scores = self._player.scores_of(*map(torch.from_numpy, observed)).numpy()
+                scores = self.player.scores_of(*map(torch.from_numpy, observed)).numpy()
             scores = np.where(scores > IMPOSSIBLE / 2, scores, -np.inf)
-            actions, _ = explored(scores, scores.argmax(axis=1), epsilon, self._rng)
+            actions, _ = explored(scores, scores.argmax(axis=1), epsilon, self.rng)
             scenario = episodes.scenario_of.copy()
             accepted, ended = episodes.step(actions)
             seen.append(observed)
@@ -91,7 +72,7 @@ class DqnWorker:
         )
         self._follows = True
         decisions = settings.train_freq * episodes.num_envs
-        return Played(decisions, tuple(finished), means.change, self._number, chunk)
+        return Played(decisions, tuple(finished), means.change, self.number, chunk)
 
 
 class DqnLearner:

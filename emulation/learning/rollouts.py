@@ -11,9 +11,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from patchlight.emulation.learning.config import Config
+from patchlight.emulation.learning.players import network_of, player_of
 from patchlight.emulation.learning.vector_episodes import Finished, VectorEpisodes
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 from patchlight.testbed.errors import BadInput
@@ -134,6 +135,33 @@ class MeanRewards:
     def change(self) -> _Floats:
         """By how much they are other than they were."""
         return self.means - self.before
+
+
+class RolloutWorker:
+    """Has a share of the environments, and plays by a network of its own or by the one given.
+
+    ``done`` are the decisions before a resumption.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        scenarios: Sequence[Scenario],
+        share: Share = ALL,
+        done: int = 0,
+        network: nn.Module | None = None,
+    ) -> None:
+        self.config, self.number = config, share.number
+        self.episodes = share.episodes(config, scenarios, done)
+        self.network = network or network_of(config, scenarios[0])
+        self.player = player_of(self.network, self.episodes.workloads)
+        self.rng = share.rng(config, done)
+
+    def follow(self, orders: Orders) -> MeanRewards:
+        """Take the weights ordered, where there are some; the mean rewards, to be followed on."""
+        if orders.weights is not None:
+            self.network.load_state_dict(orders.weights)
+        return MeanRewards(orders.means, orders.steps // self.config.environment.num_envs)
 
 
 def explored(
