@@ -66,7 +66,7 @@ def _parts(client: ControllerClient, spec: JobSpec, topology: str) -> dict[str, 
     changes = len(client.reconfigurations())
     began = time.time()
     job_id = client.submit([spec], topology)[0]["id"]
-    wait_until(lambda: client.job(job_id)["finished_at"], deadline_s=60.0)
+    wait_until(lambda: client.job(job_id)["finished_at"])
     status = client.job(job_id)
     if status["state"] != JobState.DONE:
         raise PatchlightError(f"job {job_id} {status['state']}: {status['message']}")

@@ -13,6 +13,7 @@ import pytest
 
 import patchlight
 from patchlight.cli.main import cli
+from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
 NEEDS_ROOT = {"build_lab", "emulated_lab"}
@@ -80,7 +81,7 @@ def test_example_prints_what_it_says(path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout

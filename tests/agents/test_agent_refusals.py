@@ -12,6 +12,7 @@ import pytest
 
 from patchlight.testbed.linux.processes import process_start
 from tests.support.agent_bench import ROOT, Agent, Bench, ip
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.root
 
@@ -88,7 +89,7 @@ def run_agent(
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=False,
     )
 

@@ -21,7 +21,7 @@ from patchlight.agents.workers.contract import Runner, WorkerLaunch
 from patchlight.testbed.linux import docker_engine, namespace_processes, namespaces
 from patchlight.testbed.linux.cgroups import Limits
 from patchlight.testbed.worker_api import WorkerSpec
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.docker]
 
@@ -45,12 +45,12 @@ class Engine:
         command += ["--live-restore"] if live_restore else []
         with (folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        wait_until(lambda: docker_engine.answers(self.url), "the engine", 60)
+        wait_until(lambda: docker_engine.answers(self.url), "the engine")
 
     def stop(self) -> None:
         assert self._process is not None
         self._process.terminate()
-        self._process.wait(60)
+        self._process.wait(PATIENCE_S)
 
     def give_shell(self) -> None:
         """Make the image: the machine's ``sh`` and ``sleep``, with the libraries that they need."""
@@ -128,7 +128,7 @@ async def test_workers_go_on_under_an_engine_that_lets_them_and_end_with_one_tha
         assert not ended.done()
         await asyncio.to_thread(engine.stop)
         await asyncio.to_thread(engine.start, live_restore=False)
-        outcome = await asyncio.wait_for(ended, 90)
+        outcome = await asyncio.wait_for(ended, PATIENCE_S)
         assert outcome.exit_code != 0
         assert "live-restore" in outcome.last_lines[-1]
         await worker.dispose()

@@ -18,6 +18,7 @@ from patchlight.agents.workers import keeper
 from patchlight.agents.workers.gpu_access import container_settings, find_access
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.worker_api import WorkerState
+from tests.support.waiting import PATIENCE_S
 
 GPU = PhysicalGpu("GPU-b", minor=3)
 NEW, OLD = {"ServerVersion": "28.2.2"}, {"ServerVersion": "20.10.24+dfsg1"}
@@ -121,7 +122,9 @@ class Inside:
             root=str(self.root),
         )
         command[0] = "/bin/sh"
-        return subprocess.run(command, env={"PATH": path}, timeout=30, check=False).returncode
+        return subprocess.run(
+            command, env={"PATH": path}, timeout=PATIENCE_S, check=False
+        ).returncode
 
     @property
     def ran(self) -> bool:

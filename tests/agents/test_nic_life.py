@@ -21,7 +21,7 @@ from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.nic import default_mac
 from tests.support.agent_bench import Agent, Bench, ip
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 from tests.support.worker_jobs import everything_is_back, run_job, start_all
 
 pytestmark = pytest.mark.root
@@ -151,7 +151,7 @@ def test_an_agent_killed_while_it_moves_a_nic_leaves_it_as_it_was(
 
     asking = threading.Thread(target=ask)
     asking.start()
-    end = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE_S
     while not moment(bench):  # without a pause: it lasts some milliseconds
         assert time.monotonic() < end, "the worker was not begun"
     agent.kill()

@@ -16,6 +16,7 @@ from patchlight.testbed.agent_status import GpuTelemetry
 from patchlight.testbed.lab import Gpu, Server
 from tests.support import nvml
 from tests.support.nvml import Driver
+from tests.support.waiting import PATIENCE_S
 
 SERVER = Server("server1", None, (Gpu("gpu0", "V100"), Gpu("gpu1", "V100", "GPU-1")), ())
 
@@ -53,17 +54,17 @@ async def gpus(server: Server = SERVER, rate_hz: float = 50) -> AsyncIterator[Nv
         await backend.close()
 
 
-async def until(backend: NvmlGpus, name: str, field: str, deadline_s: float = 20) -> GpuReading:
+async def until(backend: NvmlGpus, name: str, field: str) -> GpuReading:
     """The first reading that has it."""
-    end = time.monotonic() + deadline_s
+    end = time.monotonic() + PATIENCE_S
     while getattr((reading := await backend.read(name)).telemetry, field) is None:
         assert time.monotonic() < end, f"{field} stayed unknown"
         await asyncio.sleep(0.01)
     return reading
 
 
-async def until_it_fails(backend: NvmlGpus, name: str, deadline_s: float = 20) -> GpuError:
-    end = time.monotonic() + deadline_s
+async def until_it_fails(backend: NvmlGpus, name: str) -> GpuError:
+    end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         try:
             await backend.read(name)
@@ -170,7 +171,7 @@ async def test_a_gpu_that_falls_off_leaves_the_others_and_may_come_back(driver: 
             assert words in (await until_it_fails(backend, "gpu0")).message
             assert telemetry(await backend.read("gpu1")).power_w == 250
             driver.cards[0].error = 0
-            end = time.monotonic() + 20
+            end = time.monotonic() + PATIENCE_S
             while time.monotonic() < end:
                 try:
                     await backend.read("gpu0")

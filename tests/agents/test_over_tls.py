@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from patchlight.cli.main import cli
 from patchlight.deploy.authority import Authority
 from tests.support.controller_process import ControllerProcess
-from tests.support.waiting import free_ports, wait_until
+from tests.support.waiting import PATIENCE_S, free_ports, wait_until
 
 pytestmark = pytest.mark.root
 
@@ -53,7 +53,7 @@ def test_the_controller_status_tells_of_agents_over_tls(
     with (tmp_path / "agent.log").open("wb") as log:
         agent = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        wait_until(lambda: agents()["a"] == "answers", "the agent to answer", deadline_s=60)
+        wait_until(lambda: agents()["a"] == "answers", "the agent to answer")
         said = CliRunner().invoke(
             cli, ["controller", "status", "--wide", "--lab", str(controller.lab)]
         )
@@ -63,4 +63,4 @@ def test_the_controller_status_tells_of_agents_over_tls(
         assert "did not answer GET /status" in rows["b"]
     finally:
         agent.terminate()
-        assert agent.wait(timeout=30) == 0
+        assert agent.wait(timeout=PATIENCE_S) == 0

@@ -9,6 +9,7 @@ import pytest
 
 from patchlight.testbed.labfile.writer import write_lab
 from tests.support.agent_bench import Agent, Bench, ip
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.root
 
@@ -124,7 +125,7 @@ def test_an_agent_refuses_the_state_of_another_labs(labs: tuple[Bench, SharingLa
     theirs = second.agent("server1")
     theirs.launch()
     assert theirs.process is not None
-    assert theirs.process.wait(60) == 1
+    assert theirs.process.wait(PATIENCE_S) == 1
     assert f"it is in pl.{first.name}.server1.w-job-0" in theirs.log.read_text()
     ours.start()
     assert ours.worker("job-0")["state"] == "running"

@@ -5,7 +5,6 @@
 
 import asyncio
 import os
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -30,6 +29,7 @@ from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.cgroups import Cgroups, Limits
 from patchlight.testbed.linux.namespace_processes import processes_in
 from patchlight.testbed.linux.processes import may_run
+from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.worker_desk import LIMITS, Desk, open_desk
 
 OURS = "PATCHLIGHT_TEST_WORKER_BACKEND"
@@ -96,19 +96,12 @@ def desk() -> Iterator[Desk]:
 async def begin(runner: Runner, launch: WorkerLaunch) -> RunningWorker:
     """Launch, and let the program go."""
     worker = await runner.launch(launch)
-    await until(lambda: keeper.open_gate(launch.directory))
+    await eventually(lambda: keeper.open_gate(launch.directory))
     return worker
 
 
-async def until(condition: Callable[[], object], deadline_s: float = 30) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, "it did not come about"
-        await asyncio.sleep(0.01)
-
-
 async def end_of(worker: RunningWorker) -> ExitInfo:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         return await worker.ended()
 
 
@@ -121,7 +114,7 @@ async def test_a_worker_runs_in_a_namespace_of_its_own_once_it_is_let_go(
     assert namespaces.inode(namespaces.namespace_path(launch.namespace)) is not None
     await asyncio.sleep(0)
     assert not (launch.directory / keeper.STARTED).exists()
-    await until(lambda: keeper.open_gate(launch.directory))
+    await eventually(lambda: keeper.open_gate(launch.directory))
     ended = await end_of(worker)
     # Two lines of heading, and the loopback interface alone.
     assert (ended.exit_code, ended.last_lines) == (7, ("0 of 1", "3"))
@@ -156,7 +149,7 @@ async def test_it_is_told_to_end_and_all_that_it_forked_ends_with_it(
     deaf = "trap 'echo told' TERM; (trap '' TERM; setsid sleep 600) & while :; do sleep 0.05; done"
     launch = desk.launch("sh", "-c", deaf)
     worker = await begin(runner, launch)
-    await until(lambda: len(processes_in(launch.namespace)) >= 3)
+    await eventually(lambda: len(processes_in(launch.namespace)) >= 3)
     await worker.stop(grace_s=1)
     ended = await end_of(worker)
     assert ended.exit_code == 137
@@ -172,7 +165,7 @@ async def test_one_that_forks_without_end_is_ended(runner: Runner, desk: Desk) -
     launch = replace(desk.launch("python3", "-c", BOMB), limits=Limits(2**30, 60))
     worker = await begin(runner, launch)
     try:
-        await until(lambda: len(processes_in(launch.namespace)) > 40)
+        await eventually(lambda: len(processes_in(launch.namespace)) > 40)
     finally:
         await worker.stop(grace_s=0)
         await end_of(worker)
@@ -188,7 +181,7 @@ async def test_what_is_frozen_stands_still_until_it_is_thawed(runner: Runner, de
         return said.stat().st_size
 
     worker = await begin(runner, launch)
-    await until(size)
+    await eventually(size)
     for _ in range(2):
         await worker.freeze()
     before = size()
@@ -196,13 +189,13 @@ async def test_what_is_frozen_stands_still_until_it_is_thawed(runner: Runner, de
     assert size() == before
     for _ in range(2):
         await worker.thaw()
-    await until(lambda: size() > before)
+    await eventually(lambda: size() > before)
     for _ in range(20):  # in quick succession, while it forks
         await worker.freeze()
         assert not [pid for pid in processes_in(launch.namespace) if may_run(pid)]
         before = size()
         await worker.thaw()
-    await until(lambda: size() > before)
+    await eventually(lambda: size() > before)
     await worker.freeze()
     await worker.stop(grace_s=0)  # also one that is frozen
     await end_of(worker)

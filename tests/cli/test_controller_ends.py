@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from patchlight.cli.main import cli
 from patchlight.testbed.jobs import JobSpec
 from tests.support.controller_process import ControllerProcess, controller_process
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 def command(controller: ControllerProcess, *words: str) -> str:
@@ -22,7 +22,7 @@ def test_queued_jobs_outlive_a_drained_controller_that_is_stopped(tmp_path: Path
         assert "none ran" in command(controller, "drain", "--why", "upgrade")
         job = controller.client.submit([JobSpec("waits", 1, 400, {"M": 0.1}, workers=1)])[0]
         assert json.loads(command(controller, "stop", "--json")) == {"jobs": {"queued": 1}}
-        assert controller.process.wait(20) == 0
+        assert controller.process.wait(PATIENCE_S) == 0
         controller.start()
         assert "drained: no job is started" in command(controller, "status")
         assert controller.client.job(job["id"])["state"] == "queued"
@@ -30,4 +30,4 @@ def test_queued_jobs_outlive_a_drained_controller_that_is_stopped(tmp_path: Path
         # No agent is there, so it ends as soon as it is begun.
         wait_until(lambda: controller.client.job(job["id"])["finished_at"])
         assert "stay as they are: none" in command(controller, "stop")
-        assert controller.process.wait(20) == 0
+        assert controller.process.wait(PATIENCE_S) == 0

@@ -24,6 +24,7 @@ from patchlight.testbed.graphs.profiles import (
     profile_cache,
     read_profiles,
 )
+from tests.support.waiting import PATIENCE_S
 
 CHAIN = "node1 -- Input -- forward_compute_time=1.5, backward_compute_time=0.0, "
 CHAIN += "activation_size=8.0, parameter_size=0.0\n"
@@ -212,7 +213,7 @@ def mirror(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror]:
             path = self.path.removeprefix("/profiler/")
             found.asked.append(path)
             if found.silent.is_set():
-                over.wait(20)
+                over.wait(PATIENCE_S)
                 return
             content = found.contents.get(path)
             self.send_response(404 if content is None else 200)

@@ -15,6 +15,7 @@ from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 from patchlight.testbed.files.issues import FileIssue
 from patchlight.testbed.labfile.reader import LabFileError
 from tests.support.programs import ROOT, patchlight, python
+from tests.support.waiting import PATIENCE_S
 
 
 def test_help_lists_every_command() -> None:
@@ -110,7 +111,7 @@ def test_a_reader_that_goes_is_no_error() -> None:
         executable="/bin/bash",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         cwd=ROOT,
     )
     assert result.stdout == "name: single5000\n"

@@ -28,6 +28,7 @@ from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.portmap import CrossConnect, PortMap
 from patchlight.testbed.spectrum import SpectrumMap
 from tests.support.programs import ROOT, patchlight
+from tests.support.waiting import PATIENCE_S
 
 emulate = functools.partial(patchlight, "ocs", "emulate")
 EMULATED = [driver.name for driver in OCS_DRIVERS.values() if driver.device]
@@ -93,7 +94,7 @@ def test_every_driver_drives_its_device(driver: str) -> None:
         assert f"32 ports speaks {driver} {at} {address(printed)}" in printed
         asyncio.run(drive(address(printed)))
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=10)
+        out, err = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, out, err) == (0, "", "ended\n")
 
 
@@ -176,7 +177,7 @@ def test_circuits_outlive_it_and_faults_are_taken(tmp_path: Path) -> None:
             assert told.exit_code == 0
             assert json.loads(told.output)["refuse_next"] == "busy"
             process.terminate()
-            assert process.wait(10) == 0
+            assert process.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize("driver", [d for d in EMULATED if OCS_DRIVERS[d].has_users])
@@ -258,5 +259,5 @@ def test_any_password_for_other_machines_is_warned_of() -> None:
     ):
         with emulated(*options, PW="secret") as (process, _):
             process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=30)
+            _, said = process.communicate(timeout=PATIENCE_S)
         assert (f"warning: it {warning}" in said) if warning else ("warning" not in said)

@@ -19,7 +19,7 @@ from patchlight.cli.scrape import JobPace, Scrape, job_paces
 from patchlight.cli.status import status_rows
 from patchlight.cli.top import screen
 from tests.support.job_api import JobCommand
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.watched_lab import JOB, watched_lab
 
 WELL = """
@@ -130,7 +130,7 @@ def shown_at_terminal(address: str) -> str:
         env=environment,
     ) as process:
         os.close(its)
-        shown, deadline = b"", time.monotonic() + 60
+        shown, deadline = b"", time.monotonic() + PATIENCE_S
         while shown.count(b"circuit switch") < 2 and time.monotonic() < deadline:
             shown += os.read(ours, 4096)
         process.send_signal(signal.SIGINT)

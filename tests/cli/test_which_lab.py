@@ -19,7 +19,7 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab_api import LabIdentity, api_address
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from tests.support.controller_process import ControllerProcess, OcsCommand, controller_process
-from tests.support.waiting import free_ports, wait_until
+from tests.support.waiting import PATIENCE_S, free_ports, wait_until
 
 pytestmark = pytest.mark.xdist_group("the controller of lab_a")
 
@@ -128,7 +128,7 @@ def controller_of(lab: Path, state: Path, *options: str) -> Iterator[subprocess.
             yield process
         finally:
             process.terminate()
-            process.wait(20)
+            process.wait(PATIENCE_S)
 
 
 def without_address(folder: Path, name: str) -> Path:
@@ -168,7 +168,7 @@ def test_each_lab_has_an_address_of_its_own(tmp_path: Path) -> None:
 def test_the_api_listens_on_this_machine_alone(tmp_path: Path, address: str) -> None:
     lab = without_address(tmp_path, "door3")
     with controller_of(lab, tmp_path / "state", "--api", address) as process:
-        assert process.wait(30) == 2
+        assert process.wait(PATIENCE_S) == 2
         assert process.stderr is not None
         said = process.stderr.read().decode()
         assert "without TLS" in said
@@ -182,7 +182,7 @@ def test_a_controller_beside_one_of_the_same_lab_is_refused(tmp_path: Path) -> N
     with controller_of(lab, tmp_path / "one"):
         wait_until(partial(answers, lab))
         with controller_of(lab, tmp_path / "two") as second:
-            assert second.wait(30) == 1
+            assert second.wait(PATIENCE_S) == 1
             assert second.stderr is not None
             said = second.stderr.read().decode()
             assert "another controller already serves" in said

@@ -25,7 +25,7 @@ from patchlight.testbed.lab import Lab, Server
 from patchlight.testbed.linux.credentials import Credentials, read_credentials
 from patchlight.testbed.linux.http_server import Limits, http_server
 from tests.support.tls_agents import idle_agent, serving
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 SERVER = Server("server1", None, (), ())
 LAB = Lab("lab1", IPv4Network("10.0.0.0/24"), (SERVER,))
@@ -161,7 +161,7 @@ async def test_handshakes_that_do_not_end_keep_nobody_out(agent: str, controller
         assert await answers(agent, controller)
         for reader in held:
             with contextlib.suppress(ConnectionError):
-                assert await asyncio.wait_for(reader.read(), 20) == b""
+                assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
 
 
 @pytest.mark.parametrize(

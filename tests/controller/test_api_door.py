@@ -19,7 +19,7 @@ import pytest
 from patchlight.controller.client import ControllerClient, ControllerError
 from patchlight.testbed.errors import BadInput
 from tests.support.controller_process import ControllerProcess, controller_process
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.xdist_group("a controller behind a door")
 
@@ -40,7 +40,7 @@ def send(door: ControllerProcess, method: str, path: str, **options: Any) -> htt
 
 def connected(door: ControllerProcess, text: bytes = b"") -> socket.socket:
     host, _, port = door.api.rpartition(":")
-    made = socket.create_connection((host, int(port)), timeout=30)
+    made = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
     made.sendall(text)
     return made
 
@@ -176,7 +176,7 @@ def test_who_hangs_up_does_not_become_root(door: ControllerProcess, how: str) ->
     changes = door.client.reconfigurations()
     nobody = pwd.getpwnam("nobody").pw_uid
     words = [sys.executable, "-c", _HIT_AND_RUN, door.api.rpartition(":")[2], how]
-    subprocess.run(words, check=False, timeout=30, user=nobody, cwd="/", env={})
+    subprocess.run(words, check=False, timeout=PATIENCE_S, user=nobody, cwd="/", env={})
     wait_until(lambda: len(door.client.audit(1000)) > before)
     tried = door.client.audit()[-1]
     assert tried["by"] in ("nobody", "(unknown)")
@@ -261,7 +261,7 @@ def test_a_long_body_is_refused_before_it_is_held(door: ControllerProcess) -> No
 def test_a_million_mistakes_are_not_all_looked_at(
     door: ControllerProcess, path: str, body: Callable[[], Any]
 ) -> None:
-    answer = send(door, "POST", f"/v1/{path}", json=body(), timeout=30)
+    answer = send(door, "POST", f"/v1/{path}", json=body(), timeout=PATIENCE_S)
     assert answer.status_code == 422
     assert len(answer.content) < 5000
 

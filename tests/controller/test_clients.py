@@ -26,7 +26,7 @@ from patchlight.testbed.lab import Lab, Server
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.worker_api import WorkerState
 from tests.support.controller_process import ControllerProcess
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 
 def test_a_controller_that_goes_away_after_it_was_asked_leaves_the_outcome_unknown() -> None:
@@ -240,7 +240,7 @@ async def test_a_program_with_an_event_loop_asks_and_listens(controller: Control
         assert made["changes"] == controller.client.reconfiguration(made["id"])["changes"]
         ids = [row["id"] for row in await client.reconfigurations()]
         assert ids == [made["id"]]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             async for event in client.follow_events(0):
                 if event["kind"] == "circuits":
                     assert event["id"] == made["id"]

@@ -13,7 +13,7 @@ import httpx
 from patchlight.controller.api.events import EventFeed
 from patchlight.controller.store import Store
 from tests.support.controller_process import controller_process
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 
 def told(frame: bytes) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def told(frame: bytes) -> dict[str, Any]:
 async def some(pieces: AsyncIterator[bytes], count: int) -> list[dict[str, Any]]:
     """So many events, of pieces that may have several."""
     frames: list[bytes] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while len(frames) < count:
             frames += (await anext(pieces)).split(b"\n\n")[:-1]
     assert len(frames) == count
@@ -70,7 +70,7 @@ async def test_what_is_not_kept_any_more_is_said() -> None:
 
 async def test_a_listener_hears_that_there_is_nothing_new() -> None:
     pieces = EventFeed(filled(1), sign_of_life_s=0.1).follow()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         assert [await anext(pieces) for _ in range(2)] == [b": nothing new\n\n"] * 2
 
 
@@ -109,7 +109,7 @@ def test_a_client_goes_on_after_the_controller_was_started_again(tmp_path: Path)
         assert process.stop() == 0
         process.start()
         made.append(process.client.reconfigure({"o1": ["11-12"]})["id"])
-        assert done.wait(30)
+        assert done.wait(PATIENCE_S)
         assert heard == made
         stream = {"Accept": "text/event-stream", "Last-Event-ID": str(first)}
         url = f"http://{process.api}/v1/events?after=0"

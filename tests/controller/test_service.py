@@ -32,7 +32,7 @@ from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.labfile.reader import read_lab
 from tests.support.controller_process import ControllerProcess, controller_process
 from tests.support.emulated_devices import lab_file, running
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_wrong_requests_change_nothing_and_say_what_was_expected(
 
 def test_a_job_without_agents_fails_and_says_why(controller: ControllerProcess) -> None:
     job = controller.client.submit([JobSpec("j", 1, 400, {"M": 0.1}, workers=2)], "regroup")[0]
-    wait_until(lambda: controller.client.job(job["id"])["state"] == "failed", deadline_s=20)
+    wait_until(lambda: controller.client.job(job["id"])["state"] == "failed")
     assert "has no agent" in controller.client.job(job["id"])["message"]
 
 
@@ -135,7 +135,7 @@ def test_a_job_that_no_float_can_count_is_refused_and_the_controller_goes_on(
 
 def connect_as_switch(port: int, datapath_id: int) -> None:
     """Say hello in OpenFlow 1.3, tell a datapath id, and hang up when that was read."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as switch:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as switch:
         switch.sendall(struct.pack("!BBHI", 4, 0, 8, 1))
         features = struct.pack("!BBHIQIBBxxII", 4, 6, 32, 2, datapath_id, 0, 254, 0, 0, 0)
         switch.sendall(features)
@@ -199,7 +199,7 @@ def test_records_that_nobody_can_read_are_set_aside_and_the_controller_starts(
         origins = {event["origin"].split()[0] for event in events}
         assert origins == {"jobs", "reconfigurations", "committed", "locks"}
         job = controller.client.submit([JobSpec("j", 1, 400, {"M": 0.1}, workers=2)])[0]
-        wait_until(lambda: controller.client.job(job["id"])["state"] == "failed", deadline_s=20)
+        wait_until(lambda: controller.client.job(job["id"])["state"] == "failed")
         controller.stop()
         controller.start()
         assert len([e for e in controller.client.events() if e["kind"] == "record-set-aside"]) == 4
@@ -227,7 +227,7 @@ def test_a_taken_port_names_who_has_it(lasting: ControllerProcess) -> None:
         lasting.command(lasting.state.with_name("other")),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert second.returncode == 1
@@ -304,7 +304,7 @@ def ask(controller: ControllerProcess, user: int | None = None) -> tuple[str, st
     subprocess.run(
         [sys.executable, "-c", _ASK, controller.api],
         check=user is None,  # others may look only
-        timeout=30,
+        timeout=PATIENCE_S,
         user=user,
         cwd="/",
         env={"PYTHONPATH": os.getcwd(), "HOME": "/"},

@@ -19,7 +19,7 @@ from patchlight.emulation.lab.reboot import reboot
 from patchlight.testbed.lab import Lab, Server
 from patchlight.testbed.labfile.writer import write_lab
 from tests.support.cut_line import line_that_breaks
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 # A root file system that is not there yet is made first.
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
@@ -76,7 +76,7 @@ def deploy(lab: Lab, home: Path) -> Deployer:
 def on(server: Server, command: str) -> str:
     """What a command on a server writes, by root."""
     with logged_in(server) as client:
-        stdin, output, _ = client.exec_command("exec 2>&1; sudo sh -e", timeout=60)
+        stdin, output, _ = client.exec_command("exec 2>&1; sudo sh -e", timeout=PATIENCE_S)
         stdin.write(command)
         stdin.channel.shutdown_write()
         text = output.read().decode()
@@ -125,7 +125,7 @@ def test_deployed_changed_and_removed(lab: Lab, deploy: Deployer, tmp_path: Path
     wait_until(lambda: deploy.run("status", *only)[1][one.name]["version"], "it answers again")
     assert did("status")["restarts"] == 1
     a_job_outlives_no_reboot(lab, one)
-    wait_until(lambda: deploy.run("status", *only)[0] == 0, "both are back", 60)
+    wait_until(lambda: deploy.run("status", *only)[0] == 0, "both are back")
     behind: dict[str, Any] = {
         "jump": f"{two.ssh.user}@{two.ssh.address}:22",
         "jump_host_key": two.ssh.host_key,
@@ -152,12 +152,12 @@ def a_job_outlives_no_reboot(lab: Lab, server: Server) -> None:
     agent = f"/var/lib/patchlight/{lab.name}/agent"
     job("submit", "long", "--hosts", f"{server.name}.gpu0", "--iterations", "100000")
     reports = f"cat {agent}/workers/*/reports.jsonl 2>/dev/null || true"
-    wait_until(lambda: on(server, reports), "it trains", 60)
+    wait_until(lambda: on(server, reports), "it trains")
     emulated = EmulatedLab.attach(lab.name)
     reboot(emulated.lab, emulated.plan, server.name, print)
     # Nobody has started them, but the server's boot.
     api = f"ss --listening --tcp --numeric | grep -c {lab.controller_api} || true"
-    wait_until(lambda: on(server, api).strip() == "1", "the controller is back", 60)
+    wait_until(lambda: on(server, api).strip() == "1", "the controller is back")
     assert "its server was started again meanwhile" in job("follow", "long")
     wait_until(lambda: not on(server, f"ls {agent}/leases"), "all is given back")
     assert str(server.nics[0].address) in on(server, "ip -brief address show dev nic0")

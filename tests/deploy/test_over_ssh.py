@@ -18,6 +18,7 @@ from patchlight.deploy.ssh import Connections, Passwords, logged_in
 from patchlight.deploy.sudo import as_root
 from patchlight.testbed.lab import Lab, Server
 from patchlight.testbed.linux.sockets import free_ports
+from tests.support.waiting import PATIENCE_S
 
 # A root file system that is not there yet is made first.
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600), pytest.mark.usefixtures("home")]
@@ -52,7 +53,7 @@ def wrong(found: dict[tuple[str, str], Finding]) -> list[tuple[str, str]]:
 
 def said(client: paramiko.SSHClient, command: str) -> str:
     """What a command that succeeds wrote."""
-    _, output, _ = client.exec_command(f"exec 2>&1; {command}", timeout=60)
+    _, output, _ = client.exec_command(f"exec 2>&1; {command}", timeout=PATIENCE_S)
     text = output.read().decode()
     assert output.channel.recv_exit_status() == 0, text
     return text.strip()
@@ -230,7 +231,7 @@ def agent(tmp_path: Path) -> Iterator[Path]:
     """An SSH agent that holds nothing."""
     path = tmp_path / "agent"
     with subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL) as agent:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while not path.exists():
             assert time.monotonic() < deadline
             time.sleep(0.02)

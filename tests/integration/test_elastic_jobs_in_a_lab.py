@@ -37,7 +37,7 @@ def until_workers(client: ControllerClient, job_id: str, workers: int) -> None:
         assert status["finished_at"] is None, status["message"]
         return status["state"] == "running" and len(status["hosts"]) == workers
 
-    wait_until(does, deadline_s=60.0)
+    wait_until(does)
 
 
 def test_a_job_grows_when_another_ends_and_shrinks_when_one_comes(client: ControllerClient) -> None:

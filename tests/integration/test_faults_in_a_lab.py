@@ -159,10 +159,10 @@ def test_jobs_run_on_without_their_circuit_switch_and_new_ones_wait(
     with victim(client, "lit", hosts=("gpu4", "gpu5"), workers=0) as job_id:
         with killed(LabProcess(lab, "--ocs=ocs1")):
             waits = client.submit([victim_spec("waits", hosts=("gpu2", "gpu3"), workers=0)])[0]
-            wait_until(lambda: "ocs1" in client.job(waits["id"])["message"], deadline_s=60)
+            wait_until(lambda: "ocs1" in client.job(waits["id"])["message"])
             done = client.job(job_id)["iterations_done"]
             wait_until(lambda: client.job(job_id)["iterations_done"] > done + 2)
-        wait_until(lambda: client.job(waits["id"])["state"] == "running", deadline_s=60)
+        wait_until(lambda: client.job(waits["id"])["state"] == "running")
         client.stop(waits["id"])
 
 

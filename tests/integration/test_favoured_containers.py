@@ -31,7 +31,7 @@ def workers(lab: EmulatedLab) -> Iterator[list[int]]:
     """The first processes of the containers of a job that runs."""
     with connected(lab) as client:
         job = client.submit([spread_spec("favoured", SPREAD, 10_000)])[0]["id"]
-        wait_until(lambda: client.job(job)["iterations_done"], deadline_s=60)
+        wait_until(lambda: client.job(job)["iterations_done"])
         containers = docker_engine.ask("GET", "/containers/json").json()
         ids = [c["Id"] for c in containers if c["Labels"].get("patchlight.job") == job]
         assert len(ids) == len(SPREAD)

@@ -106,7 +106,6 @@ def test_regroup_lights_each_job_onto_one_tor(lab: EmulatedLab, client: Controll
         assert len(tors) == 1
 
 
-@pytest.mark.timeout(300)  # a browser beside six workers, on two cores
 @pytest.mark.browser
 async def test_a_regroup_is_seen_in_a_browser(
     lab: EmulatedLab, client: ControllerClient, tmp_path: Path

@@ -30,7 +30,7 @@ def test_a_job_trains_over_paths_that_its_nodes_agree_on() -> None:
                     sent[node["host"]] = (node["destination"], node["channel"])
             return len(sent) == 4
 
-        wait_until(all_have_sent, "light of all four", deadline_s=120)
+        wait_until(all_have_sent, "light of all four")
         assert sent == {
             "server1.gpu0": ("server2.gpu0", "193.150"),
             "server2.gpu0": ("server3.gpu0", "193.200"),

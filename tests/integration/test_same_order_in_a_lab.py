@@ -133,7 +133,7 @@ def in_the_lab(
                 found.append((state, name))
         return found
 
-    wait_until(lambda: len(happened()) >= count, deadline_s=60.0)
+    wait_until(lambda: len(happened()) >= count)
     return happened()
 
 

@@ -16,7 +16,7 @@ import pytest
 from patchlight.testbed.lab import Gpu, Lab, Nic, Server
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux import namespace_processes
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
 NETWORK = "10.77.0"
@@ -39,7 +39,7 @@ class Agent:
         self.client = httpx.Client(
             transport=httpx.HTTPTransport(verify=False, uds=str(self.socket)),
             base_url="http://agent/v1",
-            timeout=30,
+            timeout=PATIENCE_S,
         )
 
     def start(self) -> Agent:
@@ -62,7 +62,7 @@ class Agent:
     def until_it_answers(self) -> Agent:
         """Wait until it answers, and the GPUs do that started beside it."""
         self.bench.until_gpus_are_there()
-        wait_until(self._answers, f"the agent of {self.server} ({self.log.read_text()})", 30)
+        wait_until(self._answers, f"the agent of {self.server} ({self.log.read_text()})")
         return self
 
     def _answers(self) -> bool:
@@ -77,7 +77,7 @@ class Agent:
         """As an operator or an upgrade does."""
         assert self.process is not None
         self.process.terminate()
-        assert self.process.wait(20) == 0, self.log.read_text()
+        assert self.process.wait(PATIENCE_S) == 0, self.log.read_text()
 
     def kill(self) -> None:
         assert self.process is not None
@@ -93,14 +93,14 @@ class Agent:
         links = ip("-n", self.bench.namespace(self.server), "-o", "link")
         return "nic0" in links
 
-    def until_state(self, name: str, *states: str, deadline_s: float = 30) -> dict[str, Any]:
+    def until_state(self, name: str, *states: str) -> dict[str, Any]:
         def reached() -> dict[str, Any]:
             status = self.worker(name)
             if status["state"] in ("failed", "stopped") and status["state"] not in states:
                 pytest.fail(f"{self.server}: {status}")
             return status if status["state"] in states else {}
 
-        return wait_until(reached, f"{name} to be {states}", deadline_s)
+        return wait_until(reached, f"{name} to be {states}")
 
 
 class Bench:
@@ -223,11 +223,11 @@ class Bench:
                 agent.process.terminate()
         for agent in self.agents:
             if agent.process is not None:
-                agent.process.wait(20)
+                agent.process.wait(PATIENCE_S)
             agent.client.close()
         if self.gpus is not None:
             self.gpus.terminate()
-            self.gpus.wait(10)
+            self.gpus.wait(PATIENCE_S)
         left = [path.name for path in Path("/run/netns").glob(f"pl.{self.name}.*")]
         for name in left:
             namespace_processes.end_all(name)

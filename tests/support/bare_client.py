@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.support.waiting import PATIENCE_S
+
 _CTAG = re.compile(rb"[^:]*:[^:]*:[^:]*:(\w+)")
 
 
@@ -63,7 +65,7 @@ ANSWERED: dict[str, Callable[[bytes, bytes], bool]] = {
 
 _TURNING = re.compile(rb"ACT-CRS|ENT-CRS-BULK")
 _LOOKING = re.compile(rb"RTRV-")
-_ANSWER_S = 30.0
+_ANSWER_S = PATIENCE_S
 
 
 class BareClient:

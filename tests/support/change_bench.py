@@ -27,6 +27,7 @@ from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.wiring import Links
 from tests.support.emulated_devices import ROOT, Running, running
+from tests.support.waiting import PATIENCE_S
 
 LAB = read_lab(builtin_lab("ofc2022"))
 START = LAB.initial_maps["ocs1"]
@@ -138,7 +139,7 @@ async def kill_a_change(device: Running, journal: Path, point: str) -> None:
     killed = await asyncio.create_subprocess_exec(
         *command, cwd=ROOT, stderr=asyncio.subprocess.PIPE
     )
-    _, errors = await asyncio.wait_for(killed.communicate(), 60)
+    _, errors = await asyncio.wait_for(killed.communicate(), PATIENCE_S)
     assert killed.returncode == -signal.SIGKILL, errors.decode()
 
 

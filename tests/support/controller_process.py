@@ -13,7 +13,7 @@ from patchlight.cli.main import cli
 from patchlight.controller.client import ControllerClient, ControllerError
 from patchlight.testbed.errors import PatchlightError
 from tests.support.forked import ForkedProgram
-from tests.support.waiting import free_ports, wait_until
+from tests.support.waiting import PATIENCE_S, free_ports, wait_until
 
 DRY_LAB = """
 name: dry
@@ -74,7 +74,7 @@ class ControllerProcess:
         self.process = ForkedProgram(_PROGRAM, self.words(self.state), self.log)
         try:
             # On a busy machine its imports alone may take half a minute.
-            wait_until(self._answers, "the controller to answer", deadline_s=90.0)
+            wait_until(self._answers, "the controller to answer")
         except BaseException:
             self.stop(signal.SIGKILL)  # or it would outlive the test that waited in vain
             raise
@@ -92,7 +92,7 @@ class ControllerProcess:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         if self.process.poll() is None:
             self.process.send_signal(number)
-        return self.process.wait(20)
+        return self.process.wait(PATIENCE_S)
 
 
 @contextlib.contextmanager

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 from playwright.async_api import Page, async_playwright, expect
 
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
-_PATIENCE_MS = 30_000
+_PATIENCE_MS = 1000 * PATIENCE_S
 
 
 @contextlib.asynccontextmanager
@@ -26,11 +26,11 @@ async def dashboard_of(folder: Path, address: str) -> AsyncIterator[str]:
     with said.open("w") as log:
         process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
     try:
-        await eventually(lambda: _url(process, said), "the dashboard", deadline_s=90.0)
+        await eventually(lambda: _url(process, said), "the dashboard")
         yield _url(process, said)
     finally:
         process.terminate()
-        ended = await asyncio.wait_for(process.wait(), 20)
+        ended = await asyncio.wait_for(process.wait(), PATIENCE_S)
     assert ended == 0, said.read_text()
     assert "Traceback" not in said.read_text(), said.read_text()
 

@@ -11,7 +11,7 @@ from typing import Any
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.labfile.reader import read_lab
 from tests.support.forked import ForkedProgram
-from tests.support.waiting import ask
+from tests.support.waiting import PATIENCE_S, ask
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,7 +56,7 @@ class Running:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(5)
+        self.process.wait(PATIENCE_S)
 
 
 @contextmanager
@@ -70,14 +70,14 @@ def running(
     words = ["--lab", str(lab), "--ocs", "ocs1", *where, *options]
     process = ForkedProgram("patchlight.emulation.optical.__main__:main", words, log, **environment)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while not ready.exists():
             if process.poll() is not None:
                 raise AssertionError(f"the device ended: {log.read_text()}")
-            assert time.monotonic() < deadline, "the device was not ready within 60 s"
+            assert time.monotonic() < deadline, f"the device was not ready within {PATIENCE_S} s"
             time.sleep(0.01)
         switch = replace(read_lab(lab).circuit_switch("ocs1"), address=ready.read_text().strip())
         yield Running(switch, control, process)
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(PATIENCE_S)

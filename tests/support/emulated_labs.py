@@ -14,6 +14,7 @@ from patchlight.testbed import generate
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.processes import command_line, environment, process_ids
+from tests.support.waiting import PATIENCE_S
 
 _LINKS = Path("/sys/class/net")
 SWITCHES_ONLY: LabKeywords = {"controller": False, "agents": False}
@@ -100,7 +101,7 @@ def left_of(name: str) -> list[str]:
 
     It removes the links of a namespace some time after that; on a busy machine that takes seconds.
     """
-    deadline = time.monotonic() + 30.0
+    deadline = time.monotonic() + PATIENCE_S
     while remains := _remains_of(name):
         links_alone = all(each.startswith(str(_LINKS)) for each in remains)
         if not links_alone or time.monotonic() > deadline:
@@ -142,7 +143,7 @@ def _tcp_bps(sender: EmulatedHost, receiver: EmulatedHost) -> float:
     with receiver.popen([sys.executable, "-c", RECEIVE], stdout=subprocess.PIPE) as listening:
         assert listening.stdout is not None
         assert listening.stdout.readline() == "listening\n"
-        sent = sender.run([sys.executable, "-c", SEND, receiver.address, "1.5"], timeout=30)
+        sent = sender.run([sys.executable, "-c", SEND, receiver.address, "1.5"], timeout=PATIENCE_S)
         assert sent.exit_status == 0, sent.output
         received_bytes, ended = map(float, listening.stdout.read().split())
     return received_bytes * 8 / (ended - float(sent.output))

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.support.waiting import PATIENCE_S
+
 
 class FarEndProcess:
     """A far end, spoken to by hand."""
@@ -53,7 +55,7 @@ class FarEndProcess:
         """End the connection, as when the line breaks, and wait until the far end has seen it."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=PATIENCE_S)
 
 
 @contextmanager

@@ -23,10 +23,10 @@ from patchlight.testbed.policies import PolicyChoice
 from tests.support.job_audit import wrong_with
 from tests.support.lab_faults import ocs_fault, random_faults, small_disks
 from tests.support.lab_processes import until_agent_answers, until_controller_answers
+from tests.support.waiting import PATIENCE_S
 
 _COMPUTE = {"Tesla M40": 0.05, "Titan V": 0.05}
 _ROUND_S = 3.0
-_PATIENCE_S = 120.0
 
 POLICY = '''
 from patchlight.controller.policies.placement import Consolidated
@@ -111,7 +111,7 @@ class _Round:
         return self._until_all_ended()
 
     def _then(self, at_s: float, deed: Callable[[], None]) -> None:
-        if at_s > _PATIENCE_S:
+        if at_s > PATIENCE_S:
             raise PatchlightError(f"after {at_s:.0f} s the controller still refuses")
         heapq.heappush(self._deeds, (at_s, next(self._order), deed))
 
@@ -207,7 +207,7 @@ class _Round:
             # What no change has used up is not to befall the repair.
             ocs_fault(self._lab, refuse_next="", cut="")
             client.repair(["ocs1"], why="what was lost")
-            deadline = time.monotonic() + _PATIENCE_S
+            deadline = time.monotonic() + PATIENCE_S
             while True:
                 jobs = [job for name in self._kinds for job in client.jobs(name=name)]
                 left = [job for job in jobs if not JobState(job["state"]).is_final]
@@ -218,7 +218,7 @@ class _Round:
                         client.stop(job["id"])
                 if time.monotonic() > deadline:
                     words = [f"{j['id']} is {j['state']}: {j['message']}" for j in left]
-                    raise PatchlightError(f"after {_PATIENCE_S:g} s: {'; '.join(words)}")
+                    raise PatchlightError(f"after {PATIENCE_S} s: {'; '.join(words)}")
                 time.sleep(0.2)
         for job in jobs:
             self._say_now(f"{job['id']} ({self._kinds[job['spec']['name']]}) {job['state']}: "
@@ -229,7 +229,7 @@ class _Round:
 
     def wrong(self) -> list[str]:
         """What is still wrong when everything had time to come to rest."""
-        deadline = time.monotonic() + 20.0
+        deadline = time.monotonic() + PATIENCE_S
         while (wrong := wrong_with(self._lab.lab, self._lab.run_dir)) and (
             time.monotonic() < deadline
         ):

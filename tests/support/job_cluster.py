@@ -44,6 +44,7 @@ from patchlight.testbed.worker_api import (
     WorkerState,
     WorkerStatus,
 )
+from tests.support.waiting import PATIENCE_S
 
 
 class FakeFleet(Fleet):
@@ -273,8 +274,8 @@ class Cluster:
         """Queue one gang; its jobs' ids."""
         return [status.id for status in self.scheduler.submit(specs, topology)]
 
-    async def until(self, condition: Callable[[], object], deadline_s: float = 10.0) -> None:
-        deadline = time.monotonic() + deadline_s
+    async def until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
         while not condition():
             assert time.monotonic() < deadline, self.scheduler.jobs()
             await asyncio.sleep(0.01)

@@ -43,7 +43,7 @@ def spread_spec(name: str, hosts: tuple[str, ...], iterations: int) -> JobSpec:
 
 def ended(client: ControllerClient, job_id: str) -> Job:
     """The job once it has come to its end."""
-    wait_until(lambda: client.job(job_id)["finished_at"], deadline_s=60.0)
+    wait_until(lambda: client.job(job_id)["finished_at"])
     return client.job(job_id)
 
 

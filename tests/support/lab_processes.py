@@ -105,10 +105,10 @@ def until_controller_answers(lab: EmulatedLab) -> None:
             return all(switch["connected"] for switch in client.status()["switches"])
         return False
 
-    wait_until(is_there, "the controller", deadline_s=60.0)
+    wait_until(is_there, "the controller")
 
 
 def until_agent_answers(lab: EmulatedLab, server: str) -> None:
     """Wait until the agent of a server listens."""
     socket = lab.run_dir / "agents" / f"{server}.sock"
-    wait_until(lambda: unix_socket_answers(socket), f"the agent of {server}", deadline_s=60.0)
+    wait_until(lambda: unix_socket_answers(socket), f"the agent of {server}")

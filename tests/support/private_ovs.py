@@ -13,6 +13,7 @@ from patchlight.emulation.fabric.openvswitch import OpenVSwitch, new_bridge, set
 from patchlight.emulation.fabric.processes import Service
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.namespaces import entered
+from tests.support.waiting import PATIENCE_S
 
 
 class PrivateOvs:
@@ -60,7 +61,7 @@ class PrivateOvs:
             daemon.terminate()
         for daemon in self._daemons:
             try:
-                daemon.wait(10)
+                daemon.wait(PATIENCE_S)
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
@@ -113,11 +114,11 @@ class PrivateOvs:
         return name
 
 
-def until(true: Callable[[], object], what: str, within_s: float = 15.0) -> None:
-    deadline = time.monotonic() + within_s
+def until(true: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
     while not true():
         if time.monotonic() > deadline:
-            raise PatchlightError(f"waited {within_s:g} s in vain until {what}")
+            raise PatchlightError(f"waited {PATIENCE_S} s in vain until {what}")
         time.sleep(0.02)
 
 

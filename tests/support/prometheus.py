@@ -11,14 +11,14 @@ import httpx
 import yaml
 
 from patchlight.deploy.monitoring import CONFIG_FILE, RULES, write_monitoring
-from tests.support.waiting import free_ports
+from tests.support.waiting import PATIENCE_S, free_ports
 
 
 class PrometheusServer:
     """A Prometheus, asked over its own API."""
 
     def __init__(self, address: str) -> None:
-        self._client = httpx.Client(base_url=f"http://{address}/api/v1", timeout=30)
+        self._client = httpx.Client(base_url=f"http://{address}/api/v1", timeout=PATIENCE_S)
 
     def _ask(self, path: str, **parameters: str) -> Any:
         answer = self._client.get(path, params=parameters)
@@ -76,4 +76,4 @@ def prometheus_server(folder: Path, config: dict[str, Any]) -> Iterator[Promethe
             yield PrometheusServer(address)
         finally:
             process.terminate()
-            process.wait(20)
+            process.wait(PATIENCE_S)

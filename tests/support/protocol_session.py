@@ -9,6 +9,7 @@ from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.server import ProtocolServer, server_class
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import PortMap
+from tests.support.waiting import PATIENCE_S
 
 Say = Callable[[str], Awaitable[str]]
 
@@ -62,7 +63,7 @@ async def client(port: int, *, scpi: bool = False, log_in: bool = True) -> Async
 
     async def say(command: str) -> str:
         writer.write(f"{command}\n{_LAST}\n".encode() if scpi else command.encode())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             if scpi:
                 text = (await reader.readuntil(_LAST_ANSWER)).decode()
                 return text.removesuffix(_LAST_ANSWER.decode()).strip()

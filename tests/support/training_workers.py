@@ -10,7 +10,7 @@ from typing import Any
 
 from patchlight.agents import training
 from tests.support.torch_forks import TorchFork, TorchForks
-from tests.support.waiting import ask
+from tests.support.waiting import PATIENCE_S, ask
 
 TRAINING = Path(training.__file__).parent
 # What an agent would tell it: the interface, and one thread for each worker.
@@ -66,8 +66,8 @@ class Worker:
         except FileNotFoundError:
             return {"state": "starting", "iterations_done": 0}
 
-    def until(self, state: str, deadline_s: float = 20) -> None:
-        end = time.monotonic() + deadline_s
+    def until(self, state: str) -> None:
+        end = time.monotonic() + PATIENCE_S
         while self.state["state"] != state:
             assert time.monotonic() < end, (self.state, self.output)
             time.sleep(0.01)

@@ -12,22 +12,22 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def wait_until(
-    condition: Callable[[], T], what: str = "it to come about", deadline_s: float = 30.0
-) -> T:
+PATIENCE_S = 120
+"""How long a test waits for what has to come, also on a busy machine."""
+
+
+def wait_until(condition: Callable[[], T], what: str = "it to come about") -> T:
     """Poll until the condition holds; its value."""
-    deadline = time.monotonic() + deadline_s
+    deadline = time.monotonic() + PATIENCE_S
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {deadline_s} s for {what}; last: {value!r}"
+        assert time.monotonic() < deadline, f"waited {PATIENCE_S} s for {what}; last: {value!r}"
         time.sleep(0.02)
     return value
 
 
-async def eventually(
-    condition: Callable[[], object], what: str = "it to come about", deadline_s: float = 20.0
-) -> None:
+async def eventually(condition: Callable[[], object], what: str = "it to come about") -> None:
     """The same while the loop goes on."""
-    deadline = time.monotonic() + deadline_s
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, f"in vain waited for {what}"
         await asyncio.sleep(0.02)
@@ -43,7 +43,7 @@ def free_ports(count: int) -> list[int]:
 def ask(path: Path, request: dict[str, Any]) -> dict[str, Any]:
     """What a Unix socket answers to one JSON line."""
     with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(5)
+        client.settimeout(PATIENCE_S)
         client.connect(str(path))
         client.sendall(json.dumps(request).encode() + b"\n")
         return dict(json.loads(client.makefile().readline()))

@@ -21,6 +21,7 @@ from patchlight.testbed.lab import Endpoint, Lab
 from patchlight.testbed.labfile.reader import parse_lab
 from patchlight.testbed.spectrum import Channel, ChannelConnect, SpectrumMap
 from patchlight.testbed.wiring import Links
+from tests.support.waiting import PATIENCE_S
 
 # server1 and server2 at wss1, server3 and server4 at wss2, one fibre between the two; what leaves
 # at port 4 of either comes to server5, through one coupler.
@@ -181,7 +182,7 @@ async def kill_a_change(folder: Path, point: str) -> None:
         *(sys.executable, "-m", __name__, str(folder), *point.split()),
         stderr=asyncio.subprocess.PIPE,
     )
-    _, errors = await asyncio.wait_for(killed.communicate(), 60)
+    _, errors = await asyncio.wait_for(killed.communicate(), PATIENCE_S)
     assert killed.returncode == -signal.SIGKILL, errors.decode()
 
 

@@ -19,7 +19,7 @@ from patchlight.testbed.labfile.reader import load_lab
 from patchlight.testbed.path_api import PathBounds
 from patchlight.testbed.paths.agreement import Lit
 from tests.support.counted_light import light_in_a_thread
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 ODDL4 = load_lab("oddl4")
 ENDS = [Endpoint(f"server{n}", "nic0") for n in (1, 2)]
@@ -115,7 +115,7 @@ async def test_a_worker_has_light_for_as_long_as_it_needs_it(
     def work() -> None:
         with AgentPaths(str(tmp_path), task).path():
             has_path.set()
-            is_done.wait(60)
+            is_done.wait(PATIENCE_S)
 
     working = asyncio.create_task(asyncio.to_thread(work))
     await eventually(has_path.is_set)

@@ -145,12 +145,12 @@ def test_light_never_meets_while_nodes_are_killed(tmp_path: Path) -> None:
     try:
         for number in (0, 2):
             for other in range(3):
-                wait_until(partial(has_sent, other), "paths", deadline_s=60)
+                wait_until(partial(has_sent, other), "paths")
             running[number].kill()
             running[number].wait()
             running[number] = start(number)
         for number in range(3):
-            wait_until(partial(has_sent, number), "paths", deadline_s=60)
+            wait_until(partial(has_sent, number), "paths")
     finally:
         for process in running:
             process.kill()

@@ -21,7 +21,7 @@ from patchlight.agents.training.control import Gate, Passed
 from patchlight.agents.training.ring import Neighbours, RingError, join_ring
 from patchlight.agents.training.task import Member, TrainingError, TrainingTask
 from patchlight.agents.training.trainer import WrongSum, check_sum, gradient, true_sum
-from tests.support.waiting import free_ports, wait_until
+from tests.support.waiting import PATIENCE_S, free_ports, wait_until
 
 
 class Walker:
@@ -41,7 +41,7 @@ class Walker:
             self.done = iteration + 1
 
     def until(self, *states: str) -> None:
-        end = time.monotonic() + 5
+        end = time.monotonic() + PATIENCE_S
         while self.states != list(states):
             assert time.monotonic() < end, self.states
             time.sleep(0.005)
@@ -53,7 +53,7 @@ def walker() -> Iterator[Walker]:
     yield made
     made.gate.start()
     made.gate.release()
-    made.thread.join(5)
+    made.thread.join(PATIENCE_S)
     assert not made.thread.is_alive()
     assert made.done == 10
 
@@ -114,7 +114,7 @@ def test_peers_may_come_late_and_strangers_do_not_matter() -> None:
     threads = [join(parts[0], results)]
     # A stranger, and a worker of another job, knock before the right ones come.
     for hello in (b"GET / HTTP/1.1\r\n\r\n", json.dumps({"job": "other"}).encode() + b"\n"):
-        end = time.monotonic() + 5
+        end = time.monotonic() + PATIENCE_S
         while True:
             try:
                 stranger = socket.create_connection(("127.0.0.1", parts[0].ring[0].port), 1)
@@ -128,7 +128,7 @@ def test_peers_may_come_late_and_strangers_do_not_matter() -> None:
             stranger.recv(100)
     threads += [join(part, results) for part in parts[1:]]
     for thread in threads:
-        thread.join(15)
+        thread.join(PATIENCE_S)
     assert all(isinstance(results[rank], Neighbours) for rank in range(3)), results
     for rank in range(3):
         got, following = results[rank], results[(rank + 1) % 3]
@@ -154,7 +154,7 @@ def test_a_peer_of_another_job_is_refused_with_what_it_said() -> None:
     results: dict[int, Neighbours | RingError] = {}
     threads = [join(parts[0], results), join(replace(parts[1], job="other"), results)]
     for thread in threads:
-        thread.join(15)
+        thread.join(PATIENCE_S)
     assert isinstance(results[0], RingError)
     assert "other" in str(results[0])
 
@@ -208,9 +208,7 @@ def ring_of(ranks: int, buffer_bytes: int | None = None) -> Iterator[list[Neighb
             listener.close()
 
 
-def together(
-    ranks: int, work: Callable[[int], object], deadline_s: float = 30
-) -> dict[int, object]:
+def together(ranks: int, work: Callable[[int], object]) -> dict[int, object]:
     """Run ``work(rank)`` for every rank at once; its results, or the exceptions."""
     results: dict[int, object] = {}
 
@@ -224,7 +222,7 @@ def together(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(deadline_s)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive(), f"a rank hangs; the others: {results}"
     return results
 
@@ -274,7 +272,7 @@ def test_a_worker_reads_before_its_window_is_full() -> None:
             lambda: not waiting_bytes(first.from_previous, termios.FIONREAD), "it to be read"
         )
         sender.shutdown(socket.SHUT_WR)
-        worker.join(30)
+        worker.join(PATIENCE_S)
         assert not worker.is_alive()
 
 
@@ -287,7 +285,7 @@ def test_arrays_far_larger_than_the_buffers_do_not_deadlock() -> None:
             ring_all_reduce(array, rank, ranks, ring[rank], 0)
             check_sum(array, true_sum(1, ranks, 0, elements), 0)
 
-        assert set(together(ranks, work, 60).values()) == {None}
+        assert set(together(ranks, work).values()) == {None}
 
 
 def test_a_rank_that_dies_is_named_by_its_neighbours() -> None:

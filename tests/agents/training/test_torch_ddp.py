@@ -19,7 +19,7 @@ from patchlight.agents.training.samples import Samples  # noqa: E402
 from patchlight.agents.training.task import Member, TrainingError, TrainingTask  # noqa: E402
 from tests.support.torch_forks import TorchForks  # noqa: E402
 from tests.support.training_workers import ENVIRONMENT, PROGRAM, TRAINING, Worker, start  # noqa: E402
-from tests.support.waiting import free_ports, wait_until  # noqa: E402
+from tests.support.waiting import PATIENCE_S, free_ports, wait_until  # noqa: E402
 
 GRADIENT_BYTES = 547_840  # of the tiny transformer
 
@@ -67,13 +67,12 @@ def hold(job: list[Worker]) -> int:
     for worker in job:
         assert worker.tell(op="hold", iteration=at)["ok"]
     for worker in job:
-        worker.until("held", deadline_s=60)
+        worker.until("held")
         assert worker.state["iterations_done"] == at
     return at
 
 
 @pytest.mark.xdist_group("forks of PyTorch")
-@pytest.mark.timeout(300)
 def test_a_model_learns_is_held_and_goes_on_from_its_checkpoint(
     make_job: MakeJob, tmp_path: Path
 ) -> None:
@@ -81,7 +80,7 @@ def test_a_model_learns_is_held_and_goes_on_from_its_checkpoint(
     kept.mkdir()
     first = make_job(2, "first", checkpoint=str(kept), checkpoint_every=5)
     for worker in first:
-        worker.until("ready", deadline_s=60)
+        worker.until("ready")
     start(first)
     wait_until(lambda: (kept / "j.pt").exists(), "a checkpoint of every fifth iteration")
     at = hold(first)
@@ -92,7 +91,7 @@ def test_a_model_learns_is_held_and_goes_on_from_its_checkpoint(
     for worker in first:
         assert worker.tell(op="stop-at", iteration=at)["ok"]
     for worker in first:
-        assert worker.process.wait(60) == 0, worker.output
+        assert worker.process.wait(PATIENCE_S) == 0, worker.output
         assert (worker.state["state"], worker.state["iterations_done"]) == ("stopped", at)
         reports = worker.reports
         assert [report["index"] for report in reports] == list(range(at))
@@ -110,7 +109,7 @@ def test_a_model_learns_is_held_and_goes_on_from_its_checkpoint(
     folders = [{"checkpoint": str(tmp_path / "none")}, {"checkpoint": str(kept)}]
     again = make_job(2, "again", *folders)
     for worker in again:
-        worker.until("ready", deadline_s=60)
+        worker.until("ready")
         assert worker.state["iterations_done"] == at
         refused = worker.tell(op="hold", iteration=at - 1)
         assert (refused["ok"], refused["iteration"]) == (False, at)
@@ -118,7 +117,7 @@ def test_a_model_learns_is_held_and_goes_on_from_its_checkpoint(
     wait_until(lambda: again[0].state["iterations_done"] >= at + 4)
     assert fmean(report["loss"] for report in again[0].reports[:4]) < earliest
     again[1].process.send_signal(signal.SIGKILL)
-    assert again[0].process.wait(60) == 1
+    assert again[0].process.wait(PATIENCE_S) == 1
     assert again[0].state["message"].startswith("lost rank 1 in the exchange of iteration "), again[
         0
     ].output
@@ -152,19 +151,18 @@ sys.exit(code)
 
 
 @pytest.mark.xdist_group("forks of PyTorch")
-@pytest.mark.timeout(300)
 def test_a_communicator_is_renewed_once_one_was_held_and_replicas_that_differ_fail(
     make_job: MakeJob,
 ) -> None:
     job = make_job(2, "w", program=("-c", RENEWING))
     for worker in job:
-        worker.until("ready", deadline_s=60)
+        worker.until("ready")
     assert job[0].tell(op="hold", iteration=3)["ok"]
     start(job)
-    job[0].until("held", deadline_s=60)
+    job[0].until("held")
     assert job[0].tell(op="release")["ok"]
     for worker in job:
-        assert worker.process.wait(60) == 1, worker.output
+        assert worker.process.wait(PATIENCE_S) == 1, worker.output
         assert worker.state["message"].startswith("after iteration 5 the ranks' parameters differ")
         assert [(r["check"], r["loss"]) for r in worker.reports] == [("ok", None)] * 5
         # The first, and one after the hold, which only one of the two knew of.

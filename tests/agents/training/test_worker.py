@@ -15,7 +15,7 @@ import pytest
 from patchlight.agents.worker_folder import read_state
 from tests.support.programs import python
 from tests.support.training_workers import TRAINING, Worker, start
-from tests.support.waiting import free_ports, wait_until
+from tests.support.waiting import PATIENCE_S, free_ports, wait_until
 
 MakeJob = Callable[..., list[Worker]]
 
@@ -58,7 +58,7 @@ def test_a_job_trains_to_its_end(make_job: MakeJob, ranks: int) -> None:
     for worker in job:
         assert worker.tell(op="start")["ok"]
     for worker in job:
-        assert worker.process.wait(20) == 0, worker.output
+        assert worker.process.wait(PATIENCE_S) == 0, worker.output
         assert worker.state == {"state": "done", "iterations_done": 4, "message": "", "starts": 1}
         assert [report["index"] for report in worker.reports] == [0, 1, 2, 3]
         for report in worker.reports:
@@ -85,7 +85,7 @@ def test_a_wrong_sum_fails_the_worker_loudly(make_job: MakeJob) -> None:
     job = make_job(2, seeds=(1, 2))
     start(job)
     for worker in job:
-        assert worker.process.wait(20) == 1
+        assert worker.process.wait(PATIENCE_S) == 1
         assert worker.state["state"] == "failed"
         assert worker.reports == []
     assert "values are wrong" in job[0].output + job[1].output
@@ -97,7 +97,7 @@ def test_a_killed_worker_takes_its_neighbours_down_with_its_name(make_job: MakeJ
     wait_until(lambda: job[1].state["iterations_done"] >= 2)
     job[1].process.send_signal(signal.SIGKILL)
     for rank in (0, 2):
-        assert job[rank].process.wait(20) == 1
+        assert job[rank].process.wait(PATIENCE_S) == 1
         assert job[rank].state["state"] == "failed"
     assert "lost rank 1" in job[0].output + job[2].output
 
@@ -119,7 +119,7 @@ def test_held_workers_have_nothing_under_way(make_job: MakeJob) -> None:
     for worker in job:
         assert worker.tell(op="release") == {"ok": True, "iteration": 6}
     for worker in job:
-        assert worker.process.wait(20) == 0, worker.output
+        assert worker.process.wait(PATIENCE_S) == 0, worker.output
         assert len(worker.reports) == 12
 
 
@@ -127,7 +127,7 @@ def test_stop_ends_a_worker_in_any_state(make_job: MakeJob) -> None:
     (worker,) = make_job(1, iterations=1000)
     worker.until("ready")
     worker.tell(op="stop")
-    assert worker.process.wait(10) == 0
+    assert worker.process.wait(PATIENCE_S) == 0
     assert worker.state["state"] == "stopped"
 
 
@@ -145,7 +145,7 @@ def test_a_job_ends_at_an_iteration_and_goes_on_there_with_other_workers(make_jo
     for worker in first:
         assert worker.tell(op="stop-at", iteration=at)["ok"]
     for worker in first:
-        assert worker.process.wait(20) == 0, worker.output
+        assert worker.process.wait(PATIENCE_S) == 0, worker.output
         assert (worker.state["state"], worker.state["iterations_done"]) == ("stopped", at)
         assert [report["index"] for report in worker.reports] == list(range(at))
     again = make_job(2, iterations=at + 4, first_iteration=at, name="again")
@@ -156,7 +156,7 @@ def test_a_job_ends_at_an_iteration_and_goes_on_there_with_other_workers(make_jo
         assert (refused["ok"], refused["iteration"]) == (False, at)
     start(again)
     for worker in again:
-        assert worker.process.wait(20) == 0, worker.output
+        assert worker.process.wait(PATIENCE_S) == 0, worker.output
         assert (worker.state["state"], worker.state["iterations_done"]) == ("done", at + 4)
         assert [report["index"] for report in worker.reports] == list(range(at, at + 4))
 
@@ -167,20 +167,20 @@ def test_a_stop_that_has_not_come_is_forgotten_at_a_release(make_job: MakeJob) -
     assert worker.tell(op="stop-at", iteration=4)["ok"]
     assert worker.tell(op="release")["ok"]
     start([worker])
-    assert worker.process.wait(20) == 0
+    assert worker.process.wait(PATIENCE_S) == 0
     assert worker.state["state"] == "done"
 
 
 def test_a_missing_gpu_is_named(make_job: MakeJob, tmp_path: Path) -> None:
     (worker,) = make_job(1, gpu_socket=str(tmp_path / "no.sock"))
-    assert worker.process.wait(20) == 1
+    assert worker.process.wait(PATIENCE_S) == 1
     assert "no.sock" in worker.state["message"]
 
 
 def test_the_processor_stands_in_where_there_is_no_gpu(make_job: MakeJob) -> None:
     (worker,) = make_job(1, device="auto", iterations=2)
     start([worker])
-    assert worker.process.wait(60) == 0, worker.output
+    assert worker.process.wait(PATIENCE_S) == 0, worker.output
     device = worker.reports[0]["device"]
     assert device == "cpu: numpy" or device.startswith("cuda: ")
     assert worker.reports[0]["compute_s"] >= 0.02

@@ -197,7 +197,7 @@ def test_a_controller_starts_without_a_switch_and_takes_it_in_when_it_is_there(
         assert client.links()
         assert client.drift()["ocs1"]["unreachable"]
         with running(folder, lab_file(folder, ports=16), "--no-fabric", listen=address):
-            wait_until(lambda: client.status()["circuit_switches"][1]["reachable"], deadline_s=40)
+            wait_until(lambda: client.status()["circuit_switches"][1]["reachable"])
             assert client.reconfigure({"ocs1": ["7-8"]})["state"] == "committed"
             events = [e["kind"] for e in client.events() if e.get("ocs") == "ocs1"]
             assert events == ["unreachable", "reachable"]

@@ -34,6 +34,7 @@ from tests.support.ocs_drivers import (
     emulated,
     opened,
 )
+from tests.support.waiting import PATIENCE_S
 
 THERE, BACK = circuits("17>18", "18>17")
 over_tl1 = drivers("calient-tl1")
@@ -63,7 +64,7 @@ async def rest(device: Running) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def until_held(driver: CircuitDriver, *pairs: CrossConnect) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while not set(pairs) <= set(await driver.read_map()):
         assert time.monotonic() < deadline
 
@@ -84,7 +85,7 @@ async def test_silence_is_an_unknown_outcome_and_acknowledgements_extend_it(
     device.fault(stall_s=0.6)
     with pytest.raises(OutcomeUnknown, match=r"nothing came back within 0\.4 s"):
         await client.command(CALIENT.enter, enter, changes=True)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while "1.1.3>1.2.1" not in "".join((await client.command(CALIENT.retrieve_all)).lines):
         assert time.monotonic() < deadline
     device.fault(stall_s=0.6, acknowledge=True)
@@ -224,7 +225,7 @@ async def test_a_unit_that_parks_what_is_added(bulk: bool) -> None:
 @drivers("calient-rest", "polatis-restconf")
 async def test_power_goes_through_a_circuit(driver: CircuitDriver) -> None:
     asked = [DirectedPort("in", 1), DirectedPort("out", 7), DirectedPort("out", 8)]
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while (powers := await driver.power(asked))[asked[1]] is None:
         assert time.monotonic() < deadline
     arriving, leaving = powers[asked[0]], powers[asked[1]]

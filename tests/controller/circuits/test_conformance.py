@@ -18,7 +18,6 @@ from tests.support.emulated_devices import Running, lab_file, running
 from tests.support.ocs_drivers import PASSWORD
 
 # The first test of a driver waits for all checks of it.
-pytestmark = pytest.mark.timeout(300)
 
 
 @dataclass(frozen=True)

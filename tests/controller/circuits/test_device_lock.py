@@ -15,6 +15,7 @@ from patchlight.controller.circuits.device_lock import CONTROLLER, DIRECT, Devic
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import CircuitSwitch
 from tests.support.emulated_devices import ROOT
+from tests.support.waiting import PATIENCE_S
 
 SWITCH = CircuitSwitch("ocs1", "calient-tl1", "192.0.2.7:3082", 16)
 NOBODY = 65534
@@ -81,7 +82,7 @@ def held_by_nobody(machine: Path) -> Iterator[str]:
     try:
         yield process.stdout.readline().strip()
     finally:
-        process.communicate(timeout=20)
+        process.communicate(timeout=PATIENCE_S)
 
 
 def test_a_device_is_held_once(lock_file: Path) -> None:

@@ -24,6 +24,7 @@ from tests.support.ocs_drivers import (
     drivers,
     opened,
 )
+from tests.support.waiting import PATIENCE_S
 
 DEACTIVATE = http.CALIENT.activate.replace("activate", "deactivate")
 LISTS = ("polatis-scpi", "polatis-tl1", "glimmerglass-tl1")
@@ -163,7 +164,7 @@ async def test_silence_is_an_unknown_outcome(device: Running) -> None:
             await driver.connect(circuits("3>9"))
         assert time.monotonic() - began < (4 if device.switch.driver in SSH else 2)
         # The device does it later all the same; no answer to it is mistaken for another's.
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + PATIENCE_S
         while circuit("3>9") not in await driver.read_map():
             assert time.monotonic() < deadline
         assert (await driver.disconnect(circuits("3>9"))).complete
@@ -241,7 +242,7 @@ async def test_a_flood_of_alarms_is_heard_and_bounded(
     assert any("FLOOD" in a.words or "Alarm" in a.words for a in alarms)
     assert device.fault(report=f"*C EQPT: 7: {'long ' * 1000}")["ok"]
     assert device.fault(report="*C EQPT: 7: PWR below limit")["ok"]
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while "PWR below limit" not in (await driver.alarms())[-1].words:
         assert time.monotonic() < deadline
         await driver.read_map()

@@ -33,6 +33,7 @@ from tests.support.ocs_drivers import (
     listening,
     opened,
 )
+from tests.support.waiting import PATIENCE_S
 
 HTTP = ("calient-rest", "polatis-restconf", "sonic-ocs")
 TL1 = ("calient-tl1", "polatis-tl1", "glimmerglass-tl1")
@@ -241,7 +242,7 @@ async def test_nothing_is_left_behind(device: Running) -> None:
     before = await session()
     for _ in range(5):
         await session()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while held() > before:
         assert time.monotonic() < deadline, f"{held()} descriptors, {before} before"
         await asyncio.sleep(0.02)

@@ -27,7 +27,7 @@ from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import PortMap
 from tests.support.emulated_devices import Running, lab_file, running
 from tests.support.ocs_drivers import FIRST_MAP, circuit, circuits, restore
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.xdist_group("an OCS that dials in")
 
@@ -135,7 +135,7 @@ async def test_a_second_switch_with_the_same_datapath_id_takes_nothing_over(
     """Whoever comes while the switch answers is told nothing, and reported."""
     lab = lab_file(tmp_path, driver="openflow", initial=("2-8",), extra=", datapath_id: 0x51")
     with running(tmp_path, lab, "--no-fabric", listen=device.switch.address):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while not any("left alone" in alarm.words for alarm in await driver.alarms()):
             assert time.monotonic() < deadline
             assert await driver.read_map() == FIRST_MAP
@@ -162,7 +162,7 @@ async def test_a_switch_whose_first_connection_is_dead_comes_back(tmp_path: Path
             again.mkdir()
             lab = lab_file(again, driver="openflow", initial=("1-7",), extra=", datapath_id: 0x51")
             with running(again, lab, "--no-fabric", listen=device.switch.address):
-                deadline = time.monotonic() + 30
+                deadline = time.monotonic() + PATIENCE_S
                 while True:
                     try:
                         assert await driver.read_map() == FIRST_MAP
@@ -251,7 +251,7 @@ async def test_closing_does_not_wait_for_a_switch_that_does_not_come() -> None:
     patient = replace(SOON, connect_timeout_s=60.0)
     connection = OpenFlowConnection(switch, patient, lambda event: None)
     opening = asyncio.create_task(connection.open())
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     while connection.speaker is None:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)

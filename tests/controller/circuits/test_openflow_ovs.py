@@ -17,6 +17,7 @@ from patchlight.testbed.linux.namespaces import entered
 from patchlight.testbed.portmap import CrossConnect, PortMap
 from tests.support.ocs_drivers import circuits
 from tests.support.private_ovs import PrivateOvs, in_namespace
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
 
@@ -41,7 +42,7 @@ def pings(host: str, address: str) -> bool:
 
 def soon_pings(host: str, address: str) -> bool:
     """The first packets may wait for the switch's datapath and for ARP."""
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + PATIENCE_S
     while not (found := pings(host, address)) and time.monotonic() < deadline:
         pass
     return found

@@ -12,6 +12,7 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.portmap import CrossConnect, PortMap
 from tests.support.emulated_devices import Running
 from tests.support.ocs_drivers import FIRST_MAP, PASSWORD, circuits, drivers
+from tests.support.waiting import PATIENCE_S
 
 NAMES = (
     ";1.1.1>1.1.2;",
@@ -92,7 +93,7 @@ async def test_a_circuit_that_a_stranger_named_goes_alone(
         await stranger.command(new, values, changes=True)
         await stranger.command("ACT-CRS::1.1.3,1.2.1:{ctag};", changes=True)
         held = PortMap.of([*FIRST_MAP, (3, 9)])
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + PATIENCE_S
         while await driver.read_map() != held:
             assert time.monotonic() < deadline
         assert (await driver.disconnect([CrossConnect(3, 9)])).complete

@@ -35,7 +35,6 @@ from tests.support.job_cluster import LAB, Cluster, at_work
 
 BEGIN_S = 1e6
 JOBS, TRACES = 10, 3
-DEADLINE_S = 60.0  # Many traces are played at once.
 DISCIPLINES: dict[str, tuple[str, dict[str, Any]]] = {
     "fifo": ("fifo", {}),
     "backfill": ("fifo", {"backfill": True}),
@@ -159,7 +158,7 @@ class Beside:
         assert self._running() == expected
 
     async def _until(self, condition: Callable[[], object]) -> None:
-        await self._cluster.until(condition, DEADLINE_S)
+        await self._cluster.until(condition)
 
     def _workers(self, job_id: str) -> list[str]:
         return [worker.spec.id for worker in self._cluster.table.running[job_id].workers]

@@ -19,6 +19,7 @@ from patchlight.controller.openflow.speaker_process import (
 from patchlight.testbed.linux import deploy_file
 from patchlight.testbed.linux.processes import process_start
 from tests.support.private_ovs import until
+from tests.support.waiting import PATIENCE_S
 
 FREE = "127.0.0.1:0"
 CONSTRAINT = deploy_file("ryu-constraint.txt")
@@ -129,7 +130,11 @@ def test_a_missing_engine_says_how_to_install_it(
         f"sys.exit(main({arguments!r}))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=30
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 1
     assert done.stderr.startswith("error: ")

@@ -37,6 +37,7 @@ from patchlight.controller.policies.placement import FirstFit
 from patchlight.controller.policies.topology import Keep
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.portmap import PortMap
+from tests.support.waiting import PATIENCE_S
 
 SHAPE = ClusterShape(tuple(GpuSite(f"s0.g{n}", 0, 0, "M40") for n in range(4)), ("s0",), ("r0",))
 VIEW = ClusterView(0.0, SHAPE, occupied=0b0001)
@@ -167,7 +168,7 @@ def test_a_policy_that_hangs_is_left_alone_until_it_comes_back() -> None:
         "it still has not answered an earlier question",
     ]
     come_back.set()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while guard.degree(VIEW, JOB, (0, 2, 4)) != 2:
         assert time.monotonic() < deadline
         time.sleep(0.01)

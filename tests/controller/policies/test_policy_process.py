@@ -14,6 +14,7 @@ from patchlight.controller.policies.contract import ClusterShape, ClusterView, G
 from patchlight.controller.policies.guard import Fault
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.policies import PolicyChoice
+from tests.support.waiting import PATIENCE_S
 
 SHAPE = ClusterShape(tuple(GpuSite(f"s0.g{n}", 0, 0, "M40") for n in range(4)), ("s0",), ("r0",))
 VIEW = ClusterView(0.0, SHAPE, occupied=0b0001)
@@ -116,7 +117,7 @@ def test_one_that_holds_the_interpreter_is_ended_at_the_deadline(mine: Path, job
 
 def wait_for_answer(asked: Asked) -> None:
     """A process that was ended is there again, once Python has started on a busy machine."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while asked.place("plain") != [3, 2]:
         assert time.monotonic() < deadline, asked.faults
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from patchlight.testbed.labfile.reader import builtin_lab
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
 PATCHLIGHT = [sys.executable, "-m", "patchlight"]
@@ -95,7 +96,7 @@ def test_an_interrupted_experiment_leaves_nothing(tmp_path: Path, how: signal.Si
     assert time.monotonic() < deadline
     assert started.exists()
     os.kill(process.pid, how)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, output
     assert nothing_of(lab)
     assert not (tmp_path / "out").exists()

@@ -14,7 +14,7 @@ from patchlight.cli.experiment.pac_ml_tables import print_tables
 from patchlight.emulation.experiments.pac_ml.report import write_report
 from patchlight.emulation.experiments.pac_ml.run import ExperimentOptions, run_experiment
 from patchlight.emulation.simulator.executors import Engine
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 # The second of its episodes never ends.
 STICKS = """
@@ -59,9 +59,9 @@ def interrupted(folder: Path, *arguments: str) -> tuple[int, str, str]:
     )
     with process:
         try:
-            wait_until((folder / "stuck").exists, "an episode that sticks", 60)
+            wait_until((folder / "stuck").exists, "an episode that sticks")
             process.send_signal(signal.SIGINT)
-            said, complained = process.communicate(timeout=60)
+            said, complained = process.communicate(timeout=PATIENCE_S)
         except BaseException:
             process.kill()
             raise

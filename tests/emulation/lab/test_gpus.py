@@ -22,7 +22,7 @@ from patchlight.agents.training.compute import EmulatedGpu as GpuClient
 from patchlight.agents.training.task import TrainingError
 from patchlight.emulation.lab.gpus import BusyMeter, gpu_uuid, serve
 from patchlight.testbed.lab import Gpu, Lab, Server
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 SERVER = Server("server1", None, (Gpu("gpu0", "Tesla M40"), Gpu("gpu1", "Titan V", "GPU-77")), ())
 LAB = Lab("lab", IPv4Network("10.0.0.0/24"), (SERVER,))
@@ -149,7 +149,7 @@ def test_the_process_serves_a_lab_file_until_it_is_told_to_stop(tmp_path: Path) 
         assert asyncio.run(backend.read("gpu1")).model == "Titan V"
     finally:
         process.terminate()
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE_S) == 0
     assert list(folder.iterdir()) == []
 
 

@@ -21,6 +21,7 @@ from patchlight.emulation.lab.status import lab_status
 from patchlight.testbed.linux.processes import process_start
 from tests.support.emulated_labs import PAUSING, SWITCHES_ONLY, left_of, pings, tree
 from tests.support.private_ovs import until
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
 
@@ -157,7 +158,7 @@ def test_down_ends_frozen_workers_whose_agents_are_dead(
         agent = httpx.Client(
             transport=httpx.HTTPTransport(uds=f"{lab.run_dir}/agents/server2.sock"),
             base_url="http://agent/v1",
-            timeout=30,
+            timeout=PATIENCE_S,
         )
         spec = {
             **{"id": "w", "job": "j", "rank": 0, "nic": "nic0"},

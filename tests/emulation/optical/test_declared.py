@@ -23,6 +23,7 @@ from patchlight.testbed.portmap import PortMap
 from tests.support.emulated_devices import lab_file, running
 from tests.support.ocs_drivers import circuit
 from tests.support.protocol_session import client, serving
+from tests.support.waiting import PATIENCE_S
 
 REFUSES_VIEWERS = {"telescent-ssh": "permission denied"}
 WITH_USERS = [row.name for row in OCS_DRIVERS.values() if row.device and row.has_users]
@@ -67,7 +68,7 @@ async def test_faults_come_in_their_time(tmp_path: Path) -> None:
             with pytest.raises(OutcomeUnknown):
                 await driver.connect([circuit("5>11")])
             assert (await driver.connect([circuit("5>11")])).complete
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + PATIENCE_S
             while circuit("1>7") in await driver.read_map():
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.05)

@@ -13,6 +13,7 @@ from patchlight.emulation.optical.protocols import openflow_wire as wire
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import CrossConnect, PortMap
 from tests.support.protocol_session import serving
+from tests.support.waiting import PATIENCE_S
 
 SWITCH = CircuitSwitch(
     "ocs1", "openflow", "", 8, 0.02, initial=PortMap.of([(1, 7)]), datapath_id=0x51
@@ -29,7 +30,7 @@ class Controller:
         self._xid = 0
 
     async def receive(self) -> wire.Message:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             head = await self._reader.readexactly(8)
             _, kind, length, xid = wire.HEADER.unpack(head)
             return wire.Message(kind, xid, head + await self._reader.readexactly(length - 8))

@@ -14,6 +14,7 @@ from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.testbed.lab import CircuitSwitch
 from patchlight.testbed.portmap import PortMap
 from tests.support.protocol_session import serving
+from tests.support.waiting import PATIENCE_S
 
 HELLO = (
     '<hello xmlns="urn:ietf:params:xml:ns:netconf:base:1.0"><capabilities>'
@@ -55,7 +56,7 @@ def logged_in(driver: str) -> Iterator[tuple[paramiko.Transport, EmulatedOcs]]:
             asyncio.run_coroutine_threadsafe(_end(served), loop).result(10)
     finally:
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(PATIENCE_S)
         loop.close()
 
 

@@ -9,6 +9,7 @@ import pytest
 from patchlight.emulation.optical.protocols.server import server_class
 from patchlight.testbed.portmap import PortMap
 from tests.support.protocol_session import conversation, expect_denials
+from tests.support.waiting import PATIENCE_S
 
 
 async def test_login() -> None:
@@ -285,7 +286,7 @@ async def test_whatever_clients_send_the_device_goes_on(driver: str) -> None:
             login = b"" if scpi else b"ACT-USER::admin:1::pw;"
             writer.write(login + b"".join(pieces))
             writer.close() if rng.random() < 0.5 else writer.transport.abort()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             for _ in range(300):
                 await served.acquire()
                 assert ("Polatis" if scpi else "COMPLD") in await say(READ[driver])

@@ -15,6 +15,7 @@ from patchlight.emulation.lab.reboot import reboot
 from patchlight.emulation.servers.groups import GROUPS, OURS
 from patchlight.testbed.errors import BadInput
 from tests.support.emulated_labs import left_of
+from tests.support.waiting import PATIENCE_S
 
 NAME = f"rd{os.getpid()}"
 IMAGE = "small:1"
@@ -55,7 +56,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedLab]:
 def on_server(lab: EmulatedLab, command: str, file: Path | None = None) -> str:
     """What a command of root's writes that succeeds, with a file as its input."""
     with logged_in(lab.lab.servers[0]) as client:
-        stdin, output, error = client.exec_command(f"sudo {command}", timeout=120)
+        stdin, output, error = client.exec_command(f"sudo {command}", timeout=PATIENCE_S)
         if file is not None:
             stdin.write(file.read_bytes())
         stdin.channel.shutdown_write()

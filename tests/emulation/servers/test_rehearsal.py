@@ -25,7 +25,7 @@ from patchlight.testbed.labfile.reader import read_lab
 from patchlight.testbed.linux.processes import command_line, process_ids
 from patchlight.testbed.linux.sockets import ssh_answers
 from tests.support.emulated_labs import PAUSING, TWO_TORS, left_of, pings
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 # A root file system that is not there yet is made first.
 pytestmark = [pytest.mark.root, pytest.mark.ovs, pytest.mark.timeout(600)]
@@ -54,14 +54,14 @@ def logged_in(lab: str, server: str) -> Iterator[paramiko.SSHClient]:
             key_filename=ssh.identity,
             allow_agent=False,
             look_for_keys=False,
-            timeout=30,
+            timeout=PATIENCE_S,
         )
         yield client
 
 
 def shell(client: paramiko.SSHClient, command: str) -> tuple[int, str]:
     """A command's exit status, and what it wrote."""
-    _, output, _ = client.exec_command(f"exec 2>&1; {command}", timeout=60)
+    _, output, _ = client.exec_command(f"exec 2>&1; {command}", timeout=PATIENCE_S)
     text = output.read().decode()
     return output.channel.recv_exit_status(), text.strip()
 

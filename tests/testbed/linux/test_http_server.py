@@ -12,6 +12,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from patchlight.testbed.linux.http_server import Limits, http_server
+from tests.support.waiting import PATIENCE_S
 
 PEER_S = 0.5
 
@@ -50,5 +51,5 @@ async def test_who_sends_half_a_request_is_left_in_the_end(port: int) -> None:
     for waiting, its_writer in held:
         # Without another word: whether as an end or as a reset is the kernel's.
         with contextlib.suppress(ConnectionError):
-            assert await asyncio.wait_for(waiting.read(), 20) == b""
+            assert await asyncio.wait_for(waiting.read(), PATIENCE_S) == b""
         its_writer.close()

@@ -24,6 +24,7 @@ from patchlight.emulation.simulator.executors import Engine
 from patchlight.emulation.simulator.traces import read_trace
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.labfile.reader import builtin_lab
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("one_core", "undrawn")
 
@@ -433,7 +434,7 @@ def test_ctrl_c_ends_the_processes_at_once(tmp_path: Path) -> None:
     ) as run:
         assert run.stdout is not None
         workers = [int(run.stdout.readline()) for _ in range(2)]
-        _, said = run.communicate("x", timeout=50)
+        _, said = run.communicate("x", timeout=PATIENCE_S)
     assert run.returncode != 0
     assert "Interrupted" in said
     assert time.monotonic() - began < 40

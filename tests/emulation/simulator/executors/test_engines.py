@@ -14,6 +14,7 @@ import pytest
 
 from patchlight.emulation.simulator.executors import Engine, EngineFailure, run_all
 from patchlight.testbed.errors import BadInput
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.xdist_group("a Ray of its own")
 needs_ray = pytest.mark.skipif(
@@ -77,7 +78,6 @@ def refuses(task: int) -> int:
     return task
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
 def test_results_are_those_of_the_serial_run_in_the_tasks_order(engine: Engine) -> None:
     told: list[int] = []
@@ -86,7 +86,6 @@ def test_results_are_those_of_the_serial_run_in_the_tasks_order(engine: Engine) 
     assert run_all([], draw, engine) == []
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("engine", SEVERAL, ids=lambda engine: engine.name)
 def test_a_process_that_dies_loses_no_result(engine: Engine, tmp_path: Path) -> None:
     told: list[int] = []
@@ -96,7 +95,6 @@ def test_a_process_that_dies_loses_no_result(engine: Engine, tmp_path: Path) -> 
     assert len(told) == 8
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("engine", SEVERAL, ids=lambda engine: engine.name)
 def test_processes_that_always_die_are_an_error(engine: Engine, tmp_path: Path) -> None:
     with pytest.raises(EngineFailure, match="processes died 3 times"):
@@ -132,7 +130,11 @@ def test_a_ray_that_is_not_there_is_told_at_once() -> None:
         "run_all([1, 2], abs, Engine('ray', address='127.0.0.1:1'))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
     )
     assert "connecting to Ray at 127.0.0.1:1: " in done.stderr
     assert "Connection refused" in done.stderr
