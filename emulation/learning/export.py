@@ -21,7 +21,7 @@ from patchlight.controller.policies.learned import Card, load_learned
 from patchlight.controller.policies.model_files import OUTPUT
 from patchlight.controller.policies.observation import SCHEMA, Layout
 from patchlight.emulation.learning.config import Config
-from patchlight.emulation.learning.network import OptionScorer
+from patchlight.emulation.learning.network import MeanScorer, OptionScorer
 
 OPSET = 17
 _SMALL = 1024
@@ -32,7 +32,7 @@ N = TypeVar("N", bound=nn.Module)
 class _Plain(nn.Module):
     """The scorer with an argument for each array, as ONNX wants it."""
 
-    def __init__(self, scorer: OptionScorer) -> None:
+    def __init__(self, scorer: OptionScorer | MeanScorer) -> None:
         super().__init__()
         self.scorer = scorer
 
@@ -42,7 +42,7 @@ class _Plain(nn.Module):
 
 
 def export(
-    scorer: OptionScorer,
+    scorer: OptionScorer | MeanScorer,
     layout: Layout,
     config: Config,
     training: Mapping[str, Any],
@@ -72,7 +72,7 @@ def write_files(folder: Path, name: str, content: bytes, card: str) -> Path:
     return path
 
 
-def onnx_bytes(scorer: OptionScorer, layout: Layout) -> bytes:
+def onnx_bytes(scorer: OptionScorer | MeanScorer, layout: Layout) -> bytes:
     """The scorer as an ONNX model for one observation at a time.
 
     Weights are kept with 16 bits each: half the size, and less than what learning leaves open.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from patchlight.emulation.learning.config import Config
-from patchlight.emulation.learning.network import OptionScorer
+from patchlight.emulation.learning.network import MeanScorer, OptionScorer
 from patchlight.emulation.learning.pac_ml_agent import PacMlNetwork, PacMlPlayer
 from patchlight.emulation.learning.vector_episodes import VectorEpisodes, layout_of, stacked_graphs
 from patchlight.emulation.simulator.ramp.scenario import Scenario
@@ -134,10 +134,11 @@ def player_of(network: nn.Module, workloads: Workloads) -> Player:
 def play(network: nn.Module, scenario: Scenario, first_seed: int, seeds: int) -> list[float]:
     """The faithful blocking rate of each of these seeds' episodes, decided by the best scores."""
     episodes = VectorEpisodes([scenario], seeds, first_seed)
-    player = player_of(network, scenario.workloads)
+    members = network.members if isinstance(network, MeanScorer) else [network]
+    players = [player_of(member, scenario.workloads) for member in members]
     found: dict[int, float] = {}
     while len(found) < seeds:
-        actions = player.scores(episodes).argmax(axis=1)
+        actions = np.sum([player.scores(episodes) for player in players], axis=0).argmax(axis=1)
         for each in episodes.step(actions)[1]:
             found.setdefault(each.seed, each.blocking_rate)
     return [found[seed] for seed in range(first_seed, first_seed + seeds)]

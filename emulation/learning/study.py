@@ -2,7 +2,8 @@
 
 What one training run came to says little: chance decides, too. So a study trains each
 configuration with several seeds, tests each on episodes that none was trained or chosen on, and
-says the mean over the seeds with its interval, and the worst.
+says the mean over the seeds with its interval, and the worst. Networks of one configuration also
+decide together, by the mean of their scores: the model that a study leaves of it.
 """
 
 import json
@@ -16,7 +17,13 @@ from torch import nn
 from patchlight.emulation.experiments.pac_ml.episodes import Faults, make_policy
 from patchlight.emulation.learning.config import Config
 from patchlight.emulation.learning.export import export
-from patchlight.emulation.learning.network import CHECKPOINT, OptionScorer
+from patchlight.emulation.learning.network import (
+    CHECKPOINT,
+    MeanScorer,
+    OptionScorer,
+    load_run,
+    scorer_of,
+)
 from patchlight.emulation.learning.players import play
 from patchlight.emulation.learning.training import Run, scenarios_of
 from patchlight.emulation.simulator.ramp.episode_result import mean_and_interval, paired_difference
@@ -93,6 +100,11 @@ class Study:
                 config.environment.names, scenarios_of(config, self._workloads), strict=True
             )
         }
+        together = {
+            config.name: self._together(config)
+            for config in self.configs
+            if len(self.seeds) > 1 and config.network.observation == "patchlight"
+        }
         self._say("the plain rules")
         rules = {name: self._rules(scenario) for name, scenario in scenarios.items()}
         result = {
@@ -104,7 +116,9 @@ class Study:
             "rows": [
                 row
                 for config in self.configs
-                for row in rows_of([t for t in trials if t.config == config.name], rules)
+                for row in rows_of(
+                    [t for t in trials if t.config == config.name], rules, together.get(config.name)
+                )
             ],
             "rules": rules,
         }
@@ -123,19 +137,29 @@ class Study:
         if (folder / CHECKPOINT).exists():
             run.resume()
         report = run.learn()
-        rates = self._tested(run, report.scorer)
+        rates = self._tested(config, report.scorer)
         if isinstance(report.scorer, OptionScorer):
             export(report.scorer, run.layout, config, report.training, folder)
         steps = int(report.training["steps"])
         kept.write_text(json.dumps({"episodes": wanted, "steps": steps, "rates": rates}) + "\n")
         return Trial(config.name, config.seed, steps, rates)
 
-    def _tested(self, run: Run, network: nn.Module) -> dict[str, list[float]]:
-        found: dict[str, list[float]] = {}
-        for name, scenario in zip(run.config.environment.names, run.scenarios, strict=True):
-            if name not in found:
-                found[name] = play(network, scenario, self.episodes.start, len(self.episodes))
-        return found
+    def _together(self, config: Config) -> dict[str, list[float]]:
+        """What the networks of all seeds block by their mean scores, which become a model."""
+        runs = [load_run(self.folder / config.name / f"seed-{seed}") for seed in self.seeds]
+        found = [scorer_of(*run) for run in runs]
+        mean, layout = MeanScorer([scorer for scorer, _ in found]), found[0][1]
+        steps, wall_s = (sum(kept[key] for _, kept in runs) for key in ("steps", "wall_s"))
+        training = {"config": config.as_data(), "steps": steps, "wall_s": wall_s}
+        training["training_seeds"] = list(self.seeds)
+        export(mean, layout, config, training, self.folder / config.name)
+        return self._tested(config, mean)
+
+    def _tested(self, config: Config, network: nn.Module) -> dict[str, list[float]]:
+        scenarios = scenarios_of(config, self._workloads)
+        found = dict(zip(config.environment.names, scenarios, strict=True))
+        first, count = self.episodes.start, len(self.episodes)
+        return {name: play(network, scenario, first, count) for name, scenario in found.items()}
 
     def _rules(self, scenario: Scenario) -> dict[str, list[float]]:
         """What plain rules block in the same episodes."""
@@ -155,12 +179,15 @@ def seeded(config: Config, seed: int) -> Config:
 
 
 def rows_of(
-    trials: Sequence[Trial], rules: Mapping[str, Mapping[str, Sequence[float]]]
+    trials: Sequence[Trial],
+    rules: Mapping[str, Mapping[str, Sequence[float]]],
+    together: Mapping[str, Sequence[float]] | None = None,
 ) -> list[dict[str, Any]]:
     """What the trials of a configuration come to, scenario by scenario.
 
     ``less_best`` is what the worst of the training seeds blocks less the best plain rule, paired
-    by episode; ``less_maximum`` by which share the mean is less than maximum parallelisation's.
+    by episode; ``less_maximum`` by which share the mean is less than maximum parallelisation's;
+    ``together`` what the networks of all seeds block by their mean scores.
     """
     rows = []
     for name in trials[0].rates:
@@ -189,6 +216,17 @@ def rows_of(
                 "less_best": less.mean,
                 "less_best_ci95": less.half_width,
                 "less_maximum": 1 - over_seeds.mean / beside["maximum"],
+                "together": None,
             }
         )
+        if together is not None:
+            rates = together[name]
+            less = paired_difference(rates, rules[name][best])
+            rows[-1]["together"] = {
+                "mean": (mean := mean_and_interval(rates)).mean,
+                "ci95_over_episodes": mean.half_width,
+                "less_best": less.mean,
+                "less_best_ci95": less.half_width,
+                "less_maximum": 1 - mean.mean / beside["maximum"],
+            }
     return rows

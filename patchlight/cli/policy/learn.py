@@ -182,8 +182,9 @@ def study(
 
     For each configuration and scenario the table has the mean blocking rate over the training
     seeds with its interval, the worst of them, and what that blocks less the best constant degree
-    or plain rule in the same episodes. Run again with the same folder it goes on where it was;
-    study.json and all models are there in the end.
+    or plain rule in the same episodes; and what the networks of all seeds block when the mean of
+    their scores decides, which is the model in the configuration's folder. Run again with the same
+    folder it goes on where it was; study.json and all models are there in the end.
     """
     needed()
     import dataclasses
@@ -218,13 +219,14 @@ def _study_table(result: dict[str, Any]) -> Table:
     first, last = result["episodes"]
     seeds = len(result["training_seeds"])
     title = f"Blocking rate (%), {seeds} training seeds, episodes {first} to {last}"
-    columns = ("mean", "worst", "less best rule")
+    columns = ("mean", "worst", "less best rule", "together")
     numbers = [Column(name, whole=True, right=True) for name in columns]
     more = (Column("steps", wide=True, right=True), Column("less maximum", wide=True, right=True))
     table = Table("config", "scenario", *numbers, "rule", *more, title=title)
     for row in result["rows"]:
         spread = row["ci95_over_training_seeds"]
         less, around = 100 * row["less_best"], 100 * row["less_best_ci95"]
+        both = row["together"]
         shown = f"{less:+.2f} ±{around:.2f}".replace("-", "−")
         marked = Coloured(f"{shown}*", "good" if less < 0 else "bad")
         table.add_row(
@@ -233,6 +235,7 @@ def _study_table(result: dict[str, Any]) -> Table:
             f"{100 * row['mean']:.2f}" + ("" if spread is None else f" ±{100 * spread:.2f}"),
             f"{100 * row['worst']:.2f} ±{100 * row['worst_ci95_over_episodes']:.2f}",
             marked if abs(less) > around else f"{shown} ",
+            f"{100 * both['mean']:.2f} ±{100 * both['ci95_over_episodes']:.2f}" if both else "",
             f"{row['best_rule']} {100 * row['best_rule_rate']:.2f}",
             f"{row['steps']:,}",
             f"{100 * row['less_maximum']:.1f} %",

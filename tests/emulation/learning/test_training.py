@@ -348,6 +348,10 @@ def test_a_study_trains_and_compares_what_sees_graphs_in_two_ways(tmp_path: Path
         assert row["best_rule_rate"] == min(
             sum(rates) / len(rates) for rates in result["rules"]["D"].values()
         )
+    both = load_learned(tmp_path / "tiny" / "tiny.onnx")
+    assert both.card.training["training_seeds"] == [0, 1]
+    assert 0 < rows[0]["together"]["mean"] < 1
+    assert rows[1]["together"] is None
     said.clear()
     assert study() == result
     assert said == ["the plain rules"]  # What is there is not trained again.
