@@ -17,7 +17,7 @@ class Taken(NamedTuple):
     """So many GPUs of one group."""
 
     group: int
-    count: int
+    size: int
 
 
 class FreeGroups:

@@ -126,7 +126,7 @@ class FragmentationAware:
         def grows(each: Taken) -> tuple[float, int]:
             size = servers.free[each.group].bit_count()
             # Of equals the fullest server, as in the paper's simulator.
-            return fragment[size - each.count] - fragment[size], size
+            return fragment[size - each.size] - fragment[size], size
 
         if fitting:
             taken.append(min(fitting, key=grows))
