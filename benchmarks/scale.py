@@ -90,7 +90,7 @@ def run() -> list[dict[str, Any]]:
         {"1,024": ("8x8x16", "2000"), "65,536": ("32x32x64", "2000")},
         64,
     )
-    for placement in ("first-fit", "consolidated"):
+    for placement in ("first-fit", "consolidated", "best-fit", "rack-aware", "fragmentation-aware"):
         found += _pair(
             _QUEUE,
             f"queue simulator, {{}} servers of one GPU, {placement}, 4,000 jobs",

@@ -264,6 +264,11 @@ class Lab:
         return {end: plugs[end] for end in ends if end in plugs}
 
     @cached_property
+    def switch_names(self) -> tuple[str, ...]:
+        """The names of the packet switches, sorted."""
+        return tuple(sorted(switch.name for switch in self.packet_switches))
+
+    @cached_property
     def host_names(self) -> dict[str, Host]:
         """Every name a host answers to.
 

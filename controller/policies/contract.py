@@ -13,7 +13,7 @@ a bit for each, as sets of thousands of GPUs are compared and joined in one step
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -93,6 +93,21 @@ class ClusterShape:
         for number, gpu in enumerate(self.gpus):
             found[gpu.model] = found.get(gpu.model, 0) | 1 << number
         return Frozen(found)
+
+    def relit(self, racks: Mapping[int, int]) -> "ClusterShape":
+        """The same with these GPUs in other racks, −1 for none."""
+        gpus, sets = list(self.gpus), list(self.rack_gpus)
+        for gpu, rack in racks.items():
+            if (before := gpus[gpu].rack) >= 0:
+                sets[before] &= ~(1 << gpu)
+            if rack >= 0:
+                sets[rack] |= 1 << gpu
+            gpus[gpu] = gpus[gpu]._replace(rack=rack)
+        found = replace(self, gpus=tuple(gpus))
+        # The cached properties begin with what is known.
+        same = {"everything", "server_gpus", "model_gpus"} & self.__dict__.keys()
+        found.__dict__.update({name: self.__dict__[name] for name in same}, rack_gpus=tuple(sets))
+        return found
 
     @staticmethod
     def _sets(count: int, places: Sequence[int]) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from patchlight.controller.policies.contract import ClusterView, JobView
+from patchlight.controller.policies.free_groups import FreeByPlace, Taken
 from patchlight.controller.policies.ring_order import ring_order
 from patchlight.controller.policies.sets import lowest, members, pack
 from patchlight.testbed.lab import Lab
@@ -28,11 +29,15 @@ class FirstFit:
 class BestFit:
     """The server that holds the job with the least room left over, else as few as possible."""
 
+    def __init__(self) -> None:
+        self._servers = FreeByPlace("server")
+
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
         free = cluster.free_for(job)
         if free.bit_count() < workers:
             return None
-        return pack([free & server for server in cluster.shape.server_gpus], workers)
+        servers = self._servers.look(cluster.shape, job, free)
+        return servers.lowest(servers.packed(workers))
 
 
 class Consolidated:
@@ -42,50 +47,47 @@ class Consolidated:
     are near each other.
     """
 
+    def __init__(self) -> None:
+        self._racks = FreeByPlace("rack")
+
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
         free = cluster.free_for(job)
         if free.bit_count() < workers:
             return None
-        racks = [free & rack for rack in cluster.shape.rack_gpus]
-        found = pack(racks, workers)
-        return _as_ring(cluster, found + _dark(free, racks, workers - len(found)))
+        racks = self._racks.look(cluster.shape, job, free)
+        return _as_ring(cluster, free, racks.lowest(racks.packed(workers)), workers)
 
 
 class RackAware:
     """As few packet switches as possible, and under each as few servers as possible."""
 
+    def __init__(self) -> None:
+        self._racks = FreeByPlace("rack")
+
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
         free = cluster.free_for(job)
         if free.bit_count() < workers:
             return None
-        racks = [free & rack for rack in cluster.shape.rack_gpus]
-        found: list[int] = []
-        for rack in _turns(racks, workers):
-            servers = [rack & server for server in cluster.shape.server_gpus]
-            found += pack(servers, min(rack.bit_count(), workers - len(found)))
-        return _as_ring(cluster, found + _dark(free, racks, workers - len(found)))
+        racks = self._racks.look(cluster.shape, job, free)
+        sites, found = cluster.shape.gpus, list[int]()
+        for rack, count in racks.packed(workers):
+            gpus, servers = racks.gpus[rack], dict[int, int]()
+            for place in members(racks.free[rack]):
+                server = sites[gpus[place]].server
+                servers[server] = servers.get(server, 0) | 1 << place
+            parts = [servers[server] for server in sorted(servers)]
+            found += [gpus[place] for place in pack(parts, count)]
+        return _as_ring(cluster, free, found, workers)
 
 
-def _turns(parts: Sequence[int], count: int) -> list[int]:
-    """Which of these sets ``pack`` takes ``count`` GPUs from, in its order."""
-    taken: list[int] = []
-    for gpu in pack(parts, count):
-        if not (taken and taken[-1] >> gpu & 1):
-            taken.append(next(part for part in parts if part >> gpu & 1))
-    return taken
-
-
-def _as_ring(cluster: ClusterView, gpus: list[int]) -> list[int]:
+def _as_ring(cluster: ClusterView, free: int, found: list[int], workers: int) -> list[int]:
+    """What racks give, and dark GPUs where that is too little."""
+    if len(found) < workers:
+        for rack in cluster.shape.rack_gpus:
+            free &= ~rack
+        found = found + lowest(free, workers - len(found))
     # They come rack by rack: more there is to do only where racks are not all equally far apart.
-    return gpus if cluster.lab is None else ring_order(cluster, gpus)
-
-
-def _dark(free: int, racks: Sequence[int], count: int) -> list[int]:
-    if not count:
-        return []
-    for rack in racks:
-        free &= ~rack
-    return lowest(free, count)
+    return found if cluster.lab is None else ring_order(cluster, found)
 
 
 class RandomPlacement:
@@ -109,28 +111,26 @@ class FragmentationAware:
     wants a whole server, as that is what it takes first.
     """
 
+    def __init__(self) -> None:
+        self._servers = FreeByPlace("server")
+
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
         free = cluster.free_for(job)
         if free.bit_count() < workers:
             return None
-        shape = cluster.shape
-        counted = [(part.bit_count(), part) for s in shape.server_gpus if (part := free & s)]
-        most = max((server.bit_count() for server in shape.server_gpus), default=1)
-        fragment = _fragments([each.workers for each in cluster.recent] or [workers], most)
-        # The fullest first, for what no server holds; the order of servers among equals.
-        counted.sort(key=lambda each: -each[0])
-        found: list[int] = []
-        while counted and counted[0][0] < workers - len(found):
-            found += members(counted.pop(0)[1])
-        left = workers - len(found)
-        if not left:
-            return found
-        fitting = [each for each in counted if each[0] >= left]
-        # Of equals the fullest server, as in the paper's simulator.
-        best = min(
-            fitting, key=lambda each: (fragment[each[0] - left] - fragment[each[0]], each[0])
-        )
-        return found + lowest(best[1], left)
+        servers = self._servers.look(cluster.shape, job, free)
+        wanted = [each.workers for each in cluster.recent] or [workers]
+        fragment = _fragments(wanted, servers.most)
+        taken, fitting = servers.whole(workers)
+
+        def grows(each: Taken) -> tuple[float, int]:
+            size = servers.free[each.group].bit_count()
+            # Of equals the fullest server, as in the paper's simulator.
+            return fragment[size - each.size] - fragment[size], size
+
+        if fitting:
+            taken.append(min(fitting, key=grows))
+        return servers.lowest(taken)
 
 
 def _fragments(wanted: Sequence[int], most: int) -> list[float]:

@@ -1,6 +1,10 @@
 """Sets of GPUs as integers with a bit for each: taking GPUs out of them."""
 
+import struct
 from collections.abc import Iterable, Sequence
+
+# From so many bits on a set is read word by word: each operation on it takes as long as it is.
+_LARGE = 2048
 
 
 def lowest(gpus: int, count: int) -> list[int]:
@@ -16,6 +20,12 @@ def lowest(gpus: int, count: int) -> list[int]:
 def members(gpus: int) -> list[int]:
     """All GPUs of a set, ascending."""
     found: list[int] = []
+    if (size := gpus.bit_length()) > _LARGE:
+        words = struct.iter_unpack("<Q", gpus.to_bytes(-(-size // 64) * 8, "little"))
+        for number, (word,) in enumerate(words):
+            if word:
+                found += [64 * number + each for each in members(word)]
+        return found
     while gpus:
         last = gpus & -gpus
         found.append(last.bit_length() - 1)

@@ -76,7 +76,8 @@ class OneGroup:
         self, lab: Lab, maps: Mapping[str, PortMap], group: Sequence[str], *, locked: Ports
     ) -> None:
         self._lab, self._maps, self._found = lab, maps, dict[str, dict[str, PortMap]]()
-        names = sorted(switch.name for switch in lab.packet_switches)
+        names = lab.switch_names
+        self.switches: tuple[str, ...] = ()
         if lab.has_trunks:
             for switch in names:
                 with suppress(CannotRegroup):
@@ -84,25 +85,30 @@ class OneGroup:
                     self._found[switch] = found
             self.switches = tuple(self._found)
             return
-        self._group, self._locked = tuple(lab.host(name).endpoint for name in group), locked
-        shut = with_other_ends(maps, locked)
-        plugs = [lab.host_plugs.get(nic) for nic in self._group]
-        if any(plug is None or plug[0] not in maps for plug in plugs):
-            self.switches = ()
-        elif any(plug and plug[1] in shut.get(plug[0], ()) for plug in plugs):
+        self._group, self._locked = tuple([lab.host(name).endpoint for name in group]), locked
+        shut, stays, need = with_other_ends(maps, locked), False, dict[str, int]()
+        for nic in self._group:
+            ocs, port = lab.host_plugs.get(nic, ("", 0))
+            if ocs not in maps:
+                return
+            stays = stays or port in shut.get(ocs, ())
+            need[ocs] = need.get(ocs, 0) + 1
+        if stays:
             site = self._site
             self.switches = tuple(s for s in names if site.takes(self._group, s, site.room))
-        else:  # Nobody has to stay where he is: only ports count.
-            need = Counter(plug[0] for plug in plugs if plug)
-            for ocs, count in need.items():
-                closed, ports_of = shut.get(ocs, set()), lab.facing_ports[ocs]
-                names = [
+            return
+        # Nobody has to stay where he is: only ports count.
+        for ocs, count in need.items():
+            closed, ports_of = shut.get(ocs, set()), lab.facing_ports[ocs]
+            names = tuple(
+                [
                     switch
                     for switch in names
                     if len(ports := ports_of.get(switch, ())) - len(closed.intersection(ports))
                     >= count
                 ]
-            self.switches = tuple(names)
+            )
+        self.switches = names
 
     @cached_property
     def _site(self) -> Site:
@@ -112,7 +118,8 @@ class OneGroup:
         """The maps that change so that the group is lit onto one of ``switches``."""
         found = self._found.get(switch)
         if found is None:
-            lit = (lit_onto(self._lab, self._maps, self._lab.host_plugs[n]) for n in self._group)
+            plugs = self._lab.host_plugs
+            lit = [lit_onto(self._lab, self._maps, plugs[nic]) for nic in self._group]
             if all(at is not None and at[0] == switch for at in lit):
                 return {}
             found = _rewire(self._site, self._maps, {self._group: switch})

@@ -103,24 +103,19 @@ def room_for(view: ClusterView, name: str, gpus: int, *, grows: bool) -> Cluster
     taken = view.occupied if grows else view.shape.everything
     return view._replace(
         occupied=taken & ~gpus,
-        running=tuple(each for each in view.running if each.name != name),
-        rings=tuple(each for each in view.rings if each.name != name),
+        running=tuple([each for each in view.running if each.name != name]),
+        rings=tuple([each for each in view.rings if each.name != name]),
     )
 
 
 def iteration_times(
-    view: ClusterView,
-    name: str,
-    options: Mapping[int, tuple[Sequence[int], Load]],
-    rate_bps: float = 0.0,
+    view: ClusterView, name: str, options: Mapping[int, tuple[Sequence[int], Load]]
 ) -> dict[int, float]:
     """Predicted seconds of an iteration of a job by degree, for a ring and a load of each.
 
-    In a lab beside all that run, as lit now; elsewhere at the rate that its edges have now. A
-    degree whose ring has no way is left out.
+    Beside all that run in a lab, as it is lit now. A degree whose ring has no way is left out.
     """
-    if view.lab is None:
-        return {degree: load.unit_s(rate_bps) for degree, (_, load) in options.items()}
+    assert view.lab is not None
     network = LabNetwork(view.lab, trace_links(view.lab, view.circuits))
     others = [RingWork(r.ring, r.load) for r in view.rings if r.load is not None and r.name != name]
     times = {

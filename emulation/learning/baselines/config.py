@@ -39,7 +39,8 @@ class Teacher:
 
     rule: str = setting(Text("a heuristic", str), "of the environment", "")
     steps: int = setting(_STEPS, "decisions of it that are imitated", 20_000)
-    n_epochs: int = setting(Whole("a number", 1, 1000), "passes over these", 8)
+    rounds: int = setting(Whole("a number", 1, 100), "in all but the first it plays, too", 1)
+    n_epochs: int = setting(Whole("a number", 1, 1000), "passes over these, in each round", 8)
     learning_rate: float = setting(Number("a learning rate", above=0), "Adam's", 2e-3)
     batch_size: int = setting(_BATCH, "samples of a gradient step", 256)
 

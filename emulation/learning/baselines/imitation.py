@@ -1,5 +1,7 @@
 """A heuristic's decisions learned first, so that what follows does not begin with nothing."""
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -14,33 +16,50 @@ _FIRST_SEED = 1000  # Below are the seeds that evaluations use.
 def imitate(
     scorer: ActionScorer, env: Environment, rule: Heuristic, config: BaselineConfig
 ) -> None:
-    """Teach the scorer what a rule does, and what returns follow (behavioural cloning).
+    """Teach the scorer what a rule does, and what returns follow.
 
-    Decisions where only one action is allowed are left out.
+    In the first round the rule plays. In each further one half of the decisions are the scorer's
+    own, and it learns what the rule would have done there: else it never sees what comes of its
+    mistakes (DAgger: Ross, Gordon and Bagnell, AISTATS 2011). What was seen in earlier rounds is
+    learned again. Decisions where only one action is allowed are left out.
     """
     teacher = config.teacher
     arrays: dict[str, list[np.ndarray]] = {name: [] for name in scorer.inputs}
     masks, actions, returns = list[np.ndarray](), list[int](), list[float]()
-    seed = _FIRST_SEED + config.seed
-    seen, _ = env.reset(seed=seed)
-    rewards, chose = list[float](), list[bool]()
-    while len(actions) < teacher.steps or rewards:
-        action, mask = rule(env, seen), masks_of(env)
-        if mask.sum() > 1:
-            for name, array in as_arrays(seen).items():
-                if name in arrays:
-                    arrays[name].append(np.array(array))
-            masks.append(mask)
-            actions.append(action)
-        chose.append(mask.sum() > 1)
-        seen, reward, over, cut, _ = env.step(np.int64(action))
-        rewards.append(float(reward))
-        if over or cut:
-            returns += _discounted(rewards, chose, config.ppo.gamma)
-            rewards, chose = [], []
-            seen, _ = env.reset()
-    shown = {name: torch.from_numpy(np.stack(each)) for name, each in arrays.items()}
-    _fit(scorer, shown, np.stack(masks), actions, returns, config)
+    drawn = np.random.default_rng(config.seed)
+    for number in range(teacher.rounds):
+        most = teacher.steps * (number + 1) // teacher.rounds
+        own = 0.5 * (number > 0)
+        seen, _ = env.reset(seed=_FIRST_SEED + config.seed + number)
+        rewards, chose = list[float](), list[bool]()
+        while len(actions) < most or rewards:
+            action, mask = rule(env, seen), masks_of(env)
+            if mask.sum() > 1:
+                for name, array in as_arrays(seen).items():
+                    if name in arrays:
+                        arrays[name].append(np.array(array))
+                masks.append(mask)
+                actions.append(action)
+                if own and drawn.random() < own:
+                    action = best_action(scorer, env, seen)
+            chose.append(mask.sum() > 1)
+            seen, reward, over, cut, _ = env.step(np.int64(action))
+            rewards.append(float(reward))
+            if over or cut:
+                returns += _discounted(rewards, chose, config.ppo.gamma)
+                rewards, chose = [], []
+                seen, _ = env.reset()
+        shown = {name: torch.from_numpy(np.stack(each)) for name, each in arrays.items()}
+        _fit(scorer, shown, np.stack(masks), actions, returns, config)
+
+
+def best_action(scorer: ActionScorer, env: Environment, seen: Any) -> int:
+    """The allowed action that has the best score."""
+    arrays = as_arrays(seen)
+    given = {name: torch.from_numpy(np.asarray(arrays[name]))[None] for name in scorer.inputs}
+    with torch.inference_mode():
+        scores = scorer(given)[0, :-1].numpy()
+    return int(np.where(masks_of(env), scores, -np.inf).argmax())
 
 
 def _discounted(rewards: list[float], chose: list[bool], gamma: float) -> list[float]:

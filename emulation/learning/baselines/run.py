@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 import torch
 from gymnasium import spaces
 from sb3_contrib import MaskablePPO
@@ -20,7 +19,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from patchlight.emulation.learning.baseline_files import as_arrays
 from patchlight.emulation.learning.baselines.config import BaselineConfig
 from patchlight.emulation.learning.baselines.export import export_baseline
-from patchlight.emulation.learning.baselines.imitation import imitate
+from patchlight.emulation.learning.baselines.imitation import best_action, imitate
 from patchlight.emulation.learning.baselines.scorer import ActionScorer, inputs_of
 from patchlight.emulation.learning.envs.registry import (
     Environment,
@@ -130,12 +129,7 @@ class BaselineRun:
 
     def play(self, env: Environment, seen: Any) -> int:
         """The best allowed action by the scores of now."""
-        arrays = as_arrays(seen)
-        given = {name: torch.from_numpy(np.asarray(arrays[name]))[None] for name in self.inputs}
-        with torch.inference_mode():
-            scores = self.scorer(given)[0, :-1].numpy()
-        mask = env.action_masks()  # type: ignore[attr-defined]
-        return int(np.where(mask, scores, -np.inf).argmax())
+        return best_action(self.scorer, env, seen)
 
     def _reinforce(self) -> int:
         config = self.config

@@ -96,14 +96,15 @@ class ElasticityEnv(QueuedEnv):
             ring = self._placement.place(simulation.view(), head.spec.view, head.workers)
             if ring is None or not simulation.start(head, ring):
                 break
-        self._elastic = self._site.elastic(self._shown)
+        self._elastic, any_change = self._site.elastic(self._shown), False
         for number, (_, job) in enumerate(self._elastic):
             fewer, more = _neighbours(job)
+            any_change = any_change or bool(fewer or more)
             if fewer:
                 self._mask[number], self._degrees[number] = 1, fewer
             if more:
                 self._mask[number + self._shown], self._degrees[number + self._shown] = 1, more
-        return bool(self._mask.any())
+        return any_change
 
     def _act(self, action: int) -> bool:
         job, _ = self._elastic[action % self._shown]

@@ -84,8 +84,9 @@ class QueuedEnv(gymnasium.Env[Observation, np.int64]):
             chosen = self.wait if self._mask[self.wait] else int(self._mask.argmax())
         jobs_s = 0.0
         if chosen == self.wait or not self._act(chosen):
-            if simulation.goes_on:
-                jobs_s += self._advance()
+            passed = self._advance()
+            if passed is not None:
+                jobs_s += passed
             elif simulation.waiting:  # Not even an empty cluster has a place for it.
                 simulation.block(next(iter(simulation.waiting.values())), Cause.UNPLACEABLE)
         jobs_s += self._next_decision()
@@ -135,15 +136,18 @@ class QueuedEnv(gymnasium.Env[Observation, np.int64]):
             if self._choices():
                 self._mask[self.wait] = simulation.goes_on
                 return jobs_s
-            if not simulation.goes_on:
+            passed = self._advance()
+            if passed is None:
                 self._mask[self.wait] = 1
                 return jobs_s
-            jobs_s += self._advance()
+            jobs_s += passed
 
-    def _advance(self) -> float:
+    def _advance(self) -> float | None:
+        """Go on to the next moment; how long jobs were in the system, ``None`` if none is left."""
         simulation = self._running()
         before_s, jobs = simulation.now_s, len(simulation.waiting) + len(simulation.running)
-        simulation.advance()
+        if not simulation.advance():
+            return None
         simulation.joined.clear()
         return (simulation.now_s - before_s) * jobs
 

@@ -116,10 +116,12 @@ class TopologyEnv(QueuedEnv):
             self._mask[0] = simulation.cluster.demand(self._ring) is not None
             view = simulation.view()
             assert view.lab is not None  # It is a LabCluster's.
-            names = [view.shape.gpus[gpu].name for gpu in self._ring]
+            gpus = view.shape.gpus
+            names = [gpus[gpu].name for gpu in self._ring]
             self._lit = OneGroup(view.lab, view.circuits, names, locked=view.barred)
-            self._mask[1:-1] = [switch in self._lit.switches for switch in self._switches]
-            return bool(self._mask[0] or self._lit.switches)
+            switches = self._lit.switches
+            self._mask[1:-1] = [switch in switches for switch in self._switches]
+            return bool(self._mask[0] or switches)
         return False
 
     def _act(self, action: int) -> bool:
@@ -144,17 +146,22 @@ class TopologyEnv(QueuedEnv):
             for number, site in enumerate(self._shape.gpus):
                 if site.rack >= 0:
                     self._at[number, site.rack] = 1.0
-        ring = np.zeros(self.size, np.float32)
-        switches = np.zeros((len(self._switches) + 1, SWITCH_FEATURES), np.float32)
+        ring = [0.0] * self.size
+        switches = [(0.0, 0.0, 0.0)] * (len(self._switches) + 1)
         if self._ring:
-            ring[list(self._ring)] = 1.0
+            for gpu in self._ring:
+                ring[gpu] = 1.0
             own, wanted = joined(self._ring), len(self._ring)
             counts = [(own & gpus).bit_count() for gpus in self._racks]
             occupied = simulation.occupancy.occupied
-            switches[:] = [
+            switches = [
                 (max(counts) / wanted, 0.0, 0.0),
                 *(
-                    (count / wanted, (occupied & gpus).bit_count() / self.size, count < wanted)
+                    (
+                        count / wanted,
+                        (occupied & gpus).bit_count() / self.size,
+                        float(count < wanted),
+                    )
                     for count, gpus in zip(counts, self._racks, strict=True)
                 ),
             ]
@@ -167,7 +174,7 @@ class TopologyEnv(QueuedEnv):
         return {
             "job": np.array(job, np.float32),
             "at": self._at.copy(),
-            "ring": ring,
-            "switches": switches,
+            "ring": np.array(ring, np.float32),
+            "switches": np.array(switches, np.float32),
             "shared": np.array([shared / (shared + 1)], np.float32),
         }

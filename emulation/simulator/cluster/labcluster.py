@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence, Set
+from copy import copy
 from typing import Any
 
-from patchlight.controller.policies.contract import ClusterShape, GpuSite
+from patchlight.controller.policies.contract import ClusterShape, Frozen, GpuSite
 from patchlight.controller.policies.sets import members
 from patchlight.controller.prediction.network import LabNetwork
 from patchlight.controller.prediction.sharing import Demand, RingNetwork
@@ -24,12 +25,14 @@ class LabCluster:
 
     def __init__(self, lab: Lab, circuits: Mapping[str, PortMap] | None = None) -> None:
         self.lab = lab
-        self.circuits: Mapping[str, PortMap] = dict(circuits or lab.initial_maps)
+        self.circuits: Mapping[str, PortMap] = Frozen(circuits or lab.initial_maps)
         network = LabNetwork(lab, trace_links(lab, self.circuits))
         self.hosts: tuple[Host, ...] = network.hosts
         self.nic_bps, self.edge_bps = network.nic_bps, network.edge_bps
         servers = {server.name: number for number, server in enumerate(lab.servers)}
         self._racks = {switch.name: number for number, switch in enumerate(lab.packet_switches)}
+        self._ports: dict[int, Mapping[str, Set[int]]] = {}
+        self._first: LabCluster | None = None
         self.shape = ClusterShape(
             gpus=tuple(
                 GpuSite(
@@ -44,7 +47,11 @@ class LabCluster:
 
     def renewed(self) -> LabCluster:
         """The same lab with the cross-connects of its file."""
-        return LabCluster(self.lab)
+        if self._first is None:
+            self._first = LabCluster(self.lab)
+        found = copy(self._first)
+        found._first = self._first
+        return found
 
     def pacing(self) -> RingNetwork[Any]:
         """Rings that communicate all the time, over the links as they are lit."""
@@ -53,14 +60,17 @@ class LabCluster:
     def _show(self, network: LabNetwork) -> None:
         """Write down which links there are, and where each GPU is that was lit anew."""
         self._network, self.links = network, network.links
-        self._ports: dict[int, Mapping[str, Set[int]]] = {}
         self.capacity_bps: Mapping[Hashable, float] = network.capacity_bps
-        gpus = list(self.shape.gpus)
-        for number in members(network.relit):
+        relit = members(network.relit)
+        self._asked: tuple[int, Mapping[str, frozenset[int]]] | None = None
+        self._ports = {
+            gpu: ports for gpu, ports in self._ports.items() if not network.relit >> gpu & 1
+        }
+        racks = {}
+        for number in relit:
             switch = network.switches[number]
-            rack = -1 if switch is None else self._racks[switch]
-            gpus[number] = gpus[number]._replace(rack=rack)
-        self.shape = ClusterShape(tuple(gpus), self.shape.servers, self.shape.racks)
+            racks[number] = -1 if switch is None else self._racks[switch]
+        self.shape = self.shape.relit(racks)
 
     def demand(self, ring: Sequence[int]) -> Demand | None:
         """The links of all edges; ``None`` if a NIC is dark or no way leads to the next one."""
@@ -68,11 +78,14 @@ class LabCluster:
 
     def ports_of(self, gpus: int) -> Mapping[str, frozenset[int]]:
         """The OCS ports on the light paths of these GPUs' NICs, there and back."""
-        found: dict[str, list[Set[int]]] = {}
-        for number in members(gpus):
-            for ocs, ports in self._ports_at(number).items():
-                found.setdefault(ocs, []).append(ports)
-        return {ocs: frozenset().union(*ports) for ocs, ports in found.items()}
+        if self._asked is None or self._asked[0] != gpus:
+            found: dict[str, list[Set[int]]] = {}
+            for number in members(gpus):
+                for ocs, ports in self._ports_at(number).items():
+                    found.setdefault(ocs, []).append(ports)
+            joined = {ocs: frozenset[int]().union(*ports) for ocs, ports in found.items()}
+            self._asked = gpus, Frozen(joined)  # Asked again until a job comes or goes.
+        return self._asked[1]
 
     def _ports_at(self, gpu: int) -> Mapping[str, Set[int]]:
         """Those of one GPU's NIC."""
@@ -96,15 +109,13 @@ class LabCluster:
         circuits = dict(self.circuits)
         for name, wanted in maps.items():
             ocs = self.lab.circuit_switch(name)
-            now = set(circuits.get(name, PortMap()))
-            different = now ^ set(wanted)
-            if different:
-                changed += len(different)
+            if change := circuits.get(name, PortMap()).diff(wanted):
+                changed += len(change.breaks) + len(change.makes)
                 dark_s = max(dark_s, ocs.switching_time_s)
                 circuits[name] = wanted
         if not changed:
             return Rewiring(0.0, 0, 0, 0)
-        self.circuits, before = circuits, self.links.paths
+        self.circuits, before = Frozen(circuits), self.links.paths
         links, ends = self.links.after(circuits)
         self._show(self._network.after(links, ends))
         moved = 0

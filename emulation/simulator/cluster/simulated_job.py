@@ -58,6 +58,7 @@ class SimulatedJob:
     remaining: float = field(init=False)
     began_remaining: float = field(init=False)
     load: Load = field(init=False)  # From when it starts.
+    loads: dict[int, Load] = field(default_factory=dict)  # The same on other numbers of such GPUs.
     ring: tuple[int, ...] = ()
     gpus: int = 0
     servers: int = 0  # Over how many of them it runs, as of racks.
@@ -141,6 +142,7 @@ class SimulatedJob:
         else:
             self.resume_s = now_s + restart_s + dark_s
         self.state, self.ring, self.gpus, self.load = State.RUNNING, tuple(ring), gpus, load
+        self.loads = {}
         self.began_s = self.since_s = now_s
         self.began_remaining = self.remaining
 

@@ -4,6 +4,7 @@ import math
 import time
 from array import array
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from patchlight.controller.jobs.discipline.accounts import UserAccounts
@@ -23,7 +24,6 @@ from patchlight.controller.policies.contract import (
     TopologyPolicy,
 )
 from patchlight.controller.prediction.load import Load
-from patchlight.emulation.simulator.cluster.labcluster import LabCluster
 from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob
 from patchlight.emulation.simulator.cluster.simulation import Simulation
 from patchlight.testbed.errors import PatchlightError
@@ -132,7 +132,8 @@ class SimulatedSite:
         if cluster.lab is None or len(ring) == 1:
             return True
         if wanted := self._circuits(job, ring, without):
-            cluster = LabCluster(cluster.lab, {**cluster.circuits, **wanted})
+            cluster = copy(cluster)
+            cluster.rewire(wanted)
         return cluster.demand(ring) is not None
 
     def start(self, job: SimulatedJob, ring: Ring) -> bool:
@@ -174,7 +175,7 @@ class SimulatedSite:
                 occupied=held | view.broken,
                 running=tuple(each for each in view.running if each not in gone),
                 rings=tuple(each.shown for each in running),
-                barred=Frozen(simulation.cluster.ports_of(held)),
+                barred=simulation.cluster.ports_of(held),
             )
         return view._replace(rings=(*view.rings, placed), measured=_measured(running))
 
@@ -202,18 +203,18 @@ class SimulatedSite:
     def elastic(self, most: int | None = None) -> list[tuple[SimulatedJob, ElasticJob]]:
         """The first running jobs that may have other numbers of GPUs, with those they can have."""
         simulation = self._simulation
-        view = simulation.view()
+        view, now_s = simulation.view(), simulation.now_s
         found: list[tuple[SimulatedJob, ElasticJob]] = []
         for job in self.running.values():
             if len(found) == most:
                 break
-            if len(job.spec.degrees) < 2 or job.resume_s > simulation.now_s:
+            if len(job.spec.degrees) < 2 or job.resume_s > now_s:
                 continue
             shown = ElasticJob(
                 job.name,
                 len(job.ring),
                 Frozen(self._times(job, view)),
-                job.left(simulation.now_s) if self._known else math.inf,
+                job.left(now_s) if self._known else math.inf,
                 self._restart_s,
                 job.began_s,
                 job.user,
@@ -224,21 +225,31 @@ class SimulatedSite:
     def _times(self, job: SimulatedJob, view: ClusterView) -> Mapping[int, float]:
         """Seconds of a unit by each degree that the job can have now."""
         simulation, now = self._simulation, len(job.ring)
-        most = now + view.free_for(job.spec.view).bit_count()
+        models = job.spec.view.gpu_models
+        free = view.free_for(job.spec.view).bit_count() if models else self.occupancy.free
+        degrees = [degree for degree in job.spec.degrees if degree <= now + free]
+        if view.lab is None:
+            # At the rate that its edges have now.
+            communicates_s = job.unit_s - job.load.compute_s
+            rate_bps = job.load.ring_bits / communicates_s if communicates_s > 0 else 0.0
+            rate_bps = rate_bps or simulation.cluster.nic_bps
+            return {degree: self._load(job, degree).unit_s(rate_bps) for degree in degrees}
         options: dict[int, tuple[Ring, Load]] = {}
-        for degree in job.spec.degrees:
-            if degree > most:
-                continue
-            ring: Ring | None = job.ring
-            if degree != now and view.lab is not None:
-                ring = self._ring_of(job, degree, view)
+        for degree in degrees:
+            ring = job.ring if degree == now else self._ring_of(job, degree, view)
             if ring is not None:
                 same = degree == now
                 load = job.load if same else simulation.load_on(job, ring, degree)
                 options[degree] = ring, load
-        communicates_s = job.unit_s - job.load.compute_s
-        rate_bps = job.load.ring_bits / communicates_s if communicates_s > 0 else 0.0
-        return iteration_times(view, job.name, options, rate_bps or simulation.cluster.nic_bps)
+        return iteration_times(view, job.name, options)
+
+    def _load(self, job: SimulatedJob, degree: int) -> Load:
+        """A job's work on so many GPUs like those that it has; known as long as it has them."""
+        if (known := job.loads.get(degree)) is None:
+            same = degree == len(job.ring)
+            known = job.load if same else self._simulation.load_on(job, job.ring, degree)
+            job.loads[degree] = known
+        return known
 
     def _ring_of(self, job: SimulatedJob, degree: int, view: ClusterView) -> Ring | None:
         room = room_for(view, job.name, job.gpus, grows=degree > len(job.ring))

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from patchlight.cli.main import cli
 from patchlight.controller.policies.model_files import CardError
 from patchlight.emulation.learning.baseline_files import load_baseline, shipped_baselines
+from patchlight.emulation.learning.baselines import imitation
 from patchlight.emulation.learning.baselines.config import (
     BaselineConfig,
     Evaluation,
@@ -113,6 +114,28 @@ def test_a_rule_is_imitated_and_the_same_seed_gives_the_same(least: Path) -> Non
         actions.append(load_baseline(one)(env, seen))
         seen, *_ = env.step(np.int64(actions[-1]))
     assert actions == [3] * 8
+
+
+def test_in_further_rounds_the_network_plays_and_the_rule_says_what_it_would_do(
+    least: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teacher = Teacher("last", steps=64, rounds=2, n_epochs=1, learning_rate=1e-9, batch_size=64)
+    config = dataclasses.replace(CONFIG, teacher=teacher)
+    run = BaselineRun(config, least / "run")
+    done, env = list[int](), run._env
+    step = env.step
+
+    def watched(action: Any) -> Any:
+        done.append(int(action))
+        return step(action)
+
+    monkeypatch.setattr(env, "step", watched)
+    learned: list[list[int]] = []
+    monkeypatch.setattr(imitation, "_fit", lambda *given: learned.append(list(given[3])))
+    imitation.imitate(run.scorer, env, lambda env, seen: 3, config)
+    assert done[:32] == [3] * 32
+    assert set(done[32:]) > {3}
+    assert learned == [[3] * 32, [3] * 64]
 
 
 @pytest.mark.parametrize("each", ENVIRONMENTS, ids=lambda each: each.name)
