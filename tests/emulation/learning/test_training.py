@@ -45,6 +45,9 @@ from patchlight.emulation.simulator.ramp.requirements import law  # noqa: E402
 from patchlight.testbed.errors import BadInput, PatchlightError  # noqa: E402
 from tests.support.tiny_models import GRAPHS  # noqa: E402
 
+# What PyTorch imports at a first optimizer, and the compiled loops, are had once.
+pytestmark = pytest.mark.xdist_group("training")
+
 TINY = """
 name: tiny
 steps: 4000
