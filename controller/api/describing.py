@@ -1,8 +1,10 @@
 """How a route says what it answers, for the API's description (``/openapi.json``)."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
 from patchlight.testbed.problem import PROBLEM_MEDIA_TYPE, Outcome, problem
 
@@ -51,9 +53,32 @@ PROBLEMS: dict[int | str, Json] = {
 }
 
 
+class _OnceDescribed:
+    """A shape that Pydantic looks at when the description is asked for, and not before.
+
+    Nothing else needs it, and to look at all shapes is half of an API's start.
+    """
+
+    def __init__(self, shape: Any) -> None:
+        self._shape = shape
+
+    def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.any_schema()
+
+    def __get_pydantic_json_schema__(
+        self, _: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        # Within definitions it is one of them, and referred to.
+        return handler(core_schema.definitions_schema(TypeAdapter(self._shape).core_schema, []))
+
+
+def _model(shape: Any) -> Any:
+    return Annotated[Any, _OnceDescribed(shape)]
+
+
 def gives(shape: Any, status: int = 200, *, also: str = "") -> Json:
     """Options of a route whose answers look so; ``also``: or are of another media type."""
-    answer: Json = {"model": shape, "description": "What was asked for."}
+    answer: Json = {"model": _model(shape), "description": "What was asked for."}
     if also:
         answer["content"] = {also: {"schema": {"type": "string"}}}
     return {"status_code": status, "response_model": None, "responses": {status: answer}}
@@ -70,7 +95,7 @@ def begins(change: Any, plan: Any = None) -> Json:
 def under_way(shape: Any, about: str) -> Json:
     """An answer to who does not wait for the end of what was asked for."""
     where = {"description": "Where it is followed.", "schema": {"type": "string"}}
-    return {"model": shape, "description": about, "headers": {"Location": where}}
+    return {"model": _model(shape), "description": about, "headers": {"Location": where}}
 
 
 _CHANGE_HEADERS = {

@@ -20,13 +20,16 @@ _FORKED.set_forkserver_preload(
         "patchlight.controller.api.app",
         "patchlight.controller.api.metrics",
         "patchlight.controller.circuits.drivers.dry_run",
+        "patchlight.controller.policies.elasticity",
         "patchlight.controller.policies.order",
         "patchlight.controller.policies.placement",
         "patchlight.controller.service",
         "patchlight.emulation.optical.__main__",
         "patchlight.testbed.labfile.reader",
         "patchlight.testbed.linux.http_server",
+        "pydantic.v1",  # which FastAPI asks of each route whether it is of it
         "uvicorn",
+        "uvicorn.lifespan.off",
         "tests.support.frozen",
     ]
 )

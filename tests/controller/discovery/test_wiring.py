@@ -1,6 +1,6 @@
 """What was found beside what the lab file says: words, differences, and the fibres put right."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchlight.controller.discovery.search import LIGHT, Findings, Heard, OcsPort
@@ -49,6 +49,7 @@ def test_two_swapped_fibres_are_told_and_each_keeps_its_place_and_rate() -> None
 
 
 @given(st.permutations(range(1, 19)), st.sets(st.integers(1, 18)), st.integers(0, 300))
+@settings(max_examples=40)
 def test_however_the_fibres_are_mixed_up_the_new_lab_file_has_them_as_they_run(
     ports: list[int], silent: set[int], further: int
 ) -> None:

@@ -73,7 +73,7 @@ def copied(jobs: Sequence[Job]) -> list[Job]:
 
 
 @given(jobs_drawn(), DISCIPLINES, ORDERS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_everybody_gets_gpus_of_their_own_in_turn_and_is_done(
     jobs: list[Job], discipline: Discipline, order: OrderTraits
 ) -> None:
@@ -103,7 +103,7 @@ class Promising(Cluster):
 
 
 @given(jobs_drawn(), st.integers(1, 30))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_backfilling_never_puts_off_the_next_one(jobs: list[Job], depth: int) -> None:
     alike = [replace(job, priority=0, after=(), spans=[]) for job in jobs]
     cluster = Promising(alike, Discipline(backfill=True, backfill_depth=depth))
@@ -114,7 +114,7 @@ def test_backfilling_never_puts_off_the_next_one(jobs: list[Job], depth: int) ->
 
 
 @given(jobs_drawn())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_fair_share_starts_nobody_before_a_user_who_had_less(jobs: list[Job]) -> None:
     class Fair(Cluster):
         def start(self, entry: Job, placement: list[int]) -> bool:

@@ -34,7 +34,7 @@ from patchlight.testbed.worker_api import WorkerState
 from tests.support.job_cluster import LAB, Cluster, at_work
 
 BEGIN_S = 1e6
-JOBS, TRACES = 10, 3
+JOBS, TRACES = 10, 2
 DISCIPLINES: dict[str, tuple[str, dict[str, Any]]] = {
     "fifo": ("fifo", {}),
     "backfill": ("fifo", {"backfill": True}),

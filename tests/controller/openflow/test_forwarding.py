@@ -103,7 +103,7 @@ def to_nobody(lab: Lab) -> Iterator[Packet]:
 
 
 @given(labs(), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_all_that_light_joins_reach_each_other(lab: Lab, data: st.DataObject) -> None:
     crossings = sorted(lab.initial_maps["ocs"], key=str)
     lit = data.draw(st.lists(st.sampled_from(crossings), unique=True)) if crossings else []
@@ -237,7 +237,7 @@ def test_what_is_dark_or_lit_one_way_has_no_entry() -> None:
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_no_packet_meets_a_switch_twice_while_flows_change(data: st.DataObject) -> None:
     """At any moment of going from one wiring to another, whichever messages have arrived."""
     size = data.draw(st.integers(3, 5))

@@ -44,12 +44,12 @@ def crossings(network: LabNetwork, ring: list[int] | tuple[int, ...]) -> int:
 
 @st.composite
 def labs(draw: st.DrawFn) -> Lab:
-    """Switches joined in one piece, some of them in loops, and up to eight hosts."""
+    """Switches joined in one piece, some of them in loops, and up to seven hosts."""
     switches = draw(st.integers(1, 8))
     tree = [(draw(st.integers(0, n - 1)), n) for n in range(1, switches)]
     index = st.integers(0, switches - 1)
     more = draw(st.lists(st.tuples(index, index).filter(lambda ab: ab[0] != ab[1]), max_size=4))
-    places = draw(st.lists(index, min_size=2, max_size=8))
+    places = draw(st.lists(index, min_size=2, max_size=7))
     return wired(tree + more, places, switches)
 
 

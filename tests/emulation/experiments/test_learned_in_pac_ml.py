@@ -2,14 +2,16 @@
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
 
 from patchlight.cli.main import cli
-from patchlight.controller.policies.learned import Card
+from patchlight.controller.policies.learned import Card, read_card
+from patchlight.controller.policies.model_files import MODELS
 from patchlight.controller.policies.observation import SCHEMA, VERSION, Layout
 from patchlight.emulation.experiments.pac_ml.training_range import outside_training
 from patchlight.emulation.experiments.pac_ml.variation import Variation
@@ -103,62 +105,82 @@ def test_one_for_another_lab_is_refused(
         assert words in str(result.exception)
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ([], []),
-        (["--law", "B"], []),
-        (["--law", "B", "--law-instance", "1"], ["instance 0 of law B, here it is instance 1"]),
-        (["--law", "C"], ["trained on laws A, B, not on law C"]),
-        (["--arrivals", "fixed:1300"], ["trained on a job every 1000 s"]),
-        (["--arrivals", "poisson:1000"], ["trained on a job every 1000 s"]),
-        (["--mix", "vgg16=1"], ["trained on all models alike"]),
-        (["--failures", "30d:4h"], ["trained on servers that never break"]),
-    ],
-)
-def test_what_a_model_was_not_trained_on_is_said(
-    given: list[str], words: list[str], tmp_path: Path
-) -> None:
+def test_what_a_model_was_not_trained_on_is_said(tmp_path: Path) -> None:
     model = write_model(tmp_path / "least.onnx")
     card = Path(model).with_suffix(".json")
-    written = json.loads(card.read_text())
-    environment = {"laws": ["A", "B"], "law_instance": 0 if words else None}
-    written["training"] = {"config": {"environment": environment}, "models": list(SOURCES)}
-    card.write_text(json.dumps(written))
+    environment = {"laws": ["A", "B"], "law_instance": 0}
+    training = {"config": {"environment": environment}, "models": list(SOURCES)}
+    card.write_text(json.dumps(json.loads(card.read_text()) | {"training": training}))
     # A built-in policy beside it is never warned of.
-    few = ["--seeds", "1", "--processes", "1", "--output", str(tmp_path / "out"), *given]
+    few = ["--seeds", "1", "--processes", "1", "--output", str(tmp_path / "out")]
+    few += ["--law", "A", "--law", "C", "--failures", "30d:4h"]
     result = CliRunner().invoke(cli, ["policy", "evaluate", model, "constant-8", *few])
     assert result.exit_code == 0, result.output
-    learned, constant = json.loads((tmp_path / "out" / "result.json").read_text())["policies"]
-    assert constant["outside_training"] == []
-    assert len(learned["outside_training"]) == len(words)
-    for said, expected in zip(learned["outside_training"], words, strict=True):
-        assert expected in said
-    assert ("warning: " in result.stderr) == bool(words)
+    rows = json.loads((tmp_path / "out" / "result.json").read_text())["policies"]
+    never = "trained on servers that never break"
+    assert {(row["policy"], row["law"]): row["outside_training"] for row in rows} == {
+        (model, "A"): [never],
+        (model, "C"): ["trained on laws A, B, not on law C", never],
+        ("constant-8", "A"): [],
+        ("constant-8", "C"): [],
+    }
+    warned = " ".join(result.stderr.split())
+    assert "warning: " in warned
+    assert never in warned
+    assert "not on law C" in warned
+    assert "constant-8" not in warned
+
+
+def card_of(training: object) -> Card:
+    seen = (SCHEMA, VERSION, ACTIONS, (4, 4, 2), "ramp-block", "0", "")
+    return Card("m", "partition", *seen, training=cast(dict[str, Any], training))
+
+
+@pytest.mark.parametrize(
+    ("law", "varied", "words"),
+    [
+        ("A", {}, []),
+        ("B", {"law_instance": 0}, []),
+        ("B", {"law_instance": 1}, ["trained on instance 0 of law B, here it is instance 1"]),
+        ("B", {}, ["trained on instance 0 of law B, made anew for each episode here"]),
+        ("C", {}, ["trained on laws A, B, not on law C"]),
+        ("A", {"arrivals": "fixed:1300"}, ["trained on a job every 1000 s"]),
+        ("A", {"arrivals": "poisson:1000"}, ["trained on a job every 1000 s"]),
+        ("A", {"mix": "vgg16=1"}, ["trained on all models alike"]),
+        ("A", {"failures": "30d:4h"}, ["trained on servers that never break"]),
+    ],
+)
+def test_what_lies_outside_of_the_training(
+    law: str, varied: dict[str, Any], words: list[str]
+) -> None:
+    environment = {"laws": ["A", "B"], "law_instance": 0}
+    card = card_of({"config": {"environment": environment}, "models": list(SOURCES)})
+    instance = varied.pop("law_instance", None)
+    variation = replace(Variation.parse(**varied), law_instance=instance)
+    assert outside_training(card, variation, law, list(SOURCES), published=False) == words
 
 
 @pytest.mark.parametrize("training", [{}, {"config": 3}, {"config": {"environment": {"laws": 1}}}])
 def test_a_card_that_does_not_say_what_it_was_trained_on(
     training: dict[str, object], tmp_path: Path
 ) -> None:
-    model = write_model(tmp_path / "least.onnx")
-    card = Path(model).with_suffix(".json")
-    card.write_text(json.dumps(json.loads(card.read_text()) | {"training": training}))
-    result = CliRunner().invoke(cli, ["policy", "evaluate", model, "--seeds", "1"])
-    assert result.exit_code == 0, result.output
-    assert "trained on what its card does not say" in result.stderr
+    path = Path(write_model(tmp_path / "least.onnx")).with_suffix(".json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"training": training}))
+    told = outside_training(read_card(path), Variation(), "A", [], published=False)
+    assert told == ["trained on what its card does not say"]
 
 
 @pytest.mark.usefixtures("one_core")
 def test_shipped_models_say_what_they_were_trained_on(pipedream: Path) -> None:
-    few = ["--rule", "ramp-first-fit", "--seeds", "1", "--law", "A", "--law", "C"]
-    few += ["--profiles", str(pipedream)]
-    for fixed, said in ((["--law-instance", "0"], ""), ([], "made anew for each episode here")):
-        arguments = ["policy", "evaluate", "learned-first-fit", *few, *fixed]
-        result = CliRunner().invoke(cli, arguments)
-        assert result.exit_code == 0, result.output
-        assert said in result.stderr
-        assert bool(result.stderr.strip()) == bool(said)
+    card = read_card(MODELS / "learned-first-fit.json")
+    fixed = replace(Variation(), law_instance=0)
+    for law in "AC":
+        assert outside_training(card, fixed, law, list(SOURCES), published=True) == []
+    arguments = ["--rule", "ramp-first-fit", "--seeds", "1", "--law", "C"]
+    arguments += ["--profiles", str(pipedream)]
+    result = CliRunner().invoke(cli, ["policy", "evaluate", "learned-first-fit", *arguments])
+    assert result.exit_code == 0, result.output
+    assert "trained on instance 0 of law C, made anew for each episode here" in result.stderr
 
 
 def test_a_changed_file_is_refused(tmp_path: Path) -> None:
@@ -190,7 +212,5 @@ def test_loads_between_two_that_a_model_was_trained_on_count_as_met(
     varied: dict[str, Any], found: list[str]
 ) -> None:
     conditions = ["fixed:800", "fixed:1300", "fixed:150 gnmt=1"]
-    training = {"config": {"environment": {"laws": ["A"], "conditions": conditions}}}
-    seen = (SCHEMA, VERSION, ACTIONS, (4, 4, 2), "ramp-block", "0", "")
-    card = Card("m", "partition", *seen, training=training)
+    card = card_of({"config": {"environment": {"laws": ["A"], "conditions": conditions}}})
     assert outside_training(card, Variation.parse(**varied), "A", [], published=True) == found

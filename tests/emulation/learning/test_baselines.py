@@ -34,6 +34,9 @@ from patchlight.emulation.learning.envs.registry import ENVIRONMENTS, find_envir
 from patchlight.emulation.learning.envs.testing import figure_of
 from patchlight.testbed.errors import BadInput
 
+# What PyTorch imports at a first optimizer, and the compiled loops, are had once.
+pytestmark = pytest.mark.xdist_group("training")
+
 # The best action is the row with the least number, but the first is never allowed.
 LEAST = """
 import gymnasium

@@ -27,6 +27,9 @@ from patchlight.emulation.simulator.ramp import run_episode
 from patchlight.testbed.errors import BadInput
 from tests.support.tiny_models import GRAPHS
 
+# What PyTorch imports at a first optimizer, and the compiled loops, are had once.
+pytestmark = pytest.mark.xdist_group("training")
+
 TEXT = """
 name: tiny
 algorithm: masked-dqn

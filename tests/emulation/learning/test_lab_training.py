@@ -29,6 +29,9 @@ from patchlight.emulation.learning.labs.run import LabRun, load_lab_run
 from patchlight.emulation.learning.labs.what_if import WhatIfLearner, episode_of, policies_of
 from patchlight.testbed.errors import BadInput
 
+# What PyTorch imports at a first optimizer, and the compiled loops, are had once.
+pytestmark = pytest.mark.xdist_group("training")
+
 CONFIG = LabConfig(
     "tiny",
     ("placement", "topology"),

@@ -20,6 +20,9 @@ from patchlight.emulation.simulator.ramp.scenario import PoissonArrivals, Scenar
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import builtin_graph
 
+# What PyTorch imports at a first optimizer, and the compiled loops, are had once.
+pytestmark = pytest.mark.xdist_group("training")
+
 RULES = ("ramp-first-fit", "ramp-block")
 
 
