@@ -17,8 +17,9 @@ from patchlight.controller.policies.partition import Constant, Sufficient
 from patchlight.controller.policies.registry import find, policies
 from patchlight.emulation.experiments.pac_ml.variation import Variation
 from patchlight.emulation.simulator.ramp.episode_result import EpisodeResult
-from patchlight.emulation.simulator.ramp.hindsight import HindsightBound, hindsight_bound
+from patchlight.emulation.simulator.ramp.hindsight import hindsight_bound
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
+from patchlight.emulation.simulator.ramp.online_bound import online_bound
 from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE, RampShape
 from patchlight.emulation.simulator.ramp.rollout import LookAhead, RollOut, candidates, tuned
 from patchlight.emulation.simulator.ramp.scenario import Scenario
@@ -137,10 +138,11 @@ class TuningTask(NamedTuple):
 
 
 class BoundTask(NamedTuple):
-    """One hindsight bound to compute."""
+    """One bound of the blocking rate to compute, with all arrivals known or without foresight."""
 
     cell: Cell
     seed: int
+    foresight: bool
 
 
 class EpisodeOutcome(NamedTuple):
@@ -158,7 +160,7 @@ class EpisodeOutcome(NamedTuple):
 
 
 Task = EpisodeTask | TuningTask | BoundTask
-Done = EpisodeOutcome | LookAhead | HindsightBound
+Done = EpisodeOutcome | LookAhead | float
 
 
 @dataclass
@@ -197,5 +199,7 @@ class TaskRunner:
                 return EpisodeOutcome(result, cpu_s, faults.count, faults.first, latencies_s)
             case TuningTask(_, futures, arrivals):
                 return tuned(scenario, candidates(scenario, futures, arrivals))
+            case BoundTask(_, seed, foresight=True):
+                return hindsight_bound(scenario, seed).blocking_rate
             case BoundTask(_, seed):
-                return hindsight_bound(scenario, seed)
+                return online_bound(scenario, seed)

@@ -19,6 +19,10 @@ _COLOURS = {
 _OTHERS = ("#756bb1", "#dd1c77", "#1b9e77", "#d8b365", "#80cdc1", "#7f3b08")
 # Bars that a printer without colours tells apart.
 _HATCHES = ("", "//", "..", "\\\\", "xx", "--", "oo", "||", "++", "**", "OO", "/.", "\\o")
+_BOUNDS = (
+    ("hindsight_bound", "bound in hindsight", "-"),
+    ("online_bound", "bound without foresight", ":"),
+)
 _PAC_ML = "PAC-ML, best checkpoint"
 
 
@@ -72,15 +76,12 @@ def _bars(
 
 def _reference_lines(axis: Axes, result: dict[str, Any], laws: dict[str, Any]) -> None:
     for number, (law, cell) in enumerate(laws.items()):
-        bound = cell["hindsight_bound"]["blocking_rate"]
         # Matplotlib leaves labels that begin with an underscore out of the legend.
-        first = "_" if number else ""
-        label, span = (
-            f"{first}bound in hindsight (no policy is below)",
-            (number - 0.4, number + 0.4),
-        )
-        if bound is not None:
-            axis.hlines(bound, *span, "#000000", linewidth=1, label=label)
+        first, span = "_" if number else "", (number - 0.4, number + 0.4)
+        for key, name, style in _BOUNDS:
+            bound, label = cell[key]["blocking_rate"], f"{first}{name} (no policy is below)"
+            if bound is not None:
+                axis.hlines(bound, *span, "#000000", linestyle=style, linewidth=1, label=label)
         if result["comparable"] and law in result["published"]["blocking_rate"][_PAC_ML]:
             published = result["published"]["blocking_rate"][_PAC_ML][law]["blocking_rate"]
             label = f"{first}{_PAC_ML} (published)"

@@ -17,7 +17,6 @@ from patchlight.emulation.simulator.ramp.episode_result import (
     mean_and_interval,
     paired_difference,
 )
-from patchlight.emulation.simulator.ramp.hindsight import HindsightBound
 from patchlight.emulation.simulator.ramp.rollout import LookAhead
 from patchlight.testbed.errors import BadInput
 
@@ -102,17 +101,15 @@ class PolicyFigures:
 
 @dataclass(frozen=True, slots=True)
 class BoundFigures:
-    """The hindsight bound: no policy can block less."""
+    """A bound: no policy can block less, in any episode or, without foresight, in the mean."""
 
     blocking_rate: float | None
     ci95: float | None
 
     @classmethod
-    def of(cls, bounds: Sequence[HindsightBound]) -> BoundFigures:
+    def of(cls, rates: Sequence[float]) -> BoundFigures:
         """Over the bounds of all seeds; ``None`` where there is none yet."""
-        if not bounds:
-            return cls(None, None)
-        return cls(*_interval(mean_and_interval([bound.blocking_rate for bound in bounds])))
+        return cls(*_interval(mean_and_interval(rates))) if rates else cls(None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +196,7 @@ class CellFigures:
 
     policies: Mapping[str, PolicyFigures]
     hindsight_bound: BoundFigures
+    online_bound: BoundFigures
     roll_out: RollOutFigures | None
     lowest: Lowest
     less_maximum: Mapping[str, float]

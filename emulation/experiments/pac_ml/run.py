@@ -168,7 +168,7 @@ def run_experiment(
     runner = TaskRunner(profiles.graphs, options.horizon_s, options.variation)
     looks = _tune(runner, options, say)
     runs = _runs(options, looks)
-    bounds = [BoundTask(cell, seed) for cell in options.cells for seed in options.all_seeds]
+    bounds = _bounds(options)
     say(f"{len(runs)} episodes of {int(options.horizon_s / 1000) + 1} arrivals")
     done = _run([*runs, *bounds], runner, options, tell)
     figures: dict[str, dict[str, CellFigures]] = {}
@@ -178,8 +178,10 @@ def run_experiment(
         look = looks.get(cell)
         figures.setdefault(cell.rule, {})[cell.law] = CellFigures(
             policies,
-            BoundFigures.of(
-                [done.outcomes[b] for b in bounds if b.cell == cell and b in done.outcomes]
+            _bound([b for b in bounds if b.foresight and b.cell == cell], done.outcomes),
+            # The same for all placement rules.
+            _bound(
+                [b for b in bounds if not b.foresight and b.cell.law == cell.law], done.outcomes
             ),
             None if look is None else RollOutFigures.of(look),
             Lowest.of(policies),
@@ -282,6 +284,21 @@ def _runs(options: ExperimentOptions, looks: Mapping[Cell, LookAhead]) -> list[E
         for name in options.names(cell.rule)
         for seed in options.all_seeds
     ]
+
+
+def _bounds(options: ExperimentOptions) -> list[BoundTask]:
+    """In hindsight for each cell, and without foresight, which takes long, for each law."""
+    once = {} if options.quick else {cell.law: cell for cell in reversed(options.cells)}
+    return [
+        BoundTask(cell, seed, foresight)
+        for foresight, cells in ((True, options.cells), (False, once.values()))
+        for cell in cells
+        for seed in options.all_seeds
+    ]
+
+
+def _bound(tasks: Sequence[BoundTask], outcomes: Mapping[Task, Any]) -> BoundFigures:
+    return BoundFigures.of([outcomes[task] for task in tasks if task in outcomes])
 
 
 def _tune(

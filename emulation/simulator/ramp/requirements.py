@@ -27,6 +27,9 @@ class RequirementLaw(Protocol):
     def name(self) -> str:
         """As tables show it."""
 
+    def shares(self, rng: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The fractions β that ``sample`` would now draw from, each in (0, 1], and how likely."""
+
     def sample(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
         """``count`` fractions β, each in (0, 1]."""
 
@@ -41,6 +44,11 @@ class Choice:
     def __post_init__(self) -> None:
         if not self.values or not all(0 < value <= 1 for value in self.values):
             raise BadInput(f"law {self.name!r}: expected values over 0 and up to 1")
+
+    def shares(self, rng: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Each of the values with the same probability."""
+        count = len(self.values)
+        return np.array(self.values), np.full(count, 1 / count)
 
     def sample(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
         """Each of the values with the same probability."""
@@ -62,12 +70,15 @@ class SkewNormal:
     skewness: float
     instance: int | None = None
 
+    def shares(self, rng: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The law's histogram."""
+        if self.instance is None:
+            return _histogram(self.skewness, int(rng.integers(2**32)))
+        return _kept_histogram(self.skewness, self.instance)
+
     def sample(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
         """Drawn from the law's histogram."""
-        if self.instance is None:
-            values, shares = _histogram(self.skewness, int(rng.integers(2**32)))
-        else:
-            values, shares = _kept_histogram(self.skewness, self.instance)
+        values, shares = self.shares(rng)
         return rng.choice(values, size=count, p=shares)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from patchlight.controller.policies.contract import JobView
 from patchlight.emulation.simulator.outages import Outage, Outages
@@ -154,6 +155,10 @@ class Scenario:
             Job(number, graph, beta, alone[graph], beta * alone[graph], time)
             for number, (graph, beta, time) in enumerate(columns)
         ]
+
+    def requirements(self, seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The law of the episode with this seed: each requirement β, and how likely it is."""
+        return self.law.shares(np.random.default_rng(self._spawn(seed, 3)[2]))
 
     def views(self, jobs: Sequence[Job]) -> tuple[JobView, ...]:
         """The jobs as policies see them; each is called by its number."""

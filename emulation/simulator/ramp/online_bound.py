@@ -1,0 +1,254 @@
+"""How few jobs anybody could block who does not know the jobs to come.
+
+The bound is that of a Markov decision process with a value function of few numbers (the
+approximate linear programme of Schweitzer and Seidmann, 1985, and de Farias and Van Roy, 2003),
+here solved as a smaller decision process. Why no policy is below it:
+
+- Of the cluster only the number of servers is kept: no shapes, no fragmentation; jobs hold the
+  fewest servers for the shortest time (``hindsight.shortest_s``). A job that would run on past the
+  episode's end does not count, and is refused here. What any policy does can so be done here.
+- Let x be who is busy for how long as a job comes, and h any function of it. A decision leads from
+  x to x' and brings r, 1 or 0. Over an episode r + h(x') − h(x) adds up to what r does, as it
+  begins and ends with nothing running. Who knows all that came before, but not the next job, can
+  expect of each such term no more than the maximum over x of E[max over decisions of r + h(x')] −
+  h(x), E over the next job. The bound is the sum of these maxima.
+- Servers are counted in units: 16 or so are the cluster, and a job holds no more units than servers
+  of it make whole. h is g(how many units end after 0, 1, … arrivals, how many later), less a price
+  for each further arrival that the latter are still busy. These may be at any arrival from their
+  ends; so the maximum over x is one over g's arguments and over how many of the latter come among
+  the former next. Any g and any price bound. Value iteration finds a good g, a search the price.
+- Models that are drawn without putting back come more often the fewer of them came. Where that has
+  changed by much, another g is taken from there on; that costs the maximum of the new less the old.
+
+Who bounds is told the law of the episode's requirements, and how often each model is still to come:
+the bound holds for a policy that learns these, or is told. It is a bound of means: in one episode a
+policy may be below it, by luck; in the mean over episodes none is.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations_with_replacement
+
+import numpy as np
+from numpy.typing import NDArray
+
+from patchlight.emulation.simulator.ramp.hindsight import shortest_s
+from patchlight.emulation.simulator.ramp.scenario import FixedArrivals, Scenario
+
+EXACT = 5
+"""For which arrivals to come it is known how many units end."""
+_UNITS = 16
+_SWEEPS, _CLOSE, _NEAR = 120, 2e-4, 2e-3
+_LEAST_PRICE, _MOST_PRICE, _PRICES, _GOLDEN = 0.1, 0.9, 5, (math.sqrt(5) - 1) / 2
+_TOLERANCE_S = 1e-6
+_CHANGED, _AT_LEAST, _AT_ONCE = 0.04, 20, 64
+
+_Floats = NDArray[np.float64]
+_Ints = NDArray[np.intp]
+_Table = tuple[tuple[float, ...], ...]
+
+
+def online_bound(scenario: Scenario, seed: int, exact: int = EXACT) -> float:
+    """The mean of this over episodes is a blocking rate, faithful, that no policy's mean is below.
+
+    It is tighter with a larger ``exact``, and takes time and memory with about its fifth power:
+    each law is 100 MB and some seconds with 5. ``nan`` if there are no jobs, or if they do not come
+    at fixed times.
+    """
+    drawn = scenario.jobs(seed)
+    jobs = [job for job in drawn if job.arrived_s < scenario.horizon_s]
+    if not jobs or not isinstance(scenario.arrivals, FixedArrivals):
+        return math.nan
+    usual, before = _models_to_come(scenario, [job.graph for job in jobs])
+    chances = _chances(scenario, seed)
+    decisions = _decisions(_jobs(scenario), exact)
+    g, price = _solution(decisions, _listed(chances), tuple(usual.tolist()))
+    accepted, begin, expected = 0.0, 0, usual
+    while begin < len(jobs):
+        changed = np.abs(before[begin:] - expected).sum(axis=1) > _CHANGED
+        changed[:_AT_LEAST] = False
+        end = begin + int(changed.argmax()) if changed.any() else len(jobs)
+        accepted += decisions.most(g, price, chances, before[begin:end])
+        if end < len(jobs):
+            expected = before[end]
+            old, (g, _) = g, decisions.improved(g, price, chances, expected, _NEAR)
+            accepted += float((g - old).max())
+        begin = end
+    return max(0.0, len(jobs) - accepted) / len(drawn)
+
+
+def _models_to_come(scenario: Scenario, graphs: Sequence[int]) -> tuple[_Floats, _Floats]:
+    """How likely each model is the next: in the mean, and before each job, jobs × models."""
+    kinds = len(scenario.workloads.names)
+    shares = np.array(scenario.mix or [1.0] * kinds)
+    usual = shares / shares.sum()
+    if scenario.replication is None:
+        return usual, np.tile(usual, (len(graphs), 1))
+    pool = kinds * scenario.replication
+    left, found = np.zeros(kinds), np.zeros((len(graphs), kinds))
+    for number, graph in enumerate(graphs):
+        if number % pool == 0:
+            left[:] = scenario.replication
+        found[number] = left / left.sum()
+        left[graph] -= 1
+    return usual, found
+
+
+def _chances(scenario: Scenario, seed: int) -> _Floats:
+    """For each model how likely each degree is the least that is in time; last, that none is.
+
+    Higher degrees are taken to be in time as well.
+    """
+    times, _ = shortest_s(scenario.workloads)
+    least = times / np.array(scenario.workloads.sequential_s)[:, None]
+    requirements, shares = scenario.requirements(seed)
+    in_time = requirements[:, None, None] * (1 + 1e-9) >= least
+    first = np.where(in_time.any(axis=2), in_time.argmax(axis=2), least.shape[1])
+    found = [np.bincount(row, shares, least.shape[1] + 1) for row in first.T]
+    return np.array(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Jobs:
+    """Of each model and degree the units that it holds, and after how many arrivals these end.
+
+    ``None`` where a server's memory may not hold it.
+    """
+
+    units: int
+    options: tuple[tuple[tuple[int, int] | None, ...], ...]
+
+
+def _jobs(scenario: Scenario) -> _Jobs:
+    assert isinstance(scenario.arrivals, FixedArrivals)
+    times, held = shortest_s(scenario.workloads)
+    size, interval_s = scenario.workloads.ramp.shape.size, scenario.arrivals.interval_s
+    each = -(-size // _UNITS)
+
+    def option(time_s: float, servers: float) -> tuple[int, int] | None:
+        if not math.isfinite(time_s):
+            return None
+        arrivals = math.ceil((time_s - _TOLERANCE_S) / interval_s)
+        return int(servers) // each, max(arrivals, 1) - 1
+
+    rows = zip(times.tolist(), held.tolist(), strict=True)
+    return _Jobs(-(-size // each), tuple(tuple(map(option, *row)) for row in rows))
+
+
+def _listed(table: _Floats) -> _Table:
+    return tuple(map(tuple, table.tolist()))
+
+
+class _Decisions:
+    """The smaller decision process. S states, R rows: a state, and what it may stand for.
+
+    A state says for 0, 1, … ``exact`` − 1 how many units end after no more arrivals.
+    """
+
+    def __init__(self, jobs: _Jobs, exact: int) -> None:
+        units = self._units = jobs.units
+        self._places = np.arange(exact)
+        self._table = np.array(
+            [[math.comb(n, k + 1) for k in range(exact)] for n in range(units + exact)]
+        )
+        listed = np.array(list(combinations_with_replacement(range(units + 1), exact)))
+        states = listed[np.argsort(self._number(listed))]
+        self._empty = len(states) - 1
+        later = units - states[:, -1]
+        self._begins = np.cumsum(later + 1) - (later + 1)
+        self._of = np.repeat(np.arange(len(states)), later + 1)
+        # How many of the later units come among the others.
+        come = np.arange(len(self._of)) - self._begins[self._of]
+        now = states[self._of]
+        then = np.concatenate([now[:, 1:], (now[:, -1] + come)[:, None]], axis=1)
+        self._refused = self._number(then)
+        # In prices, what is had back of the later units, and what jobs that become some pay.
+        self._back = later[self._of] + come * (exact - 1.0)
+        kinds = list(dict.fromkeys(each for row in jobs.options for each in row if each))
+        self._column = [[each and kinds.index(each) for each in row] for row in jobs.options]
+        self._pays = np.array([[count * after * (after >= exact)] for count, after in kinds])
+        # Where there are too few units, the place after the last.
+        self._placed = np.full((len(kinds), len(now)), len(states))
+        for column, (count, after) in enumerate(kinds):
+            fits = now[:, 0] >= count
+            left = then[fits] - count * (self._places < after)
+            self._placed[column, fits] = self._number(left)
+
+    def _number(self, states: _Ints) -> _Ints:
+        """The place of states in the list: combinations, counted."""
+        found: _Ints = self._table[states + self._places, self._places].sum(axis=1)
+        return found
+
+    def solved(self, chances: _Floats, models: _Floats) -> tuple[_Floats, float]:
+        """A good g and a good price. ``chances``: ``_chances``; ``models``: how likely each is."""
+        g = np.zeros(self._empty + 1)
+
+        def bound(price: float) -> float:
+            nonlocal g
+            g, found = self.improved(g, price, chances, models, _NEAR)
+            return found
+
+        # Golden section: the bound is convex in the price.
+        low, high = _LEAST_PRICE / self._units, _MOST_PRICE / self._units
+        left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+        at_left, at_right = bound(left), bound(right)
+        for _ in range(_PRICES):
+            if at_left <= at_right:
+                high, right, at_right = right, left, at_left
+                left = high - _GOLDEN * (high - low)
+                at_left = bound(left)
+            else:
+                low, left, at_left = left, right, at_right
+                right = low + _GOLDEN * (high - low)
+                at_right = bound(right)
+        price = left if at_left <= at_right else right
+        return self.improved(g, price, chances, models, _CLOSE)[0], price
+
+    def improved(
+        self, g: _Floats, price: float, chances: _Floats, models: _Floats, close: float
+    ) -> tuple[_Floats, float]:
+        """A better g for a price, 0 of the empty cluster, and the bound that it gives for a job."""
+        for _ in range(_SWEEPS):
+            better = np.maximum.reduceat(self._values(g, price, chances) @ models, self._begins)
+            change = better - g
+            g = better - better[self._empty]
+            if np.ptp(change) < close:
+                break
+        return g, float(change.max())
+
+    def most(self, g: _Floats, price: float, chances: _Floats, models: _Floats) -> float:
+        """The sum over jobs of the maximum of E[r + h(x')] − h(x). ``models``: jobs × models."""
+        gains = self._values(g, price, chances) - g[self._of, None]
+        different, counts = np.unique(models, axis=0, return_counts=True)
+        parts = (different[k : k + _AT_ONCE] for k in range(0, len(different), _AT_ONCE))
+        return float(np.concatenate([(gains @ each.T).max(axis=0) for each in parts]) @ counts)
+
+    def _values(self, g: _Floats, price: float, chances: _Floats) -> _Floats:
+        """r + h(x') expected for each row and model, R × models."""
+        refused, back = g[self._refused], price * self._back
+        placed = np.append(g, -np.inf)[self._placed] + (1.0 - price * self._pays)
+        found = np.empty((len(back), len(chances)))
+        for model, (columns, chance) in enumerate(zip(self._column, chances, strict=True)):
+            best, total = refused, back + chance[-1] * refused
+            for column, part in zip(columns[::-1], chance[-2::-1], strict=True):
+                if column is not None:
+                    best = np.maximum(best, placed[column])
+                if part:
+                    total += part * best
+            found[:, model] = total
+        return found
+
+
+@lru_cache(maxsize=2)
+def _decisions(jobs: _Jobs, exact: int) -> _Decisions:
+    return _Decisions(jobs, exact)
+
+
+@lru_cache(maxsize=4)
+def _solution(
+    decisions: _Decisions, chances: _Table, models: tuple[float, ...]
+) -> tuple[_Floats, float]:
+    """Where the law is fixed all episodes ask for the same."""
+    return decisions.solved(np.array(chances), np.array(models))
