@@ -44,6 +44,8 @@ class AfterstateLearner:
         if self.settings.start:
             assert isinstance(self.scorer, OptionScorer)  # The configuration saw to that.
             begin_with(self.scorer, self.settings.start)
+        if isinstance(self.scorer, OptionScorer) and self.scorer.times is not None:
+            self.scorer.times.fit(scenarios, config.environment.first_seed)
         self.average = copy.deepcopy(self.scorer)
         self.optimizer = torch.optim.Adam(self.scorer.parameters(), lr=1e-3)
         self._apart = rollouts is not None

@@ -60,6 +60,7 @@ _LAW = Text("a requirement law", _law)
 _CONDITION = Text("when jobs come, and of which models", _condition)
 _OBSERVATIONS = ("patchlight", "pac-ml")
 _CLUSTERS = ("servers", "blocks", "both")
+_TIMES_BY = ("told", "limit", "size", "graph")
 _FRACTION = Number("a fraction", lowest=0, highest=1)
 _SMALL = Number("a rate", above=0, highest=1)
 _GAMMA = Number("a discount factor", above=0, highest=1)
@@ -85,7 +86,8 @@ class Environment:
     """What is simulated: as ``pac_ml_scenario``; each episode has one of ``laws`` in turn.
 
     ``conditions`` are loads and mixes, like ``fixed:800``, ``poisson:1000`` or
-    ``fixed:150 gnmt=1``: each law comes under each of them.
+    ``fixed:150 gnmt=1``: each law comes under each of them. ``remaining_error`` is that of
+    ``Scenario``, in training and in evaluation.
     """
 
     rule: str = setting(_RULE, "how operations are placed", PlacementRule.RAMP_FIRST_FIT.value)
@@ -97,6 +99,9 @@ class Environment:
     num_envs: int = setting(Whole("a number", 1, 65536), "episodes that are played at once", 512)
     first_seed: int = setting(_SEED, "that of the first episode", 1000)
     law_instance: int | None = setting(_SEED, "fixes laws B, C and D, else new ones for each", None)
+    remaining_error: float = setting(
+        Number("a share", lowest=0, highest=3), "how far off told remaining times are", 0.0
+    )
     conditions: tuple[str, ...] = setting(
         ListOf(_CONDITION, "conditions"), "when jobs come, and of which models", (_PLAIN,)
     )
@@ -136,6 +141,8 @@ class Network:
     agent sees, and no afterstates.
     ``hidden`` are the layers over the cluster; ``graph_width`` and ``graph_rounds`` are of
     the message passing over the computation graph, which is left out with a width of 0.
+    ``times`` says whether it is told how long the waiting job will take, or has to estimate that
+    from the job's ``limit``, its ``size`` or its ``graph`` (``job_times``).
     """
 
     busy_after_ks: tuple[float, ...] = setting(
@@ -150,12 +157,28 @@ class Network:
         "servers",
     )
     hidden: tuple[int, ...] = setting(ListOf(_LAYER, "layers' sizes"), "hidden layers", (256, 64))
+    times: str = setting(
+        choice("what tells how long a job takes", *_TIMES_BY),
+        "told, or estimated from its limit, its size, its graph",
+        "told",
+    )
     graph_width: int = setting(Whole("a width", 0, 256), "of the message passing", 0)
     graph_rounds: int = setting(Whole("a number", 1, 8), "of message passing", 2)
 
     def __post_init__(self) -> None:
         if not self.busy_after_ks:
             raise BadInput("'busy_after_ks' is empty: expected at least one time")
+        if self.times == "graph" and not self.graph_width:
+            raise BadInput("'times: graph' needs a 'graph_width' above 0")
+        if self.times != "told" and self.observation == "pac-ml":
+            raise BadInput("'times' is of the observation 'patchlight': 'pac-ml' has its own")
+
+    @property
+    def no_model(self) -> str:
+        """Why there is no model of such a network, for studies only; empty where there is."""
+        if self.observation == "pac-ml":
+            return "learned by PAC-ML's observation"
+        return "" if self.times == "told" else "estimates times that nobody tells"
 
 
 @dataclass(frozen=True)
@@ -279,6 +302,8 @@ class Config:
                 raise BadInput(
                     f"{other!r} is not of algorithm {self.algorithm!r}: its settings are {key!r}"
                 )
+        if self.network.times != "told" and key != "afterstates":
+            raise BadInput(f"{self.algorithm!r} does not learn where times are not told")
         if self.network.observation == "pac-ml":
             if self.afterstates.start:
                 raise BadInput("'start' needs the observation 'patchlight': models see by that")
@@ -299,6 +324,11 @@ class Config:
         for name in ("law_instance", "training_horizon_s"):
             if data["environment"][name] is None:
                 del data["environment"][name]  # A file has no way to write it.
+        # Runs from before there were these go on, and models stay as they were.
+        if not self.environment.remaining_error:
+            del data["environment"]["remaining_error"]
+        if self.network.times == "told":
+            del data["network"]["times"]
         return data
 
 

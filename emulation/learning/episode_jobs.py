@@ -24,6 +24,7 @@ class EpisodeJobs:
     recent: Array
     decisions: int
     horizon_s: float
+    told_over_true: _Floats | None
 
     @classmethod
     def of(cls, scenario: Scenario, seed: int) -> EpisodeJobs:
@@ -42,4 +43,5 @@ class EpisodeJobs:
             ),
             sum(job.arrived_s < scenario.horizon_s for job in jobs),
             scenario.horizon_s,
+            scenario.told_over_true(seed, len(jobs)),
         )

@@ -22,6 +22,8 @@ from patchlight.controller.policies.model_files import OUTPUT
 from patchlight.controller.policies.observation import SCHEMA, Layout
 from patchlight.emulation.learning.config import Config
 from patchlight.emulation.learning.network import MeanScorer, OptionScorer
+from patchlight.emulation.simulator.ramp.ramp import Ramp, RampShape
+from patchlight.emulation.simulator.ramp.workloads import MAX_DEGREE
 
 OPSET = 17
 _SMALL = 1024
@@ -59,6 +61,16 @@ def export(
     path = write_files(folder, name, content, card.written())
     load_learned(path)
     return path
+
+
+def for_ramp(scorer: OptionScorer, shape: RampShape) -> tuple[OptionScorer, Layout]:
+    """A scorer for a RAMP of this shape, and its layout; ``BadInput`` where its weights are bound
+    to the RAMP it was trained on.
+    """
+    degrees = tuple(degree for degree in Ramp(shape).degrees if degree <= MAX_DEGREE)
+    ramp = (shape.groups, shape.racks, shape.servers)
+    layout = Layout(ramp, degrees, scorer.value.layout.version)
+    return scorer.on(layout), layout
 
 
 def write_files(folder: Path, name: str, content: bytes, card: str) -> Path:

@@ -28,9 +28,11 @@ from patchlight.controller.policies.observation import (
     WORK,
     WORK_DEVIATION,
     Layout,
+    written,
 )
 from patchlight.emulation.learning.blocks import EACH, SIZES, told_blocks
 from patchlight.emulation.learning.config import Config, Network, parse_config
+from patchlight.emulation.learning.job_times import JobTimes
 from patchlight.emulation.simulator.network.compiled import IS_COMPILED
 from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE
 from patchlight.testbed.errors import BadInput, PatchlightError
@@ -171,12 +173,12 @@ class OptionScorer(nn.Module):
 
     def __init__(self, layout: Layout, network: Network, discount: float) -> None:
         super().__init__()
-        # To a larger cluster as many more jobs come, for each of which a free server counts.
-        scale = layout.servers / PAC_ML_SHAPE.size if layout.version > 1 else 1.0
-        self.discount = discount * scale
+        self.discount = discount * self._larger(layout)
         self.value = ClusterValue(layout, network)
+        self.network = network
+        self.times = None if network.times == "told" else JobTimes(network)
         self.graph: GraphEncoder | None = None
-        if network.graph_width:
+        if network.graph_width and self.times is None:
             self.graph = GraphEncoder(network.graph_width, network.graph_rounds)
             width = network.graph_width + JOB_FEATURES + OPTION_FEATURES
             width += layout.shapes["recent"][0]
@@ -185,6 +187,25 @@ class OptionScorer(nn.Module):
             nn.init.zeros_(last.weight)
             nn.init.zeros_(last.bias)
             self.correction = nn.Sequential(nn.Linear(width, 64), nn.ReLU(), last)
+
+    def on(self, layout: Layout) -> "OptionScorer":
+        """The same scorer for a RAMP of another shape; ``BadInput`` unless it is told of blocks."""
+        if layout == self.value.layout:
+            return self
+        if self.network.cluster != "blocks" or self.graph is not None:
+            raise BadInput(
+                f"this network is for a RAMP of {written(self.value.layout.ramp)} servers: only "
+                "one with 'cluster: blocks' and no graph network in its scores serves other shapes"
+            )
+        gamma = self.discount / self._larger(self.value.layout)
+        found = OptionScorer(layout, self.network, gamma)
+        found.load_state_dict(self.state_dict())
+        return found
+
+    @staticmethod
+    def _larger(layout: Layout) -> float:
+        """To a larger cluster as many more jobs come, for each of which a free server counts."""
+        return layout.servers / PAC_ML_SHAPE.size if layout.version > 1 else 1.0
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -250,12 +271,11 @@ def load_run(folder: Path) -> tuple[Config, dict[str, Any]]:
 def scorer_of(config: Config, kept: dict[str, Any]) -> tuple[OptionScorer, Layout]:
     """The scorer that a checkpoint holds, and the layout it is for.
 
-    ``BadInput`` for a run that learned by PAC-ML's observation, of which there are no models, and
-    for a checkpoint of another network.
+    ``BadInput`` for a run that is for studies only, and for a checkpoint of another network.
     """
-    if config.network.observation == "pac-ml":
+    if reason := config.network.no_model:
         raise BadInput(
-            f"{config.name!r} learned by PAC-ML's observation, of which there are no models",
+            f"{config.name!r} {reason}, of which there are no models",
             hint="'patchlight policy study' compares what such networks learn",
         )
     with of_this_network(f"the checkpoint of {config.name!r}"):

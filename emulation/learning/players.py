@@ -4,14 +4,16 @@
 adds is learned with it where the network has one. ``pac_ml_agent.PacMlPlayer`` values actions.
 """
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import ndtr
 from torch import Tensor, nn
 
 from patchlight.emulation.learning.config import Config
+from patchlight.emulation.learning.job_times import JobTimes, TimedGraphs
 from patchlight.emulation.learning.network import MeanScorer, OptionScorer
 from patchlight.emulation.learning.pac_ml_agent import PacMlNetwork, PacMlPlayer
 from patchlight.emulation.learning.vector_episodes import VectorEpisodes, layout_of, stacked_graphs
@@ -45,20 +47,30 @@ class Player(Protocol):
 
 
 class AfterstatePlayer:
-    """Plays by an ``OptionScorer``; only actions that can succeed are computed."""
+    """Plays by an ``OptionScorer``; only actions that can succeed are computed.
+
+    Where nobody tells how long a job takes, any action can that has a place: its score is what is
+    expected of it, being late included. What is learned from is what came of it.
+    """
 
     values_afterstates = True
 
-    def __init__(self, scorer: OptionScorer, workloads: Workloads) -> None:
+    def __init__(self, scorer: OptionScorer, workloads: Workloads, told: bool = False) -> None:
         self.scorer = scorer
+        self._times = None if told else scorer.times
         if scorer.graph is not None:
             nodes, edges = stacked_graphs(workloads)
             self._graphs = torch.from_numpy(nodes), torch.from_numpy(edges)
+        self._workloads = workloads
+        self._log_s: Tensor | None = None
+        self._episodes: VectorEpisodes
         self._rows: NDArray[np.intp] = np.empty(0, int)
         self._inputs: tuple[Tensor, ...] = ()
 
     def scores(self, episodes: VectorEpisodes) -> _Floats:
         """Reward now and discounted value after, E × A; minus infinity if impossible."""
+        if self._times is not None:
+            return self._estimated(episodes, self._times)
         count, actions = episodes.mask.shape
         rows = np.flatnonzero(episodes.mask)
         envs = rows // actions
@@ -79,8 +91,39 @@ class AfterstatePlayer:
         found[rows] = self.scorer.discount * value + (rows % actions > 0)
         return found.reshape(count, actions)
 
+    def _estimated(self, episodes: VectorEpisodes, times: JobTimes) -> _Floats:
+        """The same by estimated times."""
+        if self._log_s is None:
+            self._log_s = times.of_models(TimedGraphs(self._workloads))
+        self._episodes = episodes
+        count, actions = episodes.mask.shape
+        possible = np.concatenate([np.ones((count, 1), bool), episodes.fits], axis=1)
+        rows = np.flatnonzero(possible)
+        envs, columns = rows // actions, rows % actions
+        job_log_s, job_spread = times.of_jobs(
+            self._log_s,
+            torch.from_numpy(episodes.graph),
+            torch.from_numpy(episodes.limit_s).float(),
+        )
+        log_s, spread = (each.double().numpy()[envs] for each in (job_log_s, job_spread))
+        log_s = log_s - np.log(np.array(episodes.layout.actions).clip(min=1))[columns]
+        left = torch.from_numpy(episodes.afterstates(envs, columns, np.exp(log_s)))
+        with torch.no_grad():
+            seen = self.scorer.value.seen(left, torch.from_numpy(episodes.recent[envs]))
+            value = np.full((count, actions), -np.inf)
+            value[envs, columns] = self.predict(seen).numpy()
+        in_time = ndtr((np.log(episodes.limit_s)[envs] - log_s) / spread) * (columns > 0)
+        accepted = 1 + self.scorer.discount * value[envs, columns]
+        late = self.scorer.discount * value[envs, 0]
+        value[envs, columns] = in_time * accepted + (1 - in_time) * late
+        return value
+
     def taken(self, actions: NDArray[np.intp]) -> tuple[NDArray[np.generic], ...]:
         """What the network sees of the clusters that these actions leave behind."""
+        if self._times is not None:
+            left = self._episodes.afterstates(np.arange(len(actions)), actions)
+            seen = torch.from_numpy(left), torch.from_numpy(self._episodes.recent)
+            return (self.scorer.value.seen(*seen).numpy(),)
         each = len(self._rows) // len(actions)
         rows = torch.from_numpy(self._rows[np.arange(len(actions)) * each + actions])
         return tuple(array[rows].numpy() for array in self._inputs)
@@ -131,14 +174,37 @@ def player_of(network: nn.Module, workloads: Workloads) -> Player:
     return AfterstatePlayer(network, workloads)
 
 
+class Played(NamedTuple):
+    """What came of some episodes: the faithful blocking rate of each, and the share of decisions
+    that would be the same were times told, ``None`` where they are.
+    """
+
+    rates: list[float]
+    as_told: float | None
+
+
 def play(network: nn.Module, scenario: Scenario, first_seed: int, seeds: int) -> list[float]:
     """The faithful blocking rate of each of these seeds' episodes, decided by the best scores."""
-    episodes = VectorEpisodes([scenario], seeds, first_seed)
-    members = network.members if isinstance(network, MeanScorer) else [network]
+    return played(network, scenario, first_seed, seeds).rates
+
+
+def played(network: nn.Module, scenario: Scenario, first_seed: int, seeds: int) -> Played:
+    """These seeds' episodes, decided by the best scores."""
+    episodes, told = VectorEpisodes([scenario], seeds, first_seed), None
+    members = list(network.members) if isinstance(network, MeanScorer) else [network]
+    members = [m.on(episodes.layout) if isinstance(m, OptionScorer) else m for m in members]
+    if isinstance(network, OptionScorer) and network.times is not None:
+        told = AfterstatePlayer(members[0], scenario.workloads, told=True)
     players = [player_of(member, scenario.workloads) for member in members]
     found: dict[int, float] = {}
+    same = decisions = 0
     while len(found) < seeds:
-        actions = np.sum([player.scores(episodes) for player in players], axis=0).argmax(axis=1)
+        scores = [player.scores(episodes) for player in players]
+        actions = np.sum(scores, axis=0).argmax(axis=1)
+        if told is not None:
+            same += int((actions == told.scores(episodes).argmax(axis=1)).sum())
+            decisions += len(actions)
         for each in episodes.step(actions)[1]:
             found.setdefault(each.seed, each.blocking_rate)
-    return [found[seed] for seed in range(first_seed, first_seed + seeds)]
+    rates = [found[seed] for seed in range(first_seed, first_seed + seeds)]
+    return Played(rates, same / decisions if told is not None else None)

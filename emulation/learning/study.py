@@ -8,14 +8,13 @@ decide together, by the mean of their scores: the model that a study leaves of i
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from patchlight.emulation.experiments.pac_ml.episodes import Faults, make_policy
 from patchlight.emulation.learning.config import Config
+from patchlight.emulation.learning.elsewhere import Elsewhere
 from patchlight.emulation.learning.export import export
 from patchlight.emulation.learning.network import (
     CHECKPOINT,
@@ -24,7 +23,7 @@ from patchlight.emulation.learning.network import (
     load_run,
     scorer_of,
 )
-from patchlight.emulation.learning.players import play
+from patchlight.emulation.learning.players import play, played
 from patchlight.emulation.learning.training import Run, scenarios_of
 from patchlight.emulation.simulator.ramp.episode_result import mean_and_interval, paired_difference
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
@@ -46,19 +45,22 @@ _EPISODES_APART = 10_000_000
 class Trial:
     """A configuration's network after training with one seed, and what it blocked.
 
-    ``rates`` has for each scenario's name the blocking rate of each test episode.
+    ``rates`` has for each scenario's name the blocking rate of each test episode; ``as_told``,
+    where times are estimated, the share of decisions that would be the same were they told.
     """
 
     config: str
     seed: int
     steps: int
     rates: Mapping[str, Sequence[float]]
+    as_told: Mapping[str, float] = field(default_factory=dict)
 
 
 class Study:
     """Trains and tests in a folder. What is in it already is gone on with.
 
-    ``episodes`` are the seeds of the test's, ``say`` hears of the progress.
+    ``episodes`` are the seeds of the test's, ``say`` hears of the progress. Networks are also
+    tested at the places ``beside`` those that they are trained for.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Study:
         graphs: Sequence[ComputationGraph],
         folder: Path,
         say: Callable[[str], None],
+        beside: Sequence[Elsewhere] = (),
     ) -> None:
         names = [config.name for config in configs]
         if len(set(names)) < len(names):
@@ -85,6 +88,7 @@ class Study:
                 )
         self.configs, self.seeds, self.episodes = tuple(configs), tuple(seeds), episodes
         self._workloads, self.folder, self._say = Workloads(graphs), folder, say
+        self._beside = tuple(beside)
 
     def run(self) -> dict[str, Any]:
         """All trials and the rules beside them, as ``study.json`` holds it."""
@@ -93,17 +97,13 @@ class Study:
         for seed in self.seeds:
             for config in self.configs:
                 trials.append(self._trial(seeded(config, seed)))
-        scenarios = {
-            name: scenario
-            for config in self.configs
-            for name, scenario in zip(
-                config.environment.names, scenarios_of(config, self._workloads), strict=True
-            )
-        }
+        scenarios: dict[str, Scenario] = {}
+        for config in self.configs:
+            scenarios |= self._scenarios(config)
         together = {
             config.name: self._together(config)
             for config in self.configs
-            if len(self.seeds) > 1 and config.network.observation == "patchlight"
+            if len(self.seeds) > 1 and not config.network.no_model
         }
         self._say("the plain rules")
         rules = {name: self._rules(scenario) for name, scenario in scenarios.items()}
@@ -113,6 +113,13 @@ class Study:
             "training_seeds": list(self.seeds),
             "episodes": [self.episodes.start, self.episodes.stop - 1],
             "models": list(self._workloads.names),
+            "beside": {
+                each.name: {
+                    "models": list(each.workloads.names),
+                    "ramp": list(astuple(each.workloads.ramp.shape)),
+                }
+                for each in self._beside
+            },
             "rows": [
                 row
                 for config in self.configs
@@ -129,20 +136,27 @@ class Study:
     def _trial(self, config: Config) -> Trial:
         folder = self.folder / config.name / f"seed-{config.seed}"
         kept = folder / "tested.json"
-        wanted = [self.episodes.start, self.episodes.stop]
-        if kept.is_file() and (found := json.loads(kept.read_text()))["episodes"] == wanted:
-            return Trial(config.name, config.seed, found["steps"], found["rates"])
+        wanted, scenarios = [self.episodes.start, self.episodes.stop], self._scenarios(config)
+        if kept.is_file():
+            found = json.loads(kept.read_text())
+            if found["episodes"] == wanted and list(found["rates"]) == list(scenarios):
+                told = found.get("as_told", {})
+                return Trial(config.name, config.seed, found["steps"], found["rates"], told)
         self._say(f"{config.name}, training seed {config.seed}")
         run = Run(config, self._workloads, folder, self._say)
         if (folder / CHECKPOINT).exists():
             run.resume()
         report = run.learn()
-        rates = self._tested(config, report.scorer)
-        if isinstance(report.scorer, OptionScorer):
-            export(report.scorer, run.layout, config, report.training, folder)
-        steps = int(report.training["steps"])
-        kept.write_text(json.dumps({"episodes": wanted, "steps": steps, "rates": rates}) + "\n")
-        return Trial(config.name, config.seed, steps, rates)
+        network, first, count = report.scorer, self.episodes.start, len(self.episodes)
+        tests = {name: played(network, each, first, count) for name, each in scenarios.items()}
+        rates = {name: test.rates for name, test in tests.items()}
+        as_told = {n: test.as_told for n, test in tests.items() if test.as_told is not None}
+        if isinstance(network, OptionScorer) and not config.network.no_model:
+            export(network, run.layout, config, report.training, folder)
+        trial = Trial(config.name, config.seed, int(report.training["steps"]), rates, as_told)
+        found = {"episodes": wanted, "steps": trial.steps, "rates": rates, "as_told": as_told}
+        kept.write_text(json.dumps(found) + "\n")
+        return trial
 
     def _together(self, config: Config) -> dict[str, list[float]]:
         """What the networks of all seeds block by their mean scores, which become a model."""
@@ -153,13 +167,17 @@ class Study:
         training = {"config": config.as_data(), "steps": steps, "wall_s": wall_s}
         training["training_seeds"] = list(self.seeds)
         export(mean, layout, config, training, self.folder / config.name)
-        return self._tested(config, mean)
-
-    def _tested(self, config: Config, network: nn.Module) -> dict[str, list[float]]:
-        scenarios = scenarios_of(config, self._workloads)
-        found = dict(zip(config.environment.names, scenarios, strict=True))
         first, count = self.episodes.start, len(self.episodes)
-        return {name: play(network, scenario, first, count) for name, scenario in found.items()}
+        scenarios = self._scenarios(config)
+        return {name: play(mean, scenario, first, count) for name, scenario in scenarios.items()}
+
+    def _scenarios(self, config: Config) -> dict[str, Scenario]:
+        """All that it is tested under, by name."""
+        names = config.environment.names
+        found = dict(zip(names, scenarios_of(config, self._workloads), strict=True))
+        for each in self._beside:
+            found |= each.scenarios(config, self._workloads)
+        return found
 
     def _rules(self, scenario: Scenario) -> dict[str, list[float]]:
         """What plain rules block in the same episodes."""
@@ -208,6 +226,7 @@ def rows_of(
                 "mean": over_seeds.mean,
                 "ci95_over_training_seeds": over_seeds.half_width if len(each) > 1 else None,
                 "by_training_seed": means,
+                "as_told": _mean([t.as_told[name] for t in trials if name in t.as_told]),
                 "worst_seed": worst,
                 "worst": within.mean,
                 "worst_ci95_over_episodes": within.half_width,
@@ -230,3 +249,7 @@ def rows_of(
                 "less_maximum": 1 - mean.mean / beside["maximum"],
             }
     return rows
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -84,6 +84,7 @@ def scenarios_of(
             Variation.under(condition),
             horizon_s=environment.horizon_of(condition, training),
             law_instance=environment.law_instance,
+            remaining_error=environment.remaining_error,
         )
         varied.check_models(workloads.graphs)
         found.append(varied.scenario(workloads, law, environment.rule))

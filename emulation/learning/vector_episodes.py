@@ -101,6 +101,9 @@ class VectorEpisodes:
         self._prepare_blocks()
         self._prepare_times()
         self._until = np.zeros((num_envs, size))  # when each server is free again
+        self._told: _Floats | None = None  # of the remaining time, if that is not what it is
+        if any(s.remaining_error for s in scenarios):
+            self._told = np.ones((num_envs, size))
         self.scenario_of = np.zeros(num_envs, int)
         self.seed_of = np.zeros(num_envs, int)
         self._whole = np.ones(num_envs, bool)
@@ -216,17 +219,26 @@ class VectorEpisodes:
         """The servers, N × S, that jobs of these environments would get at these degrees."""
         return self._table.taken(self._needs[self.graph[envs], column], self._first[envs])
 
-    def afterstates(self, envs: NDArray[np.intp], actions: NDArray[np.intp]) -> Array:
+    def afterstates(
+        self, envs: NDArray[np.intp], actions: NDArray[np.intp], lasting_s: _Floats | None = None
+    ) -> Array:
         """How long each server would be busy after these actions, N × S, in ``UNIT_S``.
 
-        As the servers are now after an action that cannot succeed.
+        As the servers are now after an action that cannot succeed. ``lasting_s`` N: each job's
+        time as somebody thinks; then the servers are as if the job were accepted where it fits.
         """
         left = self._left[envs]
+        if self._told is not None:
+            left *= self._told[envs]
         now = np.minimum((left + EPSILON_S * (left > 0)) / UNIT_S, LONGEST)
         found: Array = now.astype(np.float32)
-        placed = np.flatnonzero((actions > 0) & self.mask[envs, actions])
-        column = actions[placed] - 1
-        lasting = np.minimum(self.expected_s[envs[placed], column] / UNIT_S, LONGEST)
+        column = actions - 1
+        accepted = self.mask[envs, actions] if lasting_s is None else self.fits[envs, column]
+        placed = np.flatnonzero((actions > 0) & accepted)
+        column = column[placed]
+        if lasting_s is None:
+            lasting_s = self.expected_s[envs, actions - 1]
+        lasting = np.minimum(lasting_s[placed] / UNIT_S, LONGEST)
         taken = self.servers(envs[placed], column)
         found[placed] = np.where(taken, lasting[:, None], found[placed])
         return found
@@ -297,6 +309,9 @@ class VectorEpisodes:
             ends = self.now_s + lasting
             servers = self.servers(chosen, column[chosen])
             self._until[chosen] = np.where(servers, ends[chosen, None], self._until[chosen])
+            if self._told is not None:
+                told = np.array([self._told_of(env) for env in chosen.tolist()])
+                self._told[chosen] = np.where(servers, told[:, None], self._told[chosen])
             self.unfinished += accepted & (ends > self._horizon_s + EPSILON_S)
         self.blocked += ~accepted
         self._position += 1
@@ -329,6 +344,11 @@ class VectorEpisodes:
             else:
                 self._times[g, c, self._first[env, most]] = found[number]
         return found
+
+    def _told_of(self, env: int) -> float:
+        """What is told of the remaining time of an environment's waiting job, as a share."""
+        told = self.jobs[env].told_over_true
+        return 1.0 if told is None else float(told[self._position[env]])
 
     def _block(self, env: int, size: int) -> Block:
         """The first free block of the size at this place."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from patchlight.controller.policies.learned import Card
+from patchlight.controller.policies.observation import written
 from patchlight.emulation.experiments.pac_ml.variation import Variation
 from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
 from patchlight.emulation.simulator.ramp.scenario import FixedArrivals
@@ -36,6 +37,13 @@ def outside_training(
     found += _other_conditions(environment, variation)
     if variation.milliseconds:
         found.append("trained on milliseconds that count as seconds")
+    error = environment.get("remaining_error", 0.0)
+    if variation.remaining_error != error:
+        told = f"remaining times that are off by {error:g}" if error else "exact remaining times"
+        found.append(f"trained on {told}")
+    trained_ramp = card.training.get("ramp")
+    if isinstance(trained_ramp, list) and tuple(trained_ramp) != card.ramp:
+        found.append(f"trained on a RAMP of {written(tuple(trained_ramp))} servers")
     if variation.failures is not None:
         found.append("trained on servers that never break")
     trained_models = card.training.get("models")

@@ -34,6 +34,7 @@ class Variation:
     without it they come as in the paper. ``law_instance`` fixes laws B, C and D, which are
     made anew for each episode without it (``requirements.SkewNormal``). With ``milliseconds`` the
     profiles' times are what they say, and jobs come and go in a thousandth of the time.
+    ``remaining_error``: see ``Scenario``.
     """
 
     ramp: RampShape = PAC_ML_SHAPE
@@ -43,6 +44,7 @@ class Variation:
     horizon_s: float = PAC_ML_HORIZON_S
     law_instance: int | None = None
     milliseconds: bool = False
+    remaining_error: float = 0.0
 
     @classmethod
     def parse(
@@ -52,6 +54,7 @@ class Variation:
         mix: str | None = None,
         failures: str | None = None,
         milliseconds: bool = False,
+        remaining_error: float = 0.0,
     ) -> Variation:
         """Of what users write, as ``4x4x2``, ``poisson:1000``, ``vgg16=3,gnmt=1``, ``30d:4h``.
 
@@ -65,6 +68,7 @@ class Variation:
             () if mix is None else _mix(mix),
             (failures and Outages.parse(f"server:{failures.removeprefix('server:')}")) or None,
             milliseconds=milliseconds,
+            remaining_error=remaining_error,
         )
 
     @classmethod
@@ -89,6 +93,8 @@ class Variation:
             found["mix"] = ",".join(f"{name}={share:g}" for name, share in self.mix)
         if self.milliseconds:
             found["times"] = "milliseconds"
+        if self.remaining_error:
+            found["remaining error"] = f"{self.remaining_error:g}"
         return found
 
     def check_models(self, graphs: Sequence[ComputationGraph]) -> None:
@@ -114,6 +120,7 @@ class Variation:
             plain,
             arrivals=self.arrivals,
             failures=self.failures,
+            remaining_error=self.remaining_error,
             mix=tuple(shares.get(name, 0.0) for name in workloads.names) if shares else None,
             replication=None if shares else plain.replication,
         )

@@ -14,6 +14,9 @@ from functools import partial
 from time import perf_counter
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from patchlight.controller.policies.contract import ClusterView, JobView, PartitionPolicy, Running
 from patchlight.emulation.simulator.outages import Outage
 from patchlight.emulation.simulator.ramp.episode_result import Accepted, EpisodeResult
@@ -71,6 +74,7 @@ class Episode:
         self._running: list[Running] = []  # Ascending: what ends next is the first.
         self._shape = scenario.workloads.cluster
         self._views = scenario.views(self._jobs)
+        self._told = scenario.told_over_true(seed, len(self._jobs))
         self._completion: dict[tuple[int, int], float] = {}
         self.accepted: list[Accepted] = []
         self.causes = [0] * len(JobOutcome)
@@ -97,13 +101,21 @@ class Episode:
             self._shape,
             occupied,
             self.broken,
-            tuple(self._running),
+            tuple(self._running) if self._told is None else self._running_as_told(self._told),
             self._views[number - RECENT if number > RECENT else 0 : number],
             # Not the scenario itself: it draws the jobs to come.
             partial(_preview, self.scenario.workloads, self.scenario.rule, occupied),
         )
         free = len(self._legal) - 1 - occupied.bit_count()
         return Question(cluster, self._views[number], self._legal[free])
+
+    def _running_as_told(self, told: NDArray[np.float64]) -> tuple[Running, ...]:
+        now = self.now_s
+        found = [
+            each._replace(ends_s=now + (each.ends_s - now) * float(told[int(each.name)]))
+            for each in self._running
+        ]
+        return tuple(sorted(found))
 
     def decide(self, degree: int, block: Block | None = None) -> JobOutcome:
         """Place the waiting job at this degree, or block it, and go on to the next arrival.

@@ -92,6 +92,7 @@ def _check(interval_s: float) -> None:
 
 PAC_ML_HORIZON_S = 1e6
 PAC_ML_REPLICATION = 201
+MAX_ERROR = 3.0
 # What episodes are drawn from, and what policies may draw from.
 _EPISODES, _POLICIES = (), (0x504F4C49,)
 
@@ -105,7 +106,9 @@ class Scenario:
     servers let it. With ``replication`` r, models are drawn without putting back from a pool of r
     jobs of each model, which is filled again when empty (as PAC-ML's simulator does); with
     ``None``, each job's model is drawn by itself, in proportion to ``mix`` if there is one.
-    ``stream`` keeps the episodes of equal seeds apart, see ``for_policies``.
+    Policies are told the remaining time of each running job times a log-normal number of its own,
+    whose logarithm has the standard deviation ``remaining_error``. ``stream`` keeps the episodes of
+    equal seeds apart, see ``for_policies``.
     """
 
     workloads: Workloads
@@ -117,9 +120,15 @@ class Scenario:
     reuse_first_time: bool = True
     mix: tuple[float, ...] | None = None
     failures: Outages | None = None
+    remaining_error: float = 0.0
     stream: tuple[int, ...] = _EPISODES
 
     def __post_init__(self) -> None:
+        if not 0 <= self.remaining_error <= MAX_ERROR:
+            raise BadInput(
+                f"remaining times cannot be off by {self.remaining_error}: expected 0 to "
+                f"{MAX_ERROR:g}, like 0.3"
+            )
         if not (math.isfinite(self.horizon_s) and self.horizon_s > 0):
             raise BadInput(f"cannot simulate {self.horizon_s} s: expected more than 0 s")
         if self.replication is not None and self.replication < 1:
@@ -169,6 +178,16 @@ class Scenario:
             )
             for number, graph, beta, alone_s, limit_s, arrived_s in jobs
         )
+
+    def told_over_true(self, seed: int, jobs: int) -> NDArray[np.float64] | None:
+        """What policies are told of each job's remaining time, as a share of it; ``None`` if that
+        is what it is.
+        """
+        if not self.remaining_error:
+            return None
+        # Spawned after those of jobs and failures, so that it does not change these.
+        rng = np.random.default_rng(self._spawn(seed, 5)[4])
+        return rng.lognormal(0.0, self.remaining_error, jobs)
 
     def server_events(self, seed: int) -> tuple[Outage, ...]:
         """Which servers break and are mended in the episode with this seed."""

@@ -45,6 +45,7 @@ def of_partition(
     profiles: Path | None,
     law_instance: int | None = None,
     milliseconds: bool = False,
+    remaining_error: float = 0.0,
     **other: str | None,
 ) -> Evaluation:
     """Partition policies on PAC-ML's cluster: figures for each law and policy.
@@ -60,7 +61,7 @@ def of_partition(
     from patchlight.emulation.experiments.pac_ml.variation import Variation
     from patchlight.emulation.simulator.executors import Engine
 
-    varied = Variation.parse(milliseconds=milliseconds, **other)
+    varied = Variation.parse(milliseconds=milliseconds, remaining_error=remaining_error, **other)
     options = ExperimentOptions(
         seeds=len(seeds),
         first_seed=seeds.start,
@@ -87,7 +88,8 @@ def of_partition(
         "seeds": list(seeds),
         "law_instance": law_instance,
         "varied": {what: text for what, text in other.items() if text is not None}
-        | ({"times": "milliseconds"} if milliseconds else {}),
+        | ({"times": "milliseconds"} if milliseconds else {})
+        | ({"remaining error": f"{remaining_error:g}"} if remaining_error else {}),
     }
     rows = [
         {

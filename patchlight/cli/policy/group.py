@@ -30,7 +30,7 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 # Options of ``evaluate`` that only partition policies have.
 _ONLY_PARTITION = (
     *("laws", "law_instance", "rule", "seeds"),
-    *("profiles", "ramp", "arrivals", "mix", "failures", "milliseconds"),
+    *("profiles", "ramp", "arrivals", "mix", "failures", "milliseconds", "remaining_error"),
 )
 _KINDS = ("partition", "placement", "order", "topology", "elasticity")
 # Imported only when they are used: they need PyTorch.
@@ -218,6 +218,13 @@ def _source(factory: Any) -> str | None:
     "--milliseconds",
     is_flag=True,
     help="The profiles' times are milliseconds, not seconds as in the paper's simulator.",
+)
+@click.option(
+    "--remaining-error",
+    type=click.FloatRange(0, 3),
+    default=0.0,
+    metavar="SHARE",
+    help="Policies are told remaining times that are off by so much, like 0.3 (log-normal).",
 )
 @click.option(
     "--failures",

@@ -109,8 +109,8 @@ def train(
         run.resume()
     report = run.learn()
     report.training["profiles"] = "PipeDream" if found.published else found.source
-    if not isinstance(report.scorer, OptionScorer):
-        say(f"{folder} has no model: it learned by PAC-ML's observation, which is for studies only")
+    if (reason := wanted.network.no_model) or not isinstance(report.scorer, OptionScorer):
+        say(f"{folder} has no model: it {reason}, which is for studies only")
         return
     path = write_model(report.scorer, run.layout, wanted, report.training, folder)
     rule = wanted.environment.rule
@@ -162,6 +162,18 @@ def _train_for_labs(
     "else the built-in computed ones]",
 )
 @click.option(
+    "--other-models",
+    multiple=True,
+    metavar="MODEL",
+    help="Test on jobs of these as well: built-in graphs, or files. May be given again.",
+)
+@click.option(
+    "--other-ramps",
+    multiple=True,
+    metavar="RAMP",
+    help="Test on this RAMP as well, like 8x8x2. May be given again.",
+)
+@click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("results/learning/study"),
@@ -175,6 +187,8 @@ def study(
     first_seed: int,
     steps: int | None,
     profiles: Path | None,
+    other_models: tuple[str, ...],
+    other_ramps: tuple[str, ...],
     output: Path,
     as_json: bool,
 ) -> None:
@@ -184,7 +198,9 @@ def study(
     seeds with its interval, the worst of them, and what that blocks less the best constant degree
     or plain rule in the same episodes; and what the networks of all seeds block when the mean of
     their scores decides, which is the model in the configuration's folder. Run again with the same
-    folder it goes on where it was; study.json and all models are there in the end.
+    folder it goes on where it was; study.json and all models are there in the end. With other
+    models or RAMPs, to which jobs come so often that the load stays the same, networks are tested
+    there too, without more training.
     """
     needed()
     import dataclasses
@@ -193,6 +209,7 @@ def study(
 
     from patchlight.emulation.experiments.pac_ml.run import find_profiles
     from patchlight.emulation.learning.config import find_config, read_config
+    from patchlight.emulation.learning.elsewhere import elsewhere
     from patchlight.emulation.learning.study import Study
 
     torch.set_num_threads(1)
@@ -206,7 +223,8 @@ def study(
         say(line, err=as_json)
 
     seeds = range(training_seeds)
-    result = Study(wanted, seeds, tested, found.graphs, output, tell).run()
+    beside = elsewhere(found.graphs, other_models, other_ramps)
+    result = Study(wanted, seeds, tested, found.graphs, output, tell, beside).run()
     if as_json:
         print_json(result)
         return
@@ -221,7 +239,7 @@ def _study_table(result: dict[str, Any]) -> Table:
     title = f"Blocking rate (%), {seeds} training seeds, episodes {first} to {last}"
     columns = ("mean", "worst", "less best rule", "together")
     numbers = [Column(name, whole=True, right=True) for name in columns]
-    more = (Column("steps", wide=True, right=True), Column("less maximum", wide=True, right=True))
+    more = [Column(name, wide=True, right=True) for name in ("steps", "less maximum", "as told")]
     table = Table("config", "scenario", *numbers, "rule", *more, title=title)
     for row in result["rows"]:
         spread = row["ci95_over_training_seeds"]
@@ -239,6 +257,7 @@ def _study_table(result: dict[str, Any]) -> Table:
             f"{row['best_rule']} {100 * row['best_rule_rate']:.2f}",
             f"{row['steps']:,}",
             f"{100 * row['less_maximum']:.1f} %",
+            "" if row["as_told"] is None else f"{100 * row['as_told']:.1f} %",
         )
     return table
 
@@ -248,18 +267,29 @@ def _study_table(result: dict[str, Any]) -> Table:
 @click.argument("output", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--name", help="Of the model.  [default: the configuration's]")
 @click.option("--notes", default="", show_default=False, help="A sentence for its card.")
-def export(run: Path, output: Path, name: str | None, notes: str) -> None:
+@click.option(
+    "--ramp",
+    metavar="GxRxS",
+    help="For this RAMP, where the network is told of free blocks only.  [default: the trained]",
+)
+def export(run: Path, output: Path, name: str | None, notes: str, ramp: str | None) -> None:
     """Write the policy of the training RUN as an ONNX file with its card into folder OUTPUT.
 
     RUN is the folder of a run, also of one that was interrupted: its last checkpoint counts.
+    A network of 'cluster: blocks' can be written for a RAMP of another shape, like 8x8x2, without
+    more training; the card says on which it was trained.
     """
     needed()
+    from patchlight.emulation.experiments.pac_ml.variation import Variation
     from patchlight.emulation.learning.export import export as write_model
+    from patchlight.emulation.learning.export import for_ramp
     from patchlight.emulation.learning.labs.config import is_for_labs
     from patchlight.emulation.learning.network import CONFIG, load_run, scorer_of
 
     described = run / CONFIG
     if described.is_file() and is_for_labs(described.read_text()):
+        if ramp is not None:
+            raise BadInput("--ramp is for partition policies: policies for labs serve any")
         from patchlight.emulation.learning.labs.export import export_lab_model
         from patchlight.emulation.learning.labs.run import load_lab_run
 
@@ -269,5 +299,8 @@ def export(run: Path, output: Path, name: str | None, notes: str) -> None:
     config, kept = load_run(run)
     scorer, layout = scorer_of(config, kept)
     training = {"config": config.as_data(), "steps": kept["steps"], "wall_s": kept["wall_s"]}
+    if ramp is not None:
+        training["ramp"] = list(layout.ramp)
+        scorer, layout = for_ramp(scorer, Variation.parse(ramp=ramp).ramp)
     path = write_model(scorer, layout, config, training, output, name, notes)
     say(f"{path} and its card {path.with_suffix('.json').name}")
