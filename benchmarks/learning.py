@@ -1,8 +1,9 @@
-"""How fast a learned policy decides, how fast *least-delay*, and how fast the environments step.
+"""How fast learned policies decide, how fast *least-delay*, and how fast the environments step.
 
-Each on one core. Decisions of learned policies are those of a shipped model in whole episodes of
-PAC-ML's size, each measured by itself: from the view of the cluster to the degree, the observation
-included. Processor time counts, so that what else runs on the machine does not.
+Each on one core, each decision measured by itself: from the view of the cluster to the answer, the
+observation included. Models of partition decide in whole episodes of PAC-ML's size, those that
+weigh options where *least-delay* does. Processor time counts, so that what else runs on the machine
+does not.
 """
 
 import statistics
@@ -16,11 +17,8 @@ from benchmarks import figure
 from benchmarks.simulator import profiled_graphs
 from patchlight.controller.policies.contract import ClusterView, JobView
 from patchlight.controller.policies.learned import load_learned
-from patchlight.controller.policies.model_files import shipped_models
-from patchlight.controller.policies.options.least_delay import (
-    LeastDelayPlacement,
-    LeastDelayTopology,
-)
+from patchlight.controller.policies.model_files import shipped_models, weighs_options
+from patchlight.controller.policies.registry import load_policy
 from patchlight.emulation.simulator.ramp import Episode, Workloads, pac_ml_scenario
 from patchlight.emulation.simulator.randomlabs import episodes
 from patchlight.testbed.errors import PatchlightError
@@ -35,10 +33,11 @@ LABS = (
 
 
 class _Timed:
-    """*least-delay*, its decisions timed; places that are not free are no decisions."""
+    """Policies whose decisions are timed; places that are not free are no decisions."""
 
-    def __init__(self) -> None:
-        self._placement, self._topology = LeastDelayPlacement(), LeastDelayTopology()
+    def __init__(self, name: str) -> None:
+        self._placement: Any = load_policy(name, "placement")
+        self._topology: Any = load_policy(name, "topology")
         self.placements_ms: list[float] = []
         self.circuits_ms: list[float] = []
 
@@ -56,14 +55,14 @@ class _Timed:
         return maps
 
 
-def _least_delay() -> list[dict[str, Any]]:
+def _in_labs(policy: str) -> list[dict[str, Any]]:
     """Decisions in a lab where jobs come at a load of 0.95."""
     found = []
     for shape, jobs, limit in LABS:
-        lab, timed = lab_of(shape, "timed"), _Timed()
+        lab, timed = lab_of(shape, "timed"), _Timed(policy)
         episodes.Episode(lab, episodes.draw_jobs(lab, 0, jobs, 0.95)).play(timed, timed)
         for what, took in (("placement", timed.placements_ms), ("topology", timed.circuits_ms)):
-            head = f"least-delay, {shape.size} GPUs: a {what}"
+            head = f"{policy}, {shape.size} GPUs: a {what}"
             late = float(np.percentile(took, 99))
             name = f"{head}, 99th percentile of {len(took)}"
             found.append(figure(name, late, "CPU ms", limit))
@@ -77,8 +76,11 @@ def run() -> list[dict[str, Any]]:
     models = shipped_models()
     if not models:
         raise PatchlightError("there is no shipped model to measure")
-    found: list[dict[str, Any]] = _least_delay()
+    for_labs = [name for name, path in models.items() if weighs_options(path)]
+    found = [each for name in ("least-delay", *for_labs) for each in _in_labs(name)]
     for name, path in models.items():
+        if name in for_labs:
+            continue
         policy = load_learned(path)
         took: list[float] = []
         for law in "AD":

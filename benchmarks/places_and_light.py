@@ -1,4 +1,4 @@
-"""Where jobs go and which circuits they get: *least-delay* beside *regroup*, in packets.
+"""Where jobs go and which circuits they get: *learned-lab*, *least-delay*, *regroup*, in packets.
 
 The jobs are those of ``benchmarks.following_light``, on the emulated OFC 2022 lab, each time with
 other policies: the mean completion times that are measured, and those that the simulator predicts.
@@ -16,7 +16,7 @@ from patchlight.emulation.simulator.cluster import Policies
 from patchlight.testbed.labfile.reader import load_lab
 from patchlight.testbed.policies import PolicyChoice
 
-PAIRS = (("least-delay", "least-delay"), ("regroup", "regroup"))
+PAIRS = (("learned-lab", "learned-lab"), ("least-delay", "least-delay"), ("regroup", "regroup"))
 FULL_S = 1200.0
 
 

@@ -28,13 +28,14 @@ class _Weighs:
         self.explanation = None
         if not options:
             return None
-        best = min(options, key=_cost)
-        scores = [-min(_cost(option)[1], 1e12) for option in options]
+        best = min(options, key=rule_cost)
+        scores = [-min(rule_cost(option)[1], 1e12) for option in options]
         self.explanation = explained(outlook, options, scores, best)
         return best.answer
 
 
-def _cost(option: Option) -> tuple[bool, float]:
+def rule_cost(option: Option) -> tuple[bool, float]:
+    """What the rule goes by: whether there is no way, and by how much all jobs end later."""
     cost_s = option.prospect.cost_s
     return option.prospect.stuck, 0.0 if math.isnan(cost_s) else cost_s
 

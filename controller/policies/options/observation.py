@@ -25,7 +25,8 @@ from patchlight.controller.policies.options.outlook import HORIZON_S, Networks, 
 SCHEMA, VERSION = "patchlight.options", 3
 PROPOSERS = (*BUILT_IN, "regroup", "give-and-take")
 """Policies of which an option says whether they would choose it."""
-OPTION_FEATURES = 17 + len(PROPOSERS)
+NOT_PROPOSERS = 17
+OPTION_FEATURES = NOT_PROPOSERS + len(PROPOSERS)
 STATE_FEATURES = 11 + len(KINDS)
 COST = 0
 """The feature of an option that says by how much more all times to the ends of jobs grow than with

@@ -50,7 +50,13 @@ class Networks:
             if of_lab is lab and maps == circuits:
                 self._known.insert(0, self._known.pop(number))
                 return wiring
-        wiring = Wiring(LabNetwork(lab, trace_links(lab, circuits)), {})
+        before = next((each for of_lab, _, each in self._known if of_lab is lab), None)
+        if before is None:
+            network = LabNetwork(lab, trace_links(lab, circuits))
+        else:
+            # Only what is lit another way is looked at.
+            network = before.network.after(*before.network.links.after(circuits))
+        wiring = Wiring(network, {})
         self._known = [(lab, circuits, wiring), *self._known[: _KEPT - 1]]
         return wiring
 

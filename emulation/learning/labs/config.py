@@ -45,22 +45,27 @@ class GraphNetwork:
 
 
 @dataclass(frozen=True)
-class WhatIf:
-    """How answers are tried out and learned from.
+class Trials:
+    """How answers are tried out.
 
-    Of each lab's episode ``decisions`` are looked at; at each, up to ``options`` answers beside the
-    one that was taken are played until all jobs have ended that come up to ``horizon`` after the
+    Of each lab's episode ``decisions`` are looked at; at each, up to ``options`` answers that seem
+    best and one more are played until all jobs have ended that come up to ``horizon`` after the
     one decided about.
     """
 
     decisions: int = setting(Whole("a number", 1, 1000), "of an episode that are looked at", 6)
-    options: int = setting(Whole("a number", 1, 100), "other answers that are tried", 3)
+    options: int = setting(Whole("a number", 2, 100), "that seem best, and one more, are tried", 4)
     horizon: int = setting(Whole("a number of jobs", 1, 10_000), "that come after and count", 24)
-    learning_rate: float = setting(Number("a learning rate", above=0), "Adam's", 2e-3)
-    batch_size: int = setting(Whole("a number", 1, 4096), "decisions of a gradient step", 32)
-    gradient_steps: int = setting(Whole("a number", 1, 1000), "after each episode", 6)
-    buffer: int = setting(Whole("a number", 1, 10**6), "decisions that are kept", 3000)
-    ema_rate: float = setting(Number("a rate", above=0, highest=1), "of the average weights", 0.01)
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """How the network learns from what was tried: AdamW, until labs kept apart get no better."""
+
+    learning_rate: float = setting(Number("a learning rate", above=0), "AdamW's", 1e-3)
+    weight_decay: float = setting(Number("a rate", lowest=0), "AdamW's", 0.1)
+    batch_size: int = setting(Whole("a number", 1, 4096), "decisions of a gradient step", 64)
+    n_epochs: int = setting(Whole("a number", 1, 1000), "through what was tried, at most", 20)
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,10 @@ class HeldOut:
 
     first_seed: int = setting(_SEED, "that of the first lab", 500)
     labs: int = setting(Whole("a number", 2, 10_000), "of labs", 20)
+    largest: int = setting(Whole("a number of GPUs", 8, 1024), "GPUs of the largest lab", 128)
+    mixed: float = setting(
+        Number("a part", lowest=0, highest=1), "of the labs that has two GPU models", 0.3
+    )
 
 
 def _record(cls: type[Any], name: str) -> Record:
@@ -87,7 +96,8 @@ class LabConfig:
     seed: int = setting(_SEED, "of the weights and of what is drawn", 0)
     labs: Labs = setting(_record(Labs, "labs"), "where it learns", Labs())
     network: GraphNetwork = setting(_record(GraphNetwork, "network"), "its size", GraphNetwork())
-    what_if: WhatIf = setting(_record(WhatIf, "what_if"), "how it learns", WhatIf())
+    what_if: Trials = setting(_record(Trials, "what_if"), "what is tried out", Trials())
+    fitting: Fitting = setting(_record(Fitting, "fitting"), "how it learns from that", Fitting())
     testing: HeldOut = setting(_record(HeldOut, "testing"), "at the end", HeldOut())
 
     def __post_init__(self) -> None:

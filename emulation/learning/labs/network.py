@@ -67,16 +67,14 @@ class OptionNetwork(nn.Module):
         self.job = Messages(OPERATION_FEATURES, 0, width, min(1, network.rounds))
         # Of an option: the nodes that it touches, by how much of it is there and by how much of
         # them it takes; the cluster, the job, the state, and itself.
-        last = nn.Linear(width, 1)
-        nn.init.zeros_(last.weight)
-        nn.init.zeros_(last.bias)
         self.judge = nn.Sequential(
             nn.Linear(4 * width + STATE_FEATURES + OPTION_FEATURES, 2 * width),
             nn.ReLU(),
             nn.Linear(2 * width, width),
             nn.ReLU(),
-            last,
+            nn.Linear(width, 1),
         )
+        self.forget()
 
     def forward(self, seen: Mapping[str, Tensor]) -> Tensor:
         """A score for each option."""
@@ -90,8 +88,21 @@ class OptionNetwork(nn.Module):
         job = _mean(operations, seen["of_operation"], seen["state"])
         shared = torch.cat([whole, job, seen["state"]], -1)[seen["of_option"]]
         correction = self.judge(torch.cat([*touched, shared, options], -1)).squeeze(-1)
-        found: Tensor = correction - options[:, COST] - 10.0 * options[:, _STUCK]
+        found: Tensor = self.plain(options) + correction
         return found
+
+    @staticmethod
+    def plain(options: Tensor) -> Tensor:
+        """The score of each option without a correction: that of the rule."""
+        found: Tensor = -options[:, COST] - 10.0 * options[:, _STUCK]
+        return found
+
+    def forget(self) -> None:
+        """Correct nothing any more."""
+        last = self.judge[-1]
+        assert isinstance(last, nn.Linear)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
 
 
 def joined(observations: Sequence[Observation]) -> dict[str, Tensor]:

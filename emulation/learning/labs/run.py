@@ -4,6 +4,7 @@ A run's folder holds ``config.json``, ``progress.csv``, ``checkpoint.pt`` (read 
 only) and, at the end, the model: ``NAME.onnx`` with its card.
 """
 
+import dataclasses
 import json
 import os
 import time
@@ -16,10 +17,11 @@ from typing import Any
 import torch
 
 from patchlight.emulation.learning.labs.config import LabConfig, parse_lab_config
+from patchlight.emulation.learning.labs.fitting import Fitted, fit
 from patchlight.emulation.learning.labs.network import OptionNetwork
 from patchlight.emulation.learning.labs.testing import Tested, run_test
-from patchlight.emulation.learning.labs.what_if import WhatIfLearner
-from patchlight.emulation.learning.network import CHECKPOINT, CONFIG, of_this_network
+from patchlight.emulation.learning.labs.what_if import WhatIf
+from patchlight.emulation.learning.network import CHECKPOINT, CONFIG
 from patchlight.emulation.learning.run_log import SAID_EVERY_S, RunLog
 from patchlight.testbed.errors import BadInput
 
@@ -43,7 +45,7 @@ class LabRun:
     ) -> None:
         self.config, self.folder, self._say = config, folder, say
         self._before_s = 0.0
-        self._learner = WhatIfLearner(config)
+        self._trials = WhatIf(config)
         self._is_resumed = False
 
     def resume(self) -> None:
@@ -52,10 +54,9 @@ class LabRun:
         if kept.get("config") != _timeless(self.config):
             raise BadInput(
                 f"the checkpoint in {self.folder} is of another configuration",
-                hint="only 'steps' and 'testing' may change; else begin in a new folder",
+                hint="only 'steps', 'fitting' and 'testing' may change; else begin in a new folder",
             )
-        with of_this_network(f"the checkpoint in {self.folder}"):
-            self._learner.restore(kept["learner"])
+        self._trials.restore(kept["trials"])
         self._before_s, self._is_resumed = float(kept["wall_s"]), True
 
     def learn(self) -> LabReport:
@@ -66,53 +67,63 @@ class LabRun:
                 f"{self.folder} holds a run already", hint="go on with --resume, or name another"
             )
         (self.folder / CONFIG).write_text(json.dumps(self.config.as_data(), indent=2) + "\n")
-        learner, steps = self._learner, self.config.steps
+        trials, steps = self._trials, self.config.steps
         began = kept = said = time.monotonic()
-        losses = list[float]()
-        with closing(RunLog(self.folder, steps, learner.steps, self._before_s)) as log:
+        with closing(RunLog(self.folder, steps, trials.steps, self._before_s)) as log:
             try:
-                while learner.steps < steps:
-                    losses.append(learner.round())
+                while trials.steps < steps:
+                    trials.round()
                     now = time.monotonic()
                     if now - kept >= _KEPT_EVERY_S:
                         kept = now
                         self._keep(now - began)
-                    if now - said >= SAID_EVERY_S or learner.steps >= steps:
+                    if now - said >= SAID_EVERY_S or trials.steps >= steps:
                         said = now
-                        self._log(log, now - began, sum(losses) / len(losses))
-                        losses = []
+                        self._log(log, now - began)
             finally:
                 self._keep(time.monotonic() - began)
+        fitted = fit(self.config, trials.tried, self._say)
+        self._say(
+            f"on labs kept apart {fitted.changed} of {fitted.decisions} decisions are others than "
+            f"the rule's: {fitted.gain:+.3f} ± {fitted.gain_ci95:.3f} of a job's time for each"
+        )
         spent_s = self._before_s + time.monotonic() - began
         self._say(f"testing on {self.config.testing.labs} labs that it has not seen")
-        tested = run_test(learner.average, self.config)
-        training = {
-            "config": self.config.as_data(),
-            "steps": learner.steps,
-            "labs": learner.episodes,
-            "wall_s": round(spent_s, 1),
-            "torch": str(torch.__version__),
-            "tested": asdict(tested),
-        }
-        return LabReport(learner.average, tested, training)
+        tested = run_test(fitted.network, self.config)
+        training = {**about(self.config, trials, spent_s, fitted), "tested": asdict(tested)}
+        return LabReport(fitted.network, tested, training)
 
     def _keep(self, spent_s: float) -> None:
         state = {
             "config": _timeless(self.config),
             "wall_s": self._before_s + spent_s,
-            "learner": self._learner.state(),
+            "trials": self._trials.state(),
         }
         path = self.folder / CHECKPOINT
         draft = path.with_suffix(".tmp")
         torch.save(state, draft)
         os.replace(draft, path)
 
-    def _log(self, log: RunLog, spent_s: float, loss: float) -> None:
-        steps, labs = self._learner.steps, self._learner.episodes
+    def _log(self, log: RunLog, spent_s: float) -> None:
+        steps, labs = self._trials.steps, self._trials.episodes
         wall_s = round(self._before_s + spent_s, 1)
-        log.row({"steps": steps, "labs": labs, "wall_s": wall_s, "loss": loss})
-        log.scalars(steps, {"labs": labs, "loss": loss})
-        self._say(f"{log.words(steps, spent_s)}  in {labs:,} labs  loss {loss:.4f}")
+        log.row({"steps": steps, "labs": labs, "wall_s": wall_s})
+        log.scalars(steps, {"labs": labs})
+        self._say(f"{log.words(steps, spent_s)}  in {labs:,} labs")
+
+
+def about(config: LabConfig, trials: WhatIf, wall_s: float, fitted: Fitted) -> dict[str, Any]:
+    """What a card says of a training run."""
+    found = asdict(dataclasses.replace(fitted, network=None))  # type: ignore[arg-type]
+    del found["network"]
+    return {
+        "config": config.as_data(),
+        "steps": trials.steps,
+        "labs": trials.episodes,
+        "wall_s": round(wall_s, 1),
+        "torch": str(torch.__version__),
+        "fitted": found,
+    }
 
 
 def read_checkpoint(folder: Path) -> dict[str, Any]:
@@ -127,7 +138,7 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
         ) from error
     except Exception as error:  # torch raises whatever its archive reader does
         raise BadInput(f"cannot read the checkpoint {path}: {error}") from error
-    if not isinstance(kept, dict) or not {"config", "wall_s", "learner"} <= kept.keys():
+    if not isinstance(kept, dict) or not {"config", "wall_s", "trials"} <= kept.keys():
         raise BadInput(f"the checkpoint {path} is of another kind of training")
     return kept
 
@@ -135,17 +146,14 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
 def load_lab_run(folder: Path) -> tuple[OptionNetwork, LabConfig, dict[str, Any]]:
     """The network that a run has come to, its configuration, and what its card says of it."""
     config = parse_lab_config((folder / CONFIG).read_text(), str(folder / CONFIG))
-    kept = read_checkpoint(folder)
-    network = OptionNetwork(config.network)
-    with of_this_network(f"the checkpoint in {folder}"):
-        network.load_state_dict(kept["learner"]["average"])
-    steps, labs = kept["learner"]["steps"], kept["learner"]["episodes"]
-    about = {"config": config.as_data(), "steps": steps, "labs": labs, "wall_s": kept["wall_s"]}
-    return network, config, about
+    kept, trials = read_checkpoint(folder), WhatIf(config)
+    trials.restore(kept["trials"])
+    fitted = fit(config, trials.tried)
+    return fitted.network, config, about(config, trials, kept["wall_s"], fitted)
 
 
 def _timeless(config: LabConfig) -> str:
     """What may not change between a run and its resumption."""
     found = config.as_data()
-    del found["steps"], found["testing"]
+    del found["steps"], found["testing"], found["fitting"]
     return json.dumps(found, sort_keys=True)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -55,12 +55,14 @@ def run_test(
     tell: Callable[[int, int], None] = lambda done, of: None,
 ) -> Tested:
     """Play the labs of the configuration's test with the network and with each built-in choice."""
-    count = config.testing.labs
+    testing, count = config.testing, config.testing.labs
+    drawn = replace(config.labs, largest=testing.largest, mixed=testing.mixed)
+    tested = replace(config, labs=drawn)
     beside = BESIDE_WITH_CIRCUITS if "topology" in config.learns else BESIDE
     ratios: dict[str, list[float]] = {" + ".join(names): [] for names in beside}
     measures: dict[str, list[float]] = {}
     for number in range(count):
-        episode = episode_of(config, config.testing.first_seed + number)
+        episode = episode_of(tested, testing.first_seed + number)
         for name, value in lab_range(episode.lab).items():
             measures.setdefault(name, []).append(value)
         learned = _mean_s(episode.play(*policies_of(network, config.learns)).jobs["jct_s"])

@@ -1,13 +1,12 @@
-"""Learning from what would have been: other answers to a decision, each played to the end.
+"""Trying out what would have been: other answers to a decision, each played to the end.
 
-An episode is played once, as the network has it. At some of its decisions other options are taken
-instead, and what comes then is played by the rule *least-delay*: the same jobs come, so what
+An episode is played once, by the rule *least-delay*. At some of its decisions other options are
+taken instead, and what comes then is played by that rule, too: the same jobs come, so what
 differs is due to the answer alone. The sums of completion times say which options were good and by
 how much (policy improvement by roll-outs: Tesauro and Galperin, NIPS 1996). Nothing of it is
-sampled but the labs and jobs, and which decisions are looked at.
+sampled but the labs and jobs, and which decisions are looked at. ``fitting`` learns from it.
 """
 
-import copy
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +14,8 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from torch import nn
 
 from patchlight.controller.policies.contract import ClusterView, JobView, PlacementPolicy
-from patchlight.controller.policies.model_files import OUTPUT
 from patchlight.controller.policies.options.learned import (
     LearnedPlacement,
     LearnedTopology,
@@ -28,9 +25,11 @@ from patchlight.controller.policies.options.learned import (
 from patchlight.controller.policies.options.least_delay import (
     LeastDelayPlacement,
     LeastDelayTopology,
+    rule_cost,
 )
 from patchlight.controller.policies.options.listing import Option
 from patchlight.controller.policies.options.observation import (
+    NOT_PROPOSERS,
     SCHEMA,
     VERSION,
     Observation,
@@ -77,33 +76,40 @@ def policies_of(
 
 
 class Tried(NamedTuple):
-    """A decision that was looked at: what was seen, which options were tried, their worth.
+    """A decision that was looked at, in the lab of a seed.
 
-    ``worth`` says by how much jobs end sooner than with the mean of those that were tried.
+    ``seen`` has the options that were tried alone, the rule's own first. ``worth`` says of each by
+    how much jobs end sooner than in the mean of them, in times that jobs last.
     """
 
+    seed: int
     seen: Observation
-    options: list[int]
     worth: list[float]
 
 
 class _Decision(NamedTuple):
-    """One that the network made, after so many answers before it."""
+    """One that the rule made, after so many answers before it; ``ranked`` has its choice first.
+
+    Of options that look the same only one is there.
+    """
 
     number: int
     seen: Observation
     options: list[Option]
-    chosen: int
+    ranked: list[int]
     unit_s: float
     job: str
 
 
 @dataclass
 class _Script:
-    """The answers of an episode: those that are given first, then the network's, else a rule's."""
+    """The answers of an episode: those that are given first, then the rule's.
+
+    With ``policies`` its decisions are noted: what was seen, and which options there were.
+    """
 
     given: Sequence[Any] = ()
-    network: tuple[LearnedPlacement, LearnedTopology | None] | None = None
+    policies: tuple[LearnedPlacement, LearnedTopology | None] | None = None
     answers: list[Any] = field(default_factory=list)
     decisions: list[_Decision] = field(default_factory=list)
     job: str = ""
@@ -121,16 +127,20 @@ class _Script:
     def weigh(
         self, policy: WeighsOptions, outlook: Outlook, job: JobView | None, options: list[Option]
     ) -> Any:
-        """The answer of the network, noted as a decision."""
-        chosen = 0
+        """The answer of the lowest cost; noted as a decision where there are several."""
+        if not options:
+            return self.answer(None)
+        by_cost = sorted(range(len(options)), key=lambda number: rule_cost(options[number]))
         if len(options) > 1:
             seen = policy.observe(outlook, job, options)
-            (scores,) = policy.session.run([OUTPUT], seen)
-            chosen = int(scores.argmax())
-            unit_s = typical_s(outlook.cluster, options)
-            number = len(self.answers)
-            self.decisions.append(_Decision(number, seen, options, chosen, unit_s, self.job))
-        return self.answer(options[chosen].answer)
+            looks = np.round(seen["options"][by_cost, :NOT_PROPOSERS], 4)
+            _, firsts = np.unique(looks, axis=0, return_index=True)
+            ranked = [by_cost[place] for place in sorted(firsts.tolist())]
+            if len(ranked) > 1:
+                unit_s = typical_s(outlook.cluster, options)
+                number = len(self.answers)
+                self.decisions.append(_Decision(number, seen, options, ranked, unit_s, self.job))
+        return self.answer(options[by_cost[0]].answer)
 
 
 class _Placement:
@@ -144,9 +154,9 @@ class _Placement:
         script.job = job.name
         if script.is_given:
             return cast(Sequence[int], script.answer(script.given[len(script.answers)]))
-        if script.network is None:
+        if script.policies is None:
             return cast(Sequence[int], script.answer(self._plain.place(cluster, job, workers)))
-        policy = script.network[0]
+        policy = script.policies[0]
         outlook = policy.outlook(cluster)
         options = policy.options(outlook, job, workers)
         return cast(Sequence[int], script.weigh(policy, outlook, job, options))
@@ -160,48 +170,45 @@ class _Topology:
         script = self._script
         if script.is_given:
             return cast(Mapping[str, Any], script.answer(script.given[len(script.answers)]))
-        if script.network is None or script.network[1] is None:
+        if script.policies is None or script.policies[1] is None:
             return cast(Mapping[str, Any], script.answer(self._plain.circuits(cluster, groups)))
-        policy = script.network[1]
+        policy = script.policies[1]
         outlook = policy.outlook(cluster)
         options = policy.options(outlook, groups)
         return cast(Mapping[str, Any], script.weigh(policy, outlook, None, options))
 
 
-class WhatIfLearner:
-    """Learns by trying out; ``steps`` counts the decisions that were looked at."""
+class WhatIf:
+    """Tries out answers, lab by lab; ``steps`` counts the decisions that were looked at."""
 
     def __init__(self, config: LabConfig) -> None:
         self.config, self.steps, self.episodes = config, 0, 0
-        torch.manual_seed(config.seed)
-        self.network = OptionNetwork(config.network)
-        self.average = copy.deepcopy(self.network)
-        rate = config.what_if.learning_rate
-        self._adam = torch.optim.Adam(self.network.parameters(), lr=rate)
-        self._kept: list[Tried] = []
+        self.tried: list[Tried] = []
+        # Its scores are not asked for: it lists options and shows what is seen of them.
+        self._policies = policies_of(OptionNetwork(config.network), config.learns)
 
-    def round(self) -> float:
-        """One episode looked at, and some steps of learning; the mean loss."""
+    def round(self) -> None:
+        """One more lab."""
         seed = self.config.labs.first_seed + self.episodes
         draw = random.Random(f"what if {self.config.seed} {seed}")
-        self._kept += self._look(episode_of(self.config, seed), draw)
-        self._kept = self._kept[-self.config.what_if.buffer :]
+        found = self._look(seed, draw)
+        self.tried += found
+        self.steps += max(1, len(found))
         self.episodes += 1
-        losses = [self._learn(draw) for _ in range(self.config.what_if.gradient_steps)]
-        return sum(losses) / len(losses)
 
-    def _look(self, episode: Episode, draw: random.Random) -> list[Tried]:
+    def _look(self, seed: int, draw: random.Random) -> list[Tried]:
         """Play an episode, and some of its decisions otherwise."""
-        what_if, kinds = self.config.what_if, self.config.learns
-        played = _Script(network=policies_of(self.average, kinds))
-        whole_s = _jct_s(self._play(episode, played))
-        found = []
+        what_if, episode = self.config.what_if, episode_of(self.config, seed)
+        played = _Script(policies=self._policies)
+        self._play(episode, played)
         names = [job.view.name for job in episode.jobs]
+        found = []
         many = min(what_if.decisions, len(played.decisions))
         for decision in draw.sample(played.decisions, many):
             before = played.answers[: decision.number]
-            others = [n for n in range(len(decision.options)) if n != decision.chosen]
-            tried = [decision.chosen, *draw.sample(others, min(what_if.options, len(others)))]
+            # The best by the rule, and one of the others, so that those too are known.
+            best, others = decision.ranked[: what_if.options], decision.ranked[what_if.options :]
+            tried = [*best, *draw.sample(others, min(1, len(others)))]
             last = names.index(decision.job) + 1 + what_if.horizon
             then, sums_s = Episode(episode.lab, episode.jobs[:last]), []
             for number in tried:
@@ -209,13 +216,11 @@ class WhatIfLearner:
                 sums_s.append(_jct_s(self._play(then, _Script([*before, answer]))))
             if not all(np.isfinite(sums_s)):
                 continue
-            # The rule that plays on is the same for all of them, also for what the network took.
             mean_s = sum(sums_s) / len(sums_s)
             worth = [
                 max(-_MOST, min(_MOST, (mean_s - each_s) / decision.unit_s)) for each_s in sums_s
             ]
-            found.append(Tried(decision.seen, tried, worth))
-        self.steps += max(1, len(found)) if np.isfinite(whole_s) else 1
+            found.append(Tried(seed, of_these(decision.seen, tried), worth))
         return found
 
     def _play(self, episode: Episode, script: _Script) -> QueueResult:
@@ -223,46 +228,41 @@ class WhatIfLearner:
         plain = LeastDelayPlacement(circuits=with_topology)
         return episode.play(_Placement(script, plain), _Topology(script) if with_topology else None)
 
-    def _learn(self, draw: random.Random) -> float:
-        """A step of learning from decisions that were looked at."""
-        if not self._kept:
-            return 0.0
-        batch = draw.sample(self._kept, min(self.config.what_if.batch_size, len(self._kept)))
-        seen = joined([each.seen for each in batch])
-        scores = self.network(seen)
-        rows, firsts = [], 0
-        for each in batch:
-            rows.append([firsts + number for number in each.options])
-            firsts += len(each.seen["options"])
-        wanted = torch.tensor([worth for each in batch for worth in each.worth])
-        centred = torch.cat([scores[each] - scores[each].mean() for each in rows])
-        loss: Any = nn.functional.huber_loss(centred, wanted.float())
-        self._adam.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
-        self._adam.step()
-        with torch.no_grad():
-            pairs = zip(self.average.parameters(), self.network.parameters(), strict=True)
-            for kept, new in pairs:
-                kept.lerp_(new, self.config.what_if.ema_rate)
-        return float(loss.detach())
-
     def state(self) -> dict[str, Any]:
-        """What to go on from; what was tried is not kept."""
-        return {
-            "steps": self.steps,
-            "episodes": self.episodes,
-            "network": self.network.state_dict(),
-            "average": self.average.state_dict(),
-            "adam": self._adam.state_dict(),
-        }
+        """What to go on from, as plain tensors."""
+        tried = [
+            {
+                "seed": each.seed,
+                "seen": {name: torch.from_numpy(array) for name, array in each.seen.items()},
+                "worth": each.worth,
+            }
+            for each in self.tried
+        ]
+        return {"steps": self.steps, "episodes": self.episodes, "tried": tried}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from there."""
         self.steps, self.episodes = int(state["steps"]), int(state["episodes"])
-        self.network.load_state_dict(state["network"])
-        self.average.load_state_dict(state["average"])
-        self._adam.load_state_dict(state["adam"])
+        self.tried = [
+            Tried(
+                int(each["seed"]),
+                {name: array.numpy() for name, array in each["seen"].items()},
+                list(each["worth"]),
+            )
+            for each in state["tried"]
+        ]
+
+
+def of_these(seen: Observation, options: Sequence[int]) -> Observation:
+    """An observation as if there were only these options, in this order."""
+    rows = np.array(options, np.int64)
+    there = np.full(len(seen["options"]), -1, np.int64)
+    there[rows] = np.arange(len(rows))
+    touched = there[seen["touched"][:, 0]]
+    kept = touched >= 0
+    pairs = np.stack([touched[kept], seen["touched"][kept, 1]], 1)
+    changed = {"options": seen["options"][rows], "touched": pairs}
+    return {**seen, **changed, "amounts": seen["amounts"][kept]}
 
 
 def episode_of(config: LabConfig, seed: int) -> Episode:

@@ -25,7 +25,7 @@ from patchlight.emulation.simulator.cluster.sweep import (
 )
 from patchlight.emulation.simulator.executors import Engine, Interrupted
 from patchlight.emulation.simulator.network import Failure, Slowness, Trouble, network_of
-from patchlight.emulation.simulator.traces import load_trace
+from patchlight.emulation.simulator.traces import drawn_trace, is_drawn, load_trace
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.issues import nearest
 from patchlight.testbed.jobfile.reader import read_jobs
@@ -34,6 +34,8 @@ from patchlight.testbed.labfile.reader import find_lab, load_lab
 DEFAULT_CLUSTER = "16x16x8"
 # Of a job's time, on a lab: VGG16 on four M40 with 40 Gb/s each moves gradients for so much of it.
 LAB_COMMUNICATION = 0.25
+DRAWN_JOBS = 2000
+"""So many jobs come where a trace is drawn and nobody says how many."""
 _JOB_FILES = (".yaml", ".yml")
 
 
@@ -41,6 +43,7 @@ _JOB_FILES = (".yaml", ".yml")
 class SimulationOptions:
     """What is simulated: a trace's jobs on a cluster, under each with each of the policies.
 
+    ``trace`` may also be the name of a law that jobs are drawn by (``traces.LAWS``).
     ``trace_format`` ``None`` is recognised; of the trace only the first ``jobs`` come, ``speed``
     times as fast. The cluster is that of ``lab``, or of ``network`` (a line of text), else
     ``cluster`` (racks x servers x GPUs, the NIC rates of a rack ``oversubscription`` times its
@@ -179,7 +182,11 @@ def _jobs(
         alone = "in a lab they would start together: here each starts by itself"
         notes = (alone,) if file.together and len(specs) > 1 else ()
         return jobs_of_specs(cluster.lab, specs, options.user), notes
-    trace = load_trace(options.trace, options.trace_format, skip_bad=options.skip_bad)
+    if options.trace_format is None and is_drawn(options.trace):
+        count, gpus = options.jobs or DRAWN_JOBS, len(cluster.shape.gpus)
+        trace = drawn_trace(str(options.trace), options.settings.seed, count, gpus)
+    else:
+        trace = load_trace(options.trace, options.trace_format, skip_bad=options.skip_bad)
     jobs = queue_jobs(trace.jobs[: options.jobs], communication, options.speed)
     return jobs, trace.notes
 
@@ -198,7 +205,7 @@ def _files(options: SimulationOptions) -> list[Path]:
     """All files that the results depend on."""
     lab = [] if options.lab is None else [find_lab(options.lab)]
     return [
-        options.trace,
+        *([] if is_drawn(options.trace) else [options.trace]),
         *lab,
         *policy_files(options.order, "order"),
         *policy_files(options.placement, "placement"),

@@ -16,8 +16,13 @@ import numpy as np
 from patchlight.controller.policies.registry import load_policy
 from patchlight.emulation.simulator.executors import Engine, run_all
 from patchlight.emulation.simulator.ramp.episode_result import Interval, mean_and_interval
-from patchlight.emulation.simulator.randomlabs.episodes import Episode, draw_jobs, traced_jobs
-from patchlight.emulation.simulator.traces import TraceJob, read_trace
+from patchlight.emulation.simulator.randomlabs.episodes import (
+    Episode,
+    draw_jobs,
+    trace_of,
+    traced_jobs,
+)
+from patchlight.emulation.simulator.traces import TraceJob
 from patchlight.testbed.random_lab import random_lab
 
 SIZES = ((8, 16), (17, 32), (33, 64), (65, 128), (129, 1024))
@@ -54,7 +59,7 @@ BUILT_IN = tuple(
 class Drawn:
     """Which labs and jobs: ``jobs`` come to each at ``load``, of ``trace`` where there is one.
 
-    ``largest`` is the number of GPUs of the largest lab.
+    ``largest`` is the number of GPUs of the largest lab. ``trace`` is a file, or the name of a law.
     """
 
     jobs: int = 120
@@ -72,7 +77,7 @@ class Drawn:
     @cached_property
     def _traced(self) -> Sequence[TraceJob]:
         assert self.trace is not None  # Others have no use for it.
-        return read_trace(self.trace)
+        return trace_of(self.trace, self.largest)
 
 
 class LabResult(NamedTuple):

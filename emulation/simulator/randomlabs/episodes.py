@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from patchlight.controller.policies.contract import PlacementPolicy, TopologyPolicy
 from patchlight.controller.policies.order import Fifo
@@ -17,7 +18,7 @@ from patchlight.emulation.simulator.cluster import (
     simulate,
 )
 from patchlight.emulation.simulator.cluster.lab_jobs import jobs_of_specs
-from patchlight.emulation.simulator.traces import TraceJob
+from patchlight.emulation.simulator.traces import LAWS, TraceJob, is_drawn, read_trace
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import builtin_graph
 from patchlight.testbed.jobs import JobSpec
@@ -27,6 +28,7 @@ _MODELS = ("alexnet", "resnet18", "resnet50", "vgg16", "bert-large", "gpt2")
 _SIZES = {1: 0.25, 2: 0.2, 4: 0.25, 8: 0.2, 16: 0.1}
 _SLOWER = {"fast": 1.0, "slow": 2.0}
 _MEDIAN_S, _SPREAD = 1144.0, 1.3
+_LAW_JOBS = 20_000  # are drawn of a law; episodes are pieces of them
 _MOST_ITERATIONS = 10_000_000  # A job has no more; the longest of a trace are cut there.
 
 
@@ -61,6 +63,11 @@ def draw_jobs(lab: Lab, seed: int, count: int, load: float) -> list[QueueJob]:
         found += jobs_of_specs(lab, [spec], "", at_s)
         at_s += maker.draw.expovariate(1 / gap_s)
     return found
+
+
+def trace_of(trace: str | Path, largest: int) -> list[TraceJob]:
+    """The jobs of a file, or of a law that has this name, for labs of up to ``largest`` GPUs."""
+    return LAWS[str(trace)].draw(0, _LAW_JOBS, largest) if is_drawn(trace) else read_trace(trace)
 
 
 def traced_jobs(

@@ -1,10 +1,29 @@
 """Readers of public traces of GPU clusters: which jobs came, when, how big and how long.
 
 ``read_trace`` gives the jobs; ``load_trace`` says too what was sorted and left out. Known are the
-Philly trace as CSV and as its own JSON, Helios' job logs, and Alibaba's PAI 2020.
+Philly trace as CSV and as its own JSON, Helios' job logs, and Alibaba's PAI 2020. ``laws`` draws
+jobs like those of the last two, without a file.
 """
 
-from patchlight.emulation.simulator.traces.files import FORMATS, load_trace, read_trace
+from patchlight.emulation.simulator.traces.files import (
+    FORMATS,
+    drawn_trace,
+    is_drawn,
+    load_trace,
+    read_trace,
+)
+from patchlight.emulation.simulator.traces.laws import LAWS, TraceLaw
 from patchlight.emulation.simulator.traces.model import Trace, TraceFileError, TraceJob
 
-__all__ = ["FORMATS", "Trace", "TraceFileError", "TraceJob", "load_trace", "read_trace"]
+__all__ = [
+    "FORMATS",
+    "LAWS",
+    "Trace",
+    "TraceFileError",
+    "TraceJob",
+    "TraceLaw",
+    "drawn_trace",
+    "is_drawn",
+    "load_trace",
+    "read_trace",
+]

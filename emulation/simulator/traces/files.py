@@ -1,9 +1,10 @@
-"""Reads a trace file; which format it has is told by what is in it."""
+"""Reads a trace file, whose format is told by what is in it, or draws a trace by its name."""
 
 import csv
 from pathlib import Path
 
 from patchlight.emulation.simulator.traces import tables
+from patchlight.emulation.simulator.traces.laws import LAWS
 from patchlight.emulation.simulator.traces.model import Gathering, Trace, TraceJob
 from patchlight.emulation.simulator.traces.phillyjson import read_log
 from patchlight.testbed.errors import BadInput
@@ -46,6 +47,17 @@ def load_trace(path: str | Path, format: str | None = None, *, skip_bad: bool = 
     except csv.Error as error:
         raise into.refuse(1, f"not a CSV table: {error}") from error
     return into.finish(format)
+
+
+def is_drawn(trace: str | Path) -> bool:
+    """Whether this names a law of jobs (``LAWS``), and not a file; a file of that name is one."""
+    return str(trace) in LAWS and not Path(trace).exists()
+
+
+def drawn_trace(name: str, seed: int, count: int, gpus: int) -> Trace:
+    """So many jobs drawn by the law of a name, for a cluster of so many GPUs."""
+    law = LAWS[name]
+    return Trace(f"{name} ({law.about}, drawn)", "drawn", law.draw(seed, count, gpus), 0, {})
 
 
 def _recognised(text: str, into: Gathering) -> str:

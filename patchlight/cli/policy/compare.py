@@ -34,8 +34,9 @@ from patchlight.testbed.errors import BadInput
 )
 @click.option(
     "--trace",
-    type=click.Path(path_type=Path, exists=True),
-    help="Jobs are pieces of this trace, brought to the load.  [default: drawn by chance]",
+    type=click.Path(path_type=Path),
+    help="Jobs are pieces of this trace, a file, helios or pai, brought to the load.  "
+    "[default: drawn by chance]",
 )
 @click.option("--processes", type=click.IntRange(1), help="At a time.  [default: the cores]")
 @click.option(
@@ -68,6 +69,7 @@ def compare(
     from patchlight.emulation.simulator.executors import Engine
     from patchlight.emulation.simulator.randomlabs.comparison import Drawn, Pair, by_size
     from patchlight.emulation.simulator.randomlabs.comparison import compare as run_comparison
+    from patchlight.emulation.simulator.traces import is_drawn
 
     if not 0 < load <= 10:
         raise BadInput(f"--load {load:g}: expected more than 0, and 10 at most")
@@ -76,7 +78,7 @@ def compare(
     wanted = [Pair.parse(text) for text in pairs]
     drawn = Drawn(jobs, load, largest, trace)
     seeds = range(first_seed, first_seed + labs)
-    origin = provenance(seeds, [] if trace is None else [trace])
+    origin = provenance(seeds, [] if trace is None or is_drawn(trace) else [trace])
     with progress_bar("labs", console(stderr=as_json)) as tell:
         done = iter(range(1, labs + 1))
         engine = Engine("processes", processes or 0)

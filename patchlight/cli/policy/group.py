@@ -232,7 +232,10 @@ def _source(factory: Any) -> str | None:
     help="Mean times that a server works and is mended, like 30d:4h.",
 )
 @click.option(
-    "--trace", type=_FILE, metavar="FILE", help="For all but partition policies: the jobs."
+    "--trace",
+    type=_FILE,
+    metavar="FILE",
+    help="For all but partition policies: the jobs, as simulate takes them.",
 )
 @click.option(
     "--lab",

@@ -1,6 +1,7 @@
 """Learning to weigh options in random labs: a run, its model, and what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,18 +16,26 @@ from patchlight.controller.policies.options.learned import LearnedPlacement, Lea
 from patchlight.controller.policies.registry import load_policy
 from patchlight.emulation.learning.config import CONFIGS, ConfigError
 from patchlight.emulation.learning.labs.config import (
+    Fitting,
     GraphNetwork,
     HeldOut,
     LabConfig,
     Labs,
-    WhatIf,
+    Trials,
     is_for_labs,
     parse_lab_config,
 )
 from patchlight.emulation.learning.labs.export import export_lab_model
+from patchlight.emulation.learning.labs.fitting import fit
 from patchlight.emulation.learning.labs.network import OptionNetwork
 from patchlight.emulation.learning.labs.run import LabRun, load_lab_run
-from patchlight.emulation.learning.labs.what_if import WhatIfLearner, episode_of, policies_of
+from patchlight.emulation.learning.labs.what_if import (
+    Tried,
+    WhatIf,
+    episode_of,
+    of_these,
+    policies_of,
+)
 from patchlight.testbed.errors import BadInput
 
 # What PyTorch imports at a first optimizer, and the compiled loops, are had once.
@@ -38,8 +47,8 @@ CONFIG = LabConfig(
     steps=4,
     labs=Labs(largest=16, jobs=10, lowest_load=1.2, highest_load=1.3),
     network=GraphNetwork(width=4, rounds=1),
-    what_if=WhatIf(decisions=2, options=1, gradient_steps=2, batch_size=2),
-    testing=HeldOut(labs=2),
+    what_if=Trials(decisions=2, options=2, horizon=8),
+    testing=HeldOut(labs=2, largest=16),
 )
 
 
@@ -72,8 +81,33 @@ def test_a_run_is_trained_kept_and_exported(tmp_path: Path) -> None:
 
 
 def test_training_is_the_same_each_time() -> None:
-    first, second = WhatIfLearner(CONFIG), WhatIfLearner(CONFIG)
-    assert first.round() == second.round()
+    first, second = WhatIf(CONFIG), WhatIf(CONFIG)
+    first.round()
+    second.round()
+    assert [each.worth for each in first.tried] == [each.worth for each in second.tried]
+    assert len({each.seed for each in first.tried}) == 1
+    again = WhatIf(CONFIG)
+    again.restore(first.state())
+    assert [each.worth for each in again.tried] == [each.worth for each in first.tried]
+
+
+def test_what_pays_is_learned_and_what_does_not_is_forgotten() -> None:
+    found = WhatIf(CONFIG)
+    while len(found.tried) < 2:
+        found.round()
+    seen = found.tried[0].seen
+    pair = of_these(seen, [0, 1])
+    assert len(pair["options"]) == 2
+    assert set(pair["touched"][:, 0].tolist()) <= {0, 1}
+    config = replace(CONFIG, fitting=Fitting(learning_rate=0.02, n_epochs=30))
+    # In all labs the option that the rule does not take is the better one, or none is.
+    pays = fit(config, [Tried(seed, pair, [-3.0, 3.0]) for seed in range(40)])
+    assert (pays.corrects, pays.changed, pays.decisions) == (True, 8, 8)
+    assert pays.gain == pytest.approx(6.0)
+    said = list[str]()
+    never = fit(config, [Tried(seed, pair, [3.0, -3.0]) for seed in range(40)], said.append)
+    assert (never.corrects, never.changed) == (False, 0)
+    assert len(said) == 30
 
 
 def test_before_training_the_option_of_the_lowest_cost_is_taken() -> None:
@@ -97,7 +131,7 @@ def test_before_training_the_option_of_the_lowest_cost_is_taken() -> None:
 
 
 def test_shipped_configurations_are_read() -> None:
-    for name in ("lab-small", "lab-circuits"):
+    for name in ("lab-small", "lab-circuits", "learned-lab"):
         text = (CONFIGS / f"{name}.yaml").read_text()
         assert is_for_labs(text)
         assert parse_lab_config(text).name == name
@@ -122,3 +156,14 @@ def test_a_configuration_with_mistakes_is_refused(text: str, message: str) -> No
 def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no checkpoint"):
         LabRun(CONFIG, tmp_path).resume()
+
+
+def test_the_shipped_model_is_what_its_card_says() -> None:
+    placement, topology = (load_policy("learned-lab", kind) for kind in ("placement", "topology"))
+    assert isinstance(placement, LearnedPlacement)
+    assert isinstance(topology, LearnedTopology)
+    card = placement.card
+    written = parse_lab_config((CONFIGS / "learned-lab.yaml").read_text())
+    assert card.training["config"] == json.loads(json.dumps(written.as_data()))
+    assert card.tested_range["gpus"] == [8.0, 128.0]
+    assert np.isfinite(episode_of(CONFIG, 7).play(placement, topology).jobs["jct_s"]).all()

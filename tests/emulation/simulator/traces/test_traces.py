@@ -6,9 +6,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from patchlight.emulation.simulator.traces import TraceFileError, TraceJob, load_trace, read_trace
+from patchlight.emulation.simulator.traces import (
+    LAWS,
+    TraceFileError,
+    TraceJob,
+    is_drawn,
+    load_trace,
+    read_trace,
+)
 from patchlight.testbed.errors import BadInput
 
 PHILLY = """\
@@ -283,3 +291,37 @@ def test_the_whole_philly_trace(philly: Path) -> None:
     assert len({job.cluster for job in trace.jobs}) == 15
     assert trace.jobs[0].submitted_s == 0
     assert sorted(trace.jobs, key=lambda job: job.submitted_s) == trace.jobs
+
+
+@pytest.mark.parametrize(
+    ("name", "median_s", "mean_gpus"), [("helios", 206, 3.8), ("pai", 504, 5.4)]
+)
+def test_drawn_jobs_are_like_those_that_are_published(
+    name: str, median_s: float, mean_gpus: float
+) -> None:
+    jobs = LAWS[name].draw(3, 20_000, 1024)
+    assert jobs == LAWS[name].draw(3, 20_000, 1024)
+    assert jobs != LAWS[name].draw(4, 20_000, 1024)
+    assert jobs[0].submitted_s == 0
+    assert np.median([job.duration_s for job in jobs]) == pytest.approx(median_s, rel=0.1)
+    assert np.mean([job.gpus for job in jobs]) == pytest.approx(mean_gpus, rel=0.1)
+    each_s = jobs[-1].submitted_s / len(jobs)
+    assert 86400 / each_s / 1024 == pytest.approx(LAWS[name].jobs_per_gpu_day, rel=0.05)
+    assert max(job.gpus for job in LAWS[name].draw(3, 500, 10)) <= 10
+    with pytest.raises(BadInput, match="there is none"):
+        LAWS[name].draw(3, 5, 0)
+
+
+def test_gpu_time_of_drawn_helios_jobs_is_the_published_one() -> None:
+    jobs = LAWS["helios"].draw(0, 200_000, 6220)
+    assert np.mean([job.duration_s for job in jobs]) == pytest.approx(6652, rel=0.05)
+    assert np.mean([job.duration_s * job.gpus for job in jobs]) == pytest.approx(49_350, rel=0.15)
+
+
+def test_a_file_with_the_name_of_a_law_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert is_drawn("helios")
+    (tmp_path / "helios").write_text("")
+    assert not is_drawn("helios")

@@ -1,0 +1,128 @@
+"""From what was tried out to a network: a regression that stops before it learns the noise.
+
+What an answer did to the jobs that happened to come is mostly chance, so decisions of every fifth
+lab are kept apart: the network is that of the epoch that predicted them best, and its correction is
+dropped if it would have gained nothing on them.
+"""
+
+import copy
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from patchlight.emulation.learning.labs.config import LabConfig
+from patchlight.emulation.learning.labs.network import OptionNetwork, joined
+from patchlight.emulation.learning.labs.what_if import Tried
+
+APART = 5
+"""The decisions of one lab in so many are kept apart."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A network, and what it would have gained beside the rule on decisions kept apart.
+
+    ``gain`` and ``gain_ci95`` are per decision, in times that jobs last; ``decisions`` were kept
+    apart, in ``changed`` of which it takes something else than the rule. Where it ``corrects`` no
+    more, it is the rule.
+    """
+
+    network: OptionNetwork
+    epoch: int
+    corrects: bool
+    gain: float
+    gain_ci95: float
+    changed: int
+    decisions: int
+
+
+@dataclass(frozen=True)
+class _Set:
+    """Decisions side by side; ``of`` says of which each option is, ``worth`` is centred in each."""
+
+    seen: dict[str, Tensor]
+    of: Tensor
+    worth: Tensor
+    count: int
+
+    @classmethod
+    def join(cls, tried: Sequence[Tried]) -> "_Set":
+        seen = joined([each.seen for each in tried])
+        worth = torch.tensor([value for each in tried for value in each.worth])
+        return cls(seen, seen["of_option"], worth.float(), len(tried))
+
+    def centred(self, values: Tensor) -> Tensor:
+        """Values less the mean over the options of the same decision."""
+        sums = torch.zeros(self.count).index_add(0, self.of, values)
+        counts = torch.zeros(self.count).index_add(0, self.of, torch.ones_like(values))
+        return values - (sums / counts)[self.of]
+
+    def loss(self, scores: Tensor) -> Tensor:
+        """How far scores are from what options are worth."""
+        return nn.functional.huber_loss(self.centred(scores), self.centred(self.worth))
+
+    def chosen(self, scores: Tensor) -> Tensor:
+        """The row of the best option of each decision."""
+        best = torch.full((self.count,), -torch.inf).scatter_reduce(0, self.of, scores, "amax")
+        rows = torch.where(scores == best[self.of], torch.arange(len(scores)), len(scores))
+        return torch.full((self.count,), len(scores)).scatter_reduce(0, self.of, rows, "amin")
+
+
+def fit(
+    config: LabConfig, tried: Sequence[Tried], say: Callable[[str], None] = lambda line: None
+) -> Fitted:
+    """The network of a configuration, fitted to what was tried; the same each time."""
+    torch.manual_seed(config.seed)
+    network, fitting = OptionNetwork(config.network), config.fitting
+    apart = [each for each in tried if each.seed % APART == 0]
+    learned = [each for each in tried if each.seed % APART]
+    if not apart or not learned:
+        return Fitted(network, 0, False, 0.0, 0.0, 0, len(apart))
+    optimiser = torch.optim.AdamW(
+        network.parameters(), lr=fitting.learning_rate, weight_decay=fitting.weight_decay
+    )
+    draw, kept = random.Random(f"fit {config.seed}"), _Set.join(apart)
+    best: tuple[float, int, dict[str, Any]] = _loss(network, kept), 0, _weights(network)
+    first_loss = best[0]
+    for epoch in range(1, fitting.n_epochs + 1):
+        order = draw.sample(learned, len(learned))
+        for start in range(0, len(order), fitting.batch_size):
+            batch = _Set.join(order[start : start + fitting.batch_size])
+            optimiser.zero_grad()
+            loss: Any = batch.loss(network(batch.seen))
+            loss.backward()
+            nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            optimiser.step()
+        error = _loss(network, kept)
+        say(f"epoch {epoch}: loss on labs kept apart {error:.4f}, {first_loss:.4f} by the rule")
+        if error < best[0]:
+            best = error, epoch, _weights(network)
+    network.load_state_dict(best[2])
+    return _judged(network, best[1], kept)
+
+
+def _judged(network: OptionNetwork, epoch: int, kept: _Set) -> Fitted:
+    """The network, or that of the rule alone if its correction gains nothing on what was kept."""
+    with torch.inference_mode():
+        rule = kept.chosen(network.plain(kept.seen["options"]))
+        chosen = kept.chosen(network(kept.seen))
+    gains = (kept.worth[chosen] - kept.worth[rule]).numpy()
+    gain, changed = float(gains.mean()), int((chosen != rule).sum())
+    spread = 1.96 * float(np.std(gains)) / len(gains) ** 0.5
+    if gain <= 0:
+        network.forget()
+    return Fitted(network, epoch, gain > 0, gain, spread, changed, kept.count)
+
+
+def _loss(network: OptionNetwork, kept: _Set) -> float:
+    with torch.inference_mode():
+        return float(kept.loss(network(kept.seen)))
+
+
+def _weights(network: OptionNetwork) -> dict[str, Any]:
+    return copy.deepcopy(network.state_dict())
