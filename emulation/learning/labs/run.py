@@ -87,6 +87,8 @@ class LabRun:
             f"on labs kept apart {fitted.changed} of {fitted.decisions} decisions are others than "
             f"the rule's: {fitted.gain:+.3f} ± {fitted.gain_ci95:.3f} of a job's time for each"
         )
+        if not fitted.corrects:
+            self._say("that gains nothing: the correction is dropped, the model is the rule")
         spent_s = self._before_s + time.monotonic() - began
         self._say(f"testing on {self.config.testing.labs} labs that it has not seen")
         tested = run_test(fitted.network, self.config)
