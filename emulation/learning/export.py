@@ -6,7 +6,7 @@ import io
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,9 +21,10 @@ from patchlight.controller.policies.learned import Card, load_learned
 from patchlight.controller.policies.model_files import OUTPUT
 from patchlight.controller.policies.observation import SCHEMA, Layout
 from patchlight.emulation.learning.config import Config
-from patchlight.emulation.learning.network import MeanScorer, OptionScorer
+from patchlight.emulation.learning.network import MeanScorer, OptionScorer, load_run, scorer_of
 from patchlight.emulation.simulator.ramp.ramp import Ramp, RampShape
 from patchlight.emulation.simulator.ramp.workloads import MAX_DEGREE
+from patchlight.testbed.errors import BadInput
 
 OPSET = 17
 _SMALL = 1024
@@ -61,6 +62,35 @@ def export(
     path = write_files(folder, name, content, card.written())
     load_learned(path)
     return path
+
+
+def of_runs(
+    runs: Sequence[Path], ramp: RampShape | None = None
+) -> tuple[OptionScorer | MeanScorer, Layout, Config, dict[str, Any]]:
+    """The network of a training run, or several by the mean of their scores, and what ``export``
+    wants to know of it. For another RAMP than the trained one where ``ramp`` is given.
+
+    ``BadInput`` if the runs differ in more than their seeds.
+    """
+    loaded = [load_run(run) for run in runs]
+    config, (first, layout) = loaded[0][0], scorer_of(*loaded[0])
+    members = [first]
+    for run, (each, kept) in zip(runs[1:], loaded[1:], strict=True):
+        other, its = scorer_of(each, kept)
+        alike = each.network == config.network and each.environment.rule == config.environment.rule
+        if not alike or its != layout:
+            raise BadInput(f"{run} is of another network, placement rule or RAMP than {runs[0]}")
+        members.append(other)
+    steps, wall_s = (sum(kept[key] for _, kept in loaded) for key in ("steps", "wall_s"))
+    training: dict[str, Any] = {"config": config.as_data(), "steps": steps, "wall_s": wall_s}
+    if len(runs) > 1:
+        training["training_seeds"] = [each.seed for each, _ in loaded]
+    if ramp is not None:
+        training["ramp"] = list(layout.ramp)
+        moved = [for_ramp(member, ramp) for member in members]
+        members, layout = [scorer for scorer, _ in moved], moved[0][1]
+    network = members[0] if len(members) == 1 else MeanScorer(members)
+    return network, layout, config, training
 
 
 def for_ramp(scorer: OptionScorer, shape: RampShape) -> tuple[OptionScorer, Layout]:

@@ -194,7 +194,7 @@ def played(network: nn.Module, scenario: Scenario, first_seed: int, seeds: int) 
     members = list(network.members) if isinstance(network, MeanScorer) else [network]
     members = [m.on(episodes.layout) if isinstance(m, OptionScorer) else m for m in members]
     if isinstance(network, OptionScorer) and network.times is not None:
-        told = AfterstatePlayer(members[0], scenario.workloads, told=True)
+        told = AfterstatePlayer(network.on(episodes.layout), scenario.workloads, told=True)
     players = [player_of(member, scenario.workloads) for member in members]
     found: dict[int, float] = {}
     same = decisions = 0

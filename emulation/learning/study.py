@@ -15,14 +15,8 @@ from typing import Any
 from patchlight.emulation.experiments.pac_ml.episodes import Faults, make_policy
 from patchlight.emulation.learning.config import Config
 from patchlight.emulation.learning.elsewhere import Elsewhere
-from patchlight.emulation.learning.export import export
-from patchlight.emulation.learning.network import (
-    CHECKPOINT,
-    MeanScorer,
-    OptionScorer,
-    load_run,
-    scorer_of,
-)
+from patchlight.emulation.learning.export import export, of_runs
+from patchlight.emulation.learning.network import CHECKPOINT, OptionScorer
 from patchlight.emulation.learning.players import play, played
 from patchlight.emulation.learning.training import Run, scenarios_of
 from patchlight.emulation.simulator.ramp.episode_result import mean_and_interval, paired_difference
@@ -160,13 +154,9 @@ class Study:
 
     def _together(self, config: Config) -> dict[str, list[float]]:
         """What the networks of all seeds block by their mean scores, which become a model."""
-        runs = [load_run(self.folder / config.name / f"seed-{seed}") for seed in self.seeds]
-        found = [scorer_of(*run) for run in runs]
-        mean, layout = MeanScorer([scorer for scorer, _ in found]), found[0][1]
-        steps, wall_s = (sum(kept[key] for _, kept in runs) for key in ("steps", "wall_s"))
-        training = {"config": config.as_data(), "steps": steps, "wall_s": wall_s}
-        training["training_seeds"] = list(self.seeds)
-        export(mean, layout, config, training, self.folder / config.name)
+        folder = self.folder / config.name
+        mean, *_ = model = of_runs([folder / f"seed-{seed}" for seed in self.seeds])
+        export(*model, folder)
         first, count = self.episodes.start, len(self.episodes)
         scenarios = self._scenarios(config)
         return {name: play(mean, scenario, first, count) for name, scenario in scenarios.items()}

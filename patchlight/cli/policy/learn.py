@@ -8,6 +8,8 @@ import click
 from patchlight.cli.rendering import Coloured, Column, Table, listing_options, print_json, say
 from patchlight.testbed.errors import BadInput, PatchlightError
 
+_FOLDER = click.Path(path_type=Path, file_okay=False)
+
 
 def needed() -> None:
     """``PatchlightError`` where the packages of the extra ``learn`` are not installed."""
@@ -263,8 +265,8 @@ def _study_table(result: dict[str, Any]) -> Table:
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path, file_okay=False))
-@click.argument("output", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=_FOLDER)
+@click.argument("output", type=_FOLDER)
 @click.option("--name", help="Of the model.  [default: the configuration's]")
 @click.option("--notes", default="", show_default=False, help="A sentence for its card.")
 @click.option(
@@ -272,35 +274,36 @@ def _study_table(result: dict[str, Any]) -> Table:
     metavar="GxRxS",
     help="For this RAMP, where the network is told of free blocks only.  [default: the trained]",
 )
-def export(run: Path, output: Path, name: str | None, notes: str, ramp: str | None) -> None:
+def export(
+    runs: tuple[Path, ...], output: Path, name: str | None, notes: str, ramp: str | None
+) -> None:
     """Write the policy of the training RUN as an ONNX file with its card into folder OUTPUT.
 
     RUN is the folder of a run, also of one that was interrupted: its last checkpoint counts.
+    Several runs that differ in their seeds make one policy: the mean of their scores decides.
     A network of 'cluster: blocks' can be written for a RAMP of another shape, like 8x8x2, without
     more training; the card says on which it was trained.
     """
     needed()
     from patchlight.emulation.experiments.pac_ml.variation import Variation
     from patchlight.emulation.learning.export import export as write_model
-    from patchlight.emulation.learning.export import for_ramp
+    from patchlight.emulation.learning.export import of_runs
     from patchlight.emulation.learning.labs.config import is_for_labs
-    from patchlight.emulation.learning.network import CONFIG, load_run, scorer_of
+    from patchlight.emulation.learning.network import CONFIG
 
+    run, *others = runs
     described = run / CONFIG
     if described.is_file() and is_for_labs(described.read_text()):
         if ramp is not None:
             raise BadInput("--ramp is for partition policies: policies for labs serve any")
+        if others:
+            raise BadInput("several runs make one partition policy: policies for labs are of one")
         from patchlight.emulation.learning.labs.export import export_lab_model
         from patchlight.emulation.learning.labs.run import load_lab_run
 
         path = export_lab_model(*load_lab_run(run), output, name, notes)
         say(f"{path} and its card {path.with_suffix('.json').name}")
         return
-    config, kept = load_run(run)
-    scorer, layout = scorer_of(config, kept)
-    training = {"config": config.as_data(), "steps": kept["steps"], "wall_s": kept["wall_s"]}
-    if ramp is not None:
-        training["ramp"] = list(layout.ramp)
-        scorer, layout = for_ramp(scorer, Variation.parse(ramp=ramp).ramp)
-    path = write_model(scorer, layout, config, training, output, name, notes)
+    shape = None if ramp is None else Variation.parse(ramp=ramp).ramp
+    path = write_model(*of_runs(runs, shape), output, name, notes)
     say(f"{path} and its card {path.with_suffix('.json').name}")

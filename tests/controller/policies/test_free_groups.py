@@ -136,7 +136,7 @@ def test_only_what_changed_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None
         tuple(map(str, range(64))),
     )
     looked: list[int] = []
-    real = free_groups.members
+    real = members
 
     def counted(gpus: int) -> list[int]:
         found = real(gpus)

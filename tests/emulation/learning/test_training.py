@@ -356,6 +356,12 @@ def test_a_study_trains_and_compares_what_sees_graphs_in_two_ways(tmp_path: Path
     assert both.card.training["training_seeds"] == [0, 1]
     assert 0 < rows[0]["together"]["mean"] < 1
     assert rows[1]["together"] is None
+    same = [str(tmp_path / "tiny" / f"seed-{seed}") for seed in range(2)]
+    done = CliRunner().invoke(export_command, [*same, str(tmp_path / "again")])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "again" / "tiny.onnx").read_bytes() == (
+        tmp_path / "tiny" / "tiny.onnx"
+    ).read_bytes()
     said.clear()
     assert study() == result
     assert said == ["the plain rules"]  # What is there is not trained again.
