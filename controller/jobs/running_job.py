@@ -101,6 +101,13 @@ class Worker:
         if status.energy_j is not None:
             self.status = status
 
+    @property
+    def may_have_reports(self) -> bool:
+        """Whether there can be reports that are not known, as its agent said when it was asked."""
+        if self.is_silent:
+            return False
+        return self.state.is_final or self.status.iterations_done != self.last_iteration + 1
+
     async def new_reports(self) -> list[Report]:
         """What it reported since the last call. One that begins anew was started again."""
         answer = await self.agent.reports(self.spec.id, self.reports_seen)
@@ -262,19 +269,26 @@ class RunningJob:
             idle = [worker for worker in self.workers if worker.state is WorkerState.READY]
             await run_all(worker.begin() for worker in idle)
             done = all(worker.state is WorkerState.DONE for worker in self.workers)
-            await run_all(self._collect(worker) for worker in self.workers)
+            await self._collect()
             if done:
                 return True
             await _rest_since(began, _POLL_S)
         return False
 
-    async def _collect(self, worker: Worker) -> None:
-        if worker.is_silent:
-            return
-        with contextlib.suppress(AgentSilent):
-            if reports := await worker.new_reports():
+    async def _collect(self) -> None:
+        """Ask for the reports there may be; all that come are told of in one go."""
+        told: list[dict[str, Any]] = []
+
+        async def ask(worker: Worker) -> None:
+            with contextlib.suppress(AgentSilent):
                 whose = {"rank": worker.spec.rank, "attempt": self.attempt}
-                await self.on_reports([{**report.model_dump(), **whose} for report in reports])
+                told.extend(r.model_dump() | whose for r in await worker.new_reports())
+
+        try:
+            await run_all(ask(worker) for worker in self.workers if worker.may_have_reports)
+        finally:
+            if told:
+                await self.on_reports(told)
 
     async def hold(self, deadline_s: float) -> bool:
         """Pause all ranks before the same all-reduce; whether they all did in time.
@@ -314,7 +328,7 @@ class RunningJob:
             return False  # workers that were not told to start come to none
         with contextlib.suppress(PatchlightError):
             await self.hold(_LAST_HOLD_S)
-            await run_all(self._collect(worker) for worker in self.workers)
+            await self._collect()
             return all(worker.state is WorkerState.HELD for worker in self.workers)
         return False
 

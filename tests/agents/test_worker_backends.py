@@ -50,13 +50,15 @@ print(len(b"x" * 2**29))
 """
 
 
+# Where it may fork no more it waits a moment: else sixty processes in vain would keep a core, or
+# two, from whoever is to look at them and to end them.
 BOMB = """
-import os
+import os, time
 while True:
     try:
         os.fork() or os.setsid()
     except OSError:
-        pass
+        time.sleep(0.01)
 """
 
 

@@ -39,7 +39,8 @@ pytestmark = [pytest.mark.root, pytest.mark.ovs]
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[EmulatedLab]:
-    with EmulatedLab.from_file("ofc2022", scale=1000, name="jobs", workers="process") as emulated:
+    # A quarter of the packets that take a processor at 1000: what is tested has no need of them.
+    with EmulatedLab.from_file("ofc2022", scale=4000, name="jobs", workers="process") as emulated:
         yield emulated
 
 
@@ -80,8 +81,8 @@ def test_hosts_reach_each_other_by_light_at_their_rates(
     # Two NICs of one server, then across the link between the switches: always by light.
     assert pings(hosts["gpu0"], hosts["gpu1"])
     assert pings(hosts["gpu0"], hosts["gpu5"])
-    check_tcp_rate(hosts["gpu0"], hosts["gpu4"], 36e6, 40.4e6)
-    check_tcp_rate(hosts["gpu5"], hosts["gpu4"], 9e6, 10.1e6)
+    check_tcp_rate(hosts["gpu0"], hosts["gpu4"], 9e6, 10.1e6)
+    check_tcp_rate(hosts["gpu5"], hosts["gpu4"], 2.25e6, 2.6e6)
     assert all(process["running"] for process in lab.status()["processes"])
 
 
