@@ -92,8 +92,8 @@ find / -xdev \( -path /proc -o -path /sys -o -path /tmp \) -prune -o -printf '%p
         -e '^/var/lib/sudo' -e '^/dev/pts/' | sort
 find /etc /usr/local /home -xdev -type f -exec sha256sum {} + | sort
 dpkg-query --show
-find /proc/sys/net -type f -readable | grep -v -e random -e /route/flush -e stable_secret |
-    sort | while read -r name; do echo "$name $(cat "$name" 2>/dev/null | tr '\n' ' ')"; done
+find /proc/sys/net -type f -readable ! -path '*random*' ! -path '*/route/flush' \
+    ! -name stable_secret -exec grep -Hs '' {} + | sort
 ip -brief link
 ip -brief address
 ps -eo args= | grep -v -e '^sshd' -e '^sudo' -e '^ps ' -e '^grep' -e '^sh -e' -e '^sort' | sort

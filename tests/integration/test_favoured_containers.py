@@ -21,7 +21,7 @@ _USUAL_SHARES = 1024
 @pytest.fixture(scope="module")
 def lab(docker_host: str) -> Iterator[EmulatedLab]:
     with EmulatedLab.from_file(
-        "ofc2022", scale=1000, name="favoured", workers="docker", real_time=True
+        "ofc2022", scale=4000, name="favoured", workers="docker", real_time=True
     ) as emulated:
         yield emulated
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Both NICs of one server, under one switch: what others do on other hosts is not in its way.
 OTHER_HOSTS = ("gpu0", "gpu1")
-_COMPUTE = {"Tesla M40": 0.05, "Titan V": 0.05}
+_COMPUTE = {"Tesla M40": 0.1, "Titan V": 0.1}
 _WITHOUT_END = 100_000
 
 

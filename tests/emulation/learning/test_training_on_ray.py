@@ -59,6 +59,7 @@ class Dooming:
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.usefixtures("one_ray")
 def test_a_killed_worker_costs_a_run_no_decision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,10 +79,11 @@ def test_a_killed_worker_costs_a_run_no_decision(
     assert longer.learn().training["steps"] >= 5000
 
 
-def test_what_ray_cannot_do_is_said_before(tmp_path: Path) -> None:
+def test_what_ray_cannot_do_is_said_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ppo = parse_config(TEXT.replace("steps", "algorithm: maskable-ppo\nsteps", 1))
     with pytest.raises(BadInput, match="'maskable-ppo' learns in one process"):
         Run(ppo, GRAPHS, tmp_path / "run", engine=Engine("ray", 2))
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # by another test
     nowhere = Engine("ray", 2, "127.0.0.1:1")
     with pytest.raises(EngineFailure, match=r"connecting to Ray at 127\.0\.0\.1:1"):
         Run(parse_config(TEXT), GRAPHS, tmp_path / "run", engine=nowhere).learn()

@@ -295,10 +295,14 @@ def without_clocks(result: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("engine", ["processes", "ray"])
-def test_sweeps_are_the_same_on_every_engine(engine: str) -> None:
+_ON_RAY = pytest.param("ray", marks=pytest.mark.xdist_group("a Ray of its own"))
+
+
+@pytest.mark.parametrize("engine", ["processes", _ON_RAY])
+def test_sweeps_are_the_same_on_every_engine(engine: str, request: pytest.FixtureRequest) -> None:
     if engine == "ray":
         pytest.importorskip("ray", reason="Ray is not installed: extra 'ray'")
+        request.getfixturevalue("one_ray")
     jobs = SyntheticJobs(count=100, load=1.2).draw(np.random.default_rng(2), 64)
     sweep = Sweep(TwoLevel(4, 4, 4, oversubscription=4), jobs, Settings(preempt=True))
     wanted = combinations(["las", "srpt"], ["random", "consolidated"], ["keep"], seed=7)
