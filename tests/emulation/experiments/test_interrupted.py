@@ -35,6 +35,7 @@ class Sticks:
 """
 SHORT = ExperimentOptions(
     seeds=3,
+    quick=True,
     laws=("A", "D"),
     rules=("ramp-block",),
     horizon_s=6e4,
@@ -69,7 +70,17 @@ def interrupted(folder: Path, *arguments: str) -> tuple[int, str, str]:
 
 
 COMMANDS = {
-    "pac-ml": ("experiment", "pac-ml", "--rules", "ramp-block", "--laws", "A", "--seeds", "3"),
+    "pac-ml": (
+        "experiment",
+        "pac-ml",
+        "--rules",
+        "ramp-block",
+        "--laws",
+        "A",
+        "--seeds",
+        "3",
+        "--quick",
+    ),
     "evaluate": ("policy", "evaluate", "--seeds", "3"),
 }
 

@@ -75,6 +75,10 @@ def test_it_is_evaluated_and_stands_in_the_table(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, arguments)
     assert result.exit_code == 0, result.output
     rules = json.loads((output / "result.json").read_text())["rules"]
+    # Not quick, so there is a bound without foresight; it is 0 for models as light as the built-in.
+    for laws in rules.values():
+        without_foresight = laws["A"]["online_bound"]["blocking_rate"]
+        assert 0 <= without_foresight < laws["A"]["lowest"]["blocking_rate"]
     # Trained for whole blocks, it runs there only.
     assert list(rules["ramp-block"]["A"]["policies"]) == ["constant-8", model]
     assert list(rules["ramp-first-fit"]["A"]["policies"]) == ["constant-8"]

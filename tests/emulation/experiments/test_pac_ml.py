@@ -281,7 +281,7 @@ def test_policies_get_a_seed_that_is_not_the_episodes(tmp_path: Path) -> None:
 def test_each_episode_has_a_law_of_its_own_unless_one_is_fixed(tmp_path: Path) -> None:
     output = tmp_path / "out"
     few = ["pac-ml", "--seeds", "2", "--rules", "ramp-block", "--laws", "A,D", "--processes", "1"]
-    few += ["--policies", "constant-2", "--output", str(output)]
+    few += ["--policies", "constant-2", "--quick", "--output", str(output)]
     rates: dict[str | None, list[dict[str, Any]]] = {}
     for instance in (None, "0", "3"):
         fixed = [] if instance is None else ["--law-instance", instance]
