@@ -50,15 +50,15 @@ print(len(b"x" * 2**29))
 """
 
 
-# Where it may fork no more it waits a moment: else sixty processes in vain would keep a core, or
-# two, from whoever is to look at them and to end them.
+# Where it may fork no more it waits: each fork in vain copies the process first, and with sixty that
+# try all the time nobody else gets a processor.
 BOMB = """
 import os, time
 while True:
     try:
         os.fork() or os.setsid()
     except OSError:
-        time.sleep(0.01)
+        time.sleep(1)
 """
 
 
