@@ -170,8 +170,9 @@ _OF_PARTITION = {name: path for name, path in shipped_models().items() if not we
 @pytest.mark.parametrize("name", sorted(_OF_PARTITION))
 def test_shipped_models_are_what_their_cards_say(name: str) -> None:
     path = _OF_PARTITION[name]
-    assert path.stat().st_size <= 700_000
     card = load_learned(path).card
+    networks = len(card.training.get("training_seeds", [0]))
+    assert path.stat().st_size <= 700_000 * networks
     assert card.name == name
     assert card.training["steps"] > 0
     assert name.removeprefix("learned").startswith(card.placement_rule.removeprefix("ramp"))
