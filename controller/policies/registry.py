@@ -237,8 +237,8 @@ def _named(name: str, kind: PolicyKind | None) -> Recipe:
         return _ours(kind, name)  # what is shipped and installed is looked for in files
     known = policies(kind)
     found = [each for each in known if each.name == name]
-    if len(found) == 1:
-        return found[0]
+    if len(found) == 1 or (found and found[0].path and len({each.path for each in found}) == 1):
+        return found[0]  # of a model that decides several things, the first, as of its file
     if found:
         listed = " or ".join(f"{each.kind}:{name}" for each in found)
         raise BadInput(f"several kinds of policy are called {name!r}: write {listed}")

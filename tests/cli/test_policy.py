@@ -69,6 +69,7 @@ def test_show(mine: Path) -> None:
     assert found["source"] == f"{mine}:2"
     assert found["card"] is None
     assert "queues: int = 2" in run("show", "las").output
+    assert "learned-lab: placement policy, learned, shipped" in run("show", "learned-lab").output
 
 
 def test_evaluate_compares_and_says_what_went_wrong(mine: Path) -> None:
