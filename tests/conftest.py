@@ -16,7 +16,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Generator
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import active_children, forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +246,11 @@ def _left_behind(before: set[str]) -> list[str]:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fails the session if a process, namespace or lab folder outlives the tests."""
+    # The server that it was forked from would wait for one that goes on, without end.
+    forgotten = [f"process {process.pid}" for process in active_children()]
+    for process in active_children():
+        process.kill()
+        process.join()
     # Python keeps a process that tracks semaphores until it ends itself: end it here.
     resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
@@ -256,7 +261,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     deadline = time.monotonic() + GRACE_S
     while (left := _left_behind(session.config.stash[BEFORE])) and time.monotonic() < deadline:
         time.sleep(0.1)  # namespaces and killed processes go asynchronously
-    if left:
+    if left := [*forgotten, *left]:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         session.config.hook.pytest_runtest_logreport(
             report=pytest.TestReport(

@@ -4,14 +4,15 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from patchlight.testbed.linux.processes import process_start
-from tests.support.agent_bench import ROOT, Agent, Bench, ip
+from tests.support.agent_bench import Agent, Bench, ip
+from tests.support.forked import ForkedProgram
 from tests.support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.root
@@ -81,17 +82,16 @@ def test_a_nic_with_a_queue_that_cannot_be_carried_over_is_refused(agent: Agent)
     assert agent.client.get("/status").json()["nics"][0]["state"] == "idle"
 
 
+_AGENT = "patchlight.agents.__main__:main"
+
+
 def run_agent(
-    *arguments: str, command: tuple[str, ...] = ("patchlight.agents",)
+    folder: Path, *arguments: str, program: str = _AGENT
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", *command, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    log = folder / "another.log"
+    log.unlink(missing_ok=True)
+    code = ForkedProgram(program, arguments, log).wait(PATIENCE_S)
+    return subprocess.CompletedProcess(arguments, code, stderr=log.read_text())
 
 
 def test_two_agents_do_not_share_a_server(agent: Agent) -> None:
@@ -99,12 +99,14 @@ def test_two_agents_do_not_share_a_server(agent: Agent) -> None:
     state = str(bench.directory / "state-server1")
     options = ("--lab", str(bench.lab_file), "--server", "server1", "--gpus", "nvml")
     # The operator's command runs the same agent.
-    for command in (("patchlight.agents",), ("patchlight", "agent", "run")):
+    for program, *verb in ((_AGENT,), ("patchlight.cli.main:main", "agent", "run")):
         listen = ("--listen", f"unix:{bench.directory}/b.sock")
-        second = run_agent(*options, "--state", state, *listen, command=command)
+        words = (*verb, *options, "--state", state, *listen)
+        second = run_agent(bench.directory, *words, program=program)
         assert second.returncode == 1
         assert "another agent is using the state folder" in second.stderr
-    other = run_agent(*options, "--state", f"{state}-b", "--listen", f"unix:{agent.socket}")
+    words = (*options, "--state", f"{state}-b", "--listen", f"unix:{agent.socket}")
+    other = run_agent(bench.directory, *words)
     assert other.returncode == 1
     assert "another agent already serves" in other.stderr
     assert agent.client.get("/status").status_code == 200
@@ -123,7 +125,7 @@ def test_wrong_options_are_said(agent: Agent) -> None:
         ((*lab, *state, *server, *listen, "--gpus", "x"), 2, "socket:DIR"),
         ((*lab, *state, *server, *listen, *process), 1, "NVIDIA driver"),
     ]:
-        done = run_agent(*options)
+        done = run_agent(bench.directory, *options)
         assert (done.returncode, words in done.stderr) == (code, True), done.stderr
 
 
@@ -145,7 +147,7 @@ def test_what_a_stranger_put_into_the_state_folder_is_not_believed(agent: Agent)
             (state / "leases").mkdir(parents=True)
             (state / "leases" / "evil.json").write_text(json.dumps(lease))
             os.chown(bench.directory / theirs, 65534, 65534)
-            done = run_agent(*options, "--state", str(state))
+            done = run_agent(bench.directory, *options, "--state", str(state))
             assert done.returncode == 1
             assert "other users can put files into the folder" in done.stderr
             shutil.rmtree(state)

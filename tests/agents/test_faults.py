@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.agent_bench import Agent, Bench, ip
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 from tests.support.worker_jobs import everything_is_back, run_job, start_all
 
 pytestmark = pytest.mark.root
@@ -31,7 +31,7 @@ def test_a_gpu_that_falls_off_fails_its_worker_whatever_it_runs(make_bench: Make
     start_all(agents)
     assert bench.gpus is not None
     bench.gpus.kill()
-    bench.gpus.wait()
+    bench.gpus.wait(PATIENCE_S)
     assert "the emulated GPU" in agents[0].until_state("job-0", "failed")["message"]
     assert "its GPU is gone" in agents[1].until_state("job-1", "failed")["message"]
     for agent in agents:

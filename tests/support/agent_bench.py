@@ -15,7 +15,8 @@ import pytest
 
 from patchlight.testbed.lab import Gpu, Lab, Nic, Server
 from patchlight.testbed.labfile.writer import write_lab
-from patchlight.testbed.linux import namespace_processes
+from patchlight.testbed.linux import namespace_processes, namespaces
+from tests.support.forked import ForkedProgram
 from tests.support.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +36,7 @@ class Agent:
         self.gpus = f"socket:{bench.directory / 'gpus'}"
         self.socket = bench.directory / f"{server}.sock"
         self.log = bench.directory / f"{server}.log"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: ForkedProgram | subprocess.Popen[bytes] | None = None
         self.client = httpx.Client(
             transport=httpx.HTTPTransport(verify=False, uds=str(self.socket)),
             base_url="http://agent/v1",
@@ -49,15 +50,19 @@ class Agent:
 
     def launch(self) -> None:
         """Start it."""
+        words = ["--lab", str(self.bench.lab_file), "--server", self.server]
+        words += ["--listen", f"unix:{self.socket}", "--workers", self.workers]
+        words += ["--gpus", self.gpus]
+        words += ["--state", str(self.bench.directory / f"state-{self.server}")]
+        namespace = namespaces.namespace_path(self.bench.namespace(self.server))
+        if "LD_LIBRARY_PATH" not in os.environ:
+            program = "patchlight.agents.__main__:main"
+            self.process = ForkedProgram(program, words, self.log, namespace)
+            return
+        # Where libraries are looked for is settled as a program begins.
+        command = ["nsenter", f"--net={namespace}", "--", sys.executable, "-m", "patchlight.agents"]
         with self.log.open("ab") as log:
-            folder = self.bench.directory
-            namespace = f"/run/netns/{self.bench.namespace(self.server)}"
-            command = ["nsenter", f"--net={namespace}", "--", sys.executable, "-m"]
-            command += ["patchlight.agents", "--lab", str(self.bench.lab_file)]
-            command += ["--server", self.server, "--listen", f"unix:{self.socket}"]
-            command += ["--workers", self.workers, "--gpus", self.gpus]
-            command += ["--state", str(folder / f"state-{self.server}")]
-            self.process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+            self.process = subprocess.Popen([*command, *words], cwd=ROOT, stdout=log, stderr=log)
 
     def until_it_answers(self) -> Agent:
         """Wait until it answers, and the GPUs do that started beside it."""
@@ -82,7 +87,7 @@ class Agent:
     def kill(self) -> None:
         assert self.process is not None
         self.process.kill()
-        self.process.wait()
+        self.process.wait(PATIENCE_S)
 
     def worker(self, name: str) -> dict[str, Any]:
         answer = self.client.get(f"/workers/{name}")
@@ -117,7 +122,7 @@ class Bench:
         self.lab_file = directory / "lab.yaml"
         self.lab_file.write_text(write_lab(self.lab))
         self.agents: list[Agent] = []
-        self.gpus: subprocess.Popen[bytes] | None = None
+        self.gpus: ForkedProgram | None = None
         self._had_gpus = False
 
     def _server(self, number: int) -> Server:
@@ -153,9 +158,9 @@ class Bench:
             ip("-n", space, "link", "set", "nic0", "up")
             shaping = "tc qdisc add dev nic0 root tbf rate 40mbit burst 16k latency 50ms"
             ip("netns", "exec", space, *shaping.split())
-        command = [sys.executable, "-m", "patchlight.emulation.lab.gpus"]
-        command += ["--lab", str(self.lab_file), "--dir", str(self.directory / "gpus")]
-        self.gpus = subprocess.Popen(command, cwd=ROOT)
+        words = ["--lab", str(self.lab_file), "--dir", str(self.directory / "gpus")]
+        log = self.directory / "gpus.log"
+        self.gpus = ForkedProgram("patchlight.emulation.lab.gpus:main", words, log)
 
     def until_gpus_are_there(self) -> None:
         """Wait for them, once: a test may take one away."""
@@ -217,6 +222,16 @@ class Bench:
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
     def clear(self) -> None:
+        try:
+            self._end_programs()
+        finally:  # those that did not end when told to, and those that were not told any more
+            for process in (*(agent.process for agent in self.agents), self.gpus):
+                if process is not None and process.poll() is None:
+                    process.kill()
+                    process.wait(PATIENCE_S)
+            self._remove_namespaces()
+
+    def _end_programs(self) -> None:
         for agent in self.agents:
             if agent.process is not None and agent.process.poll() is None:
                 agent.client.post("/drain")
@@ -228,6 +243,8 @@ class Bench:
         if self.gpus is not None:
             self.gpus.terminate()
             self.gpus.wait(PATIENCE_S)
+
+    def _remove_namespaces(self) -> None:
         left = [path.name for path in Path("/run/netns").glob(f"pl.{self.name}.*")]
         for name in left:
             namespace_processes.end_all(name)

@@ -68,7 +68,9 @@ def running(
     log.unlink(missing_ok=True)
     where = ["--listen", listen, "--ready-file", str(ready), "--control", str(control)]
     words = ["--lab", str(lab), "--ocs", "ocs1", *where, *options]
-    process = ForkedProgram("patchlight.emulation.optical.__main__:main", words, log, **environment)
+    process = ForkedProgram(
+        "patchlight.emulation.optical.__main__:main", words, log, variables=environment
+    )
     try:
         deadline = time.monotonic() + PATIENCE_S
         while not ready.exists():

@@ -12,9 +12,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 
+from patchlight.testbed.linux.namespaces import enter
+
 _FORKED = multiprocessing.get_context("forkserver")
 _FORKED.set_forkserver_preload(
     [
+        "patchlight.agents.__main__",
+        "patchlight.agents.api",
+        "patchlight.agents.metrics",
+        "patchlight.agents.workers.docker",
         "patchlight.cli.controller",
         "patchlight.cli.main",
         "patchlight.controller.api.app",
@@ -24,6 +30,7 @@ _FORKED.set_forkserver_preload(
         "patchlight.controller.policies.order",
         "patchlight.controller.policies.placement",
         "patchlight.controller.service",
+        "patchlight.emulation.lab.gpus",
         "patchlight.emulation.optical.__main__",
         "patchlight.testbed.labfile.reader",
         "patchlight.testbed.linux.http_server",
@@ -35,8 +42,16 @@ _FORKED.set_forkserver_preload(
 )
 
 
-def _run(program: str, words: Sequence[str], variables: Mapping[str, str], log: Path) -> None:
+def _run(
+    program: str,
+    words: Sequence[str],
+    variables: Mapping[str, str],
+    log: Path,
+    namespace: Path | None,
+) -> None:
     os.setsid()
+    if namespace is not None:
+        enter(namespace)
     with log.open("ab") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
@@ -49,12 +64,22 @@ def _run(program: str, words: Sequence[str], variables: Mapping[str, str], log: 
 class ForkedProgram:
     """A process of a program's main function (``module:function``) with these arguments.
 
-    What it prints is added to ``log``. Its methods are those of ``Popen``.
+    What it prints is added to ``log``. It runs in the network namespace at a path, if there is one.
+    Its methods are those of ``Popen``.
     """
 
-    def __init__(self, program: str, words: Sequence[str], log: Path, **variables: str) -> None:
-        everything = {**os.environ, **variables}
-        self._process = _FORKED.Process(target=_run, args=(program, words, everything, log))
+    def __init__(
+        self,
+        program: str,
+        words: Sequence[str],
+        log: Path,
+        namespace: Path | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        log.touch()  # whoever waits for it reads it, and it may not have begun
+        everything = {**os.environ, **(variables or {})}
+        arguments = (program, words, everything, log, namespace)
+        self._process = _FORKED.Process(target=_run, args=arguments)
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
