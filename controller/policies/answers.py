@@ -6,7 +6,13 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from patchlight.controller.policies.contract import ClusterView, ElasticJob, JobView, PolicyKind
+from patchlight.controller.policies.contract import (
+    ClusterView,
+    ElasticJob,
+    JobView,
+    PlacedDegree,
+    PolicyKind,
+)
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.portmap import PortMap
 
@@ -35,11 +41,17 @@ def _whole(answer: Any, what: str) -> int:
     raise PolicyFailed(f"it answered {_shown(answer)}: expected {what}")
 
 
-def _legal(answer: Any, _cluster: ClusterView, _job: JobView, legal: tuple[int, ...]) -> int:
+def _legal(answer: Any, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
     what = f"one of the legal degrees {', '.join(map(str, legal))}"
     degree = _whole(answer, what)
     if degree not in legal:
         raise PolicyFailed(f"it answered {_shown(degree)}: expected {what}")
+    if isinstance(answer, PlacedDegree):
+        if answer.gpus not in cluster.places(job, degree):
+            raise PolicyFailed(
+                f"it answered degree {degree} on a block that is none of the free ones for it"
+            )
+        return answer
     return degree
 
 

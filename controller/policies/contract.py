@@ -178,6 +178,30 @@ def nowhere(job: JobView, degree: int) -> int | None:
     return None
 
 
+Places = Callable[[JobView, int], Sequence[int]]
+"""The blocks that a job could have at a degree now, as sets of GPUs, that of ``Preview`` first."""
+
+
+def no_choice(job: JobView, degree: int) -> Sequence[int]:
+    """The ``Places`` of a cluster where a partition policy chooses no block."""
+    return ()
+
+
+class PlacedDegree(int):
+    """A partition policy's answer that is a degree and the block: one of ``ClusterView.places``."""
+
+    gpus: int
+
+    def __new__(cls, degree: int, gpus: int) -> "PlacedDegree":
+        """``gpus`` is the block as a set."""
+        found = super().__new__(cls, degree)
+        found.gpus = gpus
+        return found
+
+    def __getnewargs__(self) -> tuple[int, int]:  # type: ignore[override]
+        return int(self), self.gpus
+
+
 class ClusterView(NamedTuple):
     """The cluster at one moment.
 
@@ -189,7 +213,8 @@ class ClusterView(NamedTuple):
     the jobs that have GPUs. ``usage`` has what users had in GPU-seconds, less the longer ago, each
     over the user's share; empty where nobody counts. ``measured`` has what GPUs' NICs sent and
     received lately in bit/s, as ports counted it; those that nobody counts are not there.
-    ``queue`` has those of ``recent`` that wait for GPUs.
+    ``queue`` has those of ``recent`` that wait for GPUs. ``places`` are the free blocks where a
+    partition policy may choose one (``PlacedDegree``).
     """
 
     now_s: float
@@ -207,6 +232,7 @@ class ClusterView(NamedTuple):
     rings: Sequence[RingOfJob] = ()
     measured: Mapping[int, tuple[float, float]] = Frozen()
     queue: Sequence[JobView] = ()
+    places: Places = no_choice
 
     @property
     def traffic(self) -> Mapping[tuple[int, int], float]:
@@ -289,7 +315,7 @@ class PartitionPolicy(Protocol):
     """Says into how many parts a job is split."""
 
     def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
-        """One of ``legal`` (ascending, 0 first); 0 refuses the job."""
+        """One of ``legal`` (ascending, 0 first), or ``PlacedDegree``; 0 refuses the job."""
 
 
 @runtime_checkable

@@ -7,14 +7,15 @@ same name, read as data and checked key by key.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from patchlight.controller.policies.contract import ClusterShape, ClusterView, JobView
+from patchlight.controller.policies.contract import ClusterShape, ClusterView, JobView, PlacedDegree
 from patchlight.controller.policies.model_files import (
     FLOAT,
     FORMAT,
@@ -36,10 +37,12 @@ from patchlight.controller.policies.observation import (
     VERSION,
     VERSIONS,
     Layout,
+    Observation,
     Observer,
     written,
 )
-from patchlight.testbed.errors import PatchlightError
+from patchlight.controller.policies.sets import members
+from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import Lab
 
 
@@ -93,10 +96,15 @@ def read_card(path: Path) -> Card:
 
 
 class LearnedPartition:
-    """A ``PartitionPolicy`` that a model decides."""
+    """A ``PartitionPolicy`` that a model decides.
 
-    def __init__(self, card: Card, session: Any) -> None:
-        self.card = card
+    With ``blocks`` of more than 1 it chooses the block, too, where the cluster lets it: the model
+    scores the cluster after each of so many free blocks of each degree, the first one and those
+    that take the fewest other free blocks away.
+    """
+
+    def __init__(self, card: Card, session: Any, blocks: int = 1) -> None:
+        self.card, self._blocks = card, blocks
         shape, rule = written(card.ramp), card.placement_rule
         self.__doc__ = card.notes or f"Learned, for a RAMP of {shape} servers and {rule}."
         self._session = session
@@ -109,7 +117,9 @@ class LearnedPartition:
 
         ``BadInput`` if the cluster or the job is not what the model was trained for.
         """
-        seen = self._observer.observe(cluster, job, legal)
+        return self._scores(self._observer.observe(cluster, job, legal), job)
+
+    def _scores(self, seen: Observation, job: JobView) -> list[float]:
         given = {name: seen[name][None] for name in self._inputs}
         found = self._session.run([OUTPUT], given)[0][0]
         possible = seen["mask"] > 0
@@ -130,9 +140,44 @@ class LearnedPartition:
             )
 
     def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
-        """The degree with the best score, the lowest of equals."""
-        scores = self.scores(cluster, job, legal)
-        return self.card.actions[scores.index(max(scores))]
+        """The degree with the best score, the lowest of equals; a ``PlacedDegree`` on its block."""
+        seen = self._observer.observe(cluster, job, legal)
+        scores = self._scores(seen, job)
+        best = max(scores)
+        chosen = self.card.actions[scores.index(best)]
+        if self._blocks == 1:
+            return chosen
+        for blocks in self._other_blocks(cluster, job, seen):
+            for action, gpus in blocks.items():
+                row = seen["remaining"][action]
+                row[:] = seen["remaining"][0]
+                row[members(gpus)] = seen["options"][action, 1]  # the expected time
+            scores = self._scores(seen, job)
+            for action, gpus in blocks.items():
+                if scores[action] > best:
+                    best, chosen = scores[action], PlacedDegree(self.card.actions[action], gpus)
+        return chosen
+
+    def _other_blocks(
+        self, cluster: ClusterView, job: JobView, seen: Observation
+    ) -> Iterator[dict[int, int]]:
+        """Blocks that are not the first ones, one for each action that has so many."""
+        actions = [n for n, degree in enumerate(self.card.actions) if degree and seen["mask"][n]]
+        places = {n: cluster.places(job, self.card.actions[n]) for n in actions}
+        free = {gpus for found in places.values() for gpus in found}
+
+        def harm(gpus: int) -> int:
+            return sum(each.bit_count() for each in free if each & gpus)
+
+        others = [sorted(found[1:], key=harm)[: self._blocks - 1] for found in places.values()]
+        for row in zip_longest(*others):
+            yield {n: gpus for n, gpus in zip(places, row, strict=True) if gpus is not None}
+
+    def with_parameters(self, blocks: int = 1) -> "LearnedPartition":
+        """The same that weighs so many free blocks of each degree."""
+        if blocks < 1:
+            raise BadInput(f"cannot weigh {blocks} blocks of each degree: expected 1 or more")
+        return LearnedPartition(self.card, self._session, blocks)
 
 
 def load_learned(

@@ -124,9 +124,14 @@ class Recipe:
     @property
     def parameters(self) -> tuple[inspect.Parameter, ...]:
         """What can be given to it."""
-        if not inspect.isclass(self.factory):
-            return ()
-        return tuple(inspect.signature(self.factory).parameters.values())
+        maker = self._maker
+        return () if maker is None else tuple(inspect.signature(maker).parameters.values())
+
+    @property
+    def _maker(self) -> Any:
+        """What takes its parameters: its class, or ``with_parameters`` of one that is made."""
+        found = self.factory
+        return found if inspect.isclass(found) else getattr(found, "with_parameters", None)
 
     @property
     def parameters_in_words(self) -> list[str]:
@@ -156,7 +161,8 @@ class Recipe:
 
         ``BadInput`` if a parameter is missing or wrong.
         """
-        if not inspect.isclass(self.factory):
+        maker = self._maker
+        if maker is None:
             return cast(Policy, self._renewed())
         named = {p.name for p in self.parameters}
         arguments = {**{k: v for k, v in offered.items() if k in named}, **self.given}
@@ -167,7 +173,7 @@ class Recipe:
                 hint=_HINTS.get(lacking[0], f"write it {self.name}:{lacking[0]}=VALUE"),
             )
         try:
-            policy = self.factory(**arguments)
+            policy = maker(**arguments)
         except PatchlightError:
             raise
         except Exception as error:

@@ -17,7 +17,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from patchlight.controller.policies.contract import ClusterView, JobView, PartitionPolicy, Running
+from patchlight.controller.policies.contract import (
+    ClusterView,
+    JobView,
+    PartitionPolicy,
+    PlacedDegree,
+    Running,
+    no_choice,
+)
 from patchlight.emulation.simulator.outages import Outage
 from patchlight.emulation.simulator.ramp.episode_result import Accepted, EpisodeResult
 from patchlight.emulation.simulator.ramp.ramp import Block, PlacementRule, place, sub_blocks
@@ -96,6 +103,8 @@ class Episode:
         """What a policy is asked, and may see, now; ``BadInput`` when the episode is over."""
         self._waiting()
         number, occupied = self._next, self.busy | self.broken
+        workloads, rule = self.scenario.workloads, self.scenario.rule
+        chooses = rule == PlacementRule.RAMP_BLOCK
         cluster = ClusterView(
             self.now_s,
             self._shape,
@@ -104,7 +113,8 @@ class Episode:
             tuple(self._running) if self._told is None else self._running_as_told(self._told),
             self._views[number - RECENT if number > RECENT else 0 : number],
             # Not the scenario itself: it draws the jobs to come.
-            partial(_preview, self.scenario.workloads, self.scenario.rule, occupied),
+            partial(_preview, workloads, rule, occupied),
+            places=partial(_places, workloads, occupied) if chooses else no_choice,
         )
         free = len(self._legal) - 1 - occupied.bit_count()
         return Question(cluster, self._views[number], self._legal[free])
@@ -120,9 +130,12 @@ class Episode:
     def decide(self, degree: int, block: Block | None = None) -> JobOutcome:
         """Place the waiting job at this degree, or block it, and go on to the next arrival.
 
-        With ``ramp-block`` it may be given a ``block`` other than the first free one: ``BadInput``
-        with another rule, ``NO_BLOCK`` for one that is not free or of another size.
+        With ``ramp-block`` it may be given a ``block`` other than the first free one, also by a
+        ``PlacedDegree``: ``BadInput`` with another rule, ``NO_BLOCK`` for one that is not free or
+        of another size.
         """
+        if block is None and isinstance(degree, PlacedDegree):
+            block = self.scenario.workloads.ramp.block(degree.gpus)
         outcome = self._place(self._waiting(), degree, block)
         self.causes[outcome] += 1
         self._next += 1
@@ -236,6 +249,14 @@ def _preview(
     for block in blocks:
         servers |= block.mask
     return servers
+
+
+def _places(workloads: Workloads, occupied: int, job: JobView, degree: int) -> list[int]:
+    """As ``contract.Places``, of rule ``ramp-block``."""
+    plan = workloads.plans[workloads.number_of(job.graph)].get(degree)
+    if plan is None or not plan.fits_memory:
+        return []
+    return [block.mask for block in workloads.ramp.free_blocks(plan.max_split, occupied)]
 
 
 def run_episode(

@@ -113,6 +113,13 @@ class Ramp:
         """All blocks of ``count`` servers that are free, in first fit's order."""
         return [block for mask, block in self._masks[count] if not mask & occupied]
 
+    def block(self, servers: int) -> Block:
+        """The block of this set of servers; ``BadInput`` if it is none."""
+        for mask, block in self._masks[servers.bit_count()]:
+            if mask == servers:
+                return block
+        raise BadInput(f"servers {servers:#x} are no block of a RAMP of {self.shape}")
+
 
 def block_shapes(count: int, within: RampShape) -> list[tuple[int, int, int]]:
     """The shapes (groups, racks, servers of a rack) for ``count`` servers, in the order tried.

@@ -19,6 +19,7 @@ from patchlight.controller.policies.contract import (
     ElasticJob,
     GpuSite,
     JobView,
+    PlacedDegree,
     PolicyKind,
     Progress,
 )
@@ -109,6 +110,7 @@ def test_good_answers_pass(kind: PolicyKind, answer: Any, alone: bool) -> None:
         ("partition", True, "answered True"),
         ("partition", None, "answered None"),
         ("partition", 2.0, "answered 2.0"),
+        ("partition", PlacedDegree(2, 0b11), "a block that is none of the free ones"),
         ("placement", [1], "answered 1 GPUs: expected 2 different free GPUs"),
         ("placement", [1, 1], r"GPU 1 \(s0.g1\): it is there twice"),
         ("placement", [0, 1], r"GPU 0 \(s0.g0\): it is not free for this job"),

@@ -9,11 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from patchlight.controller.policies.contract import PartitionPolicy, kind_of
+from patchlight.controller.policies.contract import PartitionPolicy, PlacedDegree, kind_of
 from patchlight.controller.policies.learned import Card, load_learned
 from patchlight.controller.policies.model_files import CardError, shipped_models, weighs_options
 from patchlight.controller.policies.observation import SCHEMA, VERSION
-from patchlight.emulation.simulator.ramp import Episode, Workloads, pac_ml_scenario, run_episode
+from patchlight.controller.policies.registry import load_policy
+from patchlight.emulation.simulator.ramp import (
+    Episode,
+    JobOutcome,
+    Workloads,
+    pac_ml_scenario,
+    run_episode,
+)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import builtin_graph
 
@@ -30,7 +37,7 @@ def model(
     name: str = "remaining",
     kind: int = FLOAT,
     output: str = "scores",
-    scale: float = 1.0,
+    scale: float | list[float] = 1.0,
 ) -> bytes:
     """Scores each option by how long the cluster is then busy: the busier the better."""
     nodes = [
@@ -74,6 +81,44 @@ def test_a_model_decides_by_its_best_score(tmp_path: Path, workloads: Workloads)
     held = {d: (question.cluster.preview(question.job, d) or 0).bit_count() for d in lasting}
     wanted = max(lasting, key=lambda d: held[d] * question.job.expected_s[d])
     assert policy.degree(*question) == wanted
+
+
+def test_a_model_chooses_among_blocks_those_first_that_harm_least(
+    tmp_path: Path, workloads: Workloads
+) -> None:
+    worths = [0.5, 3.0, 2.0, 1.0, *[0.0] * 28]  # of servers that are busy
+    path = write(tmp_path, model(scale=worths), placement_rule="ramp-block")
+    question = Episode(pac_ml_scenario(workloads, "D", "ramp-block"), 3).question()
+    # The last one takes servers of both others away.
+    blocks = [0b11, 0b1100, 0b110]
+    cluster = question.cluster._replace(places=lambda job, degree: blocks)
+
+    def chosen(policy: str) -> int | None:
+        answer = load_policy(policy, "partition").degree(cluster, question.job, (0, 2))  # type: ignore[union-attr]
+        assert answer == 2
+        return answer.gpus if isinstance(answer, PlacedDegree) else None
+
+    assert [chosen(f"{path}:blocks={n}") for n in (1, 2, 3)] == [None, 0b1100, 0b110]
+    assert chosen(str(path)) is None
+    with pytest.raises(BadInput, match="cannot weigh 0 blocks"):
+        load_policy(f"{path}:0", "partition")
+
+
+def test_a_job_goes_to_the_block_that_was_chosen(tmp_path: Path, workloads: Workloads) -> None:
+    path = write(tmp_path, model(scale=[*[1.0] * 31, 2.0]), placement_rule="ramp-block")
+    policy = load_learned(path).with_parameters(1000)
+    episode = Episode(pac_ml_scenario(workloads, "D", "ramp-block"), 3)
+    answer = policy.degree(*episode.question())
+    assert isinstance(answer, PlacedDegree)
+    assert answer.gpus >> 31 == 1
+    assert pickle.loads(pickle.dumps(answer)).gpus == answer.gpus
+    assert episode.decide(answer) is JobOutcome.ACCEPTED
+    assert episode.busy == answer.gpus
+
+    with pytest.raises(BadInput, match="no block"):
+        episode.decide(PlacedDegree(2, 0b11 << 30 | 1))
+    with pytest.raises(BadInput, match="no block to choose"):
+        Episode(pac_ml_scenario(workloads, "D"), 3).decide(answer)
 
 
 def test_a_model_is_asked_for_every_job_and_never_answers_what_cannot_be(
