@@ -50,8 +50,8 @@ print(len(b"x" * 2**29))
 """
 
 
-# Where it may fork no more it waits: each fork in vain copies the process first, and with sixty that
-# try all the time nobody else gets a processor.
+# Where it may fork no more it waits: each fork in vain copies the process first, and with sixty
+# that try all the time nobody else gets a processor.
 BOMB = """
 import os, time
 while True:

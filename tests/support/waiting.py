@@ -17,11 +17,12 @@ PATIENCE_S = 120
 
 
 def wait_until(condition: Callable[[], T], what: str = "it to come about") -> T:
-    """Poll until the condition holds; its value."""
-    deadline = time.monotonic() + PATIENCE_S
+    """Poll until the condition holds, the longer it takes the more seldom; its value."""
+    deadline, pause_s = time.monotonic() + PATIENCE_S, 0.01
     while not (value := condition()):
         assert time.monotonic() < deadline, f"waited {PATIENCE_S} s for {what}; last: {value!r}"
-        time.sleep(0.02)
+        time.sleep(pause_s)
+        pause_s = min(1.2 * pause_s, 0.1)
     return value
 
 
