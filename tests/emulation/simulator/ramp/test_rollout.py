@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from patchlight.controller.policies.contract import PartitionPolicy
+from patchlight.controller.policies.contract import PartitionPolicy, no_choice
 from patchlight.controller.policies.partition import Constant
 from patchlight.emulation.simulator.ramp import (
     Episode,
@@ -68,9 +68,10 @@ def test_the_seed_fixes_all(workloads: Workloads) -> None:
     assert first == run_episode(scenario, policy, 5)
 
 
-def _without_preview(question: Question) -> Question:
-    """A preview is a function: two of them are never equal."""
-    return question._replace(cluster=question.cluster._replace(preview=None))  # type: ignore[arg-type]
+def _without_functions(question: Question) -> Question:
+    """What it can ask for are functions: two of them are never equal."""
+    cluster = question.cluster._replace(preview=None, places=no_choice)  # type: ignore[arg-type]
+    return question._replace(cluster=cluster)
 
 
 def test_it_decides_by_the_view_alone(workloads: Workloads) -> None:
@@ -82,7 +83,7 @@ def test_it_decides_by_the_view_alone(workloads: Workloads) -> None:
         policy, episode, taken = RollOut(scenario, 1, FEW), Episode(each, 5), []
         while episode.job is not None:
             question = episode.question()
-            taken.append((_without_preview(question), policy.degree(*question)))
+            taken.append((_without_functions(question), policy.degree(*question)))
             episode.decide(taken[-1][1])
         seen.append(taken)
     same = next((k for k, (a, b) in enumerate(zip(*seen, strict=False)) if a[0] != b[0]), 150)
