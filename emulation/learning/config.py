@@ -12,7 +12,7 @@ from typing import Any
 from patchlight.emulation.experiments.pac_ml.variation import Variation
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
 from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES, law
-from patchlight.emulation.simulator.ramp.scenario import FixedArrivals
+from patchlight.emulation.simulator.ramp.scenario import MAX_ERROR, FixedArrivals
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.fields import (
     FieldType,
@@ -100,7 +100,7 @@ class Environment:
     first_seed: int = setting(_SEED, "that of the first episode", 1000)
     law_instance: int | None = setting(_SEED, "fixes laws B, C and D, else new ones for each", None)
     remaining_error: float = setting(
-        Number("a share", lowest=0, highest=3), "how far off told remaining times are", 0.0
+        Number("a share", lowest=0, highest=MAX_ERROR), "how far off told remaining times are", 0.0
     )
     conditions: tuple[str, ...] = setting(
         ListOf(_CONDITION, "conditions"), "when jobs come, and of which models", (_PLAIN,)

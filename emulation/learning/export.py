@@ -70,7 +70,7 @@ def of_runs(
     """The network of a training run, or several by the mean of their scores, and what ``export``
     wants to know of it. For another RAMP than the trained one where ``ramp`` is given.
 
-    ``BadInput`` if the runs differ in more than their seeds.
+    ``BadInput`` if the runs are of different networks, placement rules or RAMPs.
     """
     loaded = [load_run(run) for run in runs]
     config, (first, layout) = loaded[0][0], scorer_of(*loaded[0])

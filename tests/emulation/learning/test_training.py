@@ -362,6 +362,14 @@ def test_a_study_trains_and_compares_what_sees_graphs_in_two_ways(tmp_path: Path
     assert (tmp_path / "again" / "tiny.onnx").read_bytes() == (
         tmp_path / "tiny" / "tiny.onnx"
     ).read_bytes()
+    other = shutil.copytree(tmp_path / "tiny" / "seed-1", tmp_path / "other")
+    described = json.loads((other / "config.json").read_text())
+    assert described["environment"]["rule"] == "ramp-block"
+    described["environment"]["rule"] = "ramp-first-fit"
+    (other / "config.json").write_text(json.dumps(described))
+    done = CliRunner().invoke(export_command, [same[0], str(other), str(tmp_path / "mixed")])
+    assert "of another network, placement rule or RAMP" in str(done.exception)
+    assert not (tmp_path / "mixed").exists()
     said.clear()
     assert study() == result
     assert said == ["the plain rules"]  # What is there is not trained again.
