@@ -94,4 +94,9 @@ def _end_when_told(journal: Journal) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    # Without Python's finalization: threads of Gloo that end late abort the process in it
+    # (https://github.com/pytorch/pytorch/issues/190489).
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -4,6 +4,8 @@ torchrun --nproc-per-node 2 examples/jobs/train_gloo.py --steps 5
 """
 
 import argparse
+import os
+import sys
 import time
 
 import torch
@@ -28,3 +30,7 @@ for step in range(steps):
     took = time.monotonic() - began
     print(f"rank {dist.get_rank()} step {step} loss {loss.item():.4f} in {took:.3f} s", flush=True)
 dist.destroy_process_group()
+# Threads of Gloo that end late would abort Python's finalization
+# (https://github.com/pytorch/pytorch/issues/190489).
+sys.stdout.flush()
+os._exit(0)

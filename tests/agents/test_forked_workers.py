@@ -18,7 +18,7 @@ from patchlight.agents.workers.forking import NotForked, Order, fork
 from patchlight.agents.workers.process import ProcessRunner
 from patchlight.testbed.linux.namespace_processes import processes_in
 from patchlight.testbed.linux.processes import command_line
-from tests.support.waiting import eventually, wait_until
+from tests.support.waiting import eventually, unix_socket_answers, wait_until
 from tests.support.worker_desk import Desk, open_desk
 
 pytestmark = pytest.mark.root
@@ -40,7 +40,7 @@ def forks(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
     path = tmp_path / "workers.sock"
     command = [sys.executable, "-m", "patchlight.agents.workers.forking", "--socket", str(path)]
     with subprocess.Popen(command) as process:
-        wait_until(path.exists)
+        wait_until(lambda: unix_socket_answers(path))
         yield path, process
         process.terminate()
 

@@ -17,7 +17,7 @@ from patchlight.testbed.lab import Gpu, Lab, Nic, Server
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux import namespace_processes, namespaces
 from tests.support.forked import ForkedProgram
-from tests.support.waiting import PATIENCE_S, wait_until
+from tests.support.waiting import PATIENCE_S, unix_socket_answers, wait_until
 
 ROOT = Path(__file__).parents[2]
 NETWORK = "10.77.0"
@@ -166,7 +166,7 @@ class Bench:
         """Wait for them, once: a test may take one away."""
         if not self._had_gpus:
             sockets = [self.gpu_socket(server.name) for server in self.lab.servers]
-            wait_until(lambda: all(path.exists() for path in sockets), "the emulated GPUs")
+            wait_until(lambda: all(map(unix_socket_answers, sockets)), "the emulated GPUs")
         self._had_gpus = True
 
     def gpu_socket(self, server: str) -> Path:

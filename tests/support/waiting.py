@@ -41,6 +41,12 @@ def free_ports(count: int) -> list[int]:
         return [server.getsockname()[1] for server in held]
 
 
+def unix_socket_answers(path: Path) -> bool:
+    """Whether somebody listens there: a socket's file is there a moment before."""
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
+
+
 def ask(path: Path, request: dict[str, Any]) -> dict[str, Any]:
     """What a Unix socket answers to one JSON line."""
     with socket.socket(socket.AF_UNIX) as client:

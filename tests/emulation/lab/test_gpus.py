@@ -22,7 +22,7 @@ from patchlight.agents.training.compute import EmulatedGpu as GpuClient
 from patchlight.agents.training.task import TrainingError
 from patchlight.emulation.lab.gpus import BusyMeter, gpu_uuid, serve
 from patchlight.testbed.lab import Gpu, Lab, Server
-from tests.support.waiting import PATIENCE_S, wait_until
+from tests.support.waiting import PATIENCE_S, unix_socket_answers, wait_until
 
 SERVER = Server("server1", None, (Gpu("gpu0", "Tesla M40"), Gpu("gpu1", "Titan V", "GPU-77")), ())
 LAB = Lab("lab", IPv4Network("10.0.0.0/24"), (SERVER,))
@@ -145,7 +145,7 @@ def test_the_process_serves_a_lab_file_until_it_is_told_to_stop(tmp_path: Path) 
     process = subprocess.Popen(command)
     try:
         backend = SocketGpus(SERVER, folder)
-        wait_until((folder / "server1.gpu1.sock").exists)
+        wait_until(lambda: unix_socket_answers(folder / "server1.gpu1.sock"))
         assert asyncio.run(backend.read("gpu1")).model == "Titan V"
     finally:
         process.terminate()
