@@ -6,6 +6,7 @@ weigh options where *least-delay* does. Processor time counts, so that what else
 does not.
 """
 
+import gc
 import statistics
 import time
 from importlib.util import find_spec
@@ -60,7 +61,9 @@ def _in_labs(policy: str) -> list[dict[str, Any]]:
     found = []
     for shape, jobs, limit in LABS:
         lab, timed = lab_of(shape, "timed"), _Timed(policy)
-        episodes.Episode(lab, episodes.draw_jobs(lab, 0, jobs, 0.95)).play(timed, timed)
+        episode = episodes.Episode(lab, episodes.draw_jobs(lab, 0, jobs, 0.95))
+        gc.freeze()  # as a controller does
+        episode.play(timed, timed)
         for what, took in (("placement", timed.placements_ms), ("topology", timed.circuits_ms)):
             head = f"{policy}, {shape.size} GPUs: a {what}"
             late = float(np.percentile(took, 99))

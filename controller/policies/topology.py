@@ -6,7 +6,7 @@ ToR and its ring stays off the inter-ToR link. Pure: a lab, the present maps and
 the wanted maps come out.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -243,37 +243,45 @@ def _rewire(
     """Give each NIC a port of its group's switch; whoever stood in the way moves aside."""
     target = {nic: switch for group, switch in switch_of.items() for nic in group}
     port_of = {n: p for n, (s, p) in site.joined.items() if target.get(n, s) == s}
-    free: dict[Uplinks, list[int]] = {}
-    for uplinks, ports in site.ports.items():
-        held = {p for n, p in port_of.items() if site.nics[n][0] == uplinks[0]}
-        free[uplinks] = [port for port in ports if port not in held]
+    leads_to = {
+        (ocs, port): switch for (ocs, switch), ports in site.ports.items() for port in ports
+    }
+    held = {(site.nics[nic][0], port) for nic, port in port_of.items()}
+    free = {
+        (ocs, switch): deque([port for port in ports if (ocs, port) not in held])
+        for (ocs, switch), ports in site.ports.items()
+    }
+    in_the_way: dict[Uplinks, deque[Endpoint]] = {uplinks: deque() for uplinks in free}
+    for nic, port in port_of.items():
+        ocs = site.nics[nic][0]
+        if nic not in target and (ocs, port) in leads_to:
+            in_the_way[ocs, leads_to[ocs, port]].append(nic)
     displaced: list[Endpoint] = []
     for nic, switch in target.items():
         if nic in port_of:
             continue
-        ocs = site.nics[nic][0]
-        if not free[ocs, switch]:
-            victim = next(
-                n
-                for n, p in port_of.items()
-                if n not in target and site.nics[n][0] == ocs and p in site.ports[ocs, switch]
-            )
-            free[ocs, switch].append(port_of.pop(victim))
+        uplinks = site.nics[nic][0], switch
+        if not free[uplinks]:
+            victim = in_the_way[uplinks].popleft()
+            free[uplinks].append(port_of.pop(victim))
             displaced.append(victim)
-        port_of[nic] = free[ocs, switch].pop(0)
+        port_of[nic] = free[uplinks].popleft()
     for nic in displaced:
         ocs = site.nics[nic][0]
         # The most room first; a NIC for which no port is left goes dark.
-        roomy = sorted((p for p in free if p[0] == ocs and free[p]), key=lambda p: -len(free[p]))
-        if roomy:
-            port_of[nic] = free[roomy[0]].pop(0)
-    return {ocs: _with_circuits(site, ocs, present, port_of) for ocs, present in maps.items()}
+        roomy = max((p for p in free if p[0] == ocs), key=lambda p: len(free[p]))
+        if free[roomy]:
+            port_of[nic] = free[roomy].popleft()
+    nics: dict[str, dict[Endpoint, int]] = {ocs: {} for ocs in maps}
+    for nic, (ocs, port) in site.nics.items():
+        if ocs in nics:
+            nics[ocs][nic] = port
+    return {ocs: _with_circuits(site, nics[ocs], present, port_of) for ocs, present in maps.items()}
 
 
 def _with_circuits(
-    site: Site, ocs: str, present: PortMap, port_of: Mapping[Endpoint, int]
+    site: Site, nics: Mapping[Endpoint, int], present: PortMap, port_of: Mapping[Endpoint, int]
 ) -> PortMap:
-    nics = {nic: port for nic, (at, port) in site.nics.items() if at == ocs}
     circuits = [(port, port_of[nic]) for nic, port in nics.items() if nic in port_of]
     moving = {p for nic, p in nics.items() if nic in port_of or nic in site.joined}
     touched = moving | {port for pair in circuits for port in pair}

@@ -45,7 +45,7 @@ class LabNetwork:
         for number in range(len(self.hosts)):
             self._light(number)
         self._ways = Ways(lab, links)
-        self._link_at: dict[Endpoint, Hashable] = {}
+        self._link_at: dict[Endpoint, tuple[str, str] | tuple[str, str, int]] = {}
         for switch, trunks in self._ways.trunks.items():
             beside = [neighbour for _, neighbour in trunks]
             for port, neighbour in trunks:
@@ -78,6 +78,11 @@ class LabNetwork:
                 found._light(number)
                 found.relit |= 1 << number
         return found
+
+    @property
+    def trunks(self) -> tuple[tuple[str, str] | tuple[str, str, int], ...]:
+        """The directed links between packet switches."""
+        return tuple(self._link_at.values())
 
     def _light(self, number: int) -> None:
         """Under which switch a GPU's NIC is, and at which rate it sends and receives."""

@@ -5,7 +5,7 @@ Rates, times and counts are squeezed, so that one scale serves small labs and la
 """
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,10 +16,11 @@ from patchlight.controller.policies.options.outlook import Outlook
 from patchlight.controller.policies.sets import members
 from patchlight.controller.prediction.network import LabNetwork
 from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import circuit_ports
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
+_Row = NDArray[np.floating]
+_Edges = tuple[Ints, Floats]  # from and to; features
 
 NODE_FEATURES = 14
 """Of a node: whether it is a GPU, server, packet switch, OCS; of its GPUs the part that is free,
@@ -43,13 +44,52 @@ def rate_feature(rate_bps: float) -> float:
     return math.log1p(rate_bps / 1e9) / 10
 
 
+class Plugs:
+    """What a lab's graph has whichever circuits there are: what is plugged into its OCSs."""
+
+    def __init__(self, network: LabNetwork, racks: Sequence[str]) -> None:
+        lab = network.lab
+        ocses, rack = lab.circuit_switches, {name: n for n, name in enumerate(racks)}
+        number = {ocs.name: n for n, ocs in enumerate(ocses)}
+        plugs = lab.circuit_plugs
+        self.switching = np.array([squeezed(ocs.switching_time_s, 1.0) for ocs in ocses])
+        nics = [
+            (gpu, number[plugs[end][0]]) for gpu, end in enumerate(network.ends) if end in plugs
+        ]
+        self.nics = np.array(nics, np.int64).reshape(-1, 2)  # GPU, OCS
+        facing: dict[tuple[int, int], list[int]] = {}
+        self._ports: dict[str, dict[int, int]] = {ocs.name: {} for ocs in ocses}
+        ends = [end for end in lab.fibre_ends if end.device in rack and end in plugs]
+        for place, end in enumerate(ends):
+            ocs, port = plugs[end]
+            self._ports[ocs][port] = place
+            facing.setdefault((number[ocs], rack[end.device]), []).append(place)
+        self.facing = np.array(list(facing), np.int64).reshape(-1, 2)  # OCS, packet switch
+        self._row_of = np.zeros(len(ends), np.int64)
+        for row, places in enumerate(facing.values()):
+            self._row_of[places] = row
+        self.counts = np.bincount(self._row_of, minlength=len(facing))
+
+    def spare(self, circuits: Mapping[str, PortMap]) -> Ints:
+        """How many ports of each row of ``facing`` carry no light."""
+        lit = np.zeros(len(self._row_of), bool)
+        for ocs, present in circuits.items():
+            ports = self._ports.get(ocs, {})
+            lit[[ports[p] for p in (*present.out_of, *present.in_of) if p in ports]] = True
+        return self.counts - np.bincount(self._row_of[lit], minlength=len(self.counts))
+
+
 @dataclass
 class ClusterGraph:
-    """A cluster under its present circuits. Nodes: GPUs, then servers, packet switches, OCSs."""
+    """A cluster under its present circuits. Nodes: GPUs, then servers, packet switches, OCSs.
+
+    ``plugs`` are those of the network's lab; without them they are made.
+    """
 
     shape: ClusterShape
     network: LabNetwork | None = None
     circuits: Mapping[str, PortMap] = field(default_factory=Frozen)
+    plugs: Plugs | None = None
 
     def __post_init__(self) -> None:
         shape, network = self.shape, self.network
@@ -58,11 +98,12 @@ class ClusterGraph:
             len(shape.servers),
             len(shape.racks),
         )
-        lab = None if network is None else network.lab
-        ocses = [] if lab is None else [ocs.name for ocs in lab.circuit_switches]
+        if self.plugs is None and network is not None:
+            self.plugs = Plugs(network, shape.racks)
+        ocses = 0 if self.plugs is None else len(self.plugs.switching)
         self.first_server, self.first_rack = self.gpus, self.gpus + self.servers
         self.first_ocs = self.first_rack + self.racks
-        self.size = self.first_ocs + len(ocses)
+        self.size = self.first_ocs + ocses
         self.server_of = np.array([gpu.server for gpu in shape.gpus], np.int64)
         self.rack_of = np.array([gpu.rack for gpu in shape.gpus], np.int64)
         self.ocs_of = np.full(self.gpus, -1, np.int64)
@@ -71,20 +112,25 @@ class ClusterGraph:
         self._groups = [
             (self.server_of, self.first_server, self.servers),
             (self.rack_of, self.first_rack, self.racks),
-            (self.ocs_of, self.first_ocs, len(ocses)),
+            (self.ocs_of, self.first_ocs, ocses),
         ]
         nodes = np.zeros((self.size, NODE_FEATURES), np.float32)
         bounds = (0, self.first_server, self.first_rack, self.first_ocs, self.size)
         for kind in range(4):
             nodes[bounds[kind] : bounds[kind + 1], kind] = 1.0
         self._static = nodes
-        self._rows: list[tuple[float, ...]] = [*self._inside(), *self._dark_or_lit()]
-        self._trunks: list[tuple[int, Hashable]] = []
+        every = np.arange(self.gpus)
+        rows = [_edges(every, self.first_server + self.server_of, _INSIDE), self._lit_or_dark()]
+        self._trunks: list[Hashable] = []
+        self._first_trunk = len(rows[0][0]) + len(rows[1][0])
         if network is not None:
-            self._look(network, {name: self.first_ocs + n for n, name in enumerate(ocses)})
-        self.edges: Ints = np.array([[a, b] for a, b, *_ in self._rows] or [[0, 0]], np.int64)
-        links = [list(row[2:]) for row in self._rows] or [[0.0] * EDGE_FEATURES]
-        self._links: Floats = np.array(links, np.float32)
+            rows.append(self._between_switches(network))
+        if self.plugs is not None and ocses:
+            rows += self._plugged(self.plugs)
+        if not any(len(ends) for ends, _ in rows):
+            rows = [(np.zeros((1, 2), np.int64), np.zeros((1, EDGE_FEATURES), np.float32))]
+        self.edges: Ints = np.concatenate([ends for ends, _ in rows])
+        self._links: Floats = np.concatenate([links for _, links in rows])
         self._sum_up(nodes, (_RATE, _DARK))
         ones = np.ones(self.gpus)
         nodes[: self.gpus, _SIZE] = math.log1p(1) / 5
@@ -92,69 +138,50 @@ class ClusterGraph:
             held = np.bincount(of[of >= 0], ones[of >= 0], count) if count else np.zeros(0)
             nodes[first : first + count, _SIZE] = np.log1p(held) / 5
 
-    def _inside(self) -> list[tuple[float, ...]]:
-        found: list[tuple[float, ...]] = []
-        for gpu, server in enumerate(self.server_of.tolist()):
-            found += _both(gpu, self.first_server + server, _INSIDE, 0.0, 0.0)
-        return found
-
-    def _dark_or_lit(self) -> list[tuple[float, ...]]:
+    def _lit_or_dark(self) -> _Edges:
         """GPUs and the switches that their NICs are lit to; with a lab also rate and loss."""
-        found: list[tuple[float, ...]] = []
         network = self.network
-        for gpu, rack in enumerate(self.rack_of.tolist()):
-            if rack < 0:
-                self._static[gpu, _DARK] = 1.0
-                continue
-            kind, rate, loss = _PACKETS, 0.0, 0.0
-            if network is not None:
-                path = network.links.paths.get(network.hosts[gpu].endpoint)
-                rate = rate_feature(network.capacity_bps[gpu, "up"])
+        self._static[: self.gpus, _DARK] = self.rack_of < 0
+        lit = np.flatnonzero(self.rack_of >= 0)
+        kind, rate, loss = np.full(len(lit), _PACKETS), np.zeros(len(lit)), np.zeros(len(lit))
+        if network is not None:
+            gpus = lit.tolist()
+            capacity_bps = [network.capacity_bps[gpu, "up"] for gpu in gpus]
+            rate = np.log1p(np.array(capacity_bps, float) / 1e9) / 10
+            ends, paths = network.ends, network.links.paths
+            for row, path in enumerate([paths.get(ends[gpu]) for gpu in gpus]):
                 if path is not None and path.hops:
-                    kind, loss = _CIRCUIT, (path.loss_db or 0.0) / 10
-            self._static[gpu, _RATE] = rate
-            found += _both(gpu, self.first_rack + rack, kind, rate, loss)
-        return found
+                    kind[row], loss[row] = _CIRCUIT, (path.loss_db or 0.0) / 10
+        self._static[lit, _RATE] = rate
+        return _edges(lit, self.first_rack + self.rack_of[lit], kind, rate, loss)
 
-    def _look(self, network: LabNetwork, ocses: Mapping[str, int]) -> None:
-        """Links between packet switches, and what is plugged into OCSs."""
-        lab = network.lab
+    def _between_switches(self, network: LabNetwork) -> _Edges:
         rack = {name: self.first_rack + n for n, name in enumerate(self.shape.racks)}
-        for link, rate_bps in network.capacity_bps.items():
-            if isinstance(link, tuple) and isinstance(link[0], str):
-                self._trunks.append((len(self._rows), link))
-                row = [0.0] * EDGE_FEATURES
-                row[_PACKETS], row[_EDGE_RATE] = 1.0, rate_feature(rate_bps)
-                self._rows.append((rack[link[0]], rack[link[1]], *row))
-        if not ocses:
-            return
-        nics = {host.endpoint: gpu for gpu, host in enumerate(network.hosts)}
-        for end, (ocs, _) in circuit_ports(lab, nics).items():
-            gpu = nics[end]
-            self.ocs_of[gpu] = ocses[ocs] - self.first_ocs
-            self._rows += _both(gpu, ocses[ocs], _PLUGGED, self._static[gpu, _RATE], 0.0)
-        lit = {
-            (ocs, port)
-            for ocs, circuits in self.circuits.items()
-            for each in circuits
-            for port in (each.inp, each.out)
-        }
-        facing: dict[tuple[str, str], list[bool]] = {}
-        ends = [end for end in lab.fibre_ends if end.device in rack]
-        for end, (ocs, port) in circuit_ports(lab, ends).items():
-            facing.setdefault((ocs, end.device), []).append((ocs, port) in lit)
-        spare: dict[int, list[bool]] = {}
-        for (ocs, switch), ports in facing.items():
-            part = ports.count(False) / len(ports)
-            self._rows += _both(
-                ocses[ocs], rack[switch], _PLUGGED, math.log1p(len(ports)) / 5, part
-            )
-            spare.setdefault(ocses[ocs], []).extend(ports)
-            spare.setdefault(rack[switch], []).extend(ports)
-        for node, ports in spare.items():
-            self._static[node, _SPARE] = ports.count(False) / len(ports)
-        for each in lab.circuit_switches:
-            self._static[ocses[each.name], _SWITCHING] = squeezed(each.switching_time_s, 1.0)
+        ends: list[tuple[int, int]] = []
+        for link in network.trunks:
+            self._trunks.append(link)
+            ends.append((rack[link[0]], rack[link[1]]))
+        links = np.zeros((len(ends), EDGE_FEATURES), np.float32)
+        links[:, _PACKETS] = 1.0
+        links[:, _EDGE_RATE] = [rate_feature(network.capacity_bps[link]) for link in self._trunks]
+        return np.array(ends, np.int64).reshape(-1, 2), links
+
+    def _plugged(self, plugs: Plugs) -> list[_Edges]:
+        """What is plugged into OCSs: NICs, and packet switches with several fibres."""
+        nodes = self._static
+        gpu, ocs = plugs.nics.T
+        self.ocs_of[gpu] = ocs
+        nics = _edges(gpu, self.first_ocs + ocs, _PLUGGED, nodes[gpu, _RATE])
+        ocs, rack = plugs.facing.T
+        ocs, rack = self.first_ocs + ocs, self.first_rack + rack
+        spare, counts = plugs.spare(self.circuits), plugs.counts
+        for node in (ocs, rack):
+            there = np.bincount(node, counts, self.size)
+            free = np.bincount(node, spare, self.size)
+            nodes[there > 0, _SPARE] = free[there > 0] / there[there > 0]
+        nodes[self.first_ocs :, _SWITCHING] = plugs.switching
+        rate = np.log1p(counts) / 5
+        return [nics, _edges(ocs, rack, _PLUGGED, rate, spare / np.maximum(counts, 1))]
 
     def _sum_up(self, nodes: Floats, features: tuple[int, ...]) -> None:
         """Servers, switches and OCSs have the means of their GPUs."""
@@ -191,7 +218,7 @@ class ClusterGraph:
         if network is None or not self._trunks:
             return self._links
         found = self._links.copy()
-        for row, link in self._trunks:
+        for row, link in enumerate(self._trunks, self._first_trunk):
             wanted_bps = outlook.edges.get(link, 0) * network.nic_bps
             found[row, _WANTED] = squeezed(wanted_bps, network.capacity_bps[link])
         return found
@@ -203,7 +230,11 @@ def bits(gpus: int, count: int) -> NDArray[np.uint8]:
     return np.unpackbits(packed, count=count, bitorder="little")
 
 
-def _both(a: int, b: int, kind: int, rate: float, last: float) -> list[tuple[float, ...]]:
-    row = [0.0] * EDGE_FEATURES
-    row[kind], row[_EDGE_RATE], row[_WANTED] = 1.0, rate, last
-    return [(a, b, *row), (b, a, *row)]
+def _edges(
+    a: Ints, b: Ints, kind: Ints | int, rate: _Row | float = 0.0, last: _Row | float = 0.0
+) -> _Edges:
+    """Edges there and back, and what is known of them."""
+    rows = np.arange(len(a))
+    links = np.zeros((len(a), EDGE_FEATURES), np.float32)
+    links[rows, kind], links[:, _EDGE_RATE], links[:, _WANTED] = 1.0, rate, last
+    return np.stack([a, b, b, a], 1).reshape(-1, 2), links.repeat(2, axis=0)

@@ -15,12 +15,15 @@ from patchlight.controller.policies.options.cluster_graph import (
     EDGE_FEATURES,
     NODE_FEATURES,
     ClusterGraph,
+    Plugs,
     bits,
     squeezed,
 )
 from patchlight.controller.policies.options.job_graph import OPERATION_FEATURES, JobGraphs
 from patchlight.controller.policies.options.listing import BUILT_IN, Option
 from patchlight.controller.policies.options.outlook import HORIZON_S, Networks, Outlook
+from patchlight.controller.prediction.network import LabNetwork
+from patchlight.testbed.lab import Lab
 
 SCHEMA, VERSION = "patchlight.options", 3
 PROPOSERS = (*BUILT_IN, "regroup", "give-and-take")
@@ -63,6 +66,7 @@ class Observer:
     def __init__(self) -> None:
         self._networks = Networks()
         self._graphs: list[tuple[object, ClusterGraph]] = []
+        self._plugs: tuple[Lab, Sequence[str], Plugs] | None = None
         self._jobs = JobGraphs()
 
     def outlook(self, cluster: ClusterView) -> Outlook:
@@ -96,9 +100,16 @@ class Observer:
         for known, graph in self._graphs:
             if known is key:
                 return graph
-        graph = ClusterGraph(cluster.shape, network, cluster.circuits)
+        plugs = None if network is None else self._plugs_of(network, cluster.shape.racks)
+        graph = ClusterGraph(cluster.shape, network, cluster.circuits, plugs)
         self._graphs = [(key, graph), *self._graphs[: _KEPT - 1]]
         return graph
+
+    def _plugs_of(self, network: LabNetwork, racks: Sequence[str]) -> Plugs:
+        lab, known = network.lab, self._plugs
+        if known is None or known[0] is not lab or known[1] != racks:
+            self._plugs = known = lab, racks, Plugs(network, racks)
+        return known[2]
 
 
 def typical_s(cluster: ClusterView, options: Sequence[Option]) -> float:
