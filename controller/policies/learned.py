@@ -53,6 +53,7 @@ class Card:
     ``actions`` are the degrees of its outputs, 0 first. ``ramp`` (groups, racks, servers of a
     rack) and ``placement_rule`` are of the lab that it was trained for. ``training`` holds the
     settings, and what else its trainer found worth keeping. ``sha256`` is of the ONNX file.
+    ``blocks`` says among how many free blocks of each degree it chooses.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Card:
     sha256: str
     notes: str = ""
     training: Mapping[str, Any] = field(default_factory=dict)
+    blocks: int = 1
 
     @property
     def layout(self) -> Layout:
@@ -75,6 +77,8 @@ class Card:
     def written(self) -> str:
         """As JSON text that ``read_card`` takes."""
         found = {"format": FORMAT, "format_version": PLAIN_VERSION, **asdict(self)}
+        if self.blocks == 1:
+            del found["blocks"]  # Earlier versions of Patchlight do not know it.
         return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -83,7 +87,7 @@ def read_card(path: Path) -> Card:
     raw = raw_card(path)
     if raw["format_version"] != PLAIN_VERSION:
         raise no_card(path, "it is one of a policy that weighs options")
-    fields = card_fields(raw, Card, path, {"notes", "training"})
+    fields = card_fields(raw, Card, path, {"notes", "training", "blocks"})
     actions, ramp = fields["actions"], fields["ramp"]
     if not all(type(n) is int for n in (*actions, *ramp)):
         raise no_card(path, "'actions' and 'ramp' are lists of whole numbers")
@@ -91,6 +95,8 @@ def read_card(path: Path) -> Card:
         raise no_card(path, f"'actions' is {actions}: expected degrees in ascending order, 0 first")
     if len(ramp) != 3 or min(ramp) < 1 or not actions[-1] <= ramp[0] * ramp[1] * ramp[2] <= 4096:
         raise no_card(path, f"'ramp' is {ramp}: expected groups, racks and servers of a rack")
+    if fields.get("blocks", 1) < 1:
+        raise no_card(path, f"'blocks' is {fields['blocks']}: expected 1 or more")
     fields |= {key: tuple(fields[key]) for key in ("actions", "ramp")}
     return Card(**fields)
 
@@ -98,13 +104,13 @@ def read_card(path: Path) -> Card:
 class LearnedPartition:
     """A ``PartitionPolicy`` that a model decides.
 
-    With ``blocks`` of more than 1 it chooses the block, too, where the cluster lets it: the model
-    scores the cluster after each of so many free blocks of each degree, the first one and those
-    that take the fewest other free blocks away.
+    With ``blocks`` of more than 1 (its card's if not given) it chooses the block, too, where the
+    cluster lets it: the model scores the cluster after each of so many free blocks of each degree,
+    the first one and those that take the fewest other free blocks away.
     """
 
-    def __init__(self, card: Card, session: Any, blocks: int = 1) -> None:
-        self.card, self._blocks = card, blocks
+    def __init__(self, card: Card, session: Any, blocks: int | None = None) -> None:
+        self.card, self._blocks = card, card.blocks if blocks is None else blocks
         shape, rule = written(card.ramp), card.placement_rule
         self.__doc__ = card.notes or f"Learned, for a RAMP of {shape} servers and {rule}."
         self._session = session
@@ -173,9 +179,9 @@ class LearnedPartition:
         for row in zip_longest(*others):
             yield {n: gpus for n, gpus in zip(places, row, strict=True) if gpus is not None}
 
-    def with_parameters(self, blocks: int = 1) -> "LearnedPartition":
+    def with_parameters(self, blocks: int | None = None) -> "LearnedPartition":
         """The same that weighs so many free blocks of each degree."""
-        if blocks < 1:
+        if blocks is not None and blocks < 1:
             raise BadInput(f"cannot weigh {blocks} blocks of each degree: expected 1 or more")
         return LearnedPartition(self.card, self._session, blocks)
 

@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache, partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from patchlight.controller.policies.contract import KINDS, Policy, PolicyKind, kind_of
 from patchlight.controller.policies.files import check_methods, load_object
@@ -378,6 +378,7 @@ def _value(recipe: Recipe, parameter: inspect.Parameter, text: str) -> Any:
     asked = parameter.annotation
     if asked is parameter.empty and parameter.default not in (parameter.empty, None):
         asked = type(parameter.default)
+    asked = next((each for each in get_args(asked) if each is not type(None)), asked)
     name = getattr(asked, "__name__", asked)
     readers = [name] if name in _READERS else list(_READERS)
     for reader in readers:

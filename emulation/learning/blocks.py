@@ -45,6 +45,10 @@ class BlockTable:
             for server in servers:
                 self._masks[server >> 6, number] |= np.uint64(1) << np.uint64(server & 63)
 
+    def block(self, size: int, number: int) -> Block:
+        """Block ``number``, one of the size at this place."""
+        return self.blocks[size][int(number - self.begin[size])]
+
     def first_free(self, left_s: _Floats) -> _Ints:
         """The first free block of each size, E × sizes, −1 where there is none.
 
@@ -73,6 +77,34 @@ class BlockTable:
         return found.reshape(rows, -1)
 
 
+class BlockChoices:
+    """Which ``count`` free blocks of a size a policy may choose from.
+
+    The first one, and those that take the fewest other free blocks away, counted in servers.
+    """
+
+    def __init__(self, table: BlockTable, count: int) -> None:
+        self._table = table
+        self.others = np.arange(1, count)[:, None]
+        """The places of all but the first one, as a column."""
+        sizes = np.diff(table.first)
+        is_member = np.zeros((len(sizes), table.servers), np.int64)
+        is_member[np.repeat(np.arange(len(sizes)), sizes), table.members] = 1
+        self._takes = np.where(is_member @ is_member.T > 0, sizes, 0)  # from each other block
+
+    def of(self, left_s: _Floats, first: _Ints, wanted: _Bools) -> _Ints:
+        """Of each size these free blocks, E × count × sizes, −1 where there are no more.
+
+        ``left_s`` as for ``BlockTable.first_free``, ``first`` what that found. Others are found
+        only of the sizes ``wanted``, E × sizes, and only those blocks count as taken away.
+        """
+        table = self._table
+        found = np.full((len(first), len(self.others) + 1, first.shape[1]), -1)
+        found[:, 0] = first
+        _least_harmful(left_s, table.members, table.first, table.begin, self._takes, wanted, found)
+        return found
+
+
 @lru_cache(maxsize=16)
 def told_blocks(shape: tuple[int, int, int]) -> BlockTable:
     """The blocks of a RAMP that networks are told of; none of sizes that no shape serves."""
@@ -93,6 +125,52 @@ def _first_free(left_s: _Floats, members: _Ints, first: _Ints, begin: _Ints, out
                 if free:
                     out[env, size] = block
                     break
+
+
+@compiled
+def _least_harmful(
+    left_s: _Floats,
+    members: _Ints,
+    first: _Ints,
+    begin: _Ints,
+    takes: _Ints,
+    wanted: _Bools,
+    out: _Ints,
+) -> None:
+    most, free = len(first) - 1, np.zeros(len(first) - 1, np.int64)
+    left, harm = np.zeros(most, np.bool_), np.zeros(most, np.int64)
+    for env in range(len(left_s)):
+        count = 0
+        for size in range(out.shape[2]):
+            if not wanted[env, size]:
+                continue
+            for block in range(begin[size], begin[size + 1]):
+                left[block] = True
+                for place in range(first[block], first[block + 1]):
+                    if left_s[env, members[place]] > 0:
+                        left[block] = False
+                        break
+                if left[block]:
+                    free[count] = block
+                    count += 1
+        for number in range(count):
+            block = free[number]
+            harm[block] = 0
+            for other in range(count):
+                harm[block] += takes[block, free[other]]
+        for size in range(out.shape[2]):
+            if not wanted[env, size]:
+                continue
+            left[out[env, 0, size]] = False
+            for choice in range(1, out.shape[1]):
+                best = -1
+                for block in range(begin[size], begin[size + 1]):
+                    if left[block] and (best < 0 or harm[block] < harm[best]):
+                        best = block
+                if best < 0:
+                    break
+                left[best] = False
+                out[env, choice, size] = best
 
 
 @compiled

@@ -4,51 +4,26 @@ Keys are those of Stable-Baselines3 where it has them; ``…_fraction`` is a par
 """
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from patchlight.emulation.experiments.pac_ml.variation import Variation
+from patchlight.emulation.learning.algorithms import ALGORITHMS, LAW, STEPS, Afterstates, Dqn, Ppo
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
-from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES, law
+from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
 from patchlight.emulation.simulator.ramp.scenario import MAX_ERROR, FixedArrivals
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.fields import (
-    FieldType,
-    ListOf,
-    MapOf,
-    Number,
-    Text,
-    Whole,
-    choice,
-    matching,
-)
+from patchlight.testbed.files.fields import FieldType, ListOf, Number, Text, Whole, choice, matching
 from patchlight.testbed.files.issues import FileError, FileIssues
 from patchlight.testbed.files.reader import parse, read_text
 from patchlight.testbed.files.records import Record, setting
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
-ALGORITHMS = {"afterstates": "afterstates", "maskable-ppo": "ppo", "masked-dqn": "dqn"}
-"""Each with the key that its settings are under."""
-TEACHERS = ("sufficient",)
 
 
 class ConfigError(FileError):
     """A training configuration has mistakes."""
-
-
-def _degree(text: str) -> int | str:
-    if text in TEACHERS:
-        return text
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
-    raise BadInput(f"no teacher {text!r}: expected a degree or {' or '.join(TEACHERS)!r}")
-
-
-def _law(text: str) -> str:
-    law(text)
-    return text
 
 
 def _condition(text: str) -> str:
@@ -56,22 +31,12 @@ def _condition(text: str) -> str:
     return " ".join(text.split())
 
 
-_LAW = Text("a requirement law", _law)
 _CONDITION = Text("when jobs come, and of which models", _condition)
 _OBSERVATIONS = ("patchlight", "pac-ml")
 _CLUSTERS = ("servers", "blocks", "both")
 _TIMES_BY = ("told", "limit", "size", "graph")
-_FRACTION = Number("a fraction", lowest=0, highest=1)
-_SMALL = Number("a rate", above=0, highest=1)
-_GAMMA = Number("a discount factor", above=0, highest=1)
-_RATE = Number("a learning rate", above=0)
 _LAYER = Whole("a layer's size", 1, 4096)
 _SEED = Whole("a seed", 0, 2**31)
-_STEPS = Whole("a number of steps", 1, 10**12, grouped=True)
-_N_STEPS = Whole("a number of steps", 1, 4096)
-_BATCH = Whole("a number of samples", 1, 10**9)
-_TAUGHT = Text("a degree or 'sufficient'", _degree, numbers=True)
-_TEACHER = MapOf(_LAW, _TAUGHT, "a degree for each law", "{A: 8, B: sufficient}")
 _RULE = choice("a placement rule", *PlacementRule)
 _TIMES = ListOf(Number("a time in 1,000 s", lowest=0, highest=100), "times in 1,000 s")
 _PLAIN = "fixed:1000"
@@ -85,13 +50,14 @@ NAME = matching(
 class Environment:
     """What is simulated: as ``pac_ml_scenario``; each episode has one of ``laws`` in turn.
 
-    ``conditions`` are loads and mixes, like ``fixed:800``, ``poisson:1000`` or
+    ``conditions`` are loads and mixes, like ``fixed:800``, ``poisson:1000 error:0.3`` or
     ``fixed:150 gnmt=1``: each law comes under each of them. ``remaining_error`` is that of
-    ``Scenario``, in training and in evaluation.
+    ``Scenario``, in training and in evaluation, under conditions that have none of their own.
+    ``blocks`` says among how many free blocks of each degree a policy chooses (``BlockChoices``).
     """
 
     rule: str = setting(_RULE, "how operations are placed", PlacementRule.RAMP_FIRST_FIT.value)
-    laws: tuple[str, ...] = setting(ListOf(_LAW, "requirement laws"), "those of jobs", LAW_NAMES)
+    laws: tuple[str, ...] = setting(ListOf(LAW, "requirement laws"), "those of jobs", LAW_NAMES)
     horizon_s: float = setting(Number("seconds", above=0), "an episode's length in seconds", 1e6)
     training_horizon_s: float | None = setting(
         Number("seconds", above=0), "the same while training, if other", None
@@ -102,6 +68,7 @@ class Environment:
     remaining_error: float = setting(
         Number("a share", lowest=0, highest=MAX_ERROR), "how far off told remaining times are", 0.0
     )
+    blocks: int = setting(Whole("a number", 1, 64), "to choose from for each degree", 1)
     conditions: tuple[str, ...] = setting(
         ListOf(_CONDITION, "conditions"), "when jobs come, and of which models", (_PLAIN,)
     )
@@ -111,6 +78,15 @@ class Environment:
             raise BadInput("'laws' is empty: expected at least one requirement law")
         if not self.conditions:
             raise BadInput("'conditions' is empty: expected at least one, like fixed:1000")
+        if self.blocks > 1 and self.rule != PlacementRule.RAMP_BLOCK.value:
+            raise BadInput(
+                f"'blocks' is of rule {PlacementRule.RAMP_BLOCK.value}: {self.rule} "
+                "has no block to choose"
+            )
+
+    def error_of(self, condition: str) -> float:
+        """How far off told remaining times are under a condition."""
+        return Variation.under(condition).remaining_error or self.remaining_error
 
     @property
     def scenarios(self) -> list[tuple[str, str]]:
@@ -182,98 +158,12 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Afterstates:
-    """How values of afterstates are learned, see ``patchlight.emulation.learning.afterstates``.
-
-    ``teacher`` names a degree, or ``sufficient``, for each law. It alone decides for the first
-    ``teacher_only_fraction`` of all steps; after that, until ``teacher_until_fraction``, in
-    ``teacher_env_fraction`` of the environments. ``epsilon`` falls to 0 at the end; the learning
-    rate falls to 0 from ``decay_from_fraction`` on. ``ema_rate`` is that of the moving average of
-    weights, by which the policy plays that is kept. ``start`` is a model that comes along, or an
-    ONNX file, whose weights to begin with.
-    """
-
-    gamma: float = setting(_GAMMA, "the discount factor", 0.98)
-    td_lambda: float = setting(_FRACTION, "λ of the returns", 0.8)
-    epsilon: float = setting(_FRACTION, "part of decisions made at random, at first", 0.01)
-    learning_rate: float = setting(_RATE, "Adam's", 1e-3)
-    decay_from_fraction: float = setting(_FRACTION, "when the learning rate begins to fall", 0.4)
-    batch_size: int = setting(_BATCH, "samples of a gradient step", 1024)
-    n_steps: int = setting(_N_STEPS, "decisions of each environment in a round", 16)
-    ema_rate: float = setting(_SMALL, "of the average of weights, for each gradient step", 0.002)
-    teacher_only_fraction: float = setting(_FRACTION, "until when the teacher decides alone", 0.15)
-    teacher_until_fraction: float = setting(_FRACTION, "until when it decides at all", 0.6)
-    teacher_env_fraction: float = setting(_FRACTION, "of the environments where it does", 0.2)
-    start: str = setting(Text("a model", str), "a model whose weights to begin with", "")
-    teacher: Mapping[str, int | str] = setting(_TEACHER, "the degree that it takes by law", {})
-
-
-@dataclass(frozen=True)
-class MaskablePpo:
-    """Settings of sb3-contrib's ``MaskablePPO``."""
-
-    gamma: float = setting(_GAMMA, "the discount factor", 0.98)
-    gae_lambda: float = setting(_FRACTION, "λ of generalised advantage estimation", 0.9)
-    learning_rate: float = setting(_RATE, "Adam's at first; it falls to 0", 3e-4)
-    batch_size: int = setting(_BATCH, "samples of a gradient step", 2048)
-    n_steps: int = setting(_N_STEPS, "decisions of each environment in a round", 32)
-    n_epochs: int = setting(Whole("a number", 1, 1000), "passes over a round's decisions", 3)
-    clip_range: float = setting(_SMALL, "of the policy's change", 0.2)
-    ent_coef: float = setting(_FRACTION, "weight of the entropy in the loss", 0.001)
-
-    def as_keywords(self) -> dict[str, Any]:
-        """As ``MaskablePPO`` takes them, but for the learning rate."""
-        same = dataclasses.fields(MaskablePpo)
-        return {f.name: getattr(self, f.name) for f in same if f.name != "learning_rate"}
-
-
-@dataclass(frozen=True)
-class Ppo(MaskablePpo):
-    """The same for partition policies.
-
-    Scores over ``temperature`` are the first policy's log-odds. ``start`` is a folder of an
-    earlier run with the same network, whose weights to begin with.
-    """
-
-    temperature: float = setting(Number("a temperature", above=0), "of the first policy", 0.1)
-    start: str = setting(Text("a folder", str), "a run whose weights to begin with", "")
-
-
-@dataclass(frozen=True)
-class Dqn:
-    """Settings of ``masked-dqn``, see ``patchlight.emulation.learning.dqn``.
-
-    ``train_freq`` is in decisions of each environment, all others in decisions over all of them.
-    """
-
-    gamma: float = setting(_GAMMA, "the discount factor", 0.98)
-    learning_rate: float = setting(_RATE, "Adam's", 3e-4)
-    buffer_size: int = setting(Whole("a number", 1000, 10**8), "decisions that are kept", 200_000)
-    learning_starts: int = setting(Whole("a number", 0, 10**9), "decisions before it", 20_000)
-    batch_size: int = setting(_BATCH, "decisions of a gradient step", 512)
-    n_steps: int = setting(Whole("a number", 1, 256), "decisions whose rewards are added up", 8)
-    train_freq: int = setting(_N_STEPS, "decisions of each environment in a round", 4)
-    gradient_steps: int = setting(Whole("a number", 1, 10_000), "of a round", 4)
-    target_update_interval: int = setting(_STEPS, "decisions between copies of the network", 20_000)
-    exploration_fraction: float = setting(_FRACTION, "until when exploring gets less", 0.5)
-    exploration_initial_eps: float = setting(_FRACTION, "part of decisions at random, first", 0.5)
-    exploration_final_eps: float = setting(_FRACTION, "the same after that", 0.01)
-    max_grad_norm: float = setting(Number("a norm", above=0), "gradients are cut to it", 10.0)
-
-    def epsilon_at(self, part: float) -> float:
-        """Which part of decisions is made at random when ``part`` of all steps are done."""
-        done = min(1.0, part / self.exploration_fraction) if self.exploration_fraction else 1.0
-        first, last = self.exploration_initial_eps, self.exploration_final_eps
-        return first + done * (last - first)
-
-
-@dataclass(frozen=True)
 class Evaluation:
     """On which seeds, never trained on, progress is measured, and how often."""
 
     first_seed: int = setting(_SEED, "that of the first episode", 500)
     seeds: int = setting(Whole("a number", 1, 1000), "of episodes", 10)
-    every_steps: int = setting(_STEPS, "how often, in decisions", 1_000_000)
+    every_steps: int = setting(STEPS, "how often, in decisions", 1_000_000)
 
 
 def _record(cls: type[Any]) -> Record:
@@ -286,7 +176,7 @@ class Config:
 
     name: str = setting(NAME, "the model's name")
     algorithm: str = setting(choice("an algorithm", *ALGORITHMS), "how it learns", "afterstates")
-    steps: int = setting(_STEPS, "decisions to learn from", 2_000_000)
+    steps: int = setting(STEPS, "decisions to learn from", 2_000_000)
     seed: int = setting(_SEED, "of the weights and of what is drawn", 0)
     environment: Environment = setting(_record(Environment), "what is simulated", Environment())
     network: Network = setting(_record(Network), "how large it is", Network())
@@ -301,6 +191,14 @@ class Config:
             if other != key and getattr(self, other) != cls():
                 raise BadInput(
                     f"{other!r} is not of algorithm {self.algorithm!r}: its settings are {key!r}"
+                )
+        if self.environment.blocks > 1:
+            if key != "afterstates":
+                raise BadInput(f"{self.algorithm!r} does not choose blocks: 'afterstates' does")
+            if self.network.graph_width or self.network.no_model:
+                raise BadInput(
+                    "'blocks' above 1 needs the observation 'patchlight', 'times: told' and no "
+                    "'graph_width': scores are then of clusters alone"
                 )
         if self.network.times != "told" and key != "afterstates":
             raise BadInput(f"{self.algorithm!r} does not learn where times are not told")
@@ -327,6 +225,8 @@ class Config:
         # Runs from before there were these go on, and models stay as they were.
         if not self.environment.remaining_error:
             del data["environment"]["remaining_error"]
+        if self.environment.blocks == 1:
+            del data["environment"]["blocks"]
         if self.network.times == "told":
             del data["network"]["times"]
         return data

@@ -39,7 +39,7 @@ class Elsewhere:
                 arrivals=kind(interval_s),
                 horizon_s=environment.horizon_of(condition) * factor,
                 law_instance=environment.law_instance,
-                remaining_error=environment.remaining_error,
+                remaining_error=environment.error_of(condition),
             )
             scenario = varied.scenario(self.workloads, law, environment.rule)
             found[f"{name}, {self.name}"] = scenario

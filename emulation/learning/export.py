@@ -58,7 +58,8 @@ def export(
     content = onnx_bytes(scorer, layout)
     seen = (SCHEMA, layout.version, layout.actions, layout.ramp, config.environment.rule)
     sha256, kept = hashlib.sha256(content).hexdigest(), json.loads(json.dumps(training))
-    card = Card(name, "partition", *seen, code_version(), sha256, notes, kept)
+    blocks = config.environment.blocks
+    card = Card(name, "partition", *seen, code_version(), sha256, notes, kept, blocks)
     path = write_files(folder, name, content, card.written())
     load_learned(path)
     return path

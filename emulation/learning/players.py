@@ -183,14 +183,18 @@ class Played(NamedTuple):
     as_told: float | None
 
 
-def play(network: nn.Module, scenario: Scenario, first_seed: int, seeds: int) -> list[float]:
+def play(
+    network: nn.Module, scenario: Scenario, first_seed: int, seeds: int, blocks: int = 1
+) -> list[float]:
     """The faithful blocking rate of each of these seeds' episodes, decided by the best scores."""
-    return played(network, scenario, first_seed, seeds).rates
+    return played(network, scenario, first_seed, seeds, blocks).rates
 
 
-def played(network: nn.Module, scenario: Scenario, first_seed: int, seeds: int) -> Played:
-    """These seeds' episodes, decided by the best scores."""
-    episodes, told = VectorEpisodes([scenario], seeds, first_seed), None
+def played(
+    network: nn.Module, scenario: Scenario, first_seed: int, seeds: int, blocks: int = 1
+) -> Played:
+    """These seeds' episodes, decided by the best scores; of so many blocks for each degree."""
+    episodes, told = VectorEpisodes([scenario], seeds, first_seed, blocks=blocks), None
     members = list(network.members) if isinstance(network, MeanScorer) else [network]
     members = [m.on(episodes.layout) if isinstance(m, OptionScorer) else m for m in members]
     if isinstance(network, OptionScorer) and network.times is not None:

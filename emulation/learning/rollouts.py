@@ -100,7 +100,8 @@ class Share(NamedTuple):
         environment = config.environment
         first = environment.first_seed + 2 * (done // 1000 + (done > 0) * environment.num_envs)
         first += _SEEDS_APART * (self.number + self.workers * self.life)
-        return VectorEpisodes(scenarios, self.num_envs(config), first, staggered=True)
+        count, blocks = self.num_envs(config), environment.blocks
+        return VectorEpisodes(scenarios, count, first, staggered=True, blocks=blocks)
 
 
 ALL = Share()

@@ -141,8 +141,8 @@ class Study:
         if (folder / CHECKPOINT).exists():
             run.resume()
         report = run.learn()
-        network, first, count = report.scorer, self.episodes.start, len(self.episodes)
-        tests = {name: played(network, each, first, count) for name, each in scenarios.items()}
+        network, test = report.scorer, self._test(config)
+        tests = {name: played(network, each, *test) for name, each in scenarios.items()}
         rates = {name: test.rates for name, test in tests.items()}
         as_told = {n: test.as_told for n, test in tests.items() if test.as_told is not None}
         if isinstance(network, OptionScorer) and not config.network.no_model:
@@ -157,9 +157,12 @@ class Study:
         folder = self.folder / config.name
         mean, *_ = model = of_runs([folder / f"seed-{seed}" for seed in self.seeds])
         export(*model, folder)
-        first, count = self.episodes.start, len(self.episodes)
-        scenarios = self._scenarios(config)
-        return {name: play(mean, scenario, first, count) for name, scenario in scenarios.items()}
+        test, scenarios = self._test(config), self._scenarios(config)
+        return {name: play(mean, scenario, *test) for name, scenario in scenarios.items()}
+
+    def _test(self, config: Config) -> tuple[int, int, int]:
+        """The first of the test's episodes, how many, and from how many blocks is chosen."""
+        return self.episodes.start, len(self.episodes), config.environment.blocks
 
     def _scenarios(self, config: Config) -> dict[str, Scenario]:
         """All that it is tested under, by name."""

@@ -84,7 +84,7 @@ def scenarios_of(
             Variation.under(condition),
             horizon_s=environment.horizon_of(condition, training),
             law_instance=environment.law_instance,
-            remaining_error=environment.remaining_error,
+            remaining_error=environment.error_of(condition),
         )
         varied.check_models(workloads.graphs)
         found.append(varied.scenario(workloads, law, environment.rule))
@@ -205,7 +205,8 @@ class Run:
         for name, scenario in zip(names, self.scenarios, strict=True):
             if name in found:
                 continue
-            rates = play(scorer, scenario, evaluation.first_seed, evaluation.seeds)
+            blocks = self.config.environment.blocks
+            rates = play(scorer, scenario, evaluation.first_seed, evaluation.seeds, blocks)
             found[name] = round(sum(rates) / len(rates), 5)
         return found
 

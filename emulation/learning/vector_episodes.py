@@ -22,10 +22,10 @@ from patchlight.controller.policies.observation import (
     Observation,
     graph_features,
 )
-from patchlight.emulation.learning.blocks import BlockTable
-from patchlight.emulation.learning.episode_jobs import EpisodeJobs
+from patchlight.emulation.learning.blocks import BlockChoices, BlockTable
+from patchlight.emulation.learning.episode_jobs import JobColumns
 from patchlight.emulation.simulator.ramp.lossnetwork import EPSILON_S
-from patchlight.emulation.simulator.ramp.ramp import Block, PlacementRule, sub_blocks
+from patchlight.emulation.simulator.ramp.ramp import PlacementRule, sub_blocks
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
@@ -63,7 +63,11 @@ class VectorEpisodes:
     ``staggered``, the first episode of each environment is begun somewhere in its middle, with an
     empty cluster, so that not all end at once; such an episode's result is left out.
 
-    Public arrays; E environments, D degrees, A = D + 1 actions (0 refuses), S servers, G graphs:
+    Action 0 refuses, 1 to D take a degree on the first free block. With ``blocks`` of more than 1,
+    where a rule places a job in one block, D times as many follow: each degree on the other block
+    that does the least harm, then on the next (``BlockChoices``).
+
+    Public arrays; E environments, D degrees, A = blocks · D + 1 actions, S servers, G graphs:
 
     | array | shape | what |
     |---|---|---|
@@ -85,31 +89,39 @@ class VectorEpisodes:
     """
 
     def __init__(
-        self, scenarios: Sequence[Scenario], num_envs: int, first_seed: int, staggered: bool = False
+        self,
+        scenarios: Sequence[Scenario],
+        num_envs: int,
+        first_seed: int,
+        staggered: bool = False,
+        blocks: int = 1,
     ) -> None:
         first = scenarios[0]
         if any(s.workloads is not first.workloads or s.rule != first.rule for s in scenarios):
             raise BadInput("scenarios side by side need the same workloads and placement rule")
         if any(s.failures is not None for s in scenarios):
             raise BadInput("vector episodes cannot simulate servers that break: use single ones")
+        if blocks > 1 and first.rule != PlacementRule.RAMP_BLOCK:
+            raise BadInput(
+                f"a block is chosen under {PlacementRule.RAMP_BLOCK.value}, not {first.rule}"
+            )
         self.scenarios, self.num_envs = tuple(scenarios), num_envs
         self.layout = layout_of(first)
         self.workloads, self.rule = first.workloads, first.rule
-        self._next_seed = first_seed
         size, graphs = self.layout.servers, len(self.workloads.names)
         self._rows = np.arange(num_envs)
-        self._prepare_blocks()
+        self._prepare_blocks(blocks)
         self._prepare_times()
         self._until = np.zeros((num_envs, size))  # when each server is free again
         self._told: _Floats | None = None  # of the remaining time, if that is not what it is
         if any(s.remaining_error for s in scenarios):
             self._told = np.ones((num_envs, size))
-        self.scenario_of = np.zeros(num_envs, int)
-        self.seed_of = np.zeros(num_envs, int)
+        self._columns = JobColumns(self.scenarios, num_envs, first_seed)
+        self.jobs = self._columns.jobs
+        self.scenario_of, self.seed_of = self._columns.scenario_of, self._columns.seed_of
         self._whole = np.ones(num_envs, bool)
         self.episode_start = np.ones(num_envs, bool)
         self._position = np.zeros(num_envs, int)
-        self.jobs = [self._draw(env) for env in range(num_envs)]
         self._first_times = np.full((num_envs, graphs, len(self.block_sizes)), np.nan)
         self.blocked = np.zeros(num_envs, int)
         self.unfinished = np.zeros(num_envs, int)
@@ -118,15 +130,6 @@ class VectorEpisodes:
             for env, jobs in enumerate(self.jobs):
                 self._position[env] = rng.integers(jobs.decisions)
                 self._whole[env] = self._position[env] == 0
-        longest = max(len(jobs.graph) for jobs in self.jobs) + 1
-        self._arrived = np.zeros((num_envs, longest))
-        self._graph = np.zeros((num_envs, longest), int)
-        self._beta = np.zeros((num_envs, longest))
-        features = self.layout.shapes["recent"][0]
-        self._recent = np.zeros((num_envs, longest + 1, features), np.float32)
-        self._last = np.zeros(num_envs, int)
-        self._horizon_s = np.zeros(num_envs)
-        self._load(self._rows)
         self._decide_options()
 
     # What is the same in all environments.
@@ -136,13 +139,14 @@ class VectorEpisodes:
         """``nodes`` and ``edges``: features of each model's computation graph."""
         return stacked_graphs(self.workloads)
 
-    def _prepare_blocks(self) -> None:
+    def _prepare_blocks(self, blocks: int) -> None:
         workloads, degrees = self.workloads, self.layout.degrees
         plans = workloads.plans
         self.block_sizes = sorted(
             {n for each in plans for plan in each.values() for n in plan.splits}
         )
         self._table = BlockTable(workloads.ramp, self.block_sizes)
+        self._choices = BlockChoices(self._table, blocks) if blocks > 1 else None
         self._degrees = np.array(degrees)
         self._needs = np.zeros((len(plans), len(degrees), len(self.block_sizes)), bool)
         self._largest = np.zeros((len(plans), len(degrees)), int)
@@ -166,58 +170,50 @@ class VectorEpisodes:
 
     # What is each environment's own.
 
-    def _draw(self, env: int) -> EpisodeJobs:
-        seed, self._next_seed = self._next_seed, self._next_seed + 1
-        which = seed % len(self.scenarios)
-        self.scenario_of[env], self.seed_of[env] = which, seed
-        return EpisodeJobs.of(self.scenarios[which], seed)
-
-    def _load(self, envs: NDArray[np.intp]) -> None:
-        """The jobs of these environments come into arrays, a column for each job."""
-        for env in envs.tolist():
-            jobs = self.jobs[env]
-            many = len(jobs.graph)
-            if many >= self._graph.shape[1]:
-                wider = many + many // 4
-                self._arrived = _widened(self._arrived, wider)
-                self._graph = _widened(self._graph, wider)
-                self._beta = _widened(self._beta, wider)
-                self._recent = _widened(self._recent, wider + 1)
-            self._arrived[env, :many] = jobs.arrived_s
-            self._horizon_s[env] = jobs.horizon_s
-            self._graph[env, :many] = jobs.graph
-            self._beta[env, :many] = jobs.beta
-            self._recent[env, : many + 1] = jobs.recent
-            self._last[env] = jobs.decisions
-
     def _decide_options(self) -> None:
         """Where each environment's waiting job would go at each degree."""
         rows, position = self._rows, self._position
-        self.now_s: _Floats = self._arrived[rows, position]
-        self.graph = self._graph[rows, position]
-        self.beta = self._beta[rows, position]
+        self.now_s: _Floats = self._columns.arrived_s[rows, position]
+        self.graph = self._columns.graph[rows, position]
+        self.beta = self._columns.beta[rows, position]
         alone = np.array(self.workloads.sequential_s)[self.graph]
         self.sequential_s = alone
         self.limit_s = self.beta * alone
         self.expected_s = self.expected_at(self.graph)
         self._left = np.maximum(self._until - self.now_s[:, None] - EPSILON_S, 0.0)
         self.free = self.layout.servers - np.count_nonzero(self._left, axis=1)
-        self._first = self._table.first_free(self._left)
-        self.has_block = list((self._first >= 0).T)
-        missing = self._needs[self.graph] & (self._first < 0)[:, None, :]
+        first = self._table.first_free(self._left)
+        self.has_block = list((first >= 0).T)
+        missing = self._needs[self.graph] & (first < 0)[:, None, :]
         self.fits = ~missing.any(axis=2) & self._possible[self.graph]
         self.fits &= self._degrees <= self.free[:, None]
-        self.mask = np.ones((self.num_envs, len(self._degrees) + 1), bool)
-        self.mask[:, 1:] = self.fits & (self.expected_s <= self.limit_s[:, None])
+        legal = self.fits & (self.expected_s <= self.limit_s[:, None])
+        self._blocks = first[:, None, :]
+        parts = [np.ones((self.num_envs, 1), bool), legal]
+        if self._choices is not None:
+            largest = self._largest[self.graph]
+            wanted = np.zeros(first.shape, bool)
+            wanted[np.nonzero(legal)[0], largest[legal]] = True
+            self._blocks = self._choices.of(self._left, first, wanted)
+            there = self._blocks[rows[:, None, None], self._choices.others, largest[:, None]] >= 0
+            parts.append((there & legal[:, None]).reshape(self.num_envs, -1))
+        self.mask = np.concatenate(parts, axis=1)
 
     def expected_at(self, graph: NDArray[np.intp]) -> _Floats:
         """About how long these models' jobs take at each degree, N × D."""
         found: _Floats = self._expected_s[graph]
         return found
 
-    def servers(self, envs: NDArray[np.intp], column: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """The servers, N × S, that jobs of these environments would get at these degrees."""
-        return self._table.taken(self._needs[self.graph[envs], column], self._first[envs])
+    def servers(self, envs: NDArray[np.intp], actions: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """The servers, N × S, that jobs of these environments would get by these actions."""
+        column, choice = self._parted(actions)
+        needs = self._needs[self.graph[envs], column]
+        return self._table.taken(needs, self._blocks[envs, choice])
+
+    def _parted(self, actions: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Of actions above 0 the degree's column and which of its blocks it is."""
+        choice, column = np.divmod(np.maximum(actions - 1, 0), len(self._degrees))
+        return column, choice
 
     def afterstates(
         self, envs: NDArray[np.intp], actions: NDArray[np.intp], lasting_s: _Floats | None = None
@@ -232,20 +228,19 @@ class VectorEpisodes:
             left *= self._told[envs]
         now = np.minimum((left + EPSILON_S * (left > 0)) / UNIT_S, LONGEST)
         found: Array = now.astype(np.float32)
-        column = actions - 1
+        column, _ = self._parted(actions)
         accepted = self.mask[envs, actions] if lasting_s is None else self.fits[envs, column]
         placed = np.flatnonzero((actions > 0) & accepted)
-        column = column[placed]
         if lasting_s is None:
-            lasting_s = self.expected_s[envs, actions - 1]
+            lasting_s = self.expected_s[envs, column]
         lasting = np.minimum(lasting_s[placed] / UNIT_S, LONGEST)
-        taken = self.servers(envs[placed], column)
+        taken = self.servers(envs[placed], actions[placed])
         found[placed] = np.where(taken, lasting[:, None], found[placed])
         return found
 
     def remaining(self, out: Array | None = None) -> Array:
         """Afterstates of all actions, E × A × S."""
-        shape = (self.num_envs, len(self._degrees) + 1, self.layout.servers)
+        shape = (*self.mask.shape, self.layout.servers)
         envs, actions = (each.ravel() for each in np.indices(shape[:2]))
         found: Array = self.afterstates(envs, actions).reshape(shape)
         if out is None:
@@ -271,8 +266,8 @@ class VectorEpisodes:
         options[:, 1:, 0] = np.array(self.layout.degrees) / size
         options[:, 1:, 1] = np.minimum(self.expected_s / UNIT_S, LONGEST)
         options[:, 1:, 2] = np.minimum(self.expected_s / self.limit_s[:, None], LONGEST)
-        envs, column = np.nonzero(self.mask[:, 1:])
-        options[envs, 1 + column, 3] = self.servers(envs, column).sum(axis=1) / size
+        envs, column = np.nonzero(self.mask[:, 1 : 1 + len(self._degrees)])
+        options[envs, 1 + column, 3] = self.servers(envs, 1 + column).sum(axis=1) / size
         job[:, 0] = np.minimum(self.beta, 1.0)
         job[:, 1] = np.minimum(self.sequential_s / UNIT_S, LONGEST)
         job[:, 2] = np.minimum(self.limit_s / UNIT_S, LONGEST)
@@ -289,7 +284,7 @@ class VectorEpisodes:
     @property
     def recent(self) -> Array:
         """What the jobs before the waiting ones asked for."""
-        found: Array = self._recent[self._rows, self._position]
+        found: Array = self._columns.recent[self._rows, self._position]
         return found
 
     def step(self, actions: NDArray[np.intp]) -> tuple[NDArray[np.bool_], list[Finished]]:
@@ -297,62 +292,62 @@ class VectorEpisodes:
 
         ``actions`` has one for each. Where an episode ended, the next one has begun.
         """
-        rows, column = self._rows, actions - 1
-        wanted = actions > 0
-        accepted = wanted & self.fits[rows, np.maximum(column, 0)]
+        column, choice = self._parted(actions)
+        # Another block than the first one is there only where the mask has it.
+        there = self.fits[self._rows, column] & ((choice == 0) | self.mask[self._rows, actions])
+        accepted = (actions > 0) & there
         lasting = np.zeros(self.num_envs)
         if accepted.any():
             chosen = np.flatnonzero(accepted)
-            lasting[chosen] = self._lasting(chosen, column[chosen])
+            lasting[chosen] = self._lasting(chosen, actions[chosen])
             accepted &= lasting <= self.limit_s * _ROUNDING
             chosen = np.flatnonzero(accepted)
             ends = self.now_s + lasting
-            servers = self.servers(chosen, column[chosen])
+            servers = self.servers(chosen, actions[chosen])
             self._until[chosen] = np.where(servers, ends[chosen, None], self._until[chosen])
             if self._told is not None:
                 told = np.array([self._told_of(env) for env in chosen.tolist()])
                 self._told[chosen] = np.where(servers, told[:, None], self._told[chosen])
-            self.unfinished += accepted & (ends > self._horizon_s + EPSILON_S)
+            self.unfinished += accepted & (ends > self._columns.horizon_s + EPSILON_S)
         self.blocked += ~accepted
         self._position += 1
-        self.episode_start = self._position >= self._last
+        self.episode_start = self._position >= self._columns.decisions
         over = np.flatnonzero(self.episode_start)
         finished = self._finish(over) if len(over) else []
         self._decide_options()
         return accepted, finished
 
-    def _lasting(self, envs: NDArray[np.intp], column: NDArray[np.intp]) -> _Floats:
-        """How long these environments' jobs take at these degrees, on the servers they get."""
-        graph = self.graph[envs]
-        largest = self._largest[graph, column]
+    def _lasting(self, envs: NDArray[np.intp], actions: NDArray[np.intp]) -> _Floats:
+        """How long these environments' jobs take by these actions, on the servers they get."""
+        graph, (column, choice) = self.graph[envs], self._parted(actions)
+        largest, mine = self._largest[graph, column], self._blocks[envs, choice]
+        place = mine[np.arange(len(envs)), largest]
         if self.scenarios[0].reuse_first_time:
             found = self._first_times[envs, graph, largest]
         else:
-            found = self._times[graph, column, self._first[envs, largest]]
+            found = self._times[graph, column, place]
         for number in np.flatnonzero(np.isnan(found)).tolist():
             env, g, c = int(envs[number]), int(graph[number]), int(column[number])
             degree = self.layout.degrees[c]
             splits = self.workloads.plans[g][degree].splits
             most = int(largest[number])
             if self.rule == PlacementRule.RAMP_BLOCK:
-                blocks = sub_blocks(self.workloads.ramp, self._block(env, most), splits)
+                block = self._table.block(most, place[number])
+                blocks = sub_blocks(self.workloads.ramp, block, splits)
             else:
-                blocks = tuple(self._block(env, self.block_sizes.index(n)) for n in splits)
+                sizes = [self.block_sizes.index(n) for n in splits]
+                blocks = tuple(self._table.block(n, mine[number, n]) for n in sizes)
             found[number] = self.workloads.completion_s(g, degree, blocks)
             if self.scenarios[0].reuse_first_time:
                 self._first_times[env, g, most] = found[number]
             else:
-                self._times[g, c, self._first[env, most]] = found[number]
+                self._times[g, c, place[number]] = found[number]
         return found
 
     def _told_of(self, env: int) -> float:
         """What is told of the remaining time of an environment's waiting job, as a share."""
         told = self.jobs[env].told_over_true
         return 1.0 if told is None else float(told[self._position[env]])
-
-    def _block(self, env: int, size: int) -> Block:
-        """The first free block of the size at this place."""
-        return self._table.blocks[size][int(self._first[env, size] - self._table.begin[size])]
 
     def _finish(self, envs: NDArray[np.intp]) -> list[Finished]:
         finished = []
@@ -362,16 +357,9 @@ class VectorEpisodes:
                 rate = blocked / len(self.jobs[env].graph)
                 scenario, seed = int(self.scenario_of[env]), int(self.seed_of[env])
                 finished.append(Finished(env, scenario, seed, rate))
-            self.jobs[env] = self._draw(env)
+        self._columns.draw(envs.tolist())
         self._until[envs] = 0.0
         self._first_times[envs] = np.nan
         self.blocked[envs] = self.unfinished[envs] = self._position[envs] = 0
         self._whole[envs] = True
-        self._load(envs)
         return finished
-
-
-def _widened(array: NDArray, columns: int) -> NDArray:  # type: ignore[type-arg]
-    wider = np.zeros((len(array), columns, *array.shape[2:]), array.dtype)
-    wider[:, : array.shape[1]] = array
-    return wider

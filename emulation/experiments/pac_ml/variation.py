@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from patchlight.emulation.simulator.outages import Outages
 from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE, RampShape
 from patchlight.emulation.simulator.ramp.scenario import (
+    MAX_ERROR,
     PAC_ML_HORIZON_S,
     Arrivals,
     FixedArrivals,
@@ -73,11 +74,16 @@ class Variation:
 
     @classmethod
     def under(cls, condition: str) -> Variation:
-        """Of a condition that policies are trained under: when jobs come and, after a space, of
-        which models they are, as ``fixed:150 gnmt=1``; ``BadInput`` saying what was expected.
+        """Of a condition that policies are trained under: when jobs come and, after spaces, how
+        far off told remaining times are and of which models jobs are, as
+        ``fixed:150 error:0.3 gnmt=1``; ``BadInput`` saying what was expected.
         """
-        arrivals, _, mix = condition.strip().partition(" ")
-        return cls.parse(arrivals=arrivals, mix=mix.strip() or None)
+        arrivals, _, rest = condition.strip().partition(" ")
+        error, mix = 0.0, rest.strip()
+        if mix.startswith("error:"):
+            written, _, mix = mix.removeprefix("error:").partition(" ")
+            error = _error(written)
+        return cls.parse(arrivals=arrivals, mix=mix.strip() or None, remaining_error=error)
 
     @property
     def written(self) -> dict[str, str]:
@@ -162,6 +168,16 @@ def _arrivals(text: str, horizon_s: float) -> Arrivals:
             f"a job each {interval_s:g} s for {horizon_s:g} s: expected "
             f"{MAX_ARRIVALS:,} jobs at most"
         )
+    return found
+
+
+def _error(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found <= MAX_ERROR:
+        raise BadInput(f"'error:{text}' is no error: expected 0 to {MAX_ERROR:g}, like error:0.3")
     return found
 
 

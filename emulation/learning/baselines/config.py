@@ -8,7 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from patchlight.emulation.learning.config import CONFIGS, NAME, ConfigError, MaskablePpo
+from patchlight.emulation.learning.algorithms import MaskablePpo
+from patchlight.emulation.learning.config import CONFIGS, NAME, ConfigError
 from patchlight.emulation.learning.envs.registry import find_environment
 from patchlight.testbed.files.fields import FieldType, ListOf, Number, Text, Whole, choice
 from patchlight.testbed.files.issues import FileIssues

@@ -14,7 +14,8 @@ import torch
 
 from patchlight.controller.policies.learned import load_learned
 from patchlight.emulation.experiments.pac_ml.episodes import Faults, make_policy
-from patchlight.emulation.learning.config import Config, Dqn, parse_config
+from patchlight.emulation.learning.algorithms import Dqn
+from patchlight.emulation.learning.config import Config, parse_config
 from patchlight.emulation.learning.dqn import DqnLearner, DqnWorker, Played
 from patchlight.emulation.learning.export import export
 from patchlight.emulation.learning.network import OptionScorer
