@@ -17,6 +17,7 @@ from patchlight.controller.policies.options.listing import Listing
 from patchlight.controller.policies.options.observation import ARRAYS, Observer
 from patchlight.controller.policies.price import Prices
 from patchlight.controller.policies.sets import members
+from patchlight.controller.policies.topology import regroup
 from patchlight.controller.prediction.load import Load, Training
 from patchlight.testbed.generate import tree
 from patchlight.testbed.graphs import ComputationGraph, Operation, builtin_graph
@@ -29,6 +30,23 @@ LABS = (load_lab("ofc2022"), lab_of(LabShape(3, 2, 4, ocs=2, mixed=True), "mixed
 
 def view_of_lab(lab: Lab) -> ClusterView:
     return WiredLab(lab, lab.initial_maps).view(0.0, {})
+
+
+def test_what_is_kept_of_a_lab_is_what_is_found_anew() -> None:
+    lab, kept, spare = LABS[1], Observer(), set[float]()
+    job, maps = JobView("job", 2), dict(lab.initial_maps)
+    for first in range(0, len(lab.hosts) - 3, 3):
+        cluster = WiredLab(lab, maps).view(0.0, {})
+        seen = []
+        for observer in (kept, Observer()):
+            outlook = observer.outlook(cluster)
+            options = Listing().placements(outlook, job, 2, with_circuits=True)
+            seen.append(observer.observe("placement", outlook, job, options))
+        for name, array in seen[0].items():
+            assert np.array_equal(array, seen[1][name]), name
+        spare.update(seen[0]["nodes"][:, -1].tolist())
+        maps = regroup(lab, maps, [[host.name for host in lab.hosts[first : first + 4]]])
+    assert len(spare) > 3
 
 
 @pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.name)
