@@ -170,12 +170,14 @@ class LearnedPartition:
         """Blocks that are not the first ones, one for each action that has so many."""
         actions = [n for n, degree in enumerate(self.card.actions) if degree and seen["mask"][n]]
         places = {n: cluster.places(job, self.card.actions[n]) for n in actions}
-        free = {gpus for found in places.values() for gpus in found}
+        sizes = {gpus: gpus.bit_count() for found in places.values() for gpus in found}
+        free = list(sizes.items())
 
         def harm(gpus: int) -> int:
-            return sum(each.bit_count() for each in free if each & gpus)
+            return sum([size for each, size in free if each & gpus])
 
-        others = [sorted(found[1:], key=harm)[: self._blocks - 1] for found in places.values()]
+        others, most = [list(found[1:]) for found in places.values()], self._blocks - 1
+        others = [sorted(each, key=harm)[:most] if len(each) > most else each for each in others]
         for row in zip_longest(*others):
             yield {n: gpus for n, gpus in zip(places, row, strict=True) if gpus is not None}
 
