@@ -23,6 +23,7 @@ from patchlight.emulation.learning.labs.testing import Tested, run_test
 from patchlight.emulation.learning.labs.what_if import WhatIf
 from patchlight.emulation.learning.network import CHECKPOINT, CONFIG
 from patchlight.emulation.learning.run_log import SAID_EVERY_S, RunLog
+from patchlight.emulation.simulator.executors import Engine
 from patchlight.testbed.errors import BadInput
 
 _KEPT_EVERY_S = 60.0
@@ -38,12 +39,21 @@ class LabReport:
 
 
 class LabRun:
-    """A training run in a folder. ``say`` hears of its progress, a line at a time."""
+    """A training run in a folder. ``say`` hears of its progress, a line at a time.
+
+    ``engine`` says who looks at decisions: this process, others of this machine, or Ray. That
+    makes no difference to what is learned.
+    """
 
     def __init__(
-        self, config: LabConfig, folder: Path, say: Callable[[str], None] = lambda line: None
+        self,
+        config: LabConfig,
+        folder: Path,
+        say: Callable[[str], None] = lambda line: None,
+        engine: Engine | None = None,
     ) -> None:
         self.config, self.folder, self._say = config, folder, say
+        self._engine = engine or Engine("serial")
         self._before_s = 0.0
         self._trials = WhatIf(config)
         self._is_resumed = False
@@ -67,21 +77,8 @@ class LabRun:
                 f"{self.folder} holds a run already", hint="go on with --resume, or name another"
             )
         (self.folder / CONFIG).write_text(json.dumps(self.config.as_data(), indent=2) + "\n")
-        trials, steps = self._trials, self.config.steps
-        began = kept = said = time.monotonic()
-        with closing(RunLog(self.folder, steps, trials.steps, self._before_s)) as log:
-            try:
-                while trials.steps < steps:
-                    trials.round()
-                    now = time.monotonic()
-                    if now - kept >= _KEPT_EVERY_S:
-                        kept = now
-                        self._keep(now - began)
-                    if now - said >= SAID_EVERY_S or trials.steps >= steps:
-                        said = now
-                        self._log(log, now - began)
-            finally:
-                self._keep(time.monotonic() - began)
+        trials, began = self._trials, time.monotonic()
+        self._look(began)
         fitted = fit(self.config, trials.tried, self._say)
         self._say(
             f"on labs kept apart {fitted.changed} of {fitted.decisions} decisions are others than "
@@ -94,6 +91,26 @@ class LabRun:
         tested = run_test(fitted.network, self.config)
         training = {**about(self.config, trials, spent_s, fitted), "tested": asdict(tested)}
         return LabReport(fitted.network, tested, training)
+
+    def _look(self, began: float) -> None:
+        """All decisions, with progress and checkpoints."""
+        trials, steps, kept, said = self._trials, self.config.steps, began, began
+
+        def told() -> None:
+            nonlocal kept, said
+            now = time.monotonic()
+            if now - kept >= _KEPT_EVERY_S:
+                kept = now
+                self._keep(now - began)
+            if now - said >= SAID_EVERY_S or trials.steps >= steps:
+                said = now
+                self._log(log, now - began)
+
+        with closing(RunLog(self.folder, steps, trials.steps, self._before_s)) as log:
+            try:
+                trials.look(self._engine, told)
+            finally:
+                self._keep(time.monotonic() - began)
 
     def _keep(self, spent_s: float) -> None:
         state = {

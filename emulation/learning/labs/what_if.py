@@ -8,8 +8,9 @@ sampled but the labs and jobs, and which decisions are looked at. ``fitting`` le
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -39,6 +40,7 @@ from patchlight.controller.policies.options.outlook import Outlook
 from patchlight.emulation.learning.labs.config import LabConfig
 from patchlight.emulation.learning.labs.network import INPUTS, OptionNetwork, joined
 from patchlight.emulation.simulator.cluster import QueueResult
+from patchlight.emulation.simulator.executors import Engine, run_all
 from patchlight.emulation.simulator.randomlabs.episodes import Episode, draw_jobs
 from patchlight.testbed.random_lab import random_lab
 
@@ -178,26 +180,20 @@ class _Topology:
         return cast(Mapping[str, Any], script.weigh(policy, outlook, None, options))
 
 
-class WhatIf:
-    """Tries out answers, lab by lab; ``steps`` counts the decisions that were looked at."""
+class Looking:
+    """Looks at decisions in the lab of a seed: which depends on nothing else but ``config``."""
 
     def __init__(self, config: LabConfig) -> None:
-        self.config, self.steps, self.episodes = config, 0, 0
-        self.tried: list[Tried] = []
-        # Its scores are not asked for: it lists options and shows what is seen of them.
-        self._policies = policies_of(OptionNetwork(config.network), config.learns)
+        self.config = config
 
-    def round(self) -> None:
-        """One more lab."""
-        seed = self.config.labs.first_seed + self.episodes
-        draw = random.Random(f"what if {self.config.seed} {seed}")
-        found = self._look(seed, draw)
-        self.tried += found
-        self.steps += max(1, len(found))
-        self.episodes += 1
+    @cached_property
+    def _policies(self) -> tuple[LearnedPlacement, LearnedTopology | None]:
+        """Their scores are not asked for: they list options and show what is seen of them."""
+        return policies_of(OptionNetwork(self.config.network), self.config.learns)
 
-    def _look(self, seed: int, draw: random.Random) -> list[Tried]:
+    def __call__(self, seed: int) -> list[Tried]:
         """Play an episode, and some of its decisions otherwise."""
+        draw = random.Random(f"what if {self.config.seed} {seed}")
         what_if, episode = self.config.what_if, episode_of(self.config, seed)
         played = _Script(policies=self._policies)
         self._play(episode, played)
@@ -227,6 +223,37 @@ class WhatIf:
         with_topology = "topology" in self.config.learns
         plain = LeastDelayPlacement(circuits=with_topology)
         return episode.play(_Placement(script, plain), _Topology(script) if with_topology else None)
+
+
+class WhatIf:
+    """Tries out answers, lab by lab; ``steps`` counts the decisions that were looked at."""
+
+    def __init__(self, config: LabConfig) -> None:
+        self.config, self.steps, self.episodes = config, 0, 0
+        self.tried: list[Tried] = []
+
+    def look(self, engine: Engine | None = None, tell: Callable[[], None] = lambda: None) -> None:
+        """Labs until there are the configuration's steps; ``tell`` after each.
+
+        Whoever looks at them, they are taken in their order, as one process alone takes them.
+        """
+        looking, first = Looking(self.config), self.config.labs.first_seed
+        ahead: dict[int, list[Tried]] = {}
+
+        def take(number: int, tried: list[Tried]) -> None:
+            ahead[begun + number] = tried
+            while self.episodes in ahead:
+                found = ahead.pop(self.episodes)
+                self.tried += found
+                self.steps += max(1, len(found))
+                self.episodes += 1
+            tell()
+
+        while (left := self.config.steps - self.steps) > 0:
+            # So many labs are needed at least.
+            begun, count = self.episodes, -(-left // self.config.what_if.decisions)
+            seeds = range(first + begun, first + begun + count)
+            run_all(seeds, looking, engine or Engine("serial"), hear=take)
 
     def state(self) -> dict[str, Any]:
         """What to go on from, as plain tensors."""

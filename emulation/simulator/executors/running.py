@@ -79,8 +79,11 @@ def run_all(
     worker: Worker[T, R],
     engine: Engine | None = None,
     tell: Callable[[], None] | None = None,
+    hear: Found[R] | None = None,
 ) -> list[R]:
     """Do all tasks; the results in the tasks' order, whoever did them. ``tell`` after each.
+
+    ``hear`` gets each result at once, with its task's number, as they come.
 
     ``worker`` and tasks must be picklable unless the engine is ``serial``. What a process that
     died leaves undone is done again by others; ``EngineFailure`` if they die too. An error that
@@ -92,6 +95,8 @@ def run_all(
 
     def found(number: int, result: R) -> None:
         results[number] = result
+        if hear is not None:
+            hear(number, result)
         if tell is not None:
             tell()
 

@@ -1,12 +1,15 @@
 """``patchlight policy train``, ``study`` and ``export``: learn policies, and keep them as ONNX."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from patchlight.cli.rendering import Coloured, Column, Table, listing_options, print_json, say
 from patchlight.testbed.errors import BadInput, PatchlightError
+
+if TYPE_CHECKING:
+    from patchlight.emulation.simulator.executors import Engine
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
@@ -44,15 +47,16 @@ def needed() -> None:
 )
 @click.option(
     "--engine",
-    type=click.Choice(["serial", "ray"]),
+    type=click.Choice(["serial", "processes", "ray"]),
     default="serial",
-    help="Who plays what is learned from: this process, or workers on Ray.",
+    help="Who plays what is learned from: this process, workers on Ray, or for labs also processes "
+    "of this machine.",
 )
 @click.option("--address", help="Of a Ray cluster.  [default: one of our own, here]")
 @click.option(
     "--processes",
     type=click.IntRange(min=1),
-    help="Workers on Ray.  [default: one for each of its cores]",
+    help="How many of these.  [default: one for each core]",
 )
 def train(
     config: Path,
@@ -88,17 +92,17 @@ def train(
     # One core: small networks lose more to several threads than they gain.
     torch.set_num_threads(1)
     if processes is not None and engine == "serial":
-        raise BadInput("--processes is for --engine ray: without it, this process plays")
+        raise BadInput("--processes is for other engines: with --engine serial this process plays")
     played_by = Engine(engine, processes or 0, address)
     file = find_config(config)
     text = read_text(file, ConfigError)
     if is_for_labs(text):
         if profiles is not None:
             raise BadInput("--profiles is for partition policies: a lab's jobs are built-in models")
-        if engine != "serial":
-            raise BadInput("--engine is for partition policies: labs are learned from in here")
-        _train_for_labs(file, text, output, resume, steps)
+        _train_for_labs(file, text, output, resume, steps, played_by)
         return
+    if engine == "processes":
+        raise BadInput("--engine processes is for labs: partition policies are played on Ray")
     wanted = parse_config(text, str(file))
     if steps is not None:
         wanted = dataclasses.replace(wanted, steps=steps)
@@ -120,7 +124,7 @@ def train(
 
 
 def _train_for_labs(
-    file: Path, text: str, output: Path | None, resume: bool, steps: int | None
+    file: Path, text: str, output: Path | None, resume: bool, steps: int | None, engine: "Engine"
 ) -> None:
     """Train a policy that weighs options in any lab."""
     import dataclasses
@@ -134,7 +138,7 @@ def _train_for_labs(
         wanted = dataclasses.replace(wanted, steps=steps)
     folder = output or Path("results") / "learning" / wanted.name
     say(f"{wanted.steps:,} decisions in {folder}")
-    run = LabRun(wanted, folder, say)
+    run = LabRun(wanted, folder, say, engine)
     if resume:
         run.resume()
     report = run.learn()

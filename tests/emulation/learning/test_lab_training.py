@@ -36,6 +36,7 @@ from patchlight.emulation.learning.labs.what_if import (
     of_these,
     policies_of,
 )
+from patchlight.emulation.simulator.executors import Engine
 from patchlight.testbed.errors import BadInput
 
 # What PyTorch imports at a first optimizer, and the compiled loops, are had once.
@@ -80,12 +81,16 @@ def test_a_run_is_trained_kept_and_exported(tmp_path: Path) -> None:
     assert "never tested" in json.loads((tmp_path / "out" / "mine.json").read_text())["notes"]
 
 
-def test_training_is_the_same_each_time() -> None:
+def test_training_is_the_same_each_time_and_on_any_engine() -> None:
     first, second = WhatIf(CONFIG), WhatIf(CONFIG)
-    first.round()
-    second.round()
-    assert [each.worth for each in first.tried] == [each.worth for each in second.tried]
-    assert len({each.seed for each in first.tried}) == 1
+    told = list[int]()
+    first.look(tell=lambda: told.append(first.steps))
+    second.look(Engine("processes", 2))
+    assert told[-1] == first.steps == second.steps >= CONFIG.steps > told[0]
+    assert len(told) == first.episodes == second.episodes
+    for one, other in zip(first.tried, second.tried, strict=True):
+        assert (one.seed, one.worth) == (other.seed, other.worth)
+        assert all(np.array_equal(one.seen[name], other.seen[name]) for name in one.seen)
     again = WhatIf(CONFIG)
     again.restore(first.state())
     assert [each.worth for each in again.tried] == [each.worth for each in first.tried]
@@ -93,8 +98,7 @@ def test_training_is_the_same_each_time() -> None:
 
 def test_what_pays_is_learned_and_what_does_not_is_forgotten() -> None:
     found = WhatIf(CONFIG)
-    while len(found.tried) < 2:
-        found.round()
+    found.look()
     seen = found.tried[0].seen
     pair = of_these(seen, [0, 1])
     assert len(pair["options"]) == 2
