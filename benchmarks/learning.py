@@ -95,8 +95,7 @@ def run() -> list[dict[str, Any]]:
                 took.append((time.process_time() - before) * 1e3)
                 episode.decide(degree)
         head, late = f"learned policy {name}: a decision", float(np.percentile(took, 99))
-        limit = "at most 1" if policy.card.blocks == 1 else "at most 5"
-        found.append(figure(f"{head}, 99th percentile of {len(took)}", late, "CPU ms", limit))
+        found.append(figure(f"{head}, 99th percentile of {len(took)}", late, "CPU ms", "at most 1"))
         found.append(figure(f"{head}, median", statistics.median(took), "CPU ms"))
     if find_spec("gymnasium") is None:
         raise PatchlightError("environments need Gymnasium", hint="deploy/bootstrap.sh --learn")

@@ -1,7 +1,7 @@
 """Where a learned policy was trained, and what of an evaluation lies outside of that.
 
 A model is good for the load, the mix and the laws that it learned from. Loads between two that it
-learned from count as met.
+learned from count as met, as do errors of remaining times.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,10 +37,11 @@ def outside_training(
     found += _other_conditions(environment, variation)
     if variation.milliseconds:
         found.append("trained on milliseconds that count as seconds")
-    error = environment.get("remaining_error", 0.0)
-    if variation.remaining_error != error:
-        told = f"remaining times that are off by {error:g}" if error else "exact remaining times"
-        found.append(f"trained on {told}")
+    usual = environment.get("remaining_error", 0.0)
+    errors = [each.remaining_error or usual for each in _conditions(environment)]
+    if not min(errors) <= variation.remaining_error <= max(errors):
+        told = f"remaining times that are off by {max(errors):g}"
+        found.append(f"trained on {told if max(errors) else 'exact remaining times'}")
     trained_ramp = card.training.get("ramp")
     if isinstance(trained_ramp, list) and tuple(trained_ramp) != card.ramp:
         found.append(f"trained on a RAMP of {written(tuple(trained_ramp))} servers")
@@ -56,21 +57,26 @@ def outside_training(
 
 def _other_conditions(environment: Mapping[str, Any], variation: Variation) -> list[str]:
     """What of arrivals and mix no training condition had."""
-    told = environment.get("conditions")
-    conditions = [str(each) for each in told] if isinstance(told, list) and told else ["fixed:1000"]
-    trained = [Variation.under(each) for each in conditions]
+    trained = _conditions(environment)
     alike = [each for each in trained if dict(each.mix) == dict(variation.mix)]
     here = variation.arrivals
     kind = [each.arrivals for each in alike or trained if type(each.arrivals) is type(here)]
     met = [each.mean_interval_s for each in kind]
     found = []
     if not met or not min(met) <= here.mean_interval_s <= max(met):
-        many = len(conditions) > 1
         usual = f"trained on a job every {FixedArrivals().interval_s:g} s"
-        found.append(f"trained on {', '.join(conditions)}" if many else usual)
+        told = environment.get("conditions", ())
+        found.append(f"trained on {', '.join(told)}" if len(trained) > 1 else usual)
     if variation.mix and not alike:
         found.append("trained on all models alike")
     return found
+
+
+def _conditions(environment: Mapping[str, Any]) -> list[Variation]:
+    """What it was trained under."""
+    told = environment.get("conditions")
+    conditions = told if isinstance(told, list) and told else ["fixed:1000"]
+    return [Variation.under(str(each)) for each in conditions]
 
 
 def _laws(names: Sequence[Any]) -> str:

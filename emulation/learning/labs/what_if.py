@@ -260,7 +260,7 @@ class WhatIf:
         tried = [
             {
                 "seed": each.seed,
-                "seen": {name: torch.from_numpy(array) for name, array in each.seen.items()},
+                "seen": {name: torch.tensor(array) for name, array in each.seen.items()},
                 "worth": each.worth,
             }
             for each in self.tried

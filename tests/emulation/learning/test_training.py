@@ -148,8 +148,8 @@ def test_learning_from_play_beats_chance() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("lab-small --engine ray", "--engine is for partition policies"),
-        ("small --processes 2", "--processes is for --engine ray"),
+        ("small --engine processes", "--engine processes is for labs"),
+        ("small --processes 2", "--processes is for --engine processes or ray"),
         ("small --address 127.0.0.1:6379", "engine serial has no address"),
     ],
 )
@@ -265,6 +265,8 @@ def test_the_configurations_that_come_along_name_files_that_exist(path: Path) ->
         ("ramp-first-fit-anew", "learned-first-fit-anew"),
         ("ramp-block", "learned-block"),
         ("ramp-block-far", "learned-block-far"),
+        ("ramp-block-choice", "learned-block-choice"),
+        ("ramp-first-fit-inexact", "learned-first-fit-inexact"),
     ],
 )
 def test_cards_of_shipped_models_hold_their_configurations(config: str, model: str) -> None:
