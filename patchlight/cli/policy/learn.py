@@ -92,7 +92,7 @@ def train(
     # One core: small networks lose more to several threads than they gain.
     torch.set_num_threads(1)
     if processes is not None and engine == "serial":
-        raise BadInput("--processes is for --engine processes or ray: without them this process plays")
+        raise BadInput("--processes is for --engine processes or ray: else this process plays")
     played_by = Engine(engine, processes or 0, address)
     file = find_config(config)
     text = read_text(file, ConfigError)
