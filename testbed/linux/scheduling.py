@@ -1,31 +1,43 @@
 """Letting processes run before others; what they begin later inherits it."""
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 
 _NICENESS = -10
 
 
 def favour(pid: int, *, real_time: bool) -> None:
-    """Let a process run before others, as far as the kernel permits.
+    """Let a process with its threads run before others, as far as the kernel permits.
 
     ``real_time``: before every ordinary process (``SCHED_RR``; the kernel leaves these 5 % of each
     core). Else by niceness alone, which does little against processes of another terminal
     session where the kernel groups sessions (``sched_autogroup_enabled``).
     """
-    with suppress(OSError):  # some containers do not let root do that either
-        os.setpriority(os.PRIO_PROCESS, pid, _NICENESS)
-        if real_time:
-            os.sched_setscheduler(pid, os.SCHED_RR, os.sched_param(1))
+    for thread in _threads(pid):
+        with suppress(OSError):  # some containers do not let root do that either
+            os.setpriority(os.PRIO_PROCESS, thread, _NICENESS)
+            if real_time:
+                os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(1))
 
 
 def favour_like_this_process(pid: int) -> None:
     """Let a process that somebody else began, with its threads, run as this one does."""
-    threads: list[str] = []
-    with suppress(OSError):
-        threads = os.listdir(f"/proc/{pid}/task")
-    for thread in map(int, threads):
+    for thread in _threads(pid):
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, 0))
             # Refused in a control group that has no budget for it.
             os.sched_setscheduler(thread, os.sched_getscheduler(0), os.sched_getparam(0))
+
+
+def _threads(pid: int) -> Iterator[int]:
+    """The threads of a process, also those that it begins meanwhile; none of one that is gone."""
+    seen = set[int]()
+    while True:
+        new = set[int]()
+        with suppress(OSError):
+            new = {int(thread) for thread in os.listdir(f"/proc/{pid}/task")} - seen
+        if not new:
+            return
+        yield from sorted(new)
+        seen |= new

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +33,20 @@ evaluation: {seeds: 2, every_steps: 2048}
 
 
 class Mortal(AfterstateWorker):
-    """A worker whose process is killed once: the first of them, at its second play."""
+    """A worker whose process is killed: that of the first to play a second time."""
 
     def __init__(
         self, marker: Path, config: Config, scenarios: Sequence[Scenario], share: Share, done: int
     ) -> None:
         super().__init__(config, scenarios, share, done)
-        self._marker, self._number, self._plays = marker, share.number, 0
+        self._marker, self._plays = marker, 0
 
     def play(self, orders: Orders) -> Returns:
         self._plays += 1
-        if self._number == 0 and self._plays == 2 and not self._marker.exists():
-            self._marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+        if self._plays == 2:
+            with suppress(FileExistsError):
+                self._marker.touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
         return super().play(orders)
 
 

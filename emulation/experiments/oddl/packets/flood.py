@@ -70,13 +70,21 @@ def flood(
 ) -> Iterator[Flood]:
     """Inside the block, hosts send to each of the ``victims`` and to everybody.
 
+    It begins once each host has sent on each of its channels.
     Each goes through the channels of its transceiver over and over, at the rate of its NIC. At the
     end they are dark. ``light`` is the socket of the lab's light.
     """
     sent, stop = Flood(), threading.Event()
     with ThreadPoolExecutor(len(hosts)) as pool:
-        floods = [pool.submit(_flood, host, victims, light, stop) for host in hosts]
+        begun = [threading.Event() for _ in hosts]
+        floods = [
+            pool.submit(_flood, host, victims, light, on_all, stop)
+            for host, on_all in zip(hosts, begun, strict=True)
+        ]
         try:
+            for on_all, each in zip(begun, floods, strict=True):
+                while not on_all.wait(_ON_A_CHANNEL_S) and not each.done():
+                    pass
             yield sent
         finally:
             stop.set()
@@ -84,16 +92,22 @@ def flood(
 
 
 def _flood(
-    host: EmulatedHost, victims: Sequence[EmulatedHost], light: Path, stop: threading.Event
+    host: EmulatedHost,
+    victims: Sequence[EmulatedHost],
+    light: Path,
+    on_all: threading.Event,
+    stop: threading.Event,
 ) -> int:
     nic = host.host.nic
     assert nic.transceiver is not None
     to = [_EVERYBODY, *(str(victim.host.nic.mac) for victim in victims)]
     frames = itertools.cycle([_frame(mac, str(nic.mac)) for mac in to])
-    sent = 0
+    channels, sent = list(channels_of(nic.transceiver)), 0
     with LightClient(light) as tuning, _opened(host) as out:
         out.settimeout(_ON_A_CHANNEL_S)
-        for channel in itertools.cycle(channels_of(nic.transceiver)):
+        for turn, channel in enumerate(itertools.cycle(channels)):
+            if turn == len(channels):
+                on_all.set()
             if stop.is_set():
                 break
             tuning.tune(host.host.endpoint, channel)
