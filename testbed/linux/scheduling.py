@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 _NICENESS = -10
+_LOOKS = 8
+"""So often a process's threads are listed at most: one may begin and end threads for ever."""
 
 
 def favour(pid: int, *, real_time: bool) -> None:
@@ -33,7 +35,7 @@ def favour_like_this_process(pid: int) -> None:
 def _threads(pid: int) -> Iterator[int]:
     """The threads of a process, also those that it begins meanwhile; none of one that is gone."""
     seen = set[int]()
-    while True:
+    for _ in range(_LOOKS):
         new = set[int]()
         with suppress(OSError):
             new = {int(thread) for thread in os.listdir(f"/proc/{pid}/task")} - seen

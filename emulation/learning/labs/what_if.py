@@ -188,7 +188,7 @@ class Looking:
 
     @cached_property
     def _policies(self) -> tuple[LearnedPlacement, LearnedTopology | None]:
-        """Their scores are not asked for: they list options and show what is seen of them."""
+        """They list options and show what is seen of them; the rule decides, not their scores."""
         return policies_of(OptionNetwork(self.config.network), self.config.learns)
 
     def __call__(self, seed: int) -> list[Tried]:
