@@ -51,6 +51,7 @@ BUILT_IN: Mapping[PolicyKind, Mapping[str, str]] = {
         "las": "order:LeastAttainedService",
         "deadline": "order:Deadline",
         "fair-share": "order:FairShare",
+        "least-delay": "order:LeastDelay",
     },
     "topology": {
         "keep": "topology:Keep",

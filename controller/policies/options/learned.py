@@ -42,12 +42,15 @@ from patchlight.controller.policies.model_files import (
 from patchlight.controller.policies.options.listing import Listing, Option
 from patchlight.controller.policies.options.observation import (
     ARRAYS,
+    MOST_COST,
     SCHEMA,
     VERSION,
     Observation,
     Observer,
+    typical_s,
 )
 from patchlight.controller.policies.options.outlook import Outlook, Prospect
+from patchlight.controller.policies.order import LAST
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
@@ -189,17 +192,34 @@ class WeighsPartitions(WeighsOptions):
 
 
 class LearnedOrder(WeighsOptions):
-    """An ``OrderPolicy`` that a model decides: the job with the best score is next."""
+    """An ``OrderPolicy`` that a model decides: the job with the best score is next.
+
+    It is asked once about a job, when that joins the line.
+    """
 
     kind: PolicyKind = "order"
+    stable = True
+    rises_at: Sequence[float] = ()
+
+    def turn(self, outlook: Outlook, job: JobView, progress: Progress) -> Option:
+        """That the job is next."""
+        return self._listing.turn(outlook, job, progress)
 
     def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
-        """Less its score."""
+        """Less its score, in seconds, so that scores at different times compare.
+
+        Jobs come last of which nobody knows how long they take.
+        """
         outlook = self.outlook(cluster)
-        option = self._listing.turn(outlook, job, progress)
+        option = self.turn(outlook, job, progress)
         (score,) = self.scores(outlook, job, [option])
         self.explanation = explained(outlook, [option], [score], option)
-        return -score
+        behind_s = option.prospect.queue_s
+        if math.isnan(behind_s):
+            return LAST
+        unit_s = typical_s(cluster, ())
+        # Beyond the most that the model is shown, too, those come first that take less.
+        return min(max(0.0, behind_s - MOST_COST * unit_s) - score * unit_s, LAST)
 
 
 class LearnedTopology(WeighsOptions):

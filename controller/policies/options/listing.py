@@ -172,13 +172,19 @@ class Listing:
         return found[:MOST_OPTIONS]
 
     def turn(self, outlook: Outlook, job: JobView, progress: Progress) -> Option:
-        """That a job is next, where the default placement would put it."""
+        """That a job is next, where the default placement would put it.
+
+        What it costs is that others begin later: by the part of the cluster that it holds, times
+        how long.
+        """
         cluster, workers = outlook.cluster, max(1, job.workers)
         ring = BUILT_IN["consolidated"].place(cluster, job, workers)
         left_s = progress.remaining_s
         if math.isnan(left_s) and ring is not None:
             left_s = outlook.of(outlook.load_of(job, ring), ring).lasts_s
-        return Option(None, job.name, tuple(ring or ()), Prospect(left_s, left_s), workers)
+        behind_s = left_s * workers / max(1, len(cluster.shape.gpus))
+        prospect = Prospect(left_s, left_s, queue_s=behind_s)
+        return Option(None, job.name, tuple(ring or ()), prospect, workers)
 
     def circuits(self, outlook: Outlook, groups: Sequence[Sequence[int]]) -> list[Option]:
         """Which circuits jobs can have: as they are, or each of the new ones under one switch."""

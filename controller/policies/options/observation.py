@@ -33,7 +33,8 @@ OPTION_FEATURES = NOT_PROPOSERS + len(PROPOSERS)
 STATE_FEATURES = 11 + len(KINDS)
 COST = 0
 """The feature of an option that says by how much more all times to the ends of jobs grow than with
-the best one, as a part of what jobs last in the mean."""
+the best one, as a part of what jobs last in the mean. Of a job that could be next it is how much
+later others begin, whoever else waits."""
 MOST_COST = 20.0
 ARRAYS: Mapping[str, tuple[str, int]] = {
     "nodes": ("float32", NODE_FEATURES),
@@ -79,14 +80,15 @@ class Observer:
         """What a model sees of a decision; ``options`` are at least one."""
         cluster = outlook.cluster
         graph = self._graph(outlook)
-        unit_s = typical_s(cluster, options)
+        # Jobs that wait are seen one by one, and compared.
+        unit_s = typical_s(cluster, () if kind == "order" else options)
         touched, amounts = _touched(graph, cluster, options)
         operations, flows = self._jobs.of(None if job is None else job.graph)
         return {
             "nodes": graph.nodes(outlook, job, unit_s),
             "edges": graph.edges,
             "links": graph.links(outlook),
-            "options": _options(graph, outlook, options, unit_s),
+            "options": _options(kind, graph, outlook, options, unit_s),
             "touched": touched,
             "amounts": amounts,
             "state": _state(kind, cluster, job, unit_s),
@@ -149,18 +151,22 @@ def _touched(
 
 
 def _options(
-    graph: ClusterGraph, outlook: Outlook, options: Sequence[Option], unit_s: float
+    kind: PolicyKind,
+    graph: ClusterGraph,
+    outlook: Outlook,
+    options: Sequence[Option],
+    unit_s: float,
 ) -> Array:
     cluster, found = outlook.cluster, np.zeros((len(options), OPTION_FEATURES), np.float32)
     racks = cluster.shape.rack_gpus
     largest = max(1, max((rack.bit_count() for rack in racks), default=1))
-    costs = [option.prospect.cost_s for option in options]
-    best_s = min((s for s in costs if s == s), default=0.0)
+    is_order = kind == "order"
+    costs = [o.prospect.queue_s if is_order else o.prospect.cost_s for o in options]
+    best_s = 0.0 if is_order else min((s for s in costs if s == s), default=0.0)
     free_now = cluster.free
     free_by_rack = [(free_now & rack).bit_count() for rack in racks]
-    for row, option in enumerate(options):
+    for row, (option, cost_s) in enumerate(zip(options, costs, strict=True)):
         prospect, count = option.prospect, len(option.gpus)
-        cost_s = prospect.cost_s
         known = cost_s == cost_s
         taken = 0
         for gpu in option.gpus if option.taken > 0 else ():

@@ -12,7 +12,7 @@ from patchlight.testbed.files.issues import FileIssues
 from patchlight.testbed.files.reader import parse
 from patchlight.testbed.files.records import Record, setting
 
-LEARNED_KINDS = ("placement", "topology")
+LEARNED_KINDS = ("placement", "topology", "order")
 """The kinds whose answers can be tried out in the simulator so far."""
 _SEED = Whole("a seed", 0, 2**31)
 _LOAD = Number("a load", above=0, highest=4)
@@ -102,7 +102,7 @@ class LabConfig:
 
     def __post_init__(self) -> None:
         if "placement" not in self.learns:
-            raise BadInput("'learns' lacks 'placement': a model learns that, or that and topology")
+            raise BadInput("'learns' lacks 'placement': a model learns that, and others beside it")
 
     def as_data(self) -> dict[str, Any]:
         """As a card and a checkpoint keep it."""

@@ -52,9 +52,11 @@ class _Set:
 
     @classmethod
     def join(cls, tried: Sequence[Tried]) -> "_Set":
-        seen = joined([each.seen for each in tried])
+        seen = joined([one for each in tried for one in each.seen])
         worth = torch.tensor([value for each in tried for value in each.worth])
-        return cls(seen, seen["of_option"], worth.float(), len(tried))
+        counts = torch.tensor([len(each.worth) for each in tried])
+        of = torch.arange(len(tried)).repeat_interleave(counts)
+        return cls(seen, of, worth.float(), len(tried))
 
     def centred(self, values: Tensor) -> Tensor:
         """Values less the mean over the options of the same decision."""

@@ -6,27 +6,29 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from patchlight.controller.policies.contract import PlacementPolicy, TopologyPolicy
 from patchlight.controller.policies.options.lab_range import lab_range
-from patchlight.controller.policies.registry import load_policy
 from patchlight.emulation.learning.labs.config import LabConfig
 from patchlight.emulation.learning.labs.network import OptionNetwork
-from patchlight.emulation.learning.labs.what_if import episode_of, policies_of
+from patchlight.emulation.learning.labs.policies import policies_of
+from patchlight.emulation.learning.labs.what_if import episode_of
+from patchlight.emulation.simulator.randomlabs.comparison import Policies, played_jct_s
 
-BESIDE: Sequence[tuple[str, str]] = (
-    ("first-fit", "keep"),
-    ("consolidated", "keep"),
-    ("rack-aware", "keep"),
-    ("fragmentation-aware", "keep"),
-    ("least-delay:circuits=false", "keep"),
+_PLAIN = tuple(
+    Policies(name) for name in ("first-fit", "consolidated", "rack-aware", "fragmentation-aware")
 )
-"""Placement and topology of those that it is compared with."""
-BESIDE_WITH_CIRCUITS: Sequence[tuple[str, str]] = (
-    *BESIDE[:-1],
-    ("regroup", "regroup"),
-    ("cheapest", "cheapest"),
-    ("least-delay", "least-delay"),
-)
+_LIT = (*_PLAIN, Policies("regroup", "regroup"), Policies("cheapest", "cheapest"))
+
+
+def beside(kinds: Sequence[str]) -> tuple[Policies, ...]:
+    """What a model of these kinds is compared with, the rule that it begins as last."""
+    lit, ordered = "topology" in kinds, "order" in kinds
+    rule = Policies(
+        "least-delay" if lit else "least-delay:circuits=false",
+        "least-delay" if lit else "keep",
+        "least-delay" if ordered else "fifo",
+    )
+    others = _LIT if lit else _PLAIN
+    return (*others, *(each._replace(order="srpt") for each in others if ordered), rule)
 
 
 @dataclass(frozen=True)
@@ -58,21 +60,16 @@ def run_test(
     testing, count = config.testing, config.testing.labs
     drawn = replace(config.labs, largest=testing.largest, mixed=testing.mixed)
     tested = replace(config, labs=drawn)
-    beside = BESIDE_WITH_CIRCUITS if "topology" in config.learns else BESIDE
-    ratios: dict[str, list[float]] = {" + ".join(names): [] for names in beside}
+    built_in = beside(config.learns)
+    ratios: dict[str, list[float]] = {policies.name: [] for policies in built_in}
     measures: dict[str, list[float]] = {}
     for number in range(count):
         episode = episode_of(tested, testing.first_seed + number)
         for name, value in lab_range(episode.lab).items():
             measures.setdefault(name, []).append(value)
         learned = _mean_s(episode.play(*policies_of(network, config.learns)).jobs["jct_s"])
-        for names in beside:
-            placement: PlacementPolicy = load_policy(names[0], "placement")  # type: ignore[assignment]
-            topology: TopologyPolicy | None = None
-            if names[1] != "keep":
-                topology = load_policy(names[1], "topology")  # type: ignore[assignment]
-            plain = _mean_s(episode.play(placement, topology).jobs["jct_s"])
-            ratios[" + ".join(names)].append(learned / plain)
+        for policies in built_in:
+            ratios[policies.name].append(learned / _mean_s(played_jct_s(episode, policies)))
         tell(number + 1, count)
     return Tested(
         count,

@@ -1,8 +1,8 @@
-"""Placements with their circuits beside each other: the same random labs, the same jobs.
+"""Policies for labs beside each other: the same random labs, the same jobs.
 
-Each pair of policies plays every lab's jobs to their end, first in, first out. What is told of a
-pair is its mean completion time over that of the best of the built-in pairs, lab by lab: which one
-is best is known only afterwards, so no single built-in pair does as well.
+Each choice of policies plays every lab's jobs to their end. What is told of a choice is its mean
+completion time over that of the best of the built-in pairs, lab by lab: which one is best is known
+only afterwards, so no single built-in pair does as well.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,36 +23,49 @@ from patchlight.emulation.simulator.randomlabs.episodes import (
     traced_jobs,
 )
 from patchlight.emulation.simulator.traces import TraceJob
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.random_lab import random_lab
 
 SIZES = ((8, 16), (17, 32), (33, 64), (65, 128), (129, 1024))
 """Labs are told apart by how many GPUs they have: from and to."""
 
 
-class Pair(NamedTuple):
-    """A placement policy and the topology policy beside it, by name."""
+class Policies(NamedTuple):
+    """A placement policy, and the topology and order policies beside it, by name."""
 
     placement: str
     topology: str = "keep"
+    order: str = "fifo"
 
     @property
     def name(self) -> str:
         """As one writes it."""
+        if self.order != "fifo":
+            return "+".join(self)
         return self.placement if self.topology == "keep" else f"{self.placement}+{self.topology}"
 
     @classmethod
-    def parse(cls, text: str) -> "Pair":
-        """``PLACEMENT`` or ``PLACEMENT+TOPOLOGY``."""
-        placement, _, topology = text.partition("+")
-        return cls(placement, topology or "keep")
+    def parse(cls, text: str, order: str = "fifo") -> "Policies":
+        """``PLACEMENT``, ``PLACEMENT+TOPOLOGY`` or ``PLACEMENT+TOPOLOGY+ORDER``; this order where
+        none is named.
+        """
+        names = text.split("+")
+        if len(names) > 3 or not all(names):
+            raise BadInput(
+                f"{text!r} names no policies: expected PLACEMENT, PLACEMENT+TOPOLOGY or "
+                "PLACEMENT+TOPOLOGY+ORDER, like regroup+regroup+srpt"
+            )
+        found = cls(*names)
+        return found if len(names) == 3 else found._replace(order=order)
 
 
-BUILT_IN = tuple(
-    Pair(placement, topology)
-    for placement in ("consolidated", "rack-aware", "fragmentation-aware", "regroup")
-    for topology in ("keep", "regroup")
-)
-"""The built-in pairs that others are measured by."""
+def built_in(order: str = "fifo") -> tuple[Policies, ...]:
+    """The built-in pairs of placement and topology that others are measured by, with an order."""
+    return tuple(
+        Policies(placement, topology, order)
+        for placement in ("consolidated", "rack-aware", "fragmentation-aware", "regroup")
+        for topology in ("keep", "regroup")
+    )
 
 
 @dataclass(frozen=True)
@@ -81,24 +94,27 @@ class Drawn:
 
 
 class LabResult(NamedTuple):
-    """The mean completion time of each pair in one lab, in seconds."""
+    """The mean completion time of each choice in one lab, and their 95th percentile, in seconds."""
 
     seed: int
     gpus: int
     mixed: bool
     jct_s: Mapping[str, float]
+    jct_p95_s: Mapping[str, float]
 
 
 class Comparison(NamedTuple):
-    """A pair beside the best built-in one, in some labs: ratios of mean completion times.
+    """A choice of policies beside the built-in pairs, in some labs: ratios of completion times.
 
-    ``over_best`` is over the best of each lab, ``over_one`` over ``one``, the built-in pair that
-    is best in the mean of these labs; ``worst`` is the highest ratio to the best of a lab.
+    ``over_best`` is of means, over the pair that is best in each lab; ``p95_over_best`` of 95th
+    percentiles, over the same pair; ``worst`` the highest ratio of means in a lab. ``over_one`` is
+    of means over ``one``, the pair that is best in the mean of these labs.
     """
 
-    pair: str
+    policies: str
     labs: int
     over_best: Interval
+    p95_over_best: Interval
     one: str
     over_one: Interval
     worst: float
@@ -109,62 +125,69 @@ class _Player:
     """Plays a lab with all pairs; copied to each process once."""
 
     drawn: Drawn
-    pairs: Sequence[Pair]
+    choices: Sequence[Policies]
 
     def __call__(self, seed: int) -> LabResult:
         episode = self.drawn.episode(seed)
-        jct_s = {pair.name: played_jct_s(episode, pair) for pair in self.pairs}
+        jct_s = {each.name: played_jct_s(episode, each) for each in self.choices}
+        mean_s = {name: float(np.mean(times_s)) for name, times_s in jct_s.items()}
+        p95_s = {name: float(np.percentile(times_s, 95)) for name, times_s in jct_s.items()}
         models = {gpu.model for server in episode.lab.servers for gpu in server.gpus}
-        return LabResult(seed, len(episode.lab.hosts), len(models) > 1, jct_s)
+        return LabResult(seed, len(episode.lab.hosts), len(models) > 1, mean_s, p95_s)
 
 
-def played_jct_s(episode: Episode, pair: Pair) -> float:
-    """The mean completion time of an episode's jobs."""
-    placement: Any = load_policy(pair.placement, "placement")
+def played_jct_s(episode: Episode, policies: Policies) -> Sequence[float]:
+    """The completion times of an episode's jobs, in seconds."""
+    placement: Any = load_policy(policies.placement, "placement")
     topology: Any = None
-    if pair.topology != "keep":
-        topology = load_policy(pair.topology, "topology")
-    return float(np.mean(episode.play(placement, topology).jobs["jct_s"]))
+    if policies.topology != "keep":
+        topology = load_policy(policies.topology, "topology")
+    order: Any = load_policy(policies.order, "order")
+    times_s: Sequence[float] = episode.play(placement, topology, order).jobs["jct_s"]
+    return times_s
 
 
 def compare(
     drawn: Drawn,
-    pairs: Sequence[Pair],
+    choices: Sequence[Policies],
     seeds: Sequence[int],
     engine: Engine,
     tell: Callable[[], None] | None = None,
 ) -> list[LabResult]:
-    """Play the labs of these seeds with all built-in pairs and with ``pairs``."""
-    wanted = tuple(dict.fromkeys((*BUILT_IN, *pairs)))
+    """Play the labs of these seeds with each choice."""
+    wanted = tuple(dict.fromkeys(choices))
     return run_all(seeds, _Player(drawn, wanted), engine, tell)
 
 
-def by_size(results: Sequence[LabResult], pair: Pair) -> dict[str, Comparison]:
-    """A pair beside the built-in ones: all labs, those of each size, and those of mixed GPUs."""
+def by_size(
+    results: Sequence[LabResult], policies: Policies, pairs: Sequence[Policies]
+) -> dict[str, Comparison]:
+    """Policies beside these pairs: in all labs, those of each size, of one GPU model and of two."""
     groups: dict[str, list[LabResult]] = {"all": list(results)}
     for least, most in SIZES:
         groups[f"{least} to {most} GPUs"] = [r for r in results if least <= r.gpus <= most]
     groups["one GPU model"] = [r for r in results if not r.mixed]
     groups["two GPU models"] = [r for r in results if r.mixed]
-    return {name: _compared(rows, pair) for name, rows in groups.items() if len(rows) > 1}
+    names = [each.name for each in pairs]
+    groups = {name: rows for name, rows in groups.items() if len(rows) > 1}
+    return {name: _compared(rows, policies.name, names) for name, rows in groups.items()}
 
 
-def _compared(results: Sequence[LabResult], pair: Pair) -> Comparison:
-    names = [each.name for each in BUILT_IN]
-    best = [min(result.jct_s[name] for name in names) for result in results]
+def _compared(results: Sequence[LabResult], name: str, pairs: Sequence[str]) -> Comparison:
+    best = [min(pairs, key=result.jct_s.__getitem__) for result in results]
 
     def over(name: str) -> list[float]:
         ratios = zip(results, best, strict=True)
-        return [result.jct_s[name] / least_s for result, least_s in ratios]
+        return [result.jct_s[name] / result.jct_s[least] for result, least in ratios]
 
-    one = min(names, key=lambda name: sum(over(name)))
-    ratios = over(pair.name)
-    over_one = [result.jct_s[pair.name] / result.jct_s[one] for result in results]
+    one = min(pairs, key=lambda pair: sum(over(pair)))
+    tails = [r.jct_p95_s[name] / r.jct_p95_s[least] for r, least in zip(results, best, strict=True)]
     return Comparison(
-        pair.name,
+        name,
         len(results),
-        mean_and_interval(ratios),
+        mean_and_interval(over(name)),
+        mean_and_interval(tails),
         one,
-        mean_and_interval(over_one),
-        max(ratios),
+        mean_and_interval([result.jct_s[name] / result.jct_s[one] for result in results]),
+        max(over(name)),
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from patchlight.controller.policies.contract import PlacementPolicy, TopologyPolicy
+from patchlight.controller.policies.contract import OrderPolicy, PlacementPolicy, TopologyPolicy
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.prediction.network import slowest_nic_bps
 from patchlight.emulation.simulator.cluster import (
@@ -40,10 +40,13 @@ class Episode:
     jobs: list[QueueJob]
 
     def play(
-        self, placement: PlacementPolicy, topology: TopologyPolicy | None = None
+        self,
+        placement: PlacementPolicy,
+        topology: TopologyPolicy | None = None,
+        order: OrderPolicy | None = None,
     ) -> QueueResult:
-        """Run all jobs to their end, first in, first out."""
-        policies = Policies(Fifo(), placement, topology)
+        """Run all jobs to their end; first in, first out if no order is given."""
+        policies = Policies(order or Fifo(), placement, topology)
         return simulate(LabCluster(self.lab), self.jobs, policies, Settings())
 
 

@@ -1,4 +1,4 @@
-"""``patchlight policy compare``: placements with their circuits on labs drawn by chance."""
+"""``patchlight policy compare``: policies for labs, on labs drawn by chance."""
 
 import time
 from pathlib import Path
@@ -22,7 +22,16 @@ from patchlight.testbed.errors import BadInput
 
 
 @click.command()
-@click.argument("pairs", metavar="PAIR…", nargs=-1, required=True, shell_complete=complete_policy)
+@click.argument(
+    "policies", metavar="POLICIES…", nargs=-1, required=True, shell_complete=complete_policy
+)
+@click.option(
+    "--order",
+    default="fifo",
+    show_default=True,
+    shell_complete=complete_policy,
+    help="Of the built-in pairs, and of POLICIES that name none.",
+)
 @click.option("--labs", type=click.IntRange(2, 10_000), default=40, help="How many labs.")
 @click.option("--first-seed", type=click.IntRange(0), default=0, help="That of the first lab.")
 @click.option("--jobs", type=click.IntRange(2, 100_000), default=120, help="That come to each lab.")
@@ -46,7 +55,8 @@ from patchlight.testbed.errors import BadInput
 )
 @listing_options
 def compare(
-    pairs: tuple[str, ...],
+    policies: tuple[str, ...],
+    order: str,
     labs: int,
     first_seed: int,
     jobs: int,
@@ -57,17 +67,23 @@ def compare(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Compare placements, with their circuits, on labs drawn by chance.
+    """Compare placements, with their circuits and orders, on labs drawn by chance.
 
-    A PAIR is PLACEMENT or PLACEMENT+TOPOLOGY, like regroup+regroup. Each plays the same jobs in
-    the same labs as the eight built-in pairs: consolidated, rack-aware, fragmentation-aware and
-    regroup, each with keep and with regroup. The table has the mean completion time of each PAIR
-    over that of the best of these, by the size of labs.
+    POLICIES are PLACEMENT, PLACEMENT+TOPOLOGY or PLACEMENT+TOPOLOGY+ORDER, like
+    regroup+regroup+srpt. Each plays the same jobs in the same labs as the eight built-in pairs:
+    consolidated, rack-aware, fragmentation-aware and regroup, each with keep and with regroup. The
+    table has the mean completion time over that of the best of these, by the size of labs, and the
+    95th percentile over that of the same pair.
     """
     from patchlight.emulation.output_folder import cannot_write, check_output, write_result
     from patchlight.emulation.provenance import provenance
     from patchlight.emulation.simulator.executors import Engine
-    from patchlight.emulation.simulator.randomlabs.comparison import Drawn, Pair, by_size
+    from patchlight.emulation.simulator.randomlabs.comparison import (
+        Drawn,
+        Policies,
+        built_in,
+        by_size,
+    )
     from patchlight.emulation.simulator.randomlabs.comparison import compare as run_comparison
     from patchlight.emulation.simulator.traces import is_drawn
 
@@ -75,18 +91,24 @@ def compare(
         raise BadInput(f"--load {load:g}: expected more than 0, and 10 at most")
     folder = output or Path("results") / time.strftime("compare-%Y%m%d-%H%M%S")
     check_output(folder)
-    wanted = [Pair.parse(text) for text in pairs]
+    wanted = [Policies.parse(text, order) for text in policies]
     drawn = Drawn(jobs, load, largest, trace)
     seeds = range(first_seed, first_seed + labs)
     origin = provenance(seeds, [] if trace is None or is_drawn(trace) else [trace])
     with progress_bar("labs", console(stderr=as_json)) as tell:
         done = iter(range(1, labs + 1))
         engine = Engine("processes", processes or 0)
-        results = run_comparison(drawn, wanted, seeds, engine, lambda: tell(next(done), labs))
-    rows = [{"labs_of": of, **_words(c)} for p in wanted for of, c in by_size(results, p).items()]
+        pairs, one_more = built_in(order), lambda: tell(next(done), labs)
+        results = run_comparison(drawn, (*pairs, *wanted), seeds, engine, one_more)
+    rows = [
+        {"labs_of": of, **_words(found)}
+        for each in wanted
+        for of, found in by_size(results, each, pairs).items()
+    ]
     result = {
         "comparison": "random labs",
-        "schema_version": 1,
+        "schema_version": 2,
+        "order": order,
         "drawn": {"jobs": jobs, "load": load, "largest": largest, "trace": trace and str(trace)},
         "rows": rows,
         "labs": [each._asdict() for each in results],
@@ -99,18 +121,20 @@ def compare(
     if as_json:
         print_json(rows)
         return
-    for pair in wanted:
-        _table([row for row in rows if row["pair"] == pair.name], pair.name, load).print()
+    for each in wanted:
+        _table([row for row in rows if row["policies"] == each.name], each.name, load).print()
     say(f"Figures: {written}")
 
 
 def _words(compared: Any) -> dict[str, Any]:
-    best, one = compared.over_best, compared.over_one
+    best, tail, one = compared.over_best, compared.p95_over_best, compared.over_one
     return {
-        "pair": compared.pair,
+        "policies": compared.policies,
         "count": compared.labs,
         "over_best": best.mean,
         "over_best_ci95": best.half_width,
+        "p95_over_best": tail.mean,
+        "p95_over_best_ci95": tail.half_width,
         "best_of_all": compared.one,
         "over_best_of_all": one.mean,
         "over_best_of_all_ci95": one.half_width,
@@ -118,9 +142,9 @@ def _words(compared: Any) -> dict[str, Any]:
     }
 
 
-def _table(rows: list[dict[str, Any]], pair: str, load: float) -> Table:
-    title = f"{pair}: mean JCT over that of built-in pairs, load {load:g}, mean ± 95 %"
-    numbers = ("labs", "over the best of each", "worst", "over one")
+def _table(rows: list[dict[str, Any]], name: str, load: float) -> Table:
+    title = f"{name}: mean JCT over that of built-in pairs, load {load:g}, mean ± 95 %"
+    numbers = ("labs", "over the best of each", "worst", "95th pct.", "over one")
     columns = [Column(name, whole=True, right=True) for name in numbers]
     table = Table("labs of", *columns, Column("that one", wide=True), title=title)
     for row in rows:
@@ -134,6 +158,7 @@ def _table(rows: list[dict[str, Any]], pair: str, load: float) -> Table:
             str(row["count"]),
             shown,
             f"{row['worst']:.3f}",
+            f"{row['p95_over_best']:.2f} ± {row['p95_over_best_ci95']:.2f}",
             f"{over_one:.3f} ± {spread_one:.3f}",
             row["best_of_all"],
         )

@@ -28,14 +28,10 @@ from patchlight.emulation.learning.labs.config import (
 from patchlight.emulation.learning.labs.export import export_lab_model
 from patchlight.emulation.learning.labs.fitting import fit
 from patchlight.emulation.learning.labs.network import OptionNetwork
+from patchlight.emulation.learning.labs.policies import policies_of
 from patchlight.emulation.learning.labs.run import LabRun, load_lab_run
-from patchlight.emulation.learning.labs.what_if import (
-    Tried,
-    WhatIf,
-    episode_of,
-    of_these,
-    policies_of,
-)
+from patchlight.emulation.learning.labs.script import Next, Script, of_these
+from patchlight.emulation.learning.labs.what_if import Looking, Tried, WhatIf, episode_of
 from patchlight.emulation.simulator.executors import Engine
 from patchlight.testbed.errors import BadInput
 
@@ -57,7 +53,7 @@ def test_a_run_is_trained_kept_and_exported(tmp_path: Path) -> None:
     said: list[str] = []
     report = LabRun(CONFIG, tmp_path / "run", said.append).learn()
     assert report.training["steps"] >= CONFIG.steps
-    assert set(report.tested.jct_over) >= {"consolidated + keep", "cheapest + cheapest"}
+    assert set(report.tested.jct_over) >= {"consolidated", "cheapest+cheapest"}
     assert any("testing on 2 labs" in line for line in said)
     path = export_lab_model(report.network, CONFIG, report.training, tmp_path / "model")
     card = json.loads(path.with_suffix(".json").read_text())
@@ -90,7 +86,8 @@ def test_training_is_the_same_each_time_and_on_any_engine() -> None:
     assert len(told) == first.episodes == second.episodes
     for one, other in zip(first.tried, second.tried, strict=True):
         assert (one.seed, one.worth) == (other.seed, other.worth)
-        assert all(np.array_equal(one.seen[name], other.seen[name]) for name in one.seen)
+        for mine, its in zip(one.seen, other.seen, strict=True):
+            assert all(np.array_equal(mine[name], its[name]) for name in mine)
     again = WhatIf(CONFIG)
     again.restore(first.state())
     assert [each.worth for each in again.tried] == [each.worth for each in first.tried]
@@ -99,23 +96,61 @@ def test_training_is_the_same_each_time_and_on_any_engine() -> None:
 def test_what_pays_is_learned_and_what_does_not_is_forgotten() -> None:
     found = WhatIf(CONFIG)
     found.look()
-    seen = found.tried[0].seen
+    (seen,) = found.tried[0].seen
     pair = of_these(seen, [0, 1])
     assert len(pair["options"]) == 2
     assert set(pair["touched"][:, 0].tolist()) <= {0, 1}
     config = replace(CONFIG, fitting=Fitting(learning_rate=0.02, n_epochs=30))
     # In all labs the option that the rule does not take is the better one, or none is.
-    pays = fit(config, [Tried(seed, pair, [-3.0, 3.0]) for seed in range(40)])
+    pays = fit(config, [Tried(seed, [pair], [-3.0, 3.0]) for seed in range(40)])
     assert (pays.corrects, pays.changed, pays.decisions) == (True, 8, 8)
     assert pays.gain == pytest.approx(6.0)
     said = list[str]()
-    never = fit(config, [Tried(seed, pair, [3.0, -3.0]) for seed in range(40)], said.append)
+    never = fit(config, [Tried(seed, [pair], [3.0, -3.0]) for seed in range(40)], said.append)
     assert (never.corrects, never.changed) == (False, 0)
     assert len(said) == 30
 
 
+def test_another_of_those_that_wait_is_tried_as_the_next_one() -> None:
+    config = replace(CONFIG, learns=("placement", "topology", "order"), steps=12)
+    config = replace(config, labs=replace(config.labs, lowest_load=4.0, highest_load=4.0))
+    looking, episode = Looking(config), episode_of(config, 1000)
+    played = Script(policies=looking._policies)
+    looking._play(episode, played)
+    turns = [each for each in played.decisions if isinstance(each.answers[0], Next)]
+    assert turns, "no two jobs waited at once"
+    for decision in turns:
+        # Who comes first takes the fewest GPU-seconds, and each is seen as it came.
+        shown = [float(seen["options"][0, 0]) for seen in decision.seen]
+        assert len(shown) == len(decision.answers) >= 2
+        assert decision.seen_of([1])[0] is decision.seen[1]
+    decision = turns[0]
+    started = []
+    for answer in decision.answers[:2]:
+        script = Script(played.answers[: decision.number], next=answer)
+        jobs = looking._play(episode, script).jobs
+        started.append(dict(zip(jobs["name"], jobs["started_s"], strict=True)))
+    usual, other = (answer.job for answer in decision.answers[:2])
+    assert started[0][usual] <= started[0][other]
+    assert started[1][other] <= started[0][other]
+    found = WhatIf(config)
+    found.look()
+    assert any(len(each.seen) == len(each.worth) > 1 for each in found.tried)
+    assert fit(config, found.tried).decisions >= 0
+
+
+def test_before_training_the_order_is_that_of_the_rule() -> None:
+    config = replace(CONFIG, labs=replace(CONFIG.labs, lowest_load=4.0, highest_load=4.0))
+    *_, order = policies_of(OptionNetwork(CONFIG.network), ("placement", "topology", "order"))
+    episode, placed = episode_of(config, 7), load_policy("consolidated", "placement")
+    rule = load_policy("least-delay", "order")
+    ends = [episode.play(placed, None, each).jobs["jct_s"] for each in (order, rule)]  # type: ignore[arg-type]
+    assert list(ends[0]) == list(ends[1])
+    assert list(ends[0]) != list(episode.play(placed).jobs["jct_s"])  # type: ignore[arg-type]
+
+
 def test_before_training_the_option_of_the_lowest_cost_is_taken() -> None:
-    placement, _ = policies_of(OptionNetwork(CONFIG.network), ("placement",))
+    placement, *_ = policies_of(OptionNetwork(CONFIG.network), ("placement",))
     seen: list[bool] = []
 
     class Watched:
@@ -145,7 +180,7 @@ def test_shipped_configurations_are_read() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name: a\nlearns: [order]\n", "order"),
+        ("name: a\nlearns: [placement, partition]\n", "partition"),
         ("name: a\nlearns: [topology]\n", "lacks 'placement'"),
         ("name: a\nlearns: [placement]\nafterstates: {gamma: 1}\n", "afterstates"),
         ("name: a\nlearns: [placement]\nlabs: {lowest_load: 2, highest_load: 1}\n", "over"),

@@ -8,10 +8,10 @@ from click.testing import CliRunner
 
 from patchlight.cli.main import cli
 from patchlight.emulation.simulator.randomlabs.comparison import (
-    BUILT_IN,
     Drawn,
     LabResult,
-    Pair,
+    Policies,
+    built_in,
     by_size,
 )
 from patchlight.emulation.simulator.randomlabs.episodes import traced_jobs
@@ -19,13 +19,17 @@ from patchlight.emulation.simulator.traces import TraceJob
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.random_lab import LabShape, lab_of
 
-MINE = Pair("mine", "light")
+MINE = Policies("mine", "light")
 
 
 def result(seed: int, gpus: int, mine_s: float, best: str) -> LabResult:
-    """All built-in pairs take 200 s, but for the best one, which takes 100."""
-    jct_s = {pair.name: 100.0 if pair.name == best else 200.0 for pair in BUILT_IN}
-    return LabResult(seed, gpus, gpus > 16, {**jct_s, MINE.name: mine_s})
+    """All built-in pairs take 200 s, but for the best one, which takes 100; late jobs take twice
+    as long, with mine four times.
+    """
+    jct_s = {pair.name: 100.0 if pair.name == best else 200.0 for pair in built_in()}
+    late_s = {name: 2 * seconds for name, seconds in jct_s.items()}
+    jct_s[MINE.name], late_s[MINE.name] = mine_s, 4 * mine_s
+    return LabResult(seed, gpus, gpus > 16, jct_s, late_s)
 
 
 def test_each_lab_is_compared_with_its_best_pair() -> None:
@@ -36,12 +40,13 @@ def test_each_lab_is_compared_with_its_best_pair() -> None:
         result(3, 32, 50.0, "regroup+regroup"),
         result(4, 128, 70.0, "regroup+regroup"),
     ]
-    found = by_size(results, MINE)
+    found = by_size(results, MINE, built_in())
     assert set(found) == {"all", "8 to 16 GPUs", "17 to 32 GPUs", "one GPU model", "two GPU models"}
     assert found["all"].over_best.mean == pytest.approx((0.9 + 1.1 + 0.5 + 0.5 + 0.7) / 5)
     assert found["all"].one == "regroup+regroup"
     assert found["all"].over_one.mean == pytest.approx((0.45 + 0.55 + 0.5 + 0.5 + 0.7) / 5)
     assert found["all"].worst == pytest.approx(1.1)
+    assert found["all"].p95_over_best.mean == pytest.approx(2 * found["all"].over_best.mean)
     assert found["17 to 32 GPUs"].over_best.half_width == 0
 
 
@@ -72,6 +77,27 @@ def test_a_pair_is_compared_by_one_command(tmp_path: Path) -> None:
     assert [len(lab["jct_s"]) for lab in written["labs"]] == [10, 10]
     again = Drawn(5, 1.1, 8).episode(written["labs"][0]["seed"])
     assert len(again.jobs) == 5
+
+
+def test_policies_are_written_with_their_order_or_get_one() -> None:
+    assert Policies.parse("regroup") == ("regroup", "keep", "fifo")
+    assert Policies.parse("regroup+regroup", "srpt") == ("regroup", "regroup", "srpt")
+    assert Policies.parse("a+b+las", "srpt").name == "a+b+las"
+    for wrong in ("", "a+", "a+b+c+d"):
+        with pytest.raises(BadInput, match="names no policies"):
+            Policies.parse(wrong)
+
+
+def test_orders_are_compared_too(tmp_path: Path) -> None:
+    arguments = ["policy", "compare", "first-fit", "first-fit+keep+least-delay", "--order", "srpt"]
+    arguments += ["--labs", "2", "--jobs", "12", "--largest", "8", "--load", "4"]
+    arguments += ["--processes", "1", "--output", str(tmp_path), "--json"]
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 0, done.output
+    (lab, _) = json.loads((tmp_path / "result.json").read_text())["labs"]
+    assert set(lab["jct_s"]) >= {"first-fit+keep+srpt", "first-fit+keep+least-delay"}
+    assert "consolidated" not in lab["jct_s"]
+    assert lab["jct_p95_s"]["first-fit+keep+srpt"] >= lab["jct_s"]["first-fit+keep+srpt"]
 
 
 def test_a_load_that_makes_no_sense_is_refused() -> None:
