@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks import figure
 from benchmarks.simulator import profiled_graphs
-from patchlight.controller.policies.contract import ClusterView, JobView
+from patchlight.controller.policies.contract import ClusterView, JobView, Progress
 from patchlight.controller.policies.learned import load_learned
 from patchlight.controller.policies.model_files import shipped_models, weighs_options
 from patchlight.controller.policies.registry import load_policy
@@ -36,11 +36,21 @@ LABS = (
 class _Timed:
     """Policies whose decisions are timed; places that are not free are no decisions."""
 
+    stable = True
+
     def __init__(self, name: str) -> None:
         self._placement: Any = load_policy(name, "placement")
         self._topology: Any = load_policy(name, "topology")
+        self._order: Any = load_policy(name, "order")
         self.placements_ms: list[float] = []
         self.circuits_ms: list[float] = []
+        self.turns_ms: list[float] = []
+
+    def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
+        before = time.process_time()
+        rank: float = self._order.priority(cluster, job, progress)
+        self.turns_ms.append((time.process_time() - before) * 1e3)
+        return rank
 
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Any:
         before = time.process_time()
@@ -63,9 +73,14 @@ def _in_labs(policy: str) -> list[dict[str, Any]]:
         lab, timed = lab_of(shape, "timed"), _Timed(policy)
         episode = episodes.Episode(lab, episodes.draw_jobs(lab, 0, jobs, 0.95))
         gc.freeze()  # as a controller does
-        episode.play(timed, timed)
-        for what, took in (("placement", timed.placements_ms), ("topology", timed.circuits_ms)):
-            head = f"{policy}, {shape.size} GPUs: a {what}"
+        episode.play(timed, timed, timed)
+        decisions = {
+            "placement": timed.placements_ms,
+            "topology": timed.circuits_ms,
+            "order": timed.turns_ms,
+        }
+        for what, took in decisions.items():
+            head = f"{policy}, {shape.size} GPUs: {what}"
             late = float(np.percentile(took, 99))
             name = f"{head}, 99th percentile of {len(took)}"
             found.append(figure(name, late, "CPU ms", limit))

@@ -84,9 +84,9 @@ class Environment:
                 "has no block to choose"
             )
 
-    def error_of(self, condition: str) -> float:
-        """How far off told remaining times are under a condition."""
-        return Variation.under(condition).remaining_error or self.remaining_error
+    def under(self, condition: str) -> Variation:
+        """What a condition says, and what is usual here where it says nothing."""
+        return Variation.under(condition, self.remaining_error)
 
     @property
     def scenarios(self) -> list[tuple[str, str]]:

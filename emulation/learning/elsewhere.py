@@ -30,7 +30,7 @@ class Elsewhere:
         factor = _mean(self.workloads) / _mean(trained)
         factor *= trained.ramp.shape.size / self.workloads.ramp.shape.size
         for name, (law, condition) in zip(environment.names, environment.scenarios, strict=True):
-            varied = Variation.under(condition)
+            varied = environment.under(condition)
             varied.check_models(self.workloads.graphs)
             interval_s = varied.arrivals.mean_interval_s * factor
             kind = FixedArrivals if isinstance(varied.arrivals, FixedArrivals) else PoissonArrivals
@@ -39,7 +39,6 @@ class Elsewhere:
                 arrivals=kind(interval_s),
                 horizon_s=environment.horizon_of(condition) * factor,
                 law_instance=environment.law_instance,
-                remaining_error=environment.error_of(condition),
             )
             scenario = varied.scenario(self.workloads, law, environment.rule)
             found[f"{name}, {self.name}"] = scenario

@@ -18,7 +18,6 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import nn
 
-from patchlight.emulation.experiments.pac_ml.variation import Variation
 from patchlight.emulation.learning.afterstate_worker import AfterstateWorker
 from patchlight.emulation.learning.afterstates import AfterstateLearner
 from patchlight.emulation.learning.config import Config, check
@@ -81,10 +80,9 @@ def scenarios_of(
     found = []
     for law, condition in environment.scenarios:
         varied = replace(
-            Variation.under(condition),
+            environment.under(condition),
             horizon_s=environment.horizon_of(condition, training),
             law_instance=environment.law_instance,
-            remaining_error=environment.error_of(condition),
         )
         varied.check_models(workloads.graphs)
         found.append(varied.scenario(workloads, law, environment.rule))

@@ -37,8 +37,7 @@ def outside_training(
     found += _other_conditions(environment, variation)
     if variation.milliseconds:
         found.append("trained on milliseconds that count as seconds")
-    usual = environment.get("remaining_error", 0.0)
-    errors = [each.remaining_error or usual for each in _conditions(environment)]
+    errors = [each.remaining_error for each in _conditions(environment)]
     if not min(errors) <= variation.remaining_error <= max(errors):
         told = f"remaining times that are off by {max(errors):g}"
         found.append(f"trained on {told if max(errors) else 'exact remaining times'}")
@@ -76,7 +75,9 @@ def _conditions(environment: Mapping[str, Any]) -> list[Variation]:
     """What it was trained under."""
     told = environment.get("conditions")
     conditions = told if isinstance(told, list) and told else ["fixed:1000"]
-    return [Variation.under(str(each)) for each in conditions]
+    usual = environment.get("remaining_error")
+    error = usual if isinstance(usual, float) else 0.0
+    return [Variation.under(str(each), error) for each in conditions]
 
 
 def _laws(names: Sequence[Any]) -> str:

@@ -73,13 +73,13 @@ class Variation:
         )
 
     @classmethod
-    def under(cls, condition: str) -> Variation:
+    def under(cls, condition: str, usual_error: float = 0.0) -> Variation:
         """Of a condition that policies are trained under: when jobs come and, after spaces, how
-        far off told remaining times are and of which models jobs are, as
-        ``fixed:150 error:0.3 gnmt=1``; ``BadInput`` saying what was expected.
+        far off told remaining times are (``usual_error`` if nothing is said) and of which models
+        jobs are, as ``fixed:150 error:0.3 gnmt=1``; ``BadInput`` saying what was expected.
         """
         arrivals, _, rest = condition.strip().partition(" ")
-        error, mix = 0.0, rest.strip()
+        error, mix = usual_error, rest.strip()
         if mix.startswith("error:"):
             written, _, mix = mix.removeprefix("error:").partition(" ")
             error = _error(written)

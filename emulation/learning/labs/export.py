@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from patchlight.controller.policies.contract import (
+    KINDS,
     ClusterShape,
     ClusterView,
     GpuSite,
     JobView,
-    PolicyKind,
 )
 from patchlight.controller.policies.options.job_graph import MOST_OPERATIONS
 from patchlight.controller.policies.options.learned import OptionsCard, load_options
@@ -61,13 +61,10 @@ def export_lab_model(
         json.loads(json.dumps(training)),
     )
     path = write_files(folder, name, content, card.written())
-    for kind in card.kinds:
-        load_options(path, _kind(kind))
+    for kind in KINDS:
+        if kind in card.kinds:
+            load_options(path, kind)
     return path
-
-
-def _kind(name: str) -> PolicyKind:
-    return "topology" if name == "topology" else "placement"
 
 
 def _notes(training: Mapping[str, Any]) -> str:

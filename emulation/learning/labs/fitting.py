@@ -2,12 +2,12 @@
 
 What an answer did to the jobs that happened to come is mostly chance, so decisions of every fifth
 lab are kept apart: the network is that of the epoch that predicted them best, and its correction is
-dropped if it would have gained nothing on them.
+dropped for each kind of decision by which it would have gained nothing on them.
 """
 
 import copy
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,21 +24,42 @@ APART = 5
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """A network, and what it would have gained beside the rule on decisions kept apart.
+class Gain:
+    """What a network would have gained beside the rule on decisions of a kind, kept apart.
 
-    ``gain`` and ``gain_ci95`` are per decision, in times that jobs last; ``decisions`` were kept
-    apart, in ``changed`` of which it takes something else than the rule. Where it ``corrects`` no
-    more, it is the rule.
+    ``gain`` and ``gain_ci95`` are per decision, in times that jobs last, over ``decisions``, in
+    ``changed`` of which it takes something else than the rule.
     """
 
-    network: OptionNetwork
-    epoch: int
-    corrects: bool
     gain: float
     gain_ci95: float
     changed: int
     decisions: int
+
+    @property
+    def words(self) -> str:
+        """In a few words."""
+        return (
+            f"{self.changed} of {self.decisions} are others than the rule's: "
+            f"{self.gain:+.3f} ± {self.gain_ci95:.3f} of a job's time for each"
+        )
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A network, of which epoch, and its ``gains`` by the kind of decision.
+
+    Of a kind by which it would have gained nothing it is the rule.
+    """
+
+    network: OptionNetwork
+    epoch: int
+    gains: Mapping[str, Gain]
+
+    @property
+    def corrects(self) -> list[str]:
+        """The kinds of decisions in which it is not the rule."""
+        return [kind for kind, gain in self.gains.items() if gain.gain > 0]
 
 
 @dataclass(frozen=True)
@@ -84,7 +105,7 @@ def fit(
     apart = [each for each in tried if each.seed % APART == 0]
     learned = [each for each in tried if each.seed % APART]
     if not apart or not learned:
-        return Fitted(network, 0, False, 0.0, 0.0, 0, len(apart))
+        return Fitted(network, 0, {})
     optimiser = torch.optim.AdamW(
         network.parameters(), lr=fitting.learning_rate, weight_decay=fitting.weight_decay
     )
@@ -105,20 +126,23 @@ def fit(
         if error < best[0]:
             best = error, epoch, _weights(network)
     network.load_state_dict(best[2])
-    return _judged(network, best[1], kept)
+    by_kind: dict[str, list[Tried]] = {}
+    for each in apart:
+        by_kind.setdefault(each.kind, []).append(each)
+    gains = {kind: _gain(network, _Set.join(of_kind)) for kind, of_kind in by_kind.items()}
+    for kind, found in gains.items():
+        if found.gain <= 0:
+            network.forget(kind)
+    return Fitted(network, best[1], gains)
 
 
-def _judged(network: OptionNetwork, epoch: int, kept: _Set) -> Fitted:
-    """The network, or that of the rule alone if its correction gains nothing on what was kept."""
+def _gain(network: OptionNetwork, kept: _Set) -> Gain:
     with torch.inference_mode():
         rule = kept.chosen(network.plain(kept.seen["options"]))
         chosen = kept.chosen(network(kept.seen))
     gains = (kept.worth[chosen] - kept.worth[rule]).numpy()
-    gain, changed = float(gains.mean()), int((chosen != rule).sum())
     spread = 1.96 * float(np.std(gains)) / len(gains) ** 0.5
-    if gain <= 0:
-        network.forget()
-    return Fitted(network, epoch, gain > 0, gain, spread, changed, kept.count)
+    return Gain(float(gains.mean()), spread, int((chosen != rule).sum()), kept.count)
 
 
 def _loss(network: OptionNetwork, kept: _Set) -> float:

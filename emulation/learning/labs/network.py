@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from patchlight.controller.policies.contract import KINDS
 from patchlight.controller.policies.options.cluster_graph import EDGE_FEATURES, NODE_FEATURES
 from patchlight.controller.policies.options.job_graph import OPERATION_FEATURES
 from patchlight.controller.policies.options.observation import (
@@ -60,9 +61,13 @@ class Messages(nn.Module):
 class OptionNetwork(nn.Module):
     """Scores options of one decision or, as a union of graphs, of many."""
 
+    corrects: Tensor
+
     def __init__(self, network: GraphNetwork) -> None:
         super().__init__()
         width = network.width
+        # Of each kind of decision whether its scores are corrected, as the state says the kind.
+        self.register_buffer("corrects", torch.ones(len(KINDS)))
         self.cluster = Messages(NODE_FEATURES, EDGE_FEATURES, width, network.rounds)
         self.job = Messages(OPERATION_FEATURES, 0, width, min(1, network.rounds))
         # Of an option: the nodes that it touches, by how much of it is there and by how much of
@@ -74,7 +79,10 @@ class OptionNetwork(nn.Module):
             nn.ReLU(),
             nn.Linear(width, 1),
         )
-        self.forget()
+        last = self.judge[-1]
+        assert isinstance(last, nn.Linear)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
 
     def forward(self, seen: Mapping[str, Tensor]) -> Tensor:
         """A score for each option."""
@@ -88,7 +96,8 @@ class OptionNetwork(nn.Module):
         job = _mean(operations, seen["of_operation"], seen["state"])
         shared = torch.cat([whole, job, seen["state"]], -1)[seen["of_option"]]
         correction = self.judge(torch.cat([*touched, shared, options], -1)).squeeze(-1)
-        found: Tensor = self.plain(options) + correction
+        is_kind = seen["state"][:, -len(KINDS) :] @ self.corrects
+        found: Tensor = self.plain(options) + correction * is_kind[seen["of_option"]]
         return found
 
     @staticmethod
@@ -97,12 +106,9 @@ class OptionNetwork(nn.Module):
         found: Tensor = -options[:, COST] - 10.0 * options[:, _STUCK]
         return found
 
-    def forget(self) -> None:
-        """Correct nothing any more."""
-        last = self.judge[-1]
-        assert isinstance(last, nn.Linear)
-        nn.init.zeros_(last.weight)
-        nn.init.zeros_(last.bias)
+    def forget(self, kind: str) -> None:
+        """Correct nothing any more where a decision is of this kind."""
+        self.corrects[KINDS.index(kind)] = 0.0
 
 
 def joined(observations: Sequence[Observation]) -> dict[str, Tensor]:

@@ -4,7 +4,6 @@ A run's folder holds ``config.json``, ``progress.csv``, ``checkpoint.pt`` (read 
 only) and, at the end, the model: ``NAME.onnx`` with its card.
 """
 
-import dataclasses
 import json
 import os
 import time
@@ -80,12 +79,10 @@ class LabRun:
         trials, began = self._trials, time.monotonic()
         self._look(began)
         fitted = fit(self.config, trials.tried, self._say)
-        self._say(
-            f"on labs kept apart {fitted.changed} of {fitted.decisions} decisions are others than "
-            f"the rule's: {fitted.gain:+.3f} ± {fitted.gain_ci95:.3f} of a job's time for each"
-        )
-        if not fitted.corrects:
-            self._say("that gains nothing: the correction is dropped, the model is the rule")
+        for kind, gain in fitted.gains.items():
+            self._say(f"on labs kept apart, {kind}: {gain.words}")
+            if kind not in fitted.corrects:
+                self._say(f"that gains nothing: for {kind} the model is the rule")
         spent_s = self._before_s + time.monotonic() - began
         self._say(f"testing on {self.config.testing.labs} labs that it has not seen")
         tested = run_test(fitted.network, self.config)
@@ -133,8 +130,8 @@ class LabRun:
 
 def about(config: LabConfig, trials: WhatIf, wall_s: float, fitted: Fitted) -> dict[str, Any]:
     """What a card says of a training run."""
-    found = asdict(dataclasses.replace(fitted, network=None))  # type: ignore[arg-type]
-    del found["network"]
+    gains = {kind: asdict(gain) for kind, gain in fitted.gains.items()}
+    found = {"epoch": fitted.epoch, "corrects": fitted.corrects, "gains": gains}
     return {
         "config": config.as_data(),
         "steps": trials.steps,

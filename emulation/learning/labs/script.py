@@ -104,7 +104,9 @@ class Script:
         names.sort(key=lambda name: (name != first, self.turns[name][1]))
         seen = [self.turns[name][0] for name in names]
         answers = [Next(name, cluster.now_s) for name in names]
-        self._note(seen, answers, list(range(len(names))), typical_s(cluster, ()))
+        # Whom a job delays by going first are all that wait: worth counts for each of them.
+        unit_s = typical_s(cluster, ()) * len(names)
+        self._note(seen, answers, list(range(len(names))), unit_s)
 
     def _note(
         self, seen: Sequence[Observation], answers: Sequence[Any], ranked: list[int], unit_s: float

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from patchlight.controller.policies.contract import KINDS, PolicyKind
 from patchlight.controller.policies.options.least_delay import LeastDelayPlacement
 from patchlight.controller.policies.options.observation import Observation
 from patchlight.emulation.learning.labs.config import LabConfig
@@ -46,6 +47,11 @@ class Tried(NamedTuple):
     seed: int
     seen: Sequence[Observation]
     worth: list[float]
+
+    @property
+    def kind(self) -> PolicyKind:
+        """The kind of decision."""
+        return KINDS[int(np.argmax(self.seen[0]["state"][0, -len(KINDS) :]))]
 
 
 class Looking:

@@ -120,10 +120,11 @@ def test_a_card_that_lies_about_its_blocks(tmp_path: Path, workloads: Workloads)
 def test_a_condition_says_how_far_off_remaining_times_are(workloads: Workloads) -> None:
     text = TINY.replace(
         "blocks: 4",
-        "conditions: ['fixed:800', 'poisson:1000 error:0.3 gnmt=1'], remaining_error: 0.1",
+        "conditions: ['fixed:800', 'poisson:1000 error:0.3 gnmt=1', 'fixed:900 error:0'], "
+        "remaining_error: 0.1",
     )
-    plain, other = scenarios_of(parse_config(text), workloads)
-    assert (plain.remaining_error, other.remaining_error) == (0.1, 0.3)
+    plain, other, exact = scenarios_of(parse_config(text), workloads)
+    assert [each.remaining_error for each in (plain, other, exact)] == [0.1, 0.3, 0.0]
     assert plain.mix is None
     assert other.mix == (0.0, 1.0, 0.0)
     for wrong in ("error:much", "error:-1", "error:4"):
