@@ -6,7 +6,7 @@ from patchlight.cli.rendering import say
 from patchlight.testbed.errors import BadInput
 
 if TYPE_CHECKING:
-    from patchlight.controller.policies.registry import Recipe
+    from patchlight.controller.policies.recipe import Recipe
 
 
 def fit_of(found: "Recipe", lab_name: str) -> dict[str, Any]:
