@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from patchlight.cli.folders import results_option
 from patchlight.cli.rendering import Coloured, Column, Table, listing_options, print_json, say
 from patchlight.testbed.errors import BadInput, PatchlightError
 
@@ -202,11 +203,7 @@ def compare(
 
 @env.command()
 @click.argument("name")
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the run.  [default: results/learning/NAME]",
-)
+@results_option("results/learning/NAME", "Folder of the run.")
 @click.option("--steps", type=click.IntRange(min=0), help="Other than the configuration's.")
 @click.option("--seed", type=click.IntRange(min=0), help="Other than the configuration's.")
 def train(name: str, output: Path | None, steps: int | None, seed: int | None) -> None:

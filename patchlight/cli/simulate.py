@@ -14,6 +14,7 @@ from patchlight.cli.chakra import simulate_chakra
 from patchlight.cli.completion import complete_policy
 from patchlight.cli.connection import complete_lab, user_name
 from patchlight.cli.errors import only_some_finished
+from patchlight.cli.folders import results_option
 from patchlight.cli.quotas import QUEUE_OPTIONS, taken_discipline
 from patchlight.cli.rendering import (
     Coloured,
@@ -199,9 +200,7 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command(context_settings={"show_default": True})
 @simulation_options
-@click.option(
-    "--output", type=_FOLDER, help="Where the results go.  [default: results/simulate-<time>]"
-)
+@results_option("results/simulate-<time>")
 @click.option("--strict", is_flag=True, help=STRICT)
 @listing_options
 def simulate(options: SimulationOptions, output: Path | None, strict: bool, as_json: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from patchlight.cli.folders import results_option
 from patchlight.cli.rendering import (
     Column,
     Table,
@@ -39,11 +40,7 @@ _QUICK_JOBS, _JOBS = 20, 100
     type=click.Path(path_type=Path),
     help="A price list (YAML).  [default: the built-in one, which has what is public]",
 )
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where the results go.  [default: results/architectures-<time>]",
-)
+@results_option("results/architectures-<time>")
 @listing_options
 def architectures(
     networks: tuple[str, ...],

@@ -27,6 +27,7 @@ from patchlight.cli.errors import only_some_finished, require_root
 from patchlight.cli.experiment.architectures import architectures
 from patchlight.cli.experiment.oddl import oddl
 from patchlight.cli.experiment.pac_ml_load import pac_ml_load
+from patchlight.cli.folders import profiles_option, results_option
 from patchlight.cli.rendering import console, harmless, progress_bar, say, wide_option
 from patchlight.cli.results import give_to_caller
 from patchlight.testbed.jobs import JobStatus
@@ -56,11 +57,7 @@ def experiment() -> None:
     default=1000,
     help="What rates and bytes are divided by; times stay as they are.",
 )
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where the results go.  [default: results/ofc2022-<time>]",
-)
+@results_option("results/ofc2022-<time>")
 @click.option(
     "--engine",
     type=click.Choice(["ryu", "os-ken"]),
@@ -176,12 +173,7 @@ _COUNT = click.IntRange(min=1)
     help="Seeds count from this one: with another, on episodes that nobody has seen.",
 )
 @click.option("--quick", is_flag=True, help="Fewer seeds, and a roll-out that looks ahead less.")
-@click.option(
-    "--profiles",
-    type=click.Path(path_type=Path),
-    help="Folder with PipeDream's five profiles, or a clone of PipeDream.  [default: the cache, "
-    "else the built-in computed ones]",
-)
+@profiles_option
 @click.option(
     "--laws",
     **_NAMES,
@@ -239,11 +231,7 @@ _COUNT = click.IntRange(min=1)
     help="What runs episodes: processes of this machine, or a Ray cluster.",
 )
 @click.option("--address", metavar="HOST:PORT", help="Of the Ray cluster.  [default: one here]")
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where the results go.  [default: results/pac-ml-<time>]",
-)
+@results_option("results/pac-ml-<time>")
 @wide_option
 def pac_ml(
     processes: int | None,

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from patchlight.cli.experiment.oddl_packets import run_with_packets
+from patchlight.cli.folders import results_option
 from patchlight.cli.rendering import (
     Column,
     Table,
@@ -112,11 +113,7 @@ def _times_s(
     help="Of a transceiver; several for packets only.  [default: 1ms,4ms,16ms,64ms; flows: 100ns]",
 )
 @click.option("--processes", type=_COUNT, help="Flows: at a time.  [default: one for each core]")
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where the results go.  [default: results/oddl-<time>]",
-)
+@results_option("results/oddl-<time>")
 @listing_options
 @click.pass_context
 def oddl(

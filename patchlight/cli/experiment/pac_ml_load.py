@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from patchlight.cli.errors import only_some_finished
+from patchlight.cli.folders import profiles_option, results_option
 from patchlight.cli.rendering import Column, Table, console, progress_bar, say
 from patchlight.testbed.errors import BadInput
 
@@ -25,17 +26,9 @@ from patchlight.testbed.errors import BadInput
 @click.option("--mix", metavar="MODEL=SHARE,…", help="Which models.  [default: all alike]")
 @click.option("--seeds", type=click.IntRange(min=1), default=10, help="Episodes of each kind.")
 @click.option("--first-seed", type=click.IntRange(min=0), default=0, help="Seeds count from it.")
-@click.option(
-    "--profiles",
-    type=click.Path(path_type=Path),
-    help="Folder with PipeDream's profiles.  [default: the cache, else built-in ones]",
-)
+@profiles_option
 @click.option("--processes", type=click.IntRange(min=1), help="At a time.  [default: the cores]")
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where the results go.  [default: results/pac-ml-load-<time>]",
-)
+@results_option("results/pac-ml-load-<time>")
 def pac_ml_load(
     names: tuple[str, ...], processes: int | None, output: Path | None, **chosen: Any
 ) -> None:

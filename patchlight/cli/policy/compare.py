@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from patchlight.cli.completion import complete_policy
+from patchlight.cli.folders import results_option
 from patchlight.cli.numbers import ANY
 from patchlight.cli.rendering import (
     Coloured,
@@ -48,11 +49,7 @@ from patchlight.testbed.errors import BadInput
     "[default: drawn by chance]",
 )
 @click.option("--processes", type=click.IntRange(1), help="At a time.  [default: the cores]")
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where result.json goes.  [default: results/compare-<time>]",
-)
+@results_option("results/compare-<time>", "Where result.json goes.")
 @listing_options
 def compare(
     policies: tuple[str, ...],

@@ -13,6 +13,7 @@ import click
 from patchlight.cli.completion import complete_policy
 from patchlight.cli.connection import complete_lab
 from patchlight.cli.errors import only_some_finished
+from patchlight.cli.folders import profiles_option, results_option
 from patchlight.cli.policy.compare import compare
 from patchlight.cli.policy.fit import fit_of, say_fit
 from patchlight.cli.policy.live import COMMANDS
@@ -198,11 +199,7 @@ def _source(factory: Any) -> str | None:
 @click.option(
     "--first-seed", type=click.IntRange(min=0), default=0, help="Their seeds count from this one."
 )
-@click.option(
-    "--profiles",
-    type=_FILE,
-    help="Folder with PipeDream's profiles.  [default: the cache, else built-in ones]",
-)
+@profiles_option
 @click.option("--ramp", metavar="GxRxS", help="Groups × racks × servers.  [default: 4x4x2]")
 @click.option(
     "--arrivals",
@@ -245,11 +242,7 @@ def _source(factory: Any) -> str | None:
 )
 @click.option("--processes", type=_COUNT, help="At a time.  [default: the cores]")
 @click.option("--strict", is_flag=True, help="A policy that fails is an error (exit code 1).")
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where the results go.  [default: results/evaluate-<time>, or simulate-<time>]",
-)
+@results_option("results/evaluate-<time>, or simulate-<time>")
 @listing_options
 def evaluate(
     names: tuple[str, ...],

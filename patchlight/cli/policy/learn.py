@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from patchlight.cli.folders import profiles_option, results_option
 from patchlight.cli.rendering import Coloured, Column, Table, listing_options, print_json, say
 from patchlight.testbed.errors import BadInput, PatchlightError
 
@@ -30,21 +31,12 @@ def needed() -> None:
 
 @click.command()
 @click.argument("config", type=click.Path(path_type=Path, dir_okay=False))
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the run.  [default: results/learning/NAME]",
-)
+@results_option("results/learning/NAME", "Folder of the run.")
 @click.option("--resume", is_flag=True, help="Go on with the run that is in the folder.")
 @click.option(
     "--steps", type=click.IntRange(min=1), help="Decisions to learn from, over the configuration's."
 )
-@click.option(
-    "--profiles",
-    type=click.Path(path_type=Path),
-    help="Folder with PipeDream's five profiles, or a clone of PipeDream.  [default: the cache, "
-    "else the built-in computed ones]",
-)
+@profiles_option
 @click.option(
     "--engine",
     type=click.Choice(["serial", "processes", "ray"]),
@@ -161,12 +153,7 @@ def _train_for_labs(
     "--first-seed", type=click.IntRange(min=0), default=0, help="Their seeds count from this one."
 )
 @click.option("--steps", type=click.IntRange(min=1), help="Of each, over the configurations'.")
-@click.option(
-    "--profiles",
-    type=click.Path(path_type=Path),
-    help="Folder with PipeDream's five profiles, or a clone of PipeDream.  [default: the cache, "
-    "else the built-in computed ones]",
-)
+@profiles_option
 @click.option(
     "--other-models",
     multiple=True,
