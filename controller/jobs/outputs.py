@@ -6,7 +6,8 @@ import logging
 import shutil
 from pathlib import Path
 
-from patchlight.controller.jobs.running_job import RunningJob, Worker
+from patchlight.controller.jobs.rank import Worker
+from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.worker_api import LogPart
 

@@ -4,17 +4,14 @@ One model may be of several kinds; one of *placement* and *topology* weighs, whe
 light that is moved for it, and wants to be chosen for both.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from patchlight.controller.policies.contract import (
-    KINDS,
     ClusterShape,
     ClusterView,
     ElasticJob,
@@ -25,20 +22,16 @@ from patchlight.controller.policies.contract import (
     QueuedJob,
 )
 from patchlight.controller.policies.model_files import (
-    FORMAT,
-    OPTIONS_VERSION,
     OUTPUT,
     CardError,
-    card_fields,
     check_digest,
     check_schema,
     first_line,
     has_shape,
     model_bytes,
-    no_card,
     open_session,
-    raw_card,
 )
+from patchlight.controller.policies.options.card import OptionsCard, read_options_card
 from patchlight.controller.policies.options.listing import Listing, Option
 from patchlight.controller.policies.options.observation import (
     ARRAYS,
@@ -56,49 +49,6 @@ from patchlight.testbed.lab import Lab
 from patchlight.testbed.portmap import PortMap
 
 _TYPES = {"float32": "tensor(float)", "int64": "tensor(int64)"}
-
-
-@dataclass(frozen=True)
-class OptionsCard:
-    """What a model that weighs options says of itself.
-
-    ``tested_range`` has the lowest and the highest value of each measure of labs (``lab_range``)
-    on which it was tested; larger job graphs than ``most_operations`` are pooled to that. What
-    came of the test is in ``training``, with the settings.
-    """
-
-    name: str
-    kinds: tuple[str, ...]
-    observation_schema: str
-    observation_version: int
-    most_operations: int
-    trained_on: str
-    tested_range: Mapping[str, Any]
-    code_version: str
-    sha256: str
-    notes: str = ""
-    training: Mapping[str, Any] = field(default_factory=dict)
-
-    def written(self) -> str:
-        """As JSON text that ``read_options_card`` takes."""
-        found = {"format": FORMAT, "format_version": OPTIONS_VERSION, **asdict(self)}
-        return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
-
-
-def read_options_card(path: Path) -> OptionsCard:
-    """The card in a file; ``CardError`` saying what is wrong with it."""
-    raw = raw_card(path)
-    if raw["format_version"] != OPTIONS_VERSION:
-        raise no_card(path, "it is one of a partition policy of one RAMP")
-    fields = card_fields(raw, OptionsCard, path, {"notes", "training"})
-    kinds = fields["kinds"]
-    if not kinds or len(set(kinds)) != len(kinds) or not set(kinds) <= set(KINDS):
-        raise no_card(path, f"'kinds' is {kinds}: expected some of {', '.join(KINDS)}")
-    for name, bounds in fields["tested_range"].items():
-        numbers = isinstance(bounds, list) and all(type(n) in (int, float) for n in bounds)
-        if not numbers or len(bounds) != 2 or not bounds[0] <= bounds[1]:
-            raise no_card(path, f"'tested_range' of {name!r} is {bounds!r}: expected two numbers")
-    return OptionsCard(**{**fields, "kinds": tuple(kinds)})
 
 
 class WeighsOptions:

@@ -17,8 +17,9 @@ from patchlight.controller.policies.contract import (
     GpuSite,
     JobView,
 )
+from patchlight.controller.policies.options.card import OptionsCard
 from patchlight.controller.policies.options.job_graph import MOST_OPERATIONS
-from patchlight.controller.policies.options.learned import OptionsCard, load_options
+from patchlight.controller.policies.options.learned import load_options
 from patchlight.controller.policies.options.listing import Listing
 from patchlight.controller.policies.options.observation import ARRAYS, SCHEMA, VERSION, Observer
 from patchlight.emulation.learning.export import OPSET, code_version, rounded, smaller, write_files

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from patchlight.controller.policies.options.card import OptionsCard
 from patchlight.controller.policies.options.learned import (
     LearnedOrder,
     LearnedPlacement,
     LearnedTopology,
-    OptionsCard,
 )
 from patchlight.controller.policies.options.observation import SCHEMA, VERSION, Observation
 from patchlight.emulation.learning.labs.network import INPUTS, OptionNetwork, joined
