@@ -29,8 +29,9 @@ async def test_jobs_go_on_and_are_followed_by_the_next_controller() -> None:
     async with at_work(PolicyChoice(), first) as second:
         await second.until_state(ends, JobState.DONE)
         await second.until(lambda: second.table[ran].iterations_done == 2)
+        # What a job was is told before its workers are given back.
+        await second.until(lambda: calls(second, "delete") == [f"{ends}-0"])
         assert calls(second, "create") == created
-        assert calls(second, "delete") == [f"{ends}-0"]
         assert second.table[waits].state is JobState.QUEUED
         assert second.table[ran].restarts == 0
         second.fleet.put(ran, WorkerState.DONE)
