@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from patchlight.emulation.learning.config import NAME, ConfigError
+from patchlight.emulation.simulator.traces import LAWS
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.fields import FieldType, ListOf, Number, Whole, choice
 from patchlight.testbed.files.issues import FileIssues
 from patchlight.testbed.files.reader import parse
 from patchlight.testbed.files.records import Record, setting
 
+DRAWN = "drawn"
 LEARNED_KINDS = ("placement", "topology", "order")
 """The kinds whose answers can be tried out in the simulator so far."""
 _SEED = Whole("a seed", 0, 2**31)
@@ -20,7 +22,10 @@ _LOAD = Number("a load", above=0, highest=4)
 
 @dataclass(frozen=True)
 class Labs:
-    """Labs are drawn from seeds (``patchlight.testbed.random_lab``), jobs for each of them."""
+    """Labs are drawn from seeds (``patchlight.testbed.random_lab``), jobs for each of them.
+
+    ``traces`` take turns: jobs that are ``drawn`` at random, or pieces of traces drawn by a law.
+    """
 
     first_seed: int = setting(_SEED, "that of the first lab", 1000)
     largest: int = setting(Whole("a number of GPUs", 8, 1024), "GPUs of the largest lab", 64)
@@ -30,8 +35,15 @@ class Labs:
     )
     lowest_load: float = setting(_LOAD, "GPUs wanted over GPUs that there are, at least", 0.6)
     highest_load: float = setting(_LOAD, "the same at most", 1.3)
+    traces: tuple[str, ...] = setting(
+        ListOf(choice("jobs", DRAWN, *LAWS), "kinds of jobs"),
+        "what jobs are like, lab by lab",
+        (DRAWN,),
+    )
 
     def __post_init__(self) -> None:
+        if not self.traces:
+            raise BadInput(f"'traces' is empty: expected some of {DRAWN}, {', '.join(LAWS)}")
         if self.lowest_load > self.highest_load:
             raise BadInput(f"'lowest_load' {self.lowest_load} is over {self.highest_load}")
 

@@ -2,7 +2,7 @@
 
 What an answer did to the jobs that happened to come is mostly chance, so decisions of every fifth
 lab are kept apart: the network is that of the epoch that predicted them best, and its correction is
-dropped for each kind of decision by which it would have gained nothing on them.
+dropped for each kind of decision where its gain on them cannot be told from nothing.
 """
 
 import copy
@@ -37,6 +37,11 @@ class Gain:
     decisions: int
 
     @property
+    def is_one(self) -> bool:
+        """Whether it can be told from nothing: what cannot does harm where jobs are others."""
+        return self.gain > self.gain_ci95
+
+    @property
     def words(self) -> str:
         """In a few words."""
         return (
@@ -49,7 +54,7 @@ class Gain:
 class Fitted:
     """A network, of which epoch, and its ``gains`` by the kind of decision.
 
-    Of a kind by which it would have gained nothing it is the rule.
+    Where its gain cannot be told from nothing, it is the rule.
     """
 
     network: OptionNetwork
@@ -59,7 +64,7 @@ class Fitted:
     @property
     def corrects(self) -> list[str]:
         """The kinds of decisions in which it is not the rule."""
-        return [kind for kind, gain in self.gains.items() if gain.gain > 0]
+        return [kind for kind, gain in self.gains.items() if gain.is_one]
 
 
 @dataclass(frozen=True)
@@ -131,7 +136,7 @@ def fit(
         by_kind.setdefault(each.kind, []).append(each)
     gains = {kind: _gain(network, _Set.join(of_kind)) for kind, of_kind in by_kind.items()}
     for kind, found in gains.items():
-        if found.gain <= 0:
+        if not found.is_one:
             network.forget(kind)
     return Fitted(network, best[1], gains)
 

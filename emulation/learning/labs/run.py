@@ -82,7 +82,7 @@ class LabRun:
         for kind, gain in fitted.gains.items():
             self._say(f"on labs kept apart, {kind}: {gain.words}")
             if kind not in fitted.corrects:
-                self._say(f"that gains nothing: for {kind} the model is the rule")
+                self._say(f"that cannot be told from nothing: for {kind} the model is the rule")
         spent_s = self._before_s + time.monotonic() - began
         self._say(f"testing on {self.config.testing.labs} labs that it has not seen")
         tested = run_test(fitted.network, self.config)

@@ -9,7 +9,7 @@ sampled but the labs and jobs, and which decisions are looked at. ``fitting`` le
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 from patchlight.controller.policies.contract import KINDS, PolicyKind
 from patchlight.controller.policies.options.least_delay import LeastDelayPlacement
 from patchlight.controller.policies.options.observation import Observation
-from patchlight.emulation.learning.labs.config import LabConfig
+from patchlight.emulation.learning.labs.config import DRAWN, LabConfig
 from patchlight.emulation.learning.labs.network import OptionNetwork
 from patchlight.emulation.learning.labs.policies import Learned, policies_of
 from patchlight.emulation.learning.labs.script import (
@@ -30,7 +30,13 @@ from patchlight.emulation.learning.labs.script import (
 )
 from patchlight.emulation.simulator.cluster import QueueResult
 from patchlight.emulation.simulator.executors import Engine, run_all
-from patchlight.emulation.simulator.randomlabs.episodes import Episode, draw_jobs
+from patchlight.emulation.simulator.randomlabs.episodes import (
+    Episode,
+    draw_jobs,
+    trace_of,
+    traced_jobs,
+)
+from patchlight.emulation.simulator.traces import TraceJob
 from patchlight.testbed.random_lab import random_lab
 
 _MOST = 10.0  # of a difference, in times that jobs last; more is as good as that
@@ -157,7 +163,16 @@ def episode_of(config: LabConfig, seed: int) -> Episode:
     labs = config.labs
     lab = random_lab(seed, labs.largest, labs.mixed)
     load = random.Random(f"load {seed}").uniform(labs.lowest_load, labs.highest_load)
-    return Episode(lab, draw_jobs(lab, seed, labs.jobs, load))
+    trace = labs.traces[seed % len(labs.traces)]
+    if trace == DRAWN:
+        return Episode(lab, draw_jobs(lab, seed, labs.jobs, load))
+    jobs = traced_jobs(lab, _drawn_by(trace, labs.largest), seed, labs.jobs, load)
+    return Episode(lab, jobs)
+
+
+@cache
+def _drawn_by(law: str, largest: int) -> Sequence[TraceJob]:
+    return trace_of(law, largest)
 
 
 def _jct_s(result: QueueResult) -> float:

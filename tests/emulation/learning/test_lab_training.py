@@ -142,6 +142,14 @@ def test_another_of_those_that_wait_is_tried_as_the_next_one() -> None:
     assert set(fit(config, found.tried).gains) <= {"placement", "topology", "order"}
 
 
+def test_jobs_are_drawn_by_laws_lab_by_lab() -> None:
+    config = replace(CONFIG, labs=replace(CONFIG.labs, traces=("drawn", "helios")))
+    for seed, same in ((6, True), (7, False)):
+        jobs = episode_of(config, seed).jobs
+        assert len(jobs) == CONFIG.labs.jobs
+        assert (jobs == episode_of(CONFIG, seed).jobs) is same
+
+
 def test_before_training_the_order_is_that_of_the_rule() -> None:
     config = replace(CONFIG, labs=replace(CONFIG.labs, lowest_load=4.0, highest_load=4.0))
     *_, order = policies_of(OptionNetwork(CONFIG.network), ("placement", "topology", "order"))
@@ -187,6 +195,8 @@ def test_shipped_configurations_are_read() -> None:
         ("name: a\nlearns: [topology]\n", "lacks 'placement'"),
         ("name: a\nlearns: [placement]\nafterstates: {gamma: 1}\n", "afterstates"),
         ("name: a\nlearns: [placement]\nlabs: {lowest_load: 2, highest_load: 1}\n", "over"),
+        ("name: a\nlearns: [placement]\nlabs: {traces: []}\n", "'traces' is empty"),
+        ("name: a\nlearns: [placement]\nlabs: {traces: [philly]}\n", "drawn, helios, pai"),
     ],
 )
 def test_a_configuration_with_mistakes_is_refused(text: str, message: str) -> None:
