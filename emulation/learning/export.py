@@ -21,7 +21,8 @@ from patchlight.controller.policies.learned import Card, load_learned
 from patchlight.controller.policies.model_files import OUTPUT
 from patchlight.controller.policies.observation import SCHEMA, Layout
 from patchlight.emulation.learning.config import Config
-from patchlight.emulation.learning.network import MeanScorer, OptionScorer, load_run, scorer_of
+from patchlight.emulation.learning.ensembles import Likeness, MeanScorer, NearestScorer
+from patchlight.emulation.learning.network import OptionScorer, load_run, scorer_of
 from patchlight.emulation.simulator.ramp.ramp import Ramp, RampShape
 from patchlight.emulation.simulator.ramp.workloads import MAX_DEGREE
 from patchlight.testbed.errors import BadInput
@@ -71,6 +72,7 @@ def of_runs(
     """The network of a training run, or several by the mean of their scores, and what ``export``
     wants to know of it. For another RAMP than the trained one where ``ramp`` is given.
 
+    Of runs under different conditions those decide whose jobs were most like the recent ones.
     ``BadInput`` if the runs are of different networks, placement rules or RAMPs.
     """
     loaded = [load_run(run) for run in runs]
@@ -90,8 +92,40 @@ def of_runs(
         training["ramp"] = list(layout.ramp)
         moved = [for_ramp(member, ramp) for member in members]
         members, layout = [scorer for scorer, _ in moved], moved[0][1]
-    network = members[0] if len(members) == 1 else MeanScorer(members)
+    conditions = list(
+        dict.fromkeys(each for config, _ in loaded for each in config.environment.conditions)
+    )
+    learned = [set(config.environment.conditions) for config, _ in loaded]
+    network: OptionScorer | MeanScorer = members[0]
+    if any(each != learned[0] for each in learned):
+        network = _nearest(runs, loaded, members, conditions)
+        training["config"]["environment"]["conditions"] = conditions
+    elif len(members) > 1:
+        network = MeanScorer(members)
     return network, layout, config, training
+
+
+def _nearest(
+    runs: Sequence[Path],
+    loaded: Sequence[tuple[Config, dict[str, Any]]],
+    members: Sequence[OptionScorer],
+    conditions: Sequence[str],
+) -> NearestScorer:
+    """Under each condition those that learned under it."""
+    likenesses: dict[str, Likeness] = {}
+    for run, (_, kept) in zip(runs, loaded, strict=True):
+        if not kept.get("likenesses"):
+            raise BadInput(
+                f"the checkpoint in {run} does not say what its jobs were like",
+                hint="runs under different conditions decide together if this version trained "
+                "them; else train it again",
+            )
+        likenesses |= kept["likenesses"]
+    shares = torch.zeros(len(conditions), len(members))
+    for row, condition in enumerate(conditions):
+        by = [n for n, (each, _) in enumerate(loaded) if condition in each.environment.conditions]
+        shares[row, by] = 1 / len(by)
+    return NearestScorer(members, [likenesses[each] for each in conditions], shares)
 
 
 def for_ramp(scorer: OptionScorer, shape: RampShape) -> tuple[OptionScorer, Layout]:

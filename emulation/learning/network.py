@@ -8,7 +8,7 @@ from its run's folder.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -233,19 +233,6 @@ class OptionScorer(nn.Module):
             job = seen["job"].unsqueeze(-2).expand(-1, actions, -1)
             scores = scores + self.corrected(graph, job, seen["options"], recent)
         return torch.where(mask > 0, scores, torch.full_like(scores, IMPOSSIBLE))
-
-
-class MeanScorer(nn.Module):
-    """The mean of the scores of several, which errs less than each where they err differently."""
-
-    def __init__(self, members: Sequence[OptionScorer]) -> None:
-        super().__init__()
-        self.members = nn.ModuleList(members)
-        self.inputs = members[0].inputs
-
-    def forward(self, seen: Mapping[str, Tensor]) -> Tensor:
-        """Scores, batch × actions; ``IMPOSSIBLE`` where the mask is 0."""
-        return torch.stack([member(seen) for member in self.members]).mean(0)
 
 
 CHECKPOINT, CONFIG = "checkpoint.pt", "config.json"

@@ -13,8 +13,9 @@ from scipy.special import ndtr
 from torch import Tensor, nn
 
 from patchlight.emulation.learning.config import Config
+from patchlight.emulation.learning.ensembles import MeanScorer
 from patchlight.emulation.learning.job_times import JobTimes, TimedGraphs
-from patchlight.emulation.learning.network import MeanScorer, OptionScorer
+from patchlight.emulation.learning.network import OptionScorer
 from patchlight.emulation.learning.pac_ml_agent import PacMlNetwork, PacMlPlayer
 from patchlight.emulation.learning.vector_episodes import VectorEpisodes, layout_of, stacked_graphs
 from patchlight.emulation.simulator.ramp.scenario import Scenario
@@ -203,8 +204,12 @@ def played(
     found: dict[int, float] = {}
     same = decisions = 0
     while len(found) < seeds:
-        scores = [player.scores(episodes) for player in players]
-        actions = np.sum(scores, axis=0).argmax(axis=1)
+        scores = np.stack([player.scores(episodes) for player in players], axis=-1)
+        if isinstance(network, MeanScorer):
+            weights = network.weights(torch.from_numpy(episodes.recent)).numpy()[:, None]
+            # Where nothing can succeed a score is minus infinity, whoever gives it.
+            scores = np.where(weights > 0, scores, 0.0) * np.maximum(weights, 1e-9)
+        actions = scores.sum(axis=-1).argmax(axis=1)
         if told is not None:
             same += int((actions == told.scores(episodes).argmax(axis=1)).sum())
             decisions += len(actions)

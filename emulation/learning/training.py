@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -22,6 +23,7 @@ from patchlight.emulation.learning.afterstate_worker import AfterstateWorker
 from patchlight.emulation.learning.afterstates import AfterstateLearner
 from patchlight.emulation.learning.config import Config, check
 from patchlight.emulation.learning.dqn import DqnLearner, DqnWorker
+from patchlight.emulation.learning.ensembles import Likeness, likeness_of
 from patchlight.emulation.learning.network import CHECKPOINT, CONFIG, of_this_network
 from patchlight.emulation.learning.on_ray import MakeWorker, RayRollouts
 from patchlight.emulation.learning.players import play
@@ -251,12 +253,24 @@ class Run:
             "degrees": list(self.layout.degrees),
             "observation_version": self.layout.version,
             "discount": self.config.discount,
+            "likenesses": self._likenesses,
             "average": learner.average.state_dict(),
         }
         path = self.folder / CHECKPOINT
         draft = path.with_suffix(".tmp")
         torch.save(state, draft)
         os.replace(draft, path)
+
+    @cached_property
+    def _likenesses(self) -> dict[str, Likeness]:
+        """What jobs are like under each condition, for those that decide together with others."""
+        environment = self.config.environment
+        laws = len(environment.laws)
+        firsts = zip(environment.conditions, self.scenarios[::laws], strict=True)
+        return {
+            condition: likeness_of(scenario, self.layout, environment.first_seed)
+            for condition, scenario in firsts
+        }
 
     def _log(
         self,
