@@ -4,7 +4,8 @@ Keys are those of Stable-Baselines3 where it has them; ``…_fraction`` is a par
 """
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,12 @@ def parse_config(text: str, name: str = "config") -> Config:
     issues.raise_if_any()
     assert isinstance(config, Config)
     return config
+
+
+def under(config: Config, conditions: Sequence[str]) -> Config:
+    """A configuration under other conditions; ``BadInput`` for what is none."""
+    written = tuple(_condition(each) for each in conditions)
+    return replace(config, environment=replace(config.environment, conditions=written))
 
 
 def check(config: Config, degrees: tuple[int, ...]) -> None:

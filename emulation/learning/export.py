@@ -100,6 +100,7 @@ def of_runs(
     if any(each != learned[0] for each in learned):
         network = _nearest(runs, loaded, members, conditions)
         training["config"]["environment"]["conditions"] = conditions
+        training["learned_under"] = [list(each.environment.conditions) for each, _ in loaded]
     elif len(members) > 1:
         network = MeanScorer(members)
     return network, layout, config, training

@@ -36,6 +36,14 @@ def needed() -> None:
 @click.option(
     "--steps", type=click.IntRange(min=1), help="Decisions to learn from, over the configuration's."
 )
+@click.option(
+    "--condition",
+    "conditions",
+    multiple=True,
+    metavar="CONDITION",
+    help="When jobs come, how far off remaining times are and of which models jobs are, instead of "
+    "what the configuration says, like 'poisson:1000 error:0.3 gnmt=1'. May be given again.",
+)
 @profiles_option
 @click.option(
     "--engine",
@@ -55,6 +63,7 @@ def train(
     output: Path | None,
     resume: bool,
     steps: int | None,
+    conditions: tuple[str, ...],
     profiles: Path | None,
     engine: str,
     address: str | None,
@@ -73,7 +82,7 @@ def train(
     import torch
 
     from patchlight.emulation.experiments.pac_ml.run import find_profiles
-    from patchlight.emulation.learning.config import ConfigError, find_config, parse_config
+    from patchlight.emulation.learning.config import ConfigError, find_config, parse_config, under
     from patchlight.emulation.learning.export import export as write_model
     from patchlight.emulation.learning.labs.config import is_for_labs
     from patchlight.emulation.learning.network import OptionScorer
@@ -91,6 +100,8 @@ def train(
     if is_for_labs(text):
         if profiles is not None:
             raise BadInput("--profiles is for partition policies: a lab's jobs are built-in models")
+        if conditions:
+            raise BadInput("--condition is for partition policies: a lab's jobs have 'labs'")
         _train_for_labs(file, text, output, resume, steps, played_by)
         return
     if engine == "processes":
@@ -98,6 +109,8 @@ def train(
     wanted = parse_config(text, str(file))
     if steps is not None:
         wanted = dataclasses.replace(wanted, steps=steps)
+    if conditions:
+        wanted = under(wanted, conditions)
     found = find_profiles(profiles)
     folder = output or Path("results") / "learning" / wanted.name
     say(f"models: {found.source}")

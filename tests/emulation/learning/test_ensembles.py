@@ -84,6 +84,17 @@ def test_their_model_decides_as_the_network_does(
     assert np.mean(single) == pytest.approx(np.mean(rates), abs=0.02)
 
 
+def test_a_condition_can_be_said_in_the_command(tmp_path: Path) -> None:
+    (tmp_path / "tiny.yaml").write_text(TINY.format(seed=0, conditions=["fixed:1000"]))
+    arguments = ["policy", "train", str(tmp_path / "tiny.yaml"), "--output", str(tmp_path / "run")]
+    arguments += ["--steps", "64", "--profiles", str(tmp_path / "none")]
+    wrong = CliRunner().invoke(cli, [*arguments, "--condition", "never:1"])
+    assert isinstance(wrong.exception, BadInput)
+    for_labs = CliRunner().invoke(cli, ["policy", "train", "lab-small", "--condition", "fixed:800"])
+    assert isinstance(for_labs.exception, BadInput)
+    assert "--condition is for partition policies" in str(for_labs.exception)
+
+
 def test_runs_under_one_condition_are_averaged(runs: list[Path]) -> None:
     network, *_, training = of_runs([runs[0], runs[3]])
     assert type(network) is MeanScorer

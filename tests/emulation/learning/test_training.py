@@ -32,6 +32,7 @@ from patchlight.emulation.learning.config import (  # noqa: E402
     find_config,
     parse_config,
     read_config,
+    under,
 )
 from patchlight.emulation.learning.dqn import DqnLearner  # noqa: E402
 from patchlight.emulation.learning.export import export, rounded  # noqa: E402
@@ -272,6 +273,15 @@ def test_the_configurations_that_come_along_name_files_that_exist(path: Path) ->
 def test_cards_of_shipped_models_hold_their_configurations(config: str, model: str) -> None:
     kept = read_card(MODELS / f"{model}.json").training["config"]
     assert parse_config(json.dumps(dict(kept))) == read_config(find_config(Path(config)))
+
+
+def test_the_model_for_any_load_says_what_its_members_learned_under() -> None:
+    training = read_card(MODELS / "learned-first-fit-any.json").training
+    members = [tuple(each) for each in training["learned_under"]]
+    kept = parse_config(json.dumps(dict(training["config"])))
+    assert set(kept.environment.conditions) == {each for member in members for each in member}
+    written = read_config(find_config(Path("ramp-first-fit-any")))
+    assert under(kept, members[0]) == written
 
 
 def test_a_run_may_fix_the_instance_of_the_laws() -> None:
