@@ -83,6 +83,8 @@ def _likeness(recent: Tensor, servers: int) -> Tensor:
 
 def likeness_of(scenario: Scenario, layout: Layout, first_seed: int) -> Likeness:
     """What the jobs of a scenario are like: mean and deviation over some episodes."""
-    rows = [EpisodeJobs.of(scenario, first_seed + n).recent[RECENT_JOBS:] for n in range(_SEEDS)]
-    told = _likeness(torch.from_numpy(np.concatenate(rows)), layout.servers).double()
-    return [(float(each.mean()), float(each.std())) for each in told.T]
+    seen = [EpisodeJobs.of(scenario, first_seed + n).recent for n in range(_SEEDS)]
+    # Once there are as many recent jobs as are counted; of a short episode at its end.
+    rows = np.concatenate([each[-max(1, len(each) - RECENT_JOBS) :] for each in seen])
+    told = _likeness(torch.from_numpy(rows), layout.servers).double()
+    return [(float(each.mean()), float(each.std(correction=0))) for each in told.T]
