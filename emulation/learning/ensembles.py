@@ -72,13 +72,14 @@ class NearestScorer(MeanScorer):
 
 
 def _likeness(recent: Tensor, servers: int) -> Tensor:
-    """What jobs are like, … × 3: the work that comes over what the servers do meanwhile, the
-    deviation of work over its mean, and how unevenly jobs come.
+    """What jobs are like, … × 4: the logarithm of the time between two, the work that comes over
+    what the servers do meanwhile, the deviation of work over its mean, how unevenly jobs come.
     """
-    work, interval = recent[..., WORK], recent[..., INTERVAL]
-    load = work / (interval * servers).clamp(min=1e-6)
+    work, interval = recent[..., WORK], recent[..., INTERVAL].clamp(min=1e-6)
+    load = work / (interval * servers)
     spread = recent[..., WORK_DEVIATION] / work.clamp(min=1e-6)
-    return torch.stack([load, spread, recent[..., UNEVENNESS]], -1).clamp(max=10.0)
+    told = [interval.log(), load, spread, recent[..., UNEVENNESS]]
+    return torch.stack(told, -1).clamp(-10.0, 10.0)
 
 
 def likeness_of(scenario: Scenario, layout: Layout, first_seed: int) -> Likeness:

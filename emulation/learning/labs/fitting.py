@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from patchlight.controller.policies.contract import KINDS
 from patchlight.emulation.learning.labs.config import LabConfig
 from patchlight.emulation.learning.labs.network import OptionNetwork, joined
 from patchlight.emulation.learning.labs.what_if import Tried
@@ -39,7 +40,7 @@ class Gain:
     @property
     def is_one(self) -> bool:
         """Whether it can be told from nothing: what cannot does harm where jobs are others."""
-        return self.gain > self.gain_ci95
+        return self.decisions > 1 and self.gain > self.gain_ci95
 
     @property
     def words(self) -> str:
@@ -135,10 +136,10 @@ def fit(
     for each in apart:
         by_kind.setdefault(each.kind, []).append(each)
     gains = {kind: _gain(network, _Set.join(of_kind)) for kind, of_kind in by_kind.items()}
-    for kind, found in gains.items():
-        if not found.is_one:
-            network.forget(kind)
-    return Fitted(network, best[1], gains)
+    fitted = Fitted(network, best[1], gains)
+    for kind in set(KINDS).difference(fitted.corrects):
+        network.forget(kind)
+    return fitted
 
 
 def _gain(network: OptionNetwork, kept: _Set) -> Gain:
