@@ -37,6 +37,7 @@ from patchlight.emulation.simulator.randomlabs.episodes import (
     traced_jobs,
 )
 from patchlight.emulation.simulator.traces import TraceJob
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.random_lab import random_lab
 
 _MOST = 10.0  # of a difference, in times that jobs last; more is as good as that
@@ -150,7 +151,12 @@ class WhatIf:
         return {"steps": self.steps, "episodes": self.episodes, "tried": tried}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Go on from there; ``BadInput`` for a state that an earlier version kept."""
+        if any(isinstance(each["seen"], Mapping) for each in state["tried"]):
+            raise BadInput(
+                "an earlier version of Patchlight kept what this run has tried",
+                hint="train it again, in a new folder",
+            )
         self.steps, self.episodes = int(state["steps"]), int(state["episodes"])
         self.tried = [
             Tried(int(each["seed"]), [_arrays(seen) for seen in each["seen"]], list(each["worth"]))

@@ -91,6 +91,9 @@ def test_training_is_the_same_each_time_and_on_any_engine() -> None:
     again = WhatIf(CONFIG)
     again.restore(first.state())
     assert [each.worth for each in again.tried] == [each.worth for each in first.tried]
+    earlier = {"seed": 0, "seen": {"nodes": 0}, "worth": [1.0]}
+    with pytest.raises(BadInput, match="earlier version"):
+        again.restore({"steps": 1, "episodes": 1, "tried": [earlier]})
 
 
 def test_what_pays_is_learned_and_what_does_not_is_forgotten() -> None:
