@@ -1,17 +1,16 @@
 """Who is next, where jobs go and which circuits they get, in packets.
 
-*learned-lab*, *least-delay* and *regroup*, first in, first out, and the first two with their own
-order. The jobs are those of ``benchmarks.following_light``, on the emulated OFC 2022 lab, each time
-with other policies: the mean completion times that are measured, and those that the simulator
-predicts. It is the first ten minutes of the trace, in full the first twenty: ``python -m benchmarks
---full benchmarks.places_and_light``.
+*learned-lab* with its own order, *least-delay* and *regroup* first in, first out. The jobs are
+those of ``benchmarks.following_light``, on the emulated OFC 2022 lab, each time with other
+policies: the mean completion times that are measured, and those that the simulator predicts. It is
+the first ten minutes of the trace, in full the first twenty: ``python -m benchmarks --full
+benchmarks.places_and_light``.
 """
 
 from typing import Any
 
 from benchmarks import figure
 from benchmarks.following_light import COMPRESSION, SHORT_S, played, simulated_jct_s, trace
-from patchlight.controller.policies.registry import load_policy
 from patchlight.emulation.simulator.cluster import Policies as QueuePolicies
 from patchlight.emulation.simulator.randomlabs.comparison import Policies
 from patchlight.testbed.labfile.reader import load_lab
@@ -19,8 +18,6 @@ from patchlight.testbed.policies import PolicyChoice
 
 CHOICES = (
     Policies("learned-lab", "learned-lab", "learned-lab"),
-    Policies("least-delay", "least-delay", "least-delay"),
-    Policies("learned-lab", "learned-lab"),
     Policies("least-delay", "least-delay"),
     Policies("regroup", "regroup"),
 )
@@ -33,9 +30,7 @@ def predicted_s(length_s: float) -> dict[Policies, float]:
     jobs = trace(lab, length_s)
     found = {}
     for each in CHOICES:
-        order: Any = load_policy(each.order, "order")
-        placement: Any = load_policy(each.placement, "placement")
-        topology: Any = load_policy(each.topology, "topology")
+        placement, topology, order = each.load()
         found[each] = simulated_jct_s(lab, jobs, QueuePolicies(order, placement, topology))
     return found
 

@@ -256,7 +256,7 @@ def parse_config(text: str, name: str = "config") -> Config:
     return config
 
 
-def under(config: Config, conditions: Sequence[str]) -> Config:
+def with_conditions(config: Config, conditions: Sequence[str]) -> Config:
     """A configuration under other conditions; ``BadInput`` for what is none."""
     written = tuple(_condition(each) for each in conditions)
     return replace(config, environment=replace(config.environment, conditions=written))

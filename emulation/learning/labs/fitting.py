@@ -39,7 +39,7 @@ class Gain:
 
     @property
     def is_one(self) -> bool:
-        """Whether it can be told from nothing: what cannot does harm where jobs are others."""
+        """Whether it can be told from nothing."""
         return self.decisions > 1 and self.gain > self.gain_ci95
 
     @property

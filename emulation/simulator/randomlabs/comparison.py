@@ -44,6 +44,11 @@ class Policies(NamedTuple):
             return "+".join(self)
         return self.placement if self.topology == "keep" else f"{self.placement}+{self.topology}"
 
+    def load(self) -> tuple[Any, Any, Any]:
+        """New ones, as ``Episode.play`` takes them; no topology policy where light is kept."""
+        topology = None if self.topology == "keep" else load_policy(self.topology, "topology")
+        return load_policy(self.placement, "placement"), topology, load_policy(self.order, "order")
+
     @classmethod
     def parse(cls, text: str, order: str = "fifo") -> "Policies":
         """``PLACEMENT``, ``PLACEMENT+TOPOLOGY`` or ``PLACEMENT+TOPOLOGY+ORDER``; this order where
@@ -138,12 +143,7 @@ class _Player:
 
 def played_jct_s(episode: Episode, policies: Policies) -> Sequence[float]:
     """The completion times of an episode's jobs, in seconds."""
-    placement: Any = load_policy(policies.placement, "placement")
-    topology: Any = None
-    if policies.topology != "keep":
-        topology = load_policy(policies.topology, "topology")
-    order: Any = load_policy(policies.order, "order")
-    times_s: Sequence[float] = episode.play(placement, topology, order).jobs["jct_s"]
+    times_s: Sequence[float] = episode.play(*policies.load()).jobs["jct_s"]
     return times_s
 
 

@@ -82,7 +82,12 @@ def train(
     import torch
 
     from patchlight.emulation.experiments.pac_ml.run import find_profiles
-    from patchlight.emulation.learning.config import ConfigError, find_config, parse_config, under
+    from patchlight.emulation.learning.config import (
+        ConfigError,
+        find_config,
+        parse_config,
+        with_conditions,
+    )
     from patchlight.emulation.learning.export import export as write_model
     from patchlight.emulation.learning.labs.config import is_for_labs
     from patchlight.emulation.learning.network import OptionScorer
@@ -110,7 +115,7 @@ def train(
     if steps is not None:
         wanted = dataclasses.replace(wanted, steps=steps)
     if conditions:
-        wanted = under(wanted, conditions)
+        wanted = with_conditions(wanted, conditions)
     found = find_profiles(profiles)
     folder = output or Path("results") / "learning" / wanted.name
     say(f"models: {found.source}")

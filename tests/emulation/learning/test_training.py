@@ -32,7 +32,7 @@ from patchlight.emulation.learning.config import (  # noqa: E402
     find_config,
     parse_config,
     read_config,
-    under,
+    with_conditions,
 )
 from patchlight.emulation.learning.dqn import DqnLearner  # noqa: E402
 from patchlight.emulation.learning.export import export, rounded  # noqa: E402
@@ -281,7 +281,7 @@ def test_the_model_for_any_load_says_what_its_members_learned_under() -> None:
     kept = parse_config(json.dumps(dict(training["config"])))
     assert set(kept.environment.conditions) == {each for member in members for each in member}
     written = read_config(find_config(Path("ramp-first-fit-any")))
-    assert under(kept, members[0]) == written
+    assert with_conditions(kept, members[0]) == written
 
 
 def test_a_run_may_fix_the_instance_of_the_laws() -> None:
