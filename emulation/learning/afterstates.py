@@ -47,7 +47,7 @@ class AfterstateLearner:
         if isinstance(self.scorer, OptionScorer) and self.scorer.times is not None:
             self.scorer.times.fit(scenarios, config.environment.first_seed)
         self.average = copy.deepcopy(self.scorer)
-        self.optimizer = torch.optim.Adam(self.scorer.parameters(), lr=1e-3)
+        self.optimizer = torch.optim.Adam(self.scorer.parameters(), lr=1e-3, fused=True)
         self._apart = rollouts is not None
         self._rollouts = rollouts or AfterstateWorker(
             config, scenarios, done=done, network=self.scorer

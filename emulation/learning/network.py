@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import embedding_bag
 
 from patchlight.controller.policies.observation import (
     COUNTED,
@@ -57,6 +58,8 @@ class ClusterValue(nn.Module):
         super().__init__()
         # A little more, so that a job that ends as the next one comes counts as gone.
         self.register_buffer("busy_after", torch.tensor(network.busy_after_ks).float() + 1e-3)
+        self._order = self.busy_after.argsort()
+        self._looked_up: tuple[Tensor, Tensor] | None = None
         self.layout, self.cluster = layout, network.cluster
         quick = network.cluster != "servers" and IS_COMPILED
         self._quick = told_blocks(layout.ramp) if quick else None
@@ -86,6 +89,35 @@ class ClusterValue(nn.Module):
         """The value of what was ``seen``."""
         found: Tensor = self.layers(seen)
         return found.squeeze(-1)
+
+    def worth(self, remaining: Tensor, recent: Tensor) -> Tensor:
+        """As ``forward`` of N × servers and N × features, where nothing is learned from it."""
+        if self.cluster != "servers":
+            return self.forward(remaining, recent)
+        first = self.layers[0]
+        assert isinstance(first, nn.Linear)
+        after = self._after(recent)[:, self._order].contiguous()
+        busy = torch.searchsorted(after, remaining.contiguous())
+        servers = remaining.shape[-1]
+        rows = busy * servers + torch.arange(servers)
+        shown = embedding_bag(rows, self._sums(first.weight, servers), mode="sum")
+        told = first.weight[:, len(self.busy_after) * servers :]
+        shown += torch.addmm(first.bias, self._known(recent), told.T)
+        found: Tensor = self.layers[1:](shown)
+        return found.squeeze(-1)
+
+    def _sums(self, weight: Tensor, servers: int) -> Tensor:
+        """What a server adds that is busy at the first k times, (times + 1) · servers × width.
+
+        To look such sums up takes a fifth of the time of multiplying.
+        """
+        if self._looked_up is None or not torch.equal(weight, self._looked_up[0]):
+            times, width = len(self.busy_after), len(weight)
+            each = weight.T[: times * servers].reshape(times, servers, width)[self._order]
+            sums = torch.zeros(times + 1, servers, width)
+            torch.cumsum(each, 0, out=sums[1:])
+            self._looked_up = weight.detach().clone(), sums.view(-1, width)
+        return self._looked_up[1]
 
     def seen(self, remaining: Tensor, recent: Tensor) -> Tensor:
         """The numbers that the value is made of."""

@@ -78,16 +78,18 @@ class AfterstatePlayer:
         recent = torch.from_numpy(episodes.recent[envs])
         with torch.no_grad():
             left = torch.from_numpy(episodes.afterstates(envs, rows % actions))
-            inputs: tuple[Tensor, ...] = (self.scorer.value.seen(left, recent),)
+            worth = self.scorer.value.worth(left, recent)
+            self._inputs = (left, recent)
             if self.scorer.graph is not None:
                 options, job = episodes.described()
                 option = options.reshape(count * actions, -1)[rows]
-                told = (episodes.graph[envs], job[envs], option)
-                inputs = (*inputs, *map(torch.from_numpy, told), recent)
-            value = self.predict(*inputs).numpy()
+                about = (episodes.graph[envs], job[envs], option)
+                told = [torch.from_numpy(each) for each in about]
+                worth += self._added(*told, recent)
+                self._inputs = (left, recent, *told)
+            value = worth.numpy()
         self._rows = np.full(count * actions, -1)
         self._rows[rows] = np.arange(len(rows))
-        self._inputs = inputs
         found = np.full(count * actions, -np.inf)
         found[rows] = self.scorer.discount * value + (rows % actions > 0)
         return found.reshape(count, actions)
@@ -122,23 +124,30 @@ class AfterstatePlayer:
     def taken(self, actions: NDArray[np.intp]) -> tuple[NDArray[np.generic], ...]:
         """What the network sees of the clusters that these actions leave behind."""
         if self._times is not None:
-            left = self._episodes.afterstates(np.arange(len(actions)), actions)
-            seen = torch.from_numpy(left), torch.from_numpy(self._episodes.recent)
-            return (self.scorer.value.seen(*seen).numpy(),)
+            busy = self._episodes.afterstates(np.arange(len(actions)), actions)
+            known = torch.from_numpy(busy), torch.from_numpy(self._episodes.recent)
+            return (self.scorer.value.seen(*known).numpy(),)
         each = len(self._rows) // len(actions)
         rows = torch.from_numpy(self._rows[np.arange(len(actions)) * each + actions])
-        return tuple(array[rows].numpy() for array in self._inputs)
+        left, recent, *about = (array[rows] for array in self._inputs)
+        given = [self.scorer.value.seen(left, recent), *about]
+        if self.scorer.graph is not None:
+            given.append(recent)
+        return tuple(array.numpy() for array in given)
 
     def predict(self, *inputs: Tensor) -> Tensor:
         """The value of each cluster, and what the graph adds to it."""
         seen, *about = inputs
         found = self.scorer.value.of(seen)
-        if self.scorer.graph is not None:
-            graph, job, option, recent = about
-            described = self.scorer.graph(*self._graphs)[graph]
-            added = self.scorer.corrected(described, job, option, recent)
-            found = found + added / self.scorer.discount
-        return found
+        return found + self._added(*about) if about else found
+
+    def _added(self, graph: Tensor, *about: Tensor) -> Tensor:
+        """What the computation graphs, by their numbers, add to the values; ``about`` the job, the
+        option and recent jobs.
+        """
+        assert self.scorer.graph is not None
+        described = self.scorer.graph(*self._graphs)[graph]
+        return self.scorer.corrected(described, *about) / self.scorer.discount
 
     def observed(self, episodes: VectorEpisodes) -> tuple[NDArray[np.generic], ...]:
         """The clusters that actions leave behind, the mask and recent jobs; with a graph network

@@ -20,7 +20,7 @@ from patchlight.cli.policy.learn import export as export_command  # noqa: E402
 from patchlight.cli.policy.learn import train as train_command  # noqa: E402
 from patchlight.controller.policies.learned import load_learned, read_card  # noqa: E402
 from patchlight.controller.policies.model_files import MODELS  # noqa: E402
-from patchlight.controller.policies.observation import Layout  # noqa: E402
+from patchlight.controller.policies.observation import INTERVAL, Layout  # noqa: E402
 from patchlight.emulation.experiments.pac_ml.episodes import Faults, make_policy  # noqa: E402
 from patchlight.emulation.learning.afterstate_worker import AfterstateWorker, Teacher  # noqa: E402
 from patchlight.emulation.learning.afterstates import AfterstateLearner  # noqa: E402
@@ -336,6 +336,29 @@ def test_free_blocks_are_told_of_a_ramp_of_any_shape_by_the_same_weights(
     assert torch.allclose(*both, atol=1e-5)
     assert float(both[0].std()) > 0
     assert value(left, recent).shape == (5,)
+
+
+@pytest.mark.parametrize("cluster", ["servers", "blocks", "both"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_worths_that_are_looked_up_are_those_that_are_multiplied(
+    cluster: str, version: int
+) -> None:
+    layout = Layout((4, 4, 2), (1, 2, 4), version)
+    network = Network(cluster=cluster, hidden=(8, 4), busy_after_ks=(5, 1, 3))
+    value = ClusterValue(layout, network)
+    rng = np.random.default_rng(0)
+    times = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 9.0]) + 1e-3  # some on the edge of being busy
+    left = torch.from_numpy(rng.choice(times, (40, layout.servers)).astype(np.float32))
+    recent = torch.from_numpy(rng.random((40, *layout.shapes["recent"])).astype(np.float32) + 0.1)
+    if version > 1:
+        recent[:20, INTERVAL] = 1.0
+    for _ in range(2):
+        with torch.no_grad():
+            # Learned on, its worths are other ones.
+            for weights in value.parameters():
+                weights.add_(torch.randn_like(weights))
+            assert torch.allclose(value.worth(left, recent), value(left, recent), atol=1e-3)
+            assert float(value(left, recent).std()) > 0.1
 
 
 def test_a_study_trains_and_compares_what_sees_graphs_in_two_ways(tmp_path: Path) -> None:
