@@ -218,14 +218,11 @@ class Listing:
         resizing = Resizing(cluster, jobs, queue)
         keep = Option({}, "leave them as they are", (), Prospect(0.0, 0.0))
         given = GiveAndTake().resize(cluster, jobs, queue)
-        answers = [given]
+        answers: list[Mapping[str, int]] = [given]
         for waits in queue[:_MADE_ROOM_FOR]:
             shrink = shrink_for(cluster, jobs, waits)
             answers.append({step.job.name: step.degree for step in shrink})
-        free = cluster.free.bit_count()
-        for job in jobs:
-            others = [degree for degree in job.iteration_s if degree != job.degree]
-            answers += [{job.name: degree} for degree in others if degree - job.degree <= free]
+        answers += resizing.single(MOST_OPTIONS)
         degrees = {job.name: job.degree for job in jobs}
         gpus = {running.name: tuple(members(running.gpus)) for running in cluster.running}
         found: dict[frozenset[tuple[str, int]], Option] = {}

@@ -116,6 +116,7 @@ def test_the_options_are_the_cheapest_and_to_leave_all() -> None:
     assert costs == sorted(costs)
     (given,) = (option for option in others if option.proposers)
     assert given.answer == {"j0": 1, "j1": 1, "j2": 1}
+    assert list(Resizing(cluster, jobs, [waits]).single(2)) == [{"j0": 1}, {"j1": 1}]
     many = [job._replace(iteration_s={n: 4.0 / n for n in range(1, 9)}) for job in jobs]
     free = cluster._replace(occupied=0)
     listed = Listing().sizes(Outlook(free, None), many, [])
