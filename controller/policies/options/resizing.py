@@ -34,7 +34,8 @@ class Resizing:
         More only where so many GPUs are free.
         """
         free = self._cluster.free.bit_count()
-        grow, shrink = [], []
+        grow: list[tuple[float, str, int]] = []
+        shrink: list[tuple[float, str, int]] = []
         for job in self._jobs.values():
             for degree in job.iteration_s:
                 if degree != job.degree and degree - job.degree <= free:

@@ -270,8 +270,9 @@ def test_before_training_the_order_is_that_of_the_rule() -> None:
 
 
 def test_before_training_the_option_of_the_lowest_cost_is_taken() -> None:
-    placement, *_ = policies_of(OptionNetwork(CONFIG.network), ("placement",))
-    assert isinstance(placement, LearnedPlacement)
+    learned, *_ = policies_of(OptionNetwork(CONFIG.network), ("placement",))
+    assert isinstance(learned, LearnedPlacement)
+    placement: LearnedPlacement = learned
     seen: list[bool] = []
 
     class Watched:
