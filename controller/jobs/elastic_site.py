@@ -12,6 +12,7 @@ from patchlight.controller.jobs.discipline.elastic import is_stable, iteration_t
 from patchlight.controller.jobs.lab_site import GangEntry, LabSite
 from patchlight.controller.jobs.placement import LabView, Placed
 from patchlight.controller.policies.contract import ElasticJob, Frozen, QueuedJob
+from patchlight.controller.policies.options.outlook import Networks
 from patchlight.controller.policies.registry import DEFAULTS
 from patchlight.controller.prediction.load import Load, training_load
 from patchlight.testbed.jobs import JobState, JobStatus
@@ -38,6 +39,7 @@ class ElasticLabSite(LabSite):
 
     start_s: Callable[[], float] = lambda: 0.0
     resized: list[Resized] = field(default_factory=list)
+    networks: Networks = field(default_factory=Networks)
 
     def look(self, lab: LabView, now_s: float) -> None:
         """Begin a pass with the lab as it is now."""
@@ -101,7 +103,10 @@ class ElasticLabSite(LabSite):
             if placed is not None:
                 ring = tuple(cluster.numbers[name] for name in placed.hosts)
                 options[degree] = ring, self._load(status, ring)
-        return dict(sorted(iteration_times(self._view().view, status.id, options).items()))
+        view = self._view().view
+        wiring = self.networks.of(view)
+        assert wiring is not None  # There is a lab behind it.
+        return dict(sorted(iteration_times(wiring.network, view, status.id, options).items()))
 
     def _degrees(self, entry: GangEntry) -> Sequence[int]:
         """Other numbers of workers than now that a job can have."""

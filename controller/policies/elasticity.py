@@ -72,7 +72,7 @@ def _gain_s(job: ElasticJob, now: int, degree: int) -> float:
     return job.left * faster_s - job.cost_s * (now == job.degree) if faster_s > 0 else -math.inf
 
 
-class _Step(NamedTuple):
+class Step(NamedTuple):
     """A job that shrinks: how much later it ends, and how many GPUs somebody gets of it."""
 
     lost_s: float
@@ -86,30 +86,39 @@ def _make_room(
     cluster: ClusterView, jobs: Sequence[ElasticJob], waits: QueuedJob
 ) -> dict[str, int]:
     """The degrees of those that shrink, so that one that waits can start; none if it pays not."""
+    taken = shrink_for(cluster, jobs, waits)
+    if not taken:
+        return {}
+    able = cluster.gpus_of_models(waits.gpu_models)
+    begins_s = cluster.now_s + max(step.job.cost_s for step in taken)
+    gained_s = _free_at_s(cluster, waits.workers, able) - begins_s
+    pays = gained_s > sum(step.lost_s for step in taken)
+    return {step.job.name: step.degree for step in taken} if pays else {}
+
+
+def shrink_for(
+    cluster: ClusterView, jobs: Sequence[ElasticJob], waits: QueuedJob
+) -> Sequence[Step]:
+    """Which jobs shrink so that one that waits can start; empty if none have to, or cannot."""
     able = cluster.gpus_of_models(waits.gpu_models)
     gpus = {running.name: running.gpus for running in cluster.running}
     short = waits.workers - (cluster.free & able).bit_count()
-    taken: dict[str, _Step] = {}
+    taken: dict[str, Step] = {}
     while short > 0:
         steps = [
-            _Step(_lost_s(job, degree, waits.lasts_s), freed, number, job, degree)
+            Step(lost_s(job, degree, waits.lasts_s), freed, number, job, degree)
             for number, job in enumerate(jobs)
             for degree in job.iteration_s
             if job.name not in taken
             and (freed := _freed(gpus.get(job.name, 0), able, job.degree - degree)) > 0
         ]
         if not steps:
-            return {}
+            return ()
         enough = [step for step in steps if step.freed >= short]
         best = min(enough) if enough else min(steps, key=lambda step: step.lost_s / step.freed)
         taken[best.job.name] = best
         short -= best.freed
-    if not taken:
-        return {}
-    begins_s = cluster.now_s + max(step.job.cost_s for step in taken.values())
-    gained_s = _free_at_s(cluster, waits.workers, able) - begins_s
-    lost_s = sum(step.lost_s for step in taken.values())
-    return {name: step.degree for name, step in taken.items()} if gained_s > lost_s else {}
+    return tuple(taken.values())
 
 
 def _freed(gpus: int, able: int, fewer: int) -> int:
@@ -129,7 +138,7 @@ def _free_at_s(cluster: ClusterView, workers: int, able: int) -> float:
     return math.inf
 
 
-def _lost_s(job: ElasticJob, degree: int, lasts_s: float) -> float:
+def lost_s(job: ElasticJob, degree: int, lasts_s: float) -> float:
     """How much later a job ends with fewer workers, if it may grow again after ``lasts_s``."""
     now_s, then_s = job.iteration_s[job.degree], job.iteration_s[degree]
     if then_s <= now_s:

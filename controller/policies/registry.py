@@ -61,7 +61,11 @@ BUILT_IN: Mapping[PolicyKind, Mapping[str, str]] = {
         "matching": "engineered:Matching",
         "totient": "engineered:Totient",
     },
-    "elasticity": {"rigid": "elasticity:Rigid", "give-and-take": "elasticity:GiveAndTake"},
+    "elasticity": {
+        "rigid": "elasticity:Rigid",
+        "give-and-take": "elasticity:GiveAndTake",
+        "least-delay": "options.least_delay:LeastDelayElasticity",
+    },
 }
 DEFAULTS: Mapping[PolicyKind, str] = {
     "partition": "sufficient",

@@ -14,7 +14,6 @@ from patchlight.controller.prediction.completion import RingWork, units_s
 from patchlight.controller.prediction.load import Load
 from patchlight.controller.prediction.network import LabNetwork
 from patchlight.testbed.queueing import Waiting, WaitReason
-from patchlight.testbed.wiring import trace_links
 
 ASK_AGAIN_S = 60.0
 """So often the policy is asked while nothing comes, starts or ends, unless it is ``stable``."""
@@ -109,14 +108,16 @@ def room_for(view: ClusterView, name: str, gpus: int, *, grows: bool) -> Cluster
 
 
 def iteration_times(
-    view: ClusterView, name: str, options: Mapping[int, tuple[Sequence[int], Load]]
+    network: LabNetwork,
+    view: ClusterView,
+    name: str,
+    options: Mapping[int, tuple[Sequence[int], Load]],
 ) -> dict[int, float]:
     """Predicted seconds of an iteration of a job by degree, for a ring and a load of each.
 
-    Beside all that run in a lab, as it is lit now. A degree whose ring has no way is left out.
+    Beside all that run in a lab, over its links as they are lit now. A degree whose ring has no way
+    is left out.
     """
-    assert view.lab is not None
-    network = LabNetwork(view.lab, trace_links(view.lab, view.circuits))
     others = [RingWork(r.ring, r.load) for r in view.rings if r.load is not None and r.name != name]
     times = {
         degree: units_s(network, [*others, RingWork(ring, load)])[-1]

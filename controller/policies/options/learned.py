@@ -196,12 +196,18 @@ class LearnedElasticity(WeighsOptions):
     kind: PolicyKind = "elasticity"
     stable = True
 
+    def options(
+        self, outlook: Outlook, jobs: Sequence[ElasticJob], queue: Sequence[QueuedJob]
+    ) -> list[Option]:
+        """Which of these jobs can have other numbers of workers."""
+        return self._listing.sizes(outlook, jobs, queue)
+
     def resize(
         self, cluster: ClusterView, jobs: Sequence[ElasticJob], queue: Sequence[QueuedJob]
     ) -> Mapping[str, int]:
         """The change with the best score; none where the jobs are best left as they are."""
         outlook = self.outlook(cluster)
-        best = self._best(outlook, None, self._listing.sizes(outlook, jobs, queue))
+        best = self._best(outlook, None, self.options(outlook, jobs, queue))
         return {} if best is None else cast(Mapping[str, int], best.answer)
 
 

@@ -1,14 +1,14 @@
-"""The option that delays all jobs least, by rule: where a job goes, and which circuits it gets.
+"""The option that delays all jobs least, by rule: places, circuits, and numbers of workers.
 
-Two policies that belong together. They weigh the same options by the same predicted costs that a
+The first two belong together. All weigh the same options by the same predicted costs that a
 learned policy starts from, and need no model.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
-from patchlight.controller.policies.contract import ClusterView, JobView
+from patchlight.controller.policies.contract import ClusterView, ElasticJob, JobView, QueuedJob
 from patchlight.controller.policies.options.learned import explained
 from patchlight.controller.policies.options.listing import Listing, Option
 from patchlight.controller.policies.options.outlook import Networks, Outlook
@@ -78,3 +78,23 @@ class LeastDelayTopology(_Weighs):
         outlook = self._outlook(cluster)
         options = self._listing.circuits(outlook, groups)
         return cast(Mapping[str, PortMap], self._best(outlook, options) or {})
+
+
+class LeastDelayElasticity(_Weighs):
+    """The change after which those that run end, and those that wait begin, soonest all together.
+
+    Looked at are each other number of workers of each job, what makes room for one of the next four
+    that wait, and what *give-and-take* would do. A change costs, or gains, the time that the jobs
+    that change take longer, the time by which those that wait begin later, and for the next that
+    comes the part of the cluster that is held, times how long. One of these is taken at a time.
+    """
+
+    stable: ClassVar[bool] = True
+
+    def resize(
+        self, cluster: ClusterView, jobs: Sequence[ElasticJob], queue: Sequence[QueuedJob]
+    ) -> Mapping[str, int]:
+        """As the contract says."""
+        outlook = self._outlook(cluster)
+        options = self._listing.sizes(outlook, jobs, queue)
+        return cast(Mapping[str, int], self._best(outlook, options))

@@ -19,8 +19,9 @@ from patchlight.controller.policies.contract import (
     QueuedJob,
     RingOfJob,
 )
-from patchlight.controller.policies.elasticity import GiveAndTake
+from patchlight.controller.policies.elasticity import GiveAndTake, shrink_for
 from patchlight.controller.policies.options.outlook import HORIZON_S, Outlook, Prospect
+from patchlight.controller.policies.options.resizing import Resizing
 from patchlight.controller.policies.placement import (
     BestFit,
     Consolidated,
@@ -36,6 +37,7 @@ from patchlight.testbed.lab import Lab
 
 MOST_OPTIONS = 24
 """A model is shown no more than so many options."""
+_MADE_ROOM_FOR = 4  # of those that wait
 _SPREAD = 6  # placements over several switches, beside those of the built-in policies
 
 BUILT_IN: Mapping[str, PlacementPolicy] = {
@@ -213,33 +215,28 @@ class Listing:
     ) -> list[Option]:
         """Which running jobs can have other numbers of workers; the first leaves them."""
         cluster = outlook.cluster
-        gpus = {running.name: tuple(members(running.gpus)) for running in cluster.running}
-        found = [Option({}, "leave them as they are", (), Prospect(0.0, 0.0))]
-        answers: dict[str, Mapping[str, int]] = {}
+        resizing = Resizing(cluster, jobs, queue)
+        keep = Option({}, "leave them as they are", (), Prospect(0.0, 0.0))
         given = GiveAndTake().resize(cluster, jobs, queue)
-        if given:
-            answers["give-and-take"] = given
-        free = cluster.free.bit_count()
-        for job in jobs:
-            for degree in job.iteration_s:
-                if degree != job.degree and degree - job.degree <= free:
-                    answers.setdefault(f"{job.name} {degree}", {job.name: degree})
-        by_name = {job.name: job for job in jobs}
-        for name, answer in list(answers.items())[: MOST_OPTIONS - 1]:
-            later_s, taken = 0.0, 0
-            for job_name, degree in answer.items():
-                job = by_name[job_name]
-                slower_s = job.iteration_s[degree] - job.iteration_s[job.degree]
-                left = job.left if job.left < math.inf else HORIZON_S / job.iteration_s[job.degree]
-                later_s += left * slower_s + job.cost_s
-                taken += degree - job.degree
-            words = ", ".join(f"{each} on {degree}" for each, degree in answer.items())
-            touched = tuple(gpu for each in answer for gpu in gpus.get(each, ()))
-            proposers = frozenset(["give-and-take"] if name == "give-and-take" else [])
-            found.append(
-                Option(answer, words, touched, Prospect(later_s, 0.0), taken, 0, proposers)
-            )
-        return found
+        answers: list[Mapping[str, int]] = [given]
+        for waits in queue[:_MADE_ROOM_FOR]:
+            shrink = shrink_for(cluster, jobs, waits)
+            answers.append({step.job.name: step.degree for step in shrink})
+        answers += resizing.single(MOST_OPTIONS)
+        degrees = {job.name: job.degree for job in jobs}
+        gpus = {running.name: tuple(members(running.gpus)) for running in cluster.running}
+        found: dict[frozenset[tuple[str, int]], Option] = {}
+        for answer in filter(None, answers):
+            key = frozenset(answer.items())
+            if key not in found:
+                words = ", ".join(f"{name} on {degree}" for name, degree in answer.items())
+                touched = tuple(gpu for name in answer for gpu in gpus.get(name, ()))
+                taken = sum(degree - degrees[name] for name, degree in answer.items())
+                proposers = frozenset(["give-and-take"] if answer is given else [])
+                prospect = resizing.of(answer)
+                found[key] = Option(answer, words, touched, prospect, taken, 0, proposers)
+        cheapest = sorted(found.values(), key=lambda option: option.prospect.cost_s)
+        return [keep, *cheapest[: MOST_OPTIONS - 1]]
 
 
 def _together(outlook: Outlook, jobs: Sequence[RingOfJob], dark_s: float | None) -> Prospect:

@@ -119,7 +119,8 @@ def typical_s(cluster: ClusterView, options: Sequence[Option]) -> float:
     each = [option.prospect.lasts_s for option in options]
     known = [min((s for s in each if 0 < s < math.inf), default=math.nan)]
     for job in cluster.recent:
-        known.append(job.sequential_s / (max(1, job.workers) if job.training is None else 1))
+        is_split = job.training is None or job.training.split
+        known.append(job.sequential_s / (max(1, job.workers) if is_split else 1))
     found = [seconds for seconds in known if 0 < seconds < math.inf]
     return math.fsum(found) / len(found) if found else HORIZON_S
 

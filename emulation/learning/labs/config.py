@@ -14,7 +14,7 @@ from patchlight.testbed.files.reader import parse
 from patchlight.testbed.files.records import Record, setting
 
 DRAWN = "drawn"
-LEARNED_KINDS = ("placement", "topology", "order")
+LEARNED_KINDS = ("placement", "topology", "order", "elasticity")
 """The kinds whose answers can be tried out in the simulator so far."""
 _SEED = Whole("a seed", 0, 2**31)
 _LOAD = Number("a load", above=0, highest=4)
@@ -113,8 +113,11 @@ class LabConfig:
     testing: HeldOut = setting(_record(HeldOut, "testing"), "at the end", HeldOut())
 
     def __post_init__(self) -> None:
-        if "placement" not in self.learns:
-            raise BadInput("'learns' lacks 'placement': a model learns that, and others beside it")
+        if "placement" not in self.learns and self.learns != ("elasticity",):
+            raise BadInput(
+                "'learns' lacks 'placement': a model learns that and others beside it, or "
+                "'elasticity' alone"
+            )
 
     def as_data(self) -> dict[str, Any]:
         """As a card and a checkpoint keep it."""

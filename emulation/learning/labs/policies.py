@@ -8,10 +8,12 @@ import torch
 
 from patchlight.controller.policies.options.card import OptionsCard
 from patchlight.controller.policies.options.learned import (
+    LearnedElasticity,
     LearnedOrder,
     LearnedPlacement,
     LearnedTopology,
 )
+from patchlight.controller.policies.options.least_delay import LeastDelayPlacement
 from patchlight.controller.policies.options.observation import SCHEMA, VERSION, Observation
 from patchlight.emulation.learning.labs.network import INPUTS, OptionNetwork, joined
 
@@ -37,11 +39,15 @@ class TorchSession:
 
 
 class Learned(NamedTuple):
-    """The policies that a network makes, in the order in which an episode takes them."""
+    """The policies that a network makes, in the order in which an episode takes them.
 
-    placement: LearnedPlacement
+    A network that learned no placement has the rule's.
+    """
+
+    placement: LearnedPlacement | LeastDelayPlacement
     topology: LearnedTopology | None = None
     order: LearnedOrder | None = None
+    elasticity: LearnedElasticity | None = None
 
 
 def policies_of(network: OptionNetwork, kinds: Sequence[str]) -> Learned:
@@ -49,7 +55,13 @@ def policies_of(network: OptionNetwork, kinds: Sequence[str]) -> Learned:
     card = OptionsCard("training", tuple(kinds), SCHEMA, VERSION, 0, "", {}, "", "")
     session = TorchSession(network)
     return Learned(
-        LearnedPlacement(card, session),
+        LearnedPlacement(card, session) if "placement" in kinds else rule_of(kinds),
         LearnedTopology(card, session) if "topology" in kinds else None,
         LearnedOrder(card, session) if "order" in kinds else None,
+        LearnedElasticity(card, session) if "elasticity" in kinds else None,
     )
+
+
+def rule_of(kinds: Sequence[str]) -> LeastDelayPlacement:
+    """The placement by rule beside which these kinds are learned."""
+    return LeastDelayPlacement(circuits="topology" in kinds)

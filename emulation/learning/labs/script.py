@@ -3,15 +3,31 @@
 What the rule weighs is noted, so that other answers can be tried (``what_if``).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from patchlight.controller.policies.contract import ClusterView, JobView, PlacementPolicy, Progress
-from patchlight.controller.policies.options.learned import WeighsOptions
-from patchlight.controller.policies.options.least_delay import LeastDelayTopology, rule_cost
+from patchlight.controller.policies.contract import (
+    ClusterView,
+    ElasticJob,
+    JobView,
+    PlacementPolicy,
+    Progress,
+    QueuedJob,
+)
+from patchlight.controller.policies.options.learned import (
+    LearnedElasticity,
+    LearnedPlacement,
+    LearnedTopology,
+    WeighsOptions,
+)
+from patchlight.controller.policies.options.least_delay import (
+    LeastDelayElasticity,
+    LeastDelayTopology,
+    rule_cost,
+)
 from patchlight.controller.policies.options.listing import Option
 from patchlight.controller.policies.options.observation import NOT_PROPOSERS, Observation, typical_s
 from patchlight.controller.policies.options.outlook import Outlook
@@ -78,6 +94,22 @@ class Script:
         self.answers.append(answer)
         return answer
 
+    def decide(
+        self,
+        policy: LearnedPlacement | LearnedTopology | LearnedElasticity | None,
+        plain: Callable[..., Any],
+        job: JobView | None,
+        cluster: ClusterView,
+        *asked: Any,
+    ) -> Any:
+        """What is given, else the rule's answer: weighed where there is a policy, or plain."""
+        if self.is_given:
+            return self.answer(self.given[len(self.answers)])
+        if policy is None:
+            return self.answer(plain(cluster, *asked))
+        outlook = policy.outlook(cluster)
+        return self.weigh(policy, outlook, job, policy.options(outlook, *asked))
+
     def weigh(
         self, policy: WeighsOptions, outlook: Outlook, job: JobView | None, options: list[Option]
     ) -> Any:
@@ -116,27 +148,24 @@ class Script:
 
 
 class ScriptedPlacement:
-    """Where jobs go."""
+    """Where jobs go. Where they are ``elastic``, jobs that run are asked about, too."""
 
-    def __init__(self, script: Script, plain: PlacementPolicy) -> None:
-        self._script, self._plain = script, plain
+    def __init__(self, script: Script, plain: PlacementPolicy, elastic: bool = False) -> None:
+        self._script, self._plain, self._elastic = script, plain, elastic
 
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
         """As the contract says."""
-        script = self._script
+        script, policies = self._script, self._script.policies
         if cluster.free_for(job).bit_count() < workers:
             return None
+        if self._elastic and all(each.name != job.name for each in cluster.queue):
+            return self._plain.place(cluster, job, workers)  # What if it went on there: no answer.
         script.latest = cluster.recent[-1].name
-        if script.is_given:
-            return cast(Sequence[int], script.answer(script.given[len(script.answers)]))
-        if script.policies is None:
-            return cast(Sequence[int], script.answer(self._plain.place(cluster, job, workers)))
-        if script.policies.order is not None:
+        if policies is not None and policies.order is not None:
             script.weigh_turns(cluster, job.name)
-        policy = script.policies.placement
-        outlook = policy.outlook(cluster)
-        options = policy.options(outlook, job, workers)
-        return cast(Sequence[int], script.weigh(policy, outlook, job, options))
+        policy = policies and cast(LearnedPlacement, policies.placement)
+        answer = script.decide(policy, self._plain.place, job, cluster, job, workers)
+        return cast(Sequence[int], answer)
 
 
 class ScriptedTopology:
@@ -147,15 +176,27 @@ class ScriptedTopology:
 
     def circuits(self, cluster: ClusterView, groups: Sequence[Sequence[int]]) -> Mapping[str, Any]:
         """As the contract says."""
-        script = self._script
-        if script.is_given:
-            return cast(Mapping[str, Any], script.answer(script.given[len(script.answers)]))
-        policy = script.policies and script.policies.topology
-        if policy is None:
-            return cast(Mapping[str, Any], script.answer(self._plain.circuits(cluster, groups)))
-        outlook = policy.outlook(cluster)
-        options = policy.options(outlook, groups)
-        return cast(Mapping[str, Any], script.weigh(policy, outlook, None, options))
+        policy = self._script.policies and self._script.policies.topology
+        answer = self._script.decide(policy, self._plain.circuits, None, cluster, groups)
+        return cast(Mapping[str, Any], answer)
+
+
+class ScriptedElasticity:
+    """Which running jobs get other numbers of workers."""
+
+    stable = True
+
+    def __init__(self, script: Script) -> None:
+        self._script, self._plain = script, LeastDelayElasticity()
+
+    def resize(
+        self, cluster: ClusterView, jobs: Sequence[ElasticJob], queue: Sequence[QueuedJob]
+    ) -> Mapping[str, int]:
+        """As the contract says."""
+        self._script.latest = cluster.recent[-1].name
+        policy = self._script.policies and self._script.policies.elasticity
+        answer = self._script.decide(policy, self._plain.resize, None, cluster, jobs, queue)
+        return cast(Mapping[str, int], answer)
 
 
 class ScriptedOrder:

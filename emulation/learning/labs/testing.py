@@ -21,14 +21,16 @@ _LIT = (*_PLAIN, Policies("regroup", "regroup"), Policies("cheapest", "cheapest"
 
 def beside(kinds: Sequence[str]) -> tuple[Policies, ...]:
     """What a model of these kinds is compared with, the rule that it begins as last."""
-    lit, ordered = "topology" in kinds, "order" in kinds
+    lit, ordered, elastic = (kind in kinds for kind in ("topology", "order", "elasticity"))
     rule = Policies(
         "least-delay" if lit else "least-delay:circuits=false",
         "least-delay" if lit else "keep",
         "least-delay" if ordered else "fifo",
     )
-    others = _LIT if lit else _PLAIN
-    return (*others, *(each._replace(order="srpt") for each in others if ordered), rule)
+    others = _LIT if lit else _PLAIN if "placement" in kinds else ()
+    sorted_by = tuple(each._replace(order="srpt") for each in others if ordered)
+    resized = ("rigid", "give-and-take", "least-delay") if elastic else ("rigid",)
+    return (*others, *sorted_by, *(rule._replace(elasticity=each) for each in resized))
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from patchlight.controller.policies.contract import KINDS, PolicyKind
-from patchlight.controller.policies.options.least_delay import LeastDelayPlacement
+from patchlight.controller.policies.contract import KINDS, PlacementPolicy, PolicyKind
 from patchlight.controller.policies.options.observation import Observation
 from patchlight.emulation.learning.labs.config import DRAWN, LabConfig
 from patchlight.emulation.learning.labs.network import OptionNetwork
-from patchlight.emulation.learning.labs.policies import Learned, policies_of
+from patchlight.emulation.learning.labs.policies import Learned, policies_of, rule_of
 from patchlight.emulation.learning.labs.script import (
     Next,
     Script,
+    ScriptedElasticity,
     ScriptedOrder,
     ScriptedPlacement,
     ScriptedTopology,
@@ -106,10 +106,13 @@ class Looking:
 
     def _play(self, episode: Episode, script: Script) -> QueueResult:
         learns = self.config.learns
-        plain = LeastDelayPlacement(circuits="topology" in learns)
+        elasticity = ScriptedElasticity(script) if "elasticity" in learns else None
+        placement: PlacementPolicy = rule_of(learns)
+        if "placement" in learns:
+            placement = ScriptedPlacement(script, placement, elasticity is not None)
         topology = ScriptedTopology(script) if "topology" in learns else None
         order = ScriptedOrder(script) if "order" in learns else None
-        return episode.play(ScriptedPlacement(script, plain), topology, order)
+        return episode.play(placement, topology, order, elasticity)
 
 
 class WhatIf:
@@ -165,15 +168,17 @@ class WhatIf:
 
 
 def episode_of(config: LabConfig, seed: int) -> Episode:
-    """The lab and the jobs of a seed."""
+    """The lab and the jobs of a seed; elastic ones where elasticity is learned."""
     labs = config.labs
     lab = random_lab(seed, labs.largest, labs.mixed)
     load = random.Random(f"load {seed}").uniform(labs.lowest_load, labs.highest_load)
     trace = labs.traces[seed % len(labs.traces)]
     if trace == DRAWN:
-        return Episode(lab, draw_jobs(lab, seed, labs.jobs, load))
-    jobs = traced_jobs(lab, _drawn_by(trace, labs.largest), seed, labs.jobs, load)
-    return Episode(lab, jobs)
+        jobs = draw_jobs(lab, seed, labs.jobs, load)
+    else:
+        jobs = traced_jobs(lab, _drawn_by(trace, labs.largest), seed, labs.jobs, load)
+    episode = Episode(lab, jobs)
+    return episode.elastic() if "elasticity" in config.learns else episode
 
 
 @cache

@@ -104,6 +104,29 @@ def _queue_job(job: TraceJob, arrived_s: float, communication: float) -> QueueJo
     return QueueJob(view, job.duration_s, share, None, job.cluster, degrees=degrees)
 
 
+def elastic(job: QueueJob) -> QueueJob:
+    """A job that trains as one that may have half or twice as many GPUs while it runs.
+
+    On as many as it wants it is as it was: what its GPUs compute in an iteration is split over
+    those that it has. ``BadInput`` for one of which nobody knows what an iteration is.
+    """
+    view, training = job.view, job.training
+    if training is None:
+        raise BadInput(f"job {view.name} does not say what it computes on other numbers of GPUs")
+    workers = view.workers
+    degrees = _half_and_twice(workers)
+    if not degrees or training.split:
+        return job._replace(degrees=degrees)
+    compute_s = {model: workers * each_s for model, each_s in training.compute_s.items()}
+    split = training._replace(compute_s=compute_s, split=True)
+    view = view._replace(
+        training=split,
+        sequential_s=workers * view.sequential_s,
+        requirement=view.requirement / workers,
+    )
+    return job._replace(view=view, training=split, degrees=degrees)
+
+
 def _half_and_twice(gpus: int) -> tuple[int, ...]:
     """The numbers of GPUs that a job may have while it runs, where nobody says."""
     # What a job of one GPU would communicate with several, nobody knows.

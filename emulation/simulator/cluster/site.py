@@ -23,6 +23,7 @@ from patchlight.controller.policies.contract import (
     Running,
     TopologyPolicy,
 )
+from patchlight.controller.policies.options.outlook import Networks
 from patchlight.controller.prediction.load import Load
 from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob
 from patchlight.emulation.simulator.cluster.simulation import Simulation
@@ -65,6 +66,7 @@ class SimulatedSite:
         self.occupancy = simulation.occupancy
         self.now_s, self.released = simulation.now_s, simulation.released
         self.latencies_s = array("d")
+        self._networks = Networks()
 
     @property
     def accounts(self) -> UserAccounts | None:
@@ -228,7 +230,8 @@ class SimulatedSite:
         models = job.spec.view.gpu_models
         free = view.free_for(job.spec.view).bit_count() if models else self.occupancy.free
         degrees = [degree for degree in job.spec.degrees if degree <= now + free]
-        if view.lab is None:
+        wiring = self._networks.of(view)
+        if wiring is None:
             # At the rate that its edges have now.
             communicates_s = job.unit_s - job.load.compute_s
             rate_bps = job.load.ring_bits / communicates_s if communicates_s > 0 else 0.0
@@ -241,7 +244,7 @@ class SimulatedSite:
                 same = degree == now
                 load = job.load if same else simulation.load_on(job, ring, degree)
                 options[degree] = ring, load
-        return iteration_times(view, job.name, options)
+        return iteration_times(wiring.network, view, job.name, options)
 
     def _load(self, job: SimulatedJob, degree: int) -> Load:
         """A job's work on so many GPUs like those that it has; known as long as it has them."""

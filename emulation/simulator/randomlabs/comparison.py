@@ -29,39 +29,46 @@ from patchlight.testbed.random_lab import random_lab
 SIZES = ((8, 16), (17, 32), (33, 64), (65, 128), (129, 1024))
 """Labs are told apart by how many GPUs they have: from and to."""
 
+_DEFAULTS = ("keep", "fifo", "rigid")
+
 
 class Policies(NamedTuple):
-    """A placement policy, and the topology and order policies beside it, by name."""
+    """A placement policy, and the policies of other kinds beside it, by name."""
 
     placement: str
-    topology: str = "keep"
-    order: str = "fifo"
+    topology: str = _DEFAULTS[0]
+    order: str = _DEFAULTS[1]
+    elasticity: str = _DEFAULTS[2]
 
     @property
     def name(self) -> str:
         """As one writes it."""
-        if self.order != "fifo":
-            return "+".join(self)
-        return self.placement if self.topology == "keep" else f"{self.placement}+{self.topology}"
+        names = list(self)
+        while len(names) > 1 and names[-1] == _DEFAULTS[len(names) - 2]:
+            names.pop()
+        return "+".join(names)
 
-    def load(self) -> tuple[Any, Any, Any]:
-        """New ones, as ``Episode.play`` takes them; no topology policy where light is kept."""
-        topology = None if self.topology == "keep" else load_policy(self.topology, "topology")
-        return load_policy(self.placement, "placement"), topology, load_policy(self.order, "order")
+    def load(self) -> tuple[Any, Any, Any, Any]:
+        """New ones, as ``Episode.play`` takes them; none that would change nothing."""
+        return (
+            load_policy(self.placement, "placement"),
+            None if self.topology == "keep" else load_policy(self.topology, "topology"),
+            load_policy(self.order, "order"),
+            None if self.elasticity == "rigid" else load_policy(self.elasticity, "elasticity"),
+        )
 
     @classmethod
     def parse(cls, text: str, order: str = "fifo") -> "Policies":
-        """``PLACEMENT``, ``PLACEMENT+TOPOLOGY`` or ``PLACEMENT+TOPOLOGY+ORDER``; this order where
-        none is named.
-        """
+        """``PLACEMENT``, and up to three more with a ``+`` each; this order where it names none."""
         names = text.split("+")
-        if len(names) > 3 or not all(names):
+        if len(names) > 4 or not all(names):
             raise BadInput(
-                f"{text!r} names no policies: expected PLACEMENT, PLACEMENT+TOPOLOGY or "
-                "PLACEMENT+TOPOLOGY+ORDER, like regroup+regroup+srpt"
+                f"{text!r} names no policies: expected PLACEMENT, PLACEMENT+TOPOLOGY, "
+                "PLACEMENT+TOPOLOGY+ORDER or PLACEMENT+TOPOLOGY+ORDER+ELASTICITY, like "
+                "regroup+regroup+srpt"
             )
         found = cls(*names)
-        return found if len(names) == 3 else found._replace(order=order)
+        return found if len(names) > 2 else found._replace(order=order)
 
 
 def built_in(order: str = "fifo") -> tuple[Policies, ...]:
@@ -142,7 +149,12 @@ class _Player:
 
 
 def played_jct_s(episode: Episode, policies: Policies) -> Sequence[float]:
-    """The completion times of an episode's jobs, in seconds."""
+    """The completion times of an episode's jobs, in seconds.
+
+    Where an elasticity policy decides, jobs of several workers may have other numbers of them.
+    """
+    if policies.elasticity != "rigid":
+        episode = episode.elastic()
     times_s: Sequence[float] = episode.play(*policies.load()).jobs["jct_s"]
     return times_s
 

@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from patchlight.controller.policies.contract import OrderPolicy, PlacementPolicy, TopologyPolicy
+from patchlight.controller.policies.contract import (
+    ElasticityPolicy,
+    OrderPolicy,
+    PlacementPolicy,
+    TopologyPolicy,
+)
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.prediction.network import slowest_nic_bps
 from patchlight.emulation.simulator.cluster import (
@@ -17,6 +22,7 @@ from patchlight.emulation.simulator.cluster import (
     Settings,
     simulate,
 )
+from patchlight.emulation.simulator.cluster.jobs import elastic
 from patchlight.emulation.simulator.cluster.lab_jobs import jobs_of_specs
 from patchlight.emulation.simulator.traces import LAWS, TraceJob, is_drawn, read_trace
 from patchlight.testbed.errors import BadInput
@@ -44,10 +50,15 @@ class Episode:
         placement: PlacementPolicy,
         topology: TopologyPolicy | None = None,
         order: OrderPolicy | None = None,
+        elasticity: ElasticityPolicy | None = None,
     ) -> QueueResult:
         """Run all jobs to their end; first in, first out if no order is given."""
-        policies = Policies(order or Fifo(), placement, topology)
+        policies = Policies(order or Fifo(), placement, topology, elasticity)
         return simulate(LabCluster(self.lab), self.jobs, policies, Settings())
+
+    def elastic(self) -> "Episode":
+        """The same where jobs of several workers may have half or twice as many while they run."""
+        return Episode(self.lab, [elastic(job) for job in self.jobs])
 
 
 def draw_jobs(lab: Lab, seed: int, count: int, load: float) -> list[QueueJob]:

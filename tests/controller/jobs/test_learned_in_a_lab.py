@@ -102,3 +102,22 @@ async def test_scores_that_are_no_numbers_are_a_fault_and_the_default_decides(
         await submit_running(cluster, SPECS[0])
         (fault,) = cluster.faults()
         assert "gave scores that are no numbers" in fault
+
+
+async def test_a_model_says_how_many_workers_a_job_of_a_lab_goes_on_with(tmp_path: Path) -> None:
+    path = write_option_model(tmp_path, ("elasticity",))
+    choice = PolicyChoice(partition="minimum", elasticity=str(path), deadline_s=20.0)
+    compute_s = {"Tesla M40": 0.4, "Titan V": 0.4}
+    spec = job("auto", degrees=(2, 3), iterations=1000, gradient_bytes=4000, compute_s=compute_s)
+    async with at_work(choice) as cluster:
+        (job_id,) = await submit_running(cluster, spec)
+        await cluster.until(lambda: len(cluster.table[job_id].hosts) == 3)
+        (decision,) = (
+            each for each in cluster.table.ledger.decisions(job_id) if each["kind"] == "elasticity"
+        )
+        assert not cluster.faults()
+    assert decision["answer"] == {job_id: 3}
+    grown, kept = decision["weighed"]["options"]
+    assert (grown["option"], grown["chosen"]) == (f"{job_id} on 3", True)
+    assert kept["option"] == "leave them as they are"
+    assert grown["score"] > kept["score"]

@@ -12,7 +12,12 @@ pytest.importorskip("torch", reason="PyTorch is not installed: extra 'learn'")
 pytest.importorskip("onnx", reason="onnx is not installed: extra 'learn'")
 
 from patchlight.cli.main import cli
-from patchlight.controller.policies.options.learned import LearnedPlacement, LearnedTopology
+from patchlight.controller.policies.options.learned import (
+    LearnedElasticity,
+    LearnedPlacement,
+    LearnedTopology,
+)
+from patchlight.controller.policies.options.least_delay import LeastDelayPlacement
 from patchlight.controller.policies.registry import load_policy
 from patchlight.emulation.learning.config import CONFIGS, ConfigError
 from patchlight.emulation.learning.labs.config import (
@@ -148,6 +153,104 @@ def test_another_of_those_that_wait_is_tried_as_the_next_one() -> None:
     assert set(fit(config, found.tried).gains) <= {"placement", "topology", "order"}
 
 
+ELASTIC = replace(
+    CONFIG,
+    name="elastic",
+    learns=("elasticity",),
+    labs=replace(CONFIG.labs, jobs=14, lowest_load=1.0, highest_load=1.0),
+)
+
+
+def test_elasticity_is_trained_alone_and_decides_where_jobs_come(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    text = json.dumps(ELASTIC.as_data(), indent=1)
+    (tmp_path / "config.yaml").write_text(text)
+    runner = CliRunner()
+    train = ["policy", "train", str(tmp_path / "config.yaml"), "--output", str(folder)]
+    done = runner.invoke(cli, train)
+    assert done.exit_code == 0, done.output
+    for name in ("keep", "keep+fifo+give-and-take", "keep+fifo+least-delay"):
+        rule = f"least-delay:circuits=false+{name}".removesuffix("+keep")
+        assert f"mean JCT over that of {rule}: " in done.output
+    path = folder / "elastic.onnx"
+    assert f"--elasticity {path}" in done.output
+    assert json.loads(path.with_suffix(".json").read_text())["kinds"] == ["elasticity"]
+    LabRun(ELASTIC, folder).resume()
+    network, config, about = load_lab_run(folder)
+    assert config == ELASTIC
+    assert set(about["fitted"]["gains"]) <= {"elasticity"}
+    done = runner.invoke(cli, ["policy", "show", str(path), "--lab", "ofc2022"])
+    assert "elasticity policy, learned" in done.output
+    trace = tmp_path / "jobs.csv"
+    rows = [f"2017-10-09 07:0{n}:00,{900 + 300 * n},{2 + n % 2},900,a" for n in range(6)]
+    trace.write_text("\n".join(["timestamp,duration,num_gpus,gpu_time,cluster", *rows]))
+    compared = ["policy", "evaluate", str(path), "rigid", "--trace", str(trace), "--json"]
+    compared += [
+        "--lab",
+        "ofc2022",
+        "--processes",
+        "1",
+        "--output",
+        str(tmp_path / "out"),
+        "--strict",
+    ]
+    done = runner.invoke(cli, compared)
+    assert done.exit_code == 0, done.output
+    assert [row["resizes"] > 0 for row in json.loads(done.output)["runs"]] == [True, False]
+    # The model plays as the network does, up to the precision that its weights are kept with.
+    model, episode = load_policy(str(path), "elasticity"), episode_of(ELASTIC, 3)
+    assert isinstance(model, LearnedElasticity)
+    played = policies_of(network, ELASTIC.learns)
+    assert isinstance(played.placement, LeastDelayPlacement)
+    ends = episode.play(played.placement, elasticity=model).jobs["jct_s"]
+    assert np.mean(ends) == pytest.approx(np.mean(episode.play(*played).jobs["jct_s"]), rel=0.05)
+
+
+def test_before_training_the_workers_are_those_of_the_rule() -> None:
+    elasticity, episode = load_policy("least-delay", "elasticity"), episode_of(ELASTIC, 7)
+    untrained = policies_of(OptionNetwork(ELASTIC.network), ELASTIC.learns)
+    rule = replace(ELASTIC, learns=("placement",))
+    ends = [
+        list(episode.play(untrained.placement, elasticity=each).jobs["jct_s"])  # type: ignore[arg-type]
+        for each in (untrained.elasticity, elasticity, None)
+    ]
+    assert ends[0] == ends[1] != ends[2]
+    # Where elasticity is not learned, the same jobs come, and none of them is elastic.
+    assert not any(job.degrees for job in episode_of(rule, 7).jobs)
+    assert list(episode_of(rule, 7).play(untrained.placement).jobs["jct_s"]) == ends[2]
+
+
+@pytest.mark.parametrize("learns", [("elasticity",), ("placement", "order", "elasticity")])
+def test_other_numbers_of_workers_are_tried(learns: tuple[str, ...]) -> None:
+    config = replace(ELASTIC, learns=learns, what_if=replace(ELASTIC.what_if, decisions=6))
+    looking, episode = Looking(config), episode_of(config, 1000)
+    played = Script(policies=looking._policies)
+    ends = looking._play(episode, played).jobs["jct_s"]
+    # What is answered is what a script without policies answers: decisions are only noted.
+    again = Script()
+    assert list(looking._play(episode, again).jobs["jct_s"]) == list(ends)
+    assert again.answers == played.answers
+    # A place is decided about once for each job that begins, not for each that could go on.
+    placed = [each for each in played.answers if isinstance(each, list)]
+    assert len(placed) == ("placement" in learns) * len(episode.jobs)
+    resized = [each for each in played.decisions if isinstance(each.answers[0], dict)]
+    assert resized
+    different = 0
+    for decision in resized[:4]:
+        before = played.answers[: decision.number]
+        for number in decision.ranked[:2]:
+            script = Script([*before, decision.answers[number]])
+            result = looking._play(episode, script)
+            assert script.answers[: len(before) + 1] == script.given
+            different += list(result.jobs["jct_s"]) != list(ends)
+            if number == decision.ranked[0]:
+                assert list(result.jobs["jct_s"]) == list(ends)
+    assert different
+    found = looking(1000)
+    assert {each.kind for each in found} >= {"elasticity"}
+    assert {each.kind for each in found} <= set(learns)
+
+
 def test_jobs_are_drawn_by_laws_lab_by_lab() -> None:
     config = replace(CONFIG, labs=replace(CONFIG.labs, traces=("drawn", "helios")))
     for seed, same in ((6, True), (7, False)):
@@ -158,7 +261,7 @@ def test_jobs_are_drawn_by_laws_lab_by_lab() -> None:
 
 def test_before_training_the_order_is_that_of_the_rule() -> None:
     config = replace(CONFIG, labs=replace(CONFIG.labs, lowest_load=4.0, highest_load=4.0))
-    *_, order = policies_of(OptionNetwork(CONFIG.network), ("placement", "topology", "order"))
+    order = policies_of(OptionNetwork(CONFIG.network), ("placement", "order")).order
     episode, placed = episode_of(config, 7), load_policy("consolidated", "placement")
     rule = load_policy("least-delay", "order")
     ends = [episode.play(placed, None, each).jobs["jct_s"] for each in (order, rule)]  # type: ignore[arg-type]
@@ -167,7 +270,9 @@ def test_before_training_the_order_is_that_of_the_rule() -> None:
 
 
 def test_before_training_the_option_of_the_lowest_cost_is_taken() -> None:
-    placement, *_ = policies_of(OptionNetwork(CONFIG.network), ("placement",))
+    learned, *_ = policies_of(OptionNetwork(CONFIG.network), ("placement",))
+    assert isinstance(learned, LearnedPlacement)
+    placement: LearnedPlacement = learned
     seen: list[bool] = []
 
     class Watched:
@@ -187,7 +292,7 @@ def test_before_training_the_option_of_the_lowest_cost_is_taken() -> None:
 
 
 def test_shipped_configurations_are_read() -> None:
-    for name in ("lab-small", "lab-circuits", "learned-lab"):
+    for name in ("lab-small", "lab-circuits", "lab-elastic", "learned-lab"):
         text = (CONFIGS / f"{name}.yaml").read_text()
         assert is_for_labs(text)
         assert parse_lab_config(text).name == name
@@ -199,6 +304,7 @@ def test_shipped_configurations_are_read() -> None:
     [
         ("name: a\nlearns: [placement, partition]\n", "partition"),
         ("name: a\nlearns: [topology]\n", "lacks 'placement'"),
+        ("name: a\nlearns: [order, elasticity]\n", "lacks 'placement'.*'elasticity' alone"),
         ("name: a\nlearns: [placement]\nafterstates: {gamma: 1}\n", "afterstates"),
         ("name: a\nlearns: [placement]\nlabs: {lowest_load: 2, highest_load: 1}\n", "over"),
         ("name: a\nlearns: [placement]\nlabs: {traces: []}\n", "'traces' is empty"),

@@ -14,7 +14,7 @@ from patchlight.controller.policies.options.lab_range import (
     outside_range,
 )
 from patchlight.controller.policies.options.listing import Listing
-from patchlight.controller.policies.options.observation import ARRAYS, Observer
+from patchlight.controller.policies.options.observation import ARRAYS, Observer, typical_s
 from patchlight.controller.policies.price import Prices
 from patchlight.controller.policies.sets import members
 from patchlight.controller.policies.topology import regroup
@@ -95,6 +95,13 @@ def test_the_outlook_knows_who_delays_whom() -> None:
     assert within.delays_s == 0
     alone = Observer().outlook(free).of(load, other.ring)
     assert outlook.left_by_job["other"] == pytest.approx(alone.lasts_s)
+
+
+def test_times_count_in_those_that_recent_jobs_last() -> None:
+    whole, split = (Training(100, 1.0, {"Titan V": 2.0}, split=each) for each in (False, True))
+    for training, lasts_s in ((None, 50.0), (whole, 200.0), (split, 50.0)):
+        job = JobView("job", 4, sequential_s=200.0, training=training)
+        assert typical_s(view_of_lab(LABS[0])._replace(recent=(job,)), ()) == lasts_s
 
 
 def test_large_graphs_are_pooled_and_never_refused() -> None:

@@ -3,16 +3,20 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from patchlight.cli.main import cli
+from patchlight.emulation.simulator.cluster.jobs import elastic as make_elastic
+from patchlight.emulation.simulator.cluster.jobs import load_of
 from patchlight.emulation.simulator.randomlabs.comparison import (
     Drawn,
     LabResult,
     Policies,
     built_in,
     by_size,
+    played_jct_s,
 )
 from patchlight.emulation.simulator.randomlabs.episodes import traced_jobs
 from patchlight.emulation.simulator.traces import TraceJob
@@ -80,22 +84,53 @@ def test_a_pair_is_compared_by_one_command(tmp_path: Path) -> None:
 
 
 def test_policies_are_written_with_their_order_or_get_one() -> None:
-    assert Policies.parse("regroup") == ("regroup", "keep", "fifo")
-    assert Policies.parse("regroup+regroup", "srpt") == ("regroup", "regroup", "srpt")
+    assert Policies.parse("regroup") == ("regroup", "keep", "fifo", "rigid")
+    assert Policies.parse("regroup+regroup", "srpt") == ("regroup", "regroup", "srpt", "rigid")
     assert Policies.parse("a+b+las", "srpt").name == "a+b+las"
-    for wrong in ("", "a+", "a+b+c+d"):
+    assert Policies.parse("a+keep+fifo+rigid").name == "a"
+    assert Policies.parse("a+keep+fifo+d", "srpt") == ("a", "keep", "fifo", "d")
+    assert Policies.parse("a+keep+fifo+d").name == "a+keep+fifo+d"
+    for wrong in ("", "a+", "a+b+c+d+e"):
         with pytest.raises(BadInput, match="names no policies"):
             Policies.parse(wrong)
 
 
-def test_orders_are_compared_too(tmp_path: Path) -> None:
+def test_jobs_may_have_half_or_twice_as_many_workers() -> None:
+    episode = Drawn(12, 1.1, 8).episode(3)
+    elastic = episode.elastic()
+    assert {job.view.workers: job.degrees for job in elastic.jobs} == {
+        1: (),
+        2: (1, 2, 4),
+        4: (2, 4, 8),
+    }
+    models = {gpu.model for server in episode.lab.servers for gpu in server.gpus}
+    for job, as_drawn in zip(elastic.jobs, episode.jobs, strict=True):
+        wanted = job.view.workers
+        assert job.training == job.view.training
+        assert job.view.sequential_s == wanted * as_drawn.view.sequential_s
+        assert load_of(job, wanted, models, 1e9) == load_of(as_drawn, wanted, models, 1e9)
+        for workers in job.degrees:
+            load, of_drawn = (load_of(one, workers, models, 1e9) for one in (job, as_drawn))
+            assert load.ring_bits == of_drawn.ring_bits
+            assert load.compute_s == pytest.approx(of_drawn.compute_s * wanted / workers)
+    choices = [Policies("first-fit"), Policies("first-fit", elasticity="give-and-take")]
+    kept, resized = (played_jct_s(episode, each) for each in choices)
+    assert list(played_jct_s(elastic, choices[0])) == list(kept)
+    assert np.mean(resized) < np.mean(kept)
+    with pytest.raises(BadInput, match="does not say what it computes"):
+        make_elastic(episode.jobs[0]._replace(training=None))
+
+
+def test_orders_and_elasticities_are_compared_too(tmp_path: Path) -> None:
     arguments = ["policy", "compare", "first-fit", "first-fit+keep+least-delay", "--order", "srpt"]
+    arguments += ["first-fit+keep+srpt+least-delay"]
     arguments += ["--labs", "2", "--jobs", "12", "--largest", "8", "--load", "4"]
     arguments += ["--processes", "1", "--output", str(tmp_path), "--json"]
     done = CliRunner().invoke(cli, arguments)
     assert done.exit_code == 0, done.output
     (lab, _) = json.loads((tmp_path / "result.json").read_text())["labs"]
     assert set(lab["jct_s"]) >= {"first-fit+keep+srpt", "first-fit+keep+least-delay"}
+    assert lab["jct_s"]["first-fit+keep+srpt+least-delay"] < lab["jct_s"]["first-fit+keep+srpt"]
     assert "consolidated" not in lab["jct_s"]
     assert lab["jct_p95_s"]["first-fit+keep+srpt"] >= lab["jct_s"]["first-fit+keep+srpt"]
 
