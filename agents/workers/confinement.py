@@ -13,6 +13,7 @@ from pathlib import Path
 from patchlight.agents.errors import LaunchError
 from patchlight.agents.workers.contract import WorkerLaunch
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.linux.cgroups import Cgroups
 from patchlight.testbed.linux.cpu_lists import cpus_of
 
 DYNAMIC = "dynamic"
@@ -76,15 +77,25 @@ def hand_over(user: WorkerUser, folder: Path) -> None:
         os.chown(path, user.uid, user.gid, follow_symlinks=False)
 
 
-def most_processes(launch: WorkerLaunch, user: WorkerUser) -> int | None:
-    """How many processes its user may have; ``None`` for root, whose are not counted."""
-    return None if user.is_root else launch.limits.processes
+def most_processes(launch: WorkerLaunch, user: WorkerUser, cgroups: Cgroups) -> int | None:
+    """How many processes its user may have; ``None`` for no limit of the user's.
+
+    Root's are not counted, and a cgroup counts better where there can be one: a user's count has
+    the processes of its other workers in it, and those that ended and are not yet cleared away.
+    """
+    counted = user.is_root or "pids" in cgroups.controllers
+    return None if counted else launch.limits.processes
 
 
-def confined(command: Sequence[str], launch: WorkerLaunch, user: WorkerUser) -> list[str]:
-    """``command`` as that user, without any right; it lowers its own limits before that."""
+def confined(
+    command: Sequence[str], launch: WorkerLaunch, user: WorkerUser, processes: int | None
+) -> list[str]:
+    """``command`` as that user with so many processes, without any right.
+
+    It lowers its own limits first.
+    """
     limits = []
-    if (processes := most_processes(launch, user)) is not None:
+    if processes is not None:
         limits.append(f"--nproc={processes}")
     if launch.rdma_devices:
         limits.append("--memlock=unlimited")

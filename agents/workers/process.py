@@ -109,13 +109,14 @@ class ProcessRunner(Runner):
         try:
             user = self._user_of(launch)
             groups = self._cgroups.make(launch.namespace, launch.limits)
+            most = confinement.most_processes(launch, user, self._cgroups)
             plain = program.needs_numpy_alone and not launch.rdma_devices
             if self._fork_from is not None and plain:
                 with contextlib.suppress(OSError):  # nobody is there: it is slower without
-                    return _fork(self._fork_from, program, launch, user, groups), None
+                    return _fork(self._fork_from, program, launch, user, groups, most), None
             # A process begins in the namespace of the thread that makes it.
             with namespaces.entered(namespaces.namespace_path(launch.namespace)):
-                child = _start(program, launch, user, groups)
+                child = _start(program, launch, user, groups, most)
             started = process_start(child.pid)
             return WorkerHandle(pid=child.pid, started=started, boot=boot_id()), child
         except (OSError, PatchlightError) as exc:
@@ -180,14 +181,19 @@ def _environment(program: Program, launch: WorkerLaunch, user: WorkerUser) -> di
 
 
 def _fork(
-    path: Path, program: Program, launch: WorkerLaunch, user: WorkerUser, groups: Sequence[Path]
+    path: Path,
+    program: Program,
+    launch: WorkerLaunch,
+    user: WorkerUser,
+    groups: Sequence[Path],
+    most: int | None,
 ) -> WorkerHandle:
     order = forking.Order(
         folder=program.directory,
         namespace=str(namespaces.namespace_path(launch.namespace)),
         uid=user.uid,
         gid=user.gid,
-        processes=confinement.most_processes(launch, user),
+        processes=most,
         groups=[str(group) for group in groups],
         cpus=sorted(cpus_of(launch.cpus)) if launch.cpus else [],
         environment=_environment(program, launch, user),
@@ -201,12 +207,17 @@ def _fork(
 
 
 def _start(
-    program: Program, launch: WorkerLaunch, user: WorkerUser, groups: Sequence[Path]
+    program: Program,
+    launch: WorkerLaunch,
+    user: WorkerUser,
+    groups: Sequence[Path],
+    most: int | None,
 ) -> subprocess.Popen[bytes]:
     folder = str(launch.directory)
     command = keeper.kept(program.command, folder, gated=program.gated, waited_for=False)
+    confined = confinement.confined(command, launch, user, most)
     child = subprocess.Popen(
-        ["sh", "-c", _WHEN_TOLD, "patchlight-keeper", *confinement.confined(command, launch, user)],
+        ["sh", "-c", _WHEN_TOLD, "patchlight-keeper", *confined],
         cwd=program.directory,
         env=_environment(program, launch, user),
         stdin=subprocess.PIPE,

@@ -241,6 +241,23 @@ async def test_a_checkpoint_is_not_left_to_a_user_of_one_workers(desk: Desk) -> 
 
 
 @pytest.mark.root
+async def test_workers_of_one_user_have_as_many_processes_each(desk: Desk) -> None:
+    if "pids" not in Cgroups().controllers:
+        pytest.skip("this machine lets nobody make cgroups")
+    runner = make_runner("process", BackendOptions("test", "server1", worker_user="nobody"))
+    await runner.open()
+    many = f"for _ in $(seq {LIMITS.processes - 8}); do sleep 600 & done; wait"
+    launches = [desk.launch("sh", "-c", many) for _ in range(2)]
+    workers = [await begin(runner, launch) for launch in launches]
+    inside = [launch.namespace for launch in launches]
+    await eventually(lambda: min(len(processes_in(each)) for each in inside) > LIMITS.processes - 8)
+    for worker in workers:
+        await worker.stop(grace_s=0)
+        await end_of(worker)
+        await worker.dispose()
+
+
+@pytest.mark.root
 async def test_a_worker_is_of_the_user_that_was_named(desk: Desk) -> None:
     runner = make_runner("process", BackendOptions("test", "server1", worker_user="nobody"))
     await runner.open()
