@@ -30,7 +30,7 @@ def predicted_s(length_s: float) -> dict[Policies, float]:
     jobs = trace(lab, length_s)
     found = {}
     for each in CHOICES:
-        placement, topology, order, _ = each.load()
+        placement, topology, order, *_ = each.load()
         found[each] = simulated_jct_s(lab, jobs, QueuePolicies(order, placement, topology))
     return found
 

@@ -37,7 +37,7 @@ class WaitReason(StrEnum):
     NO_GPUS = "no-gpus"
     """Too few GPUs are free that it can run on."""
     NO_PLACE = "no-place"
-    """The placement policy finds no place for it."""
+    """The placement policy finds no place for it, or the partition policy lets it wait."""
     NO_CIRCUIT = "no-circuit"
     """Its GPUs cannot be joined by light."""
     OUT_OF_REACH = "out-of-reach"

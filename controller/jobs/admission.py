@@ -51,7 +51,7 @@ def check_specs(lab: Lab, given: Sequence[JobSpec], *, counted: bool) -> list[Jo
         if not spec.hosts and spec.workers < 1 and counted:
             raise BadInput(
                 f"job {spec.name}: expected 'workers' ≥ 1 or a list of 'hosts'",
-                hint="the number is left to a policy where the controller runs with "
+                hint="the number is left to a policy where the controller, or simulate, runs with "
                 "--partition POLICY",
             )
         for name in spec.hosts:

@@ -189,6 +189,7 @@ def view_of(status: JobStatus, workers: int | None = None) -> JobView:
         gpu_models=frozenset(spec.gpu_models or spec.compute_s),
         user=status.by,
         training=training_of(status),
+        degrees=tuple(sorted(spec.degrees)),
     )
 
 

@@ -209,6 +209,7 @@ def _job_record(job: JobView) -> dict[str, Any]:
         "user": job.user,
         "training": job.training and {**job.training._asdict()},
         "communication": job.communication,
+        **({"degrees": list(job.degrees)} if job.degrees else {}),
     }
 
 
@@ -258,4 +259,5 @@ def _job(record: Mapping[str, Any]) -> JobView:
         user=record["user"],
         training=Training(**record["training"]) if record["training"] else None,
         communication=record["communication"],
+        degrees=tuple(record.get("degrees", ())),
     )

@@ -131,7 +131,7 @@ class Placement:
         """Hosts for a job, or why it has to wait.
 
         ``occupied`` are the GPUs that it cannot have. It gets so many ``workers``, by default as
-        many as it says, or else the partition policy. ``JobFailed`` if the partition policy
+        many as it says, or else the partition policy, which may let it wait. ``JobFailed`` if that
         refuses it. Policies may take until their deadline: not for an event loop.
         """
         if status.spec.hosts:
@@ -149,11 +149,14 @@ class Placement:
             placement = self._policies.now.placement_named(status.spec.placement)
         # Hosts that it failed on are left alone as long as there are others, or it runs already.
         failed_on = lab.cluster.as_set(status.avoid)
+        says, does = "placement", "finds no place for it"
         for avoided in dict.fromkeys((failed_on, failed_on if workers else 0)):
             view = lab.view._replace(occupied=occupied | avoided)
             decisions: list[Decision] = []
             degree = workers or job.workers or self._degree(view, status, decisions)
             if not degree:
+                if decisions:
+                    says, does = "partition", "lets it wait"
                 continue
             sized = job if job.workers else view_of(status, degree)
             gpus, decision = decided(
@@ -165,7 +168,7 @@ class Placement:
             if gpus is not None:
                 return Placed(lab.cluster.hosts(gpus), (*decisions, decision))
         free = lab.view._replace(occupied=occupied).free_for(job).bit_count()
-        words = f"the placement policy finds no place for it on the {free} GPUs that are free"
+        words = f"the {says} policy {does} on the {free} GPUs that are free"
         return Waiting(WaitReason.NO_PLACE, words)
 
     @staticmethod
@@ -197,7 +200,7 @@ class Placement:
         return Waiting(WaitReason.NO_GPUS, f"{', '.join(busy[:3])} {verb} busy")
 
     def _degree(self, view: ClusterView, status: JobStatus, decisions: list[Decision]) -> int:
-        """How many workers the partition policy gives a job; 0 while too few GPUs are free."""
+        """How many workers the partition policy gives a job; 0 while it is to wait."""
         partition, job, spec = self._policies.now.partition, view_of(status), status.spec
         free = view.free_for(job).bit_count()
         legal = (0, *sorted(n for n in spec.degrees or range(1, free + 1) if n <= free))
@@ -210,9 +213,9 @@ class Placement:
             partial(seen, view, job, legal, graph=_graph_name(status)),
         )
         decisions.append(decision)
-        if not workers:
+        if workers == 0:
             raise JobFailed(f"the partition policy {partition.name} refuses it")
-        return workers
+        return workers or 0
 
     async def preview(
         self, topology: str, groups: HostsOfJobs, running: HostsOfJobs

@@ -41,8 +41,10 @@ def _whole(answer: Any, what: str) -> int:
     raise PolicyFailed(f"it answered {_shown(answer)}: expected {what}")
 
 
-def _legal(answer: Any, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
-    what = f"one of the legal degrees {', '.join(map(str, legal))}"
+def _legal(answer: Any, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int | None:
+    if answer is None:
+        return None
+    what = f"one of the legal degrees {', '.join(map(str, legal))}, or None"
     degree = _whole(answer, what)
     if degree not in legal:
         raise PolicyFailed(f"it answered {_shown(degree)}: expected {what}")

@@ -121,7 +121,8 @@ class ClusterShape:
 class JobView(NamedTuple):
     """A job as it was asked for. Nothing in it changes while the job waits or runs.
 
-    ``workers`` is how many GPUs it wants, 0 if the partition policy is to say. ``requirement``
+    ``workers`` is how many GPUs it wants, 0 if the partition policy is to say: any number of them,
+    or one of ``degrees`` (ascending) where there are some. ``requirement``
     is the part of ``sequential_s``, its time on one GPU, within which it must complete, and
     ``limit_s`` the same in seconds. ``expected_s`` gives, for a partition degree, about how
     long the job takes; empty where nobody knows. ``gpu_models`` are those that it can run on, empty
@@ -142,6 +143,7 @@ class JobView(NamedTuple):
     user: str = ""
     training: Training | None = None
     communication: float = 0.0
+    degrees: tuple[int, ...] = ()
 
 
 class Running(NamedTuple):
@@ -314,8 +316,11 @@ class QueuedJob(NamedTuple):
 class PartitionPolicy(Protocol):
     """Says into how many parts a job is split."""
 
-    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
-        """One of ``legal`` (ascending, 0 first), or ``PlacedDegree``; 0 refuses the job."""
+    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int | None:
+        """One of ``legal`` (ascending, 0 first), or ``PlacedDegree``; 0 refuses the job.
+
+        ``None`` lets it wait until other GPUs become free; where no job can wait, it is refused.
+        """
 
 
 @runtime_checkable

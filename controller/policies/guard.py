@@ -186,12 +186,12 @@ def raised(error: BaseException) -> str:
 
 
 class GuardedPartition(_Guard[PartitionPolicy]):
-    """A ``PartitionPolicy`` that always answers with a legal degree."""
+    """A ``PartitionPolicy`` that always answers with a legal degree, or ``None``."""
 
     kind: PolicyKind = "partition"
 
-    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
-        degree: int = self._decide((job.name,), (cluster, job, legal))
+    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int | None:
+        degree: int | None = self._decide((job.name,), (cluster, job, legal))
         return degree
 
 

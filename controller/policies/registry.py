@@ -31,6 +31,7 @@ BUILT_IN: Mapping[PolicyKind, Mapping[str, str]] = {
         "sip-ml": "partition:Maximum",
         "minimum": "partition:Minimum",
         "sufficient": "partition:Sufficient",
+        "least-delay": "options.least_delay:LeastDelayPartition",
         "random": "partition:RandomDegree",
     },
     "placement": {

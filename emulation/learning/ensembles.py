@@ -61,7 +61,10 @@ class NearestScorer(MeanScorer):
         told = torch.tensor(likenesses, dtype=torch.float32)
         self._servers = members[0].value.layout.servers
         self.register_buffer("centres", told[..., 0])
-        self.register_buffer("widths", told[..., 1].mean(0).clamp(min=_LEAST))
+        widths = told[..., 1].mean(0).clamp(min=_LEAST)
+        # How often jobs come tells mixes of one load apart; it is not to outweigh load and mix.
+        widths[0] += told[:, 0, 0].std(correction=0)
+        self.register_buffer("widths", widths)
         self.register_buffer("shares", shares)
 
     def weights(self, recent: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import click
 from patchlight.controller.policies.defragment import LOOKED_AT_EVERY_S
 from patchlight.testbed.policies import PolicyChoice
 
-_POLICIES = ("order", "placement", "topology", "elasticity")
+_POLICIES = ("order", "placement", "topology", "elasticity", "partition")
 
 
 def left_to_the_lab(policies: PolicyChoice) -> tuple[dict[str, Any], dict[str, Any]]:

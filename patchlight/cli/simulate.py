@@ -105,6 +105,7 @@ _OPTIONS = (
     click.option("--placement", default="first-fit", **_POLICY_NAMES),
     click.option("--topology", default="keep", **_POLICY_NAMES),
     click.option("--elasticity", default="rigid", **_POLICY_NAMES),
+    click.option("--partition", default="as-asked", **_POLICY_NAMES),
     click.option("--restart", default=60.0, help="Seconds that a job needs to begin again."),
     click.option("--checkpoint", default=3600.0, help="Seconds of running between checkpoints."),
     *QUEUE_OPTIONS,
@@ -168,13 +169,18 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
         # Not above: importing NumPy takes longer than --help should.
         from patchlight.cli.lab_settings import left_to_the_lab
         from patchlight.emulation.simulator.cluster import Outages, Settings
-        from patchlight.emulation.simulator.cluster.trace_simulation import SimulationOptions
+        from patchlight.emulation.simulator.cluster.trace_simulation import (
+            JOB_FILES,
+            SimulationOptions,
+        )
         from patchlight.emulation.simulator.executors import Engine
         from patchlight.testbed.labfile.reader import load_lab
 
         compares = given["defragment_s"] is not None
         failures, lab = given.pop("failures"), given["lab"] and load_lab(given["lab"])
         policies, of_lab = left_to_the_lab(lab.policies) if lab else ({}, {})
+        if given["trace"].suffix not in JOB_FILES:  # Traces say how many GPUs their jobs want.
+            policies.pop("partition", None)
         given |= policies
         said = dict(
             restart_s=given.pop("restart"),

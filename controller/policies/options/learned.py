@@ -134,11 +134,15 @@ class WeighsPartitions(WeighsOptions):
 
     kind: PolicyKind = "partition"
 
-    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
-        """The degree with the best score; 0 where there is a place for none."""
+    def options(self, outlook: Outlook, job: JobView, legal: Sequence[int]) -> list[Option]:
+        """How many workers the job can have."""
+        return self._listing.degrees(outlook, job, legal)
+
+    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int | None:
+        """The degree with the best score; ``None`` while there is a place for none."""
         outlook = self.outlook(cluster)
-        best = self._best(outlook, job, self._listing.degrees(outlook, job, legal))
-        return 0 if best is None else int(best.answer)
+        best = self._best(outlook, job, self.options(outlook, job, legal))
+        return None if best is None else cast(int | None, best.answer)
 
 
 class LearnedOrder(WeighsOptions):

@@ -1,6 +1,6 @@
-"""The option that delays all jobs least, by rule: places, circuits, and numbers of workers.
+"""The option that delays all jobs least, by rule: degrees, places, circuits, numbers of workers.
 
-The first two belong together. All weigh the same options by the same predicted costs that a
+Places and circuits belong together. All weigh the same options by the same predicted costs that a
 learned policy starts from, and need no model.
 """
 
@@ -38,6 +38,23 @@ def rule_cost(option: Option) -> tuple[bool, float]:
     """What the rule goes by: whether there is no way, and by how much all jobs end later."""
     cost_s = option.prospect.cost_s
     return option.prospect.stuck, 0.0 if math.isnan(cost_s) else cost_s
+
+
+class LeastDelayPartition(_Weighs):
+    """The number of workers with which this job and those that wait are delayed least together.
+
+    Looked at are those that it can have now. Each costs the time that the job takes where
+    *consolidated* would put it, what it slows down others that share its links, and what the GPU
+    time that it takes keeps from jobs that wait: more workers end sooner, and hold more GPUs while
+    they move the gradient. Of a job that has to end in time, those count that do, if any do. Where
+    nobody knows what the job has to do, it is the least number.
+    """
+
+    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int | None:
+        """As the contract says; it refuses none."""
+        outlook = self._outlook(cluster)
+        options = self._listing.degrees(outlook, job, legal)
+        return cast(int | None, self._best(outlook, options))
 
 
 class LeastDelayPlacement(_Weighs):

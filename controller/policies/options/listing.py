@@ -20,7 +20,7 @@ from patchlight.controller.policies.contract import (
     RingOfJob,
 )
 from patchlight.controller.policies.elasticity import GiveAndTake, shrink_for
-from patchlight.controller.policies.options.outlook import HORIZON_S, Outlook, Prospect
+from patchlight.controller.policies.options.outlook import Outlook, Prospect
 from patchlight.controller.policies.options.resizing import Resizing
 from patchlight.controller.policies.placement import (
     BestFit,
@@ -153,12 +153,14 @@ class Listing:
         return Option(ring, words, tuple(ring), prospect, len(ring), 0, proposers)
 
     def degrees(self, outlook: Outlook, job: JobView, legal: Sequence[int]) -> list[Option]:
-        """Into how many parts a job can be split; the first refuses it."""
+        """Into how many parts a job can be split now, the least first; refusing it is none of them.
+
+        Of a job that has to end in time those that do, if any do.
+        """
         cluster = outlook.cluster
-        # Refusing is as bad as an hour more, unless the job would take longer anyhow.
-        found = [Option(0, "refuse it", (), Prospect(HORIZON_S, HORIZON_S))]
-        for degree in legal[1:]:
-            gpus = cluster.preview(job, degree)
+        found: list[Option] = []
+        for degree in _some(legal[1:]):
+            gpus = cluster.preview(job, degree) if cluster.shape.ramp else None
             ring = None if gpus is None else members(gpus)
             if ring is None:
                 placed = BUILT_IN["consolidated"].place(cluster, job, degree)
@@ -171,7 +173,8 @@ class Listing:
                 prospect = Prospect(job.expected_s[degree], job.expected_s[degree])
             words = f"{degree} workers, on {_named(cluster, ring)}"
             found.append(Option(degree, words, tuple(ring), prospect, degree))
-        return found[:MOST_OPTIONS]
+        in_time = [option for option in found if option.prospect.lasts_s <= job.limit_s]
+        return in_time or found
 
     def turn(self, outlook: Outlook, job: JobView, progress: Progress) -> Option:
         """That a job is next, where the default placement would put it.
@@ -281,6 +284,17 @@ def _waits(outlook: Outlook, job: JobView, workers: int) -> Iterator[Option]:
         if missing <= 0 and 0 < wait_s < math.inf and load is not None:
             prospect = outlook.later(load, lowest(of_model, workers), wait_s, held_up)
             yield Option(None, f"wait for GPUs of model {model}", (), prospect)
+
+
+def _some(degrees: Sequence[int]) -> Sequence[int]:
+    """Degrees to look at, ascending: all where they are few, else each about half as much again."""
+    if len(degrees) <= MOST_OPTIONS:
+        return degrees
+    found = [degrees[-1]]
+    for degree in reversed(degrees):
+        if 3 * degree <= 2 * found[-1]:
+            found.append(degree)
+    return found[::-1]
 
 
 def _by_server(cluster: ClusterView, gpus: int) -> list[int]:

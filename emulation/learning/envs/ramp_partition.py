@@ -79,7 +79,7 @@ def ruled(policy: PartitionPolicy) -> Heuristic:
 
     def act(env: "RampPartitionEnv", seen: Observation) -> int:
         assert env.episode is not None
-        return env.layout.actions.index(policy.degree(*env.episode.question()))
+        return env.layout.actions.index(policy.degree(*env.episode.question()) or 0)
 
     act.__doc__ = type(policy).__doc__
     return act

@@ -193,7 +193,7 @@ class RampServersEnv(gymnasium.Env[Observation, np.int64]):
                 remaining[members(running.gpus)] = left
             self._free = (self._members @ busy == 0).astype(np.float32)
             self._graph, chooses = job.graph, self._partition
-            self._degree = 0 if chooses is None else chooses.degree(*question)
+            self._degree = 0 if chooses is None else chooses.degree(*question) or 0
             refused = chooses is not None and self._degree == 0
             self.lasting_s = self._times_of(job.graph, self._degree)
             if not refused:

@@ -14,7 +14,8 @@ from patchlight.testbed.files.reader import parse
 from patchlight.testbed.files.records import Record, setting
 
 DRAWN = "drawn"
-LEARNED_KINDS = ("placement", "topology", "order", "elasticity")
+LEARNED_KINDS = ("partition", "placement", "topology", "order", "elasticity")
+_ALONE = (("elasticity",), ("partition",))
 """The kinds whose answers can be tried out in the simulator so far."""
 _SEED = Whole("a seed", 0, 2**31)
 _LOAD = Number("a load", above=0, highest=4)
@@ -113,10 +114,10 @@ class LabConfig:
     testing: HeldOut = setting(_record(HeldOut, "testing"), "at the end", HeldOut())
 
     def __post_init__(self) -> None:
-        if "placement" not in self.learns and self.learns != ("elasticity",):
+        if "placement" not in self.learns and self.learns not in _ALONE:
             raise BadInput(
                 "'learns' lacks 'placement': a model learns that and others beside it, or "
-                "'elasticity' alone"
+                "'elasticity' or 'partition' alone"
             )
 
     def as_data(self) -> dict[str, Any]:

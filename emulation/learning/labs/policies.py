@@ -12,6 +12,7 @@ from patchlight.controller.policies.options.learned import (
     LearnedOrder,
     LearnedPlacement,
     LearnedTopology,
+    WeighsPartitions,
 )
 from patchlight.controller.policies.options.least_delay import LeastDelayPlacement
 from patchlight.controller.policies.options.observation import SCHEMA, VERSION, Observation
@@ -48,6 +49,7 @@ class Learned(NamedTuple):
     topology: LearnedTopology | None = None
     order: LearnedOrder | None = None
     elasticity: LearnedElasticity | None = None
+    partition: WeighsPartitions | None = None
 
 
 def policies_of(network: OptionNetwork, kinds: Sequence[str]) -> Learned:
@@ -59,6 +61,7 @@ def policies_of(network: OptionNetwork, kinds: Sequence[str]) -> Learned:
         LearnedTopology(card, session) if "topology" in kinds else None,
         LearnedOrder(card, session) if "order" in kinds else None,
         LearnedElasticity(card, session) if "elasticity" in kinds else None,
+        WeighsPartitions(card, session) if "partition" in kinds else None,
     )
 
 

@@ -22,9 +22,11 @@ from patchlight.controller.policies.options.learned import (
     LearnedPlacement,
     LearnedTopology,
     WeighsOptions,
+    WeighsPartitions,
 )
 from patchlight.controller.policies.options.least_delay import (
     LeastDelayElasticity,
+    LeastDelayPartition,
     LeastDelayTopology,
     rule_cost,
 )
@@ -96,7 +98,7 @@ class Script:
 
     def decide(
         self,
-        policy: LearnedPlacement | LearnedTopology | LearnedElasticity | None,
+        policy: LearnedPlacement | LearnedTopology | LearnedElasticity | WeighsPartitions | None,
         plain: Callable[..., Any],
         job: JobView | None,
         cluster: ClusterView,
@@ -197,6 +199,20 @@ class ScriptedElasticity:
         policy = self._script.policies and self._script.policies.elasticity
         answer = self._script.decide(policy, self._plain.resize, None, cluster, jobs, queue)
         return cast(Mapping[str, int], answer)
+
+
+class ScriptedPartition:
+    """How many workers jobs get."""
+
+    def __init__(self, script: Script) -> None:
+        self._script, self._plain = script, LeastDelayPartition()
+
+    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int | None:
+        """As the contract says."""
+        self._script.latest = cluster.recent[-1].name
+        policy = self._script.policies and self._script.policies.partition
+        answer = self._script.decide(policy, self._plain.degree, job, cluster, job, legal)
+        return cast(int | None, answer)
 
 
 class ScriptedOrder:

@@ -10,7 +10,7 @@ from patchlight.controller.policies.options.lab_range import lab_range
 from patchlight.emulation.learning.labs.config import LabConfig
 from patchlight.emulation.learning.labs.network import OptionNetwork
 from patchlight.emulation.learning.labs.policies import policies_of
-from patchlight.emulation.learning.labs.what_if import episode_of
+from patchlight.emulation.learning.labs.what_if import episode_of, open_for
 from patchlight.emulation.simulator.randomlabs.comparison import Policies, played_jct_s
 
 _PLAIN = tuple(
@@ -30,7 +30,10 @@ def beside(kinds: Sequence[str]) -> tuple[Policies, ...]:
     others = _LIT if lit else _PLAIN if "placement" in kinds else ()
     sorted_by = tuple(each._replace(order="srpt") for each in others if ordered)
     resized = ("rigid", "give-and-take", "least-delay") if elastic else ("rigid",)
-    return (*others, *sorted_by, *(rule._replace(elasticity=each) for each in resized))
+    split = ("maximum", "constant:4", "least-delay") if "partition" in kinds else ()
+    rules = [rule._replace(elasticity=each) for each in resized]
+    opened = [rules[-1]._replace(partition=each) for each in split]
+    return (*others, *sorted_by, *rules, *opened)
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,8 @@ def run_test(
         episode = episode_of(tested, testing.first_seed + number)
         for name, value in lab_range(episode.lab).items():
             measures.setdefault(name, []).append(value)
-        learned = _mean_s(episode.play(*policies_of(network, config.learns)).jobs["jct_s"])
+        played = open_for(config.learns, episode)
+        learned = _mean_s(played.play(*policies_of(network, config.learns)).jobs["jct_s"])
         for policies in built_in:
             ratios[policies.name].append(learned / _mean_s(played_jct_s(episode, policies)))
         tell(number + 1, count)

@@ -25,6 +25,7 @@ from patchlight.emulation.learning.labs.script import (
     Script,
     ScriptedElasticity,
     ScriptedOrder,
+    ScriptedPartition,
     ScriptedPlacement,
     ScriptedTopology,
 )
@@ -75,7 +76,8 @@ class Looking:
     def __call__(self, seed: int) -> list[Tried]:
         """Play an episode, and some of its decisions otherwise."""
         draw = random.Random(f"what if {self.config.seed} {seed}")
-        what_if, episode = self.config.what_if, episode_of(self.config, seed)
+        what_if = self.config.what_if
+        episode = open_for(self.config.learns, episode_of(self.config, seed))
         played = Script(policies=self._policies)
         self._play(episode, played)
         names = [job.view.name for job in episode.jobs]
@@ -112,7 +114,8 @@ class Looking:
             placement = ScriptedPlacement(script, placement, elasticity is not None)
         topology = ScriptedTopology(script) if "topology" in learns else None
         order = ScriptedOrder(script) if "order" in learns else None
-        return episode.play(placement, topology, order, elasticity)
+        partition = ScriptedPartition(script) if "partition" in learns else None
+        return episode.play(placement, topology, order, elasticity, partition)
 
 
 class WhatIf:
@@ -168,7 +171,7 @@ class WhatIf:
 
 
 def episode_of(config: LabConfig, seed: int) -> Episode:
-    """The lab and the jobs of a seed; elastic ones where elasticity is learned."""
+    """The lab of a seed, and its jobs as they are asked for."""
     labs = config.labs
     lab = random_lab(seed, labs.largest, labs.mixed)
     load = random.Random(f"load {seed}").uniform(labs.lowest_load, labs.highest_load)
@@ -177,8 +180,14 @@ def episode_of(config: LabConfig, seed: int) -> Episode:
         jobs = draw_jobs(lab, seed, labs.jobs, load)
     else:
         jobs = traced_jobs(lab, _drawn_by(trace, labs.largest), seed, labs.jobs, load)
-    episode = Episode(lab, jobs)
-    return episode.elastic() if "elasticity" in config.learns else episode
+    return Episode(lab, jobs)
+
+
+def open_for(kinds: Sequence[str], episode: Episode) -> Episode:
+    """An episode for policies of these kinds: they decide what is open of its jobs."""
+    if "partition" in kinds:
+        return episode.opened()
+    return episode.elastic() if "elasticity" in kinds else episode
 
 
 @cache

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from patchlight.controller.policies.contract import JobView
+from patchlight.controller.policies.contract import Frozen, JobView
 from patchlight.controller.prediction.load import Load, Training, ring_bits, training_load
 from patchlight.emulation.simulator.traces import TraceJob
 from patchlight.testbed.errors import BadInput
@@ -21,7 +21,9 @@ class QueueJob(NamedTuple):
     ``communication`` the part of that in which it only moves gradients. Both are set aside
     where ``training`` says what an iteration is. A higher ``priority`` comes before all lower
     ones, and it waits until the jobs named in ``after`` are done. While it runs it may have any
-    of ``degrees`` as its number of GPUs; it begins with those that it wants.
+    of ``degrees`` as its number of GPUs; it begins with those that it wants. Of one whose view
+    leaves that number open (0), the view's ``degrees`` say what it can have; ``duration_s`` is for
+    ``asked`` of them, or for the least.
 
     On a network of flows an iteration sends ``collectives`` (name and bytes) one after the other
     instead of a ring all-reduce of the gradient, and begins that ``overlap`` of its computing time
@@ -39,6 +41,7 @@ class QueueJob(NamedTuple):
     degrees: tuple[int, ...] = ()
     collectives: tuple[tuple[str, float], ...] = ()
     overlap: float = 0.0
+    asked: int = 0
 
 
 def load_of(job: QueueJob, workers: int, models: Collection[str], nic_bps: float) -> Load:
@@ -50,7 +53,7 @@ def load_of(job: QueueJob, workers: int, models: Collection[str], nic_bps: float
     not know a model.
     """
     if job.training is None:
-        share, wanted = job.communication if workers > 1 else 0.0, job.view.workers
+        share, wanted = job.communication if workers > 1 else 0.0, job.asked or job.view.workers
         if workers == wanted or workers not in job.degrees:
             return Load(job.duration_s, 1.0 - share, share * nic_bps)
         compute_s = (1.0 - (job.communication if wanted > 1 else 0.0)) * wanted / workers
@@ -110,13 +113,40 @@ def elastic(job: QueueJob) -> QueueJob:
     On as many as it wants it is as it was: what its GPUs compute in an iteration is split over
     those that it has. ``BadInput`` for one of which nobody knows what an iteration is.
     """
+    degrees = _half_and_twice(job.view.workers)
+    return (_split(job) if degrees else job)._replace(degrees=degrees)
+
+
+def opened(job: QueueJob, most: int) -> QueueJob:
+    """A job that trains as one that leaves its number of GPUs open: a power of two up to ``most``.
+
+    It has the same to compute. ``BadInput`` for one of which nobody knows what an iteration is.
+    """
+    view = _split(job).view
+    degrees = tuple(2**power for power in range(most.bit_length()))
+    view = view._replace(workers=0, degrees=degrees, expected_s=Frozen())
+    return job._replace(
+        view=view, training=view.training, duration_s=view.sequential_s, degrees=degrees
+    )
+
+
+def left_open(job: QueueJob) -> QueueJob:
+    """A job as one that leaves open which of its ``degrees`` it gets; one without stays."""
+    view = job.view
+    if not (view.workers and job.degrees):
+        return job
+    view = view._replace(workers=0, degrees=job.degrees, expected_s=Frozen())
+    return job._replace(view=view, asked=job.view.workers)
+
+
+def _split(job: QueueJob) -> QueueJob:
+    """A job whose iteration is split over its workers, and which is as it was on those it wants."""
     view, training = job.view, job.training
     if training is None:
         raise BadInput(f"job {view.name} does not say what it computes on other numbers of GPUs")
     workers = view.workers
-    degrees = _half_and_twice(workers)
-    if not degrees or training.split:
-        return job._replace(degrees=degrees)
+    if training.split:
+        return job
     compute_s = {model: workers * each_s for model, each_s in training.compute_s.items()}
     split = training._replace(compute_s=compute_s, split=True)
     view = view._replace(
@@ -124,7 +154,7 @@ def elastic(job: QueueJob) -> QueueJob:
         sequential_s=workers * view.sequential_s,
         requirement=view.requirement / workers,
     )
-    return job._replace(view=view, training=split, degrees=degrees)
+    return job._replace(view=view, training=split)
 
 
 def _half_and_twice(gpus: int) -> tuple[int, ...]:

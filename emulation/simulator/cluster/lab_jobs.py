@@ -13,14 +13,21 @@ from patchlight.testbed.lab import Lab
 
 
 def jobs_of_specs(
-    lab: Lab, specs: Sequence[JobSpec], user: str = "", arrived_s: float = 0.0
+    lab: Lab,
+    specs: Sequence[JobSpec],
+    user: str = "",
+    arrived_s: float = 0.0,
+    partitioned: bool = False,
 ) -> list[QueueJob]:
     """Jobs that a user submits to a lab at one moment, each of which starts by itself.
+
+    Where they are ``partitioned``, a policy says how many workers those get that leave it open.
 
     ``BadInput`` for one that the lab would not take, and for one that a simulation knows too
     little of: on hosts of its own choice, or without gradient or computing time.
     """
-    checked = [each for spec in specs for each in check_specs(lab, [spec], counted=True)]
+    counted = not partitioned
+    checked = [each for spec in specs for each in check_specs(lab, [spec], counted=counted)]
     return [
         _queue_job(
             lab, JobStatus(spec.name, spec, JobState.QUEUED, submitted_at=arrived_s, by=user)
@@ -42,10 +49,15 @@ def _queue_job(lab: Lab, status: JobStatus) -> QueueJob:
             f"job {spec.name}: nobody knows how long it takes",
             hint="say 'iterations', 'gradient' and 'compute', also of a command",
         )
+    view = view_of(status)
+    if not view.workers and not view.degrees:
+        able = sum(host.gpu is not None and spec.runs_on(host.gpu.model) for host in lab.hosts)
+        view = view._replace(degrees=tuple(range(1, able + 1)))
     return QueueJob(
-        view_of(status),
+        view,
         lasts_s,
         training=training,
+        degrees=view.degrees,
         priority=spec.priority,
         after=spec.after,
         preemptible=spec.preemptible,

@@ -61,7 +61,7 @@ class JobRecord(NamedTuple):
             name=view.name,
             cluster=job.spec.cluster,
             user=view.user,
-            gpus=view.workers,
+            gpus=view.workers or job.workers,
             arrived_s=view.arrived_s,
             duration_s=duration_s,
             ended_s=job.ended_s if done else math.nan,

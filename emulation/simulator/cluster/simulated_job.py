@@ -33,13 +33,16 @@ class Cause(StrEnum):
     """Its user may not have so many GPUs at once, or so many jobs that wait or run."""
     DEPENDENCY = "dependency"
     """A job that it was to come after was not done."""
+    REFUSED = "refused"
+    """The partition policy refused it."""
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedJob:
     """What the simulation knows of a job. Times are seconds, ``nan`` until they are known.
 
-    It wants ``workers`` GPUs. ``units`` of work are to be done, ``remaining`` of them are left;
+    It wants ``workers`` GPUs; one whose degree is open, while it waits, the least that it can have.
+    ``units`` of work are to be done, ``remaining`` of them are left;
     each takes ``unit_s`` at the present pace. ``gpus`` is the ``ring`` as a set, ``demand`` the
     links that it uses.
     """
@@ -87,7 +90,7 @@ class SimulatedJob:
         if spec.training is not view.training or spec.communication != view.communication:
             view = view._replace(training=spec.training, communication=spec.communication)
             self.spec = spec = spec._replace(view=view)
-        self.workers = spec.view.workers
+        self.workers = spec.view.workers or spec.view.degrees[0]
         self.priority, self.after, self.preemptible = spec.priority, spec.after, spec.preemptible
         self.units = spec.duration_s if spec.training is None else float(spec.training.iterations)
         self.remaining = self.began_remaining = self.units
@@ -96,6 +99,11 @@ class SimulatedJob:
     def name(self) -> str:
         """What the trace calls it."""
         return self.spec.view.name
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the partition policy says how many GPUs it gets."""
+        return not self.spec.view.workers
 
     @property
     def user(self) -> str:
@@ -124,6 +132,8 @@ class SimulatedJob:
     def wait(self, now_s: float) -> None:
         """It begins to wait."""
         self.state, self.waits_since_s = State.WAITING, now_s
+        if self.is_open:
+            self.workers = self.spec.view.degrees[0]
 
     def start(
         self,

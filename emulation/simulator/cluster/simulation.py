@@ -193,6 +193,8 @@ class Simulation:
         gpus = self._checked(job, ring)
         demand = self.cluster.demand(ring) if len(ring) > 1 else {}
         if demand is None:
+            if job.is_open:
+                job.workers = job.spec.view.degrees[0]
             return False
         sites, load = self.cluster.shape.gpus, self.load_on(job, ring)
         job.start(self.now_s, ring, gpus, load, self.settings.restart_s, dark_s)
@@ -226,6 +228,8 @@ class Simulation:
             gpus |= 1 << gpu if 0 <= gpu < size else 0
         if job.state is not State.WAITING:
             raise BadInput(f"job {job.spec.view.name} cannot be started: it is {job.state}")
+        if job.is_open and len(ring) in job.spec.view.degrees:
+            job.workers = len(ring)
         different = gpus.bit_count() == len(ring) == job.workers
         if not different or gpus & self.occupancy.occupied:
             raise BadInput(

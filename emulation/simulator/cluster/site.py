@@ -17,6 +17,7 @@ from patchlight.controller.policies.contract import (
     Frozen,
     JobView,
     OrderPolicy,
+    PartitionPolicy,
     PlacementPolicy,
     QueuedJob,
     RingOfJob,
@@ -34,7 +35,12 @@ from patchlight.testbed.queueing import Waiting, WaitReason
 Ring = Sequence[int]
 
 _NO_PLACE = Waiting(WaitReason.NO_PLACE, "the placement policy finds no place for it")
-_CAUSES = {WaitReason.QUOTA: Cause.QUOTA, WaitReason.DEPENDENCY: Cause.DEPENDENCY}
+_REFUSED = Waiting(WaitReason.UNREACHABLE, "the partition policy refuses it", is_blocked=True)
+_CAUSES = {
+    WaitReason.QUOTA: Cause.QUOTA,
+    WaitReason.DEPENDENCY: Cause.DEPENDENCY,
+    WaitReason.UNREACHABLE: Cause.REFUSED,
+}
 
 
 @dataclass(frozen=True)
@@ -42,12 +48,14 @@ class Policies:
     """Who decides.
 
     Without ``topology`` circuits stay as they are, without ``elasticity`` jobs keep their degree.
+    ``partition`` is asked about jobs that leave their degree open; without it there can be none.
     """
 
     order: OrderPolicy
     placement: PlacementPolicy
     topology: TopologyPolicy | None = None
     elasticity: ElasticityPolicy | None = None
+    partition: PartitionPolicy | None = None
 
 
 class SimulatedSite:
@@ -61,6 +69,7 @@ class SimulatedSite:
         self._simulation, self._topology = simulation, policies.topology
         self._elasticity = policies.elasticity
         self._priority, self._place = policies.order.priority, policies.placement.place
+        self._partition = policies.partition
         self._known, self._restart_s = simulation.settings.known, simulation.settings.restart_s
         self.joined, self.running = simulation.joined, simulation.running
         self.occupancy = simulation.occupancy
@@ -110,19 +119,33 @@ class SimulatedSite:
     # -- what can be done
 
     def place(self, job: SimulatedJob, occupied: int | None = None) -> Ring | Waiting:
-        """Where the placement policy puts a job."""
+        """Where the placement policy puts a job, once the partition policy said how many GPUs."""
         view = self._simulation.view()
         if occupied is not None:
             view = view._replace(occupied=occupied)
         began = time.perf_counter()
-        ring = self._place(view, job.spec.view, job.workers)
+        asked, workers = job.spec.view, job.workers
+        if job.is_open:
+            degree = self._degree(view, asked)
+            if not degree:
+                return _NO_PLACE if degree is None else _REFUSED
+            asked, workers = sized(asked, degree), degree
+        ring = self._place(view, asked, workers)
         self.latencies_s.append(time.perf_counter() - began)
         return _NO_PLACE if ring is None else ring
+
+    def _degree(self, view: ClusterView, job: JobView) -> int | None:
+        """What the partition policy says of a job that leaves its degree open."""
+        free = view.free_for(job).bit_count()
+        legal = (0, *(degree for degree in job.degrees if degree <= free))
+        if self._partition is None or len(legal) == 1:
+            return None
+        return self._partition.degree(view, job, legal)
 
     def is_placeable(self, job: SimulatedJob) -> bool:
         """Whether the policy would find a place if nothing ran and nothing was broken."""
         empty = self._simulation.view()._replace(occupied=0, broken=0)
-        return self._place(empty, job.spec.view, job.workers) is not None
+        return self._place(empty, sized(job.spec.view, job.workers), job.workers) is not None
 
     def gpus_of(self, ring: Ring) -> int:
         """A ring as a set."""
@@ -282,6 +305,15 @@ class SimulatedSite:
             return None
         ring = self._place(self._simulation.view(), job, degree)
         return None if ring is None else self.gpus_of(ring)
+
+
+def sized(job: JobView, workers: int) -> JobView:
+    """A job as one of so many workers, where it leaves their number open."""
+    if job.workers:
+        return job
+    splits = job.training is not None and job.training.split
+    expected_s = {workers: job.sequential_s / workers} if splits else {}
+    return job._replace(workers=workers, expected_s=Frozen(expected_s))
 
 
 def _measured(running: Sequence[SimulatedJob]) -> Mapping[int, tuple[float, float]]:

@@ -15,12 +15,13 @@ from patchlight.controller.policies.guard import (
     Fault,
     GuardedElasticity,
     GuardedOrder,
+    GuardedPartition,
     GuardedPlacement,
     GuardedTopology,
 )
 from patchlight.controller.policies.registry import DEFAULTS, find, load_policy
 from patchlight.emulation.simulator.cluster.cluster import Cluster
-from patchlight.emulation.simulator.cluster.jobs import QueueJob
+from patchlight.emulation.simulator.cluster.jobs import QueueJob, left_open
 from patchlight.emulation.simulator.cluster.results import QueueResult, summary_of
 from patchlight.emulation.simulator.cluster.scheduling import Tell, simulate
 from patchlight.emulation.simulator.cluster.settings import Settings
@@ -50,7 +51,10 @@ _GUARDS: dict[PolicyKind, Any] = {
     "placement": GuardedPlacement,
     "topology": GuardedTopology,
     "elasticity": GuardedElasticity,
+    "partition": GuardedPartition,
 }
+AS_ASKED = "as-asked"
+"""Instead of a partition policy: jobs get as many GPUs as they want."""
 
 
 def load_policies(
@@ -60,6 +64,7 @@ def load_policies(
     seed: int,
     faults: Callable[[Fault], None],
     elasticity: str = "rigid",
+    partition: str = AS_ASKED,
 ) -> Policies:
     """The policies of these names; ``faults`` is told of each that they commit.
 
@@ -71,6 +76,7 @@ def load_policies(
         _load("placement", placement, seed, faults),
         None if topology == "keep" else _load("topology", topology, seed, faults),
         None if elasticity == "rigid" else _load("elasticity", elasticity, seed, faults),
+        None if partition == AS_ASKED else _load("partition", partition, seed, faults),
     )
 
 
@@ -79,12 +85,14 @@ def check_policies(
     placements: Iterable[str],
     topologies: Iterable[str],
     elasticities: Iterable[str],
+    partitions: Iterable[str],
 ) -> None:
     """``BadInput`` for the first policy that there is not, or that cannot be made."""
-    named = orders, placements, topologies, elasticities
+    named = orders, placements, topologies, elasticities, partitions
     for kind, names in zip(_GUARDS, named, strict=True):
         for name in names:
-            load_policy(name, kind, seed=0)
+            if name != AS_ASKED:
+                load_policy(name, kind, seed=0)
 
 
 def _load(kind: PolicyKind, name: str, seed: int, faults: Callable[[Fault], None]) -> Any:
@@ -106,12 +114,14 @@ class Combination(NamedTuple):
     seed: int = 0
     defragment: bool = False
     elasticity: str = "rigid"
+    partition: str = AS_ASKED
 
     @property
     def name(self) -> str:
         """Short enough for a table and a file; what does nothing is left out."""
         parts = [self.order, self.placement, *([self.topology] * (self.topology != "keep"))]
         parts += [self.elasticity] * (self.elasticity != "rigid")
+        parts += [self.partition] * (self.partition != AS_ASKED)
         parts += ["defragment"] * self.defragment
         return " ".join(part.rpartition("/")[2].replace(":", " ") for part in parts)
 
@@ -138,11 +148,13 @@ class Sweep:
     def __call__(self, combination: Combination, tell: Tell | None = None) -> CombinationResult:
         """Run one; ``BadInput`` for a policy that there is not."""
         faults = Faults()
-        policies = load_policies(*combination[:4], faults, combination.elasticity)
+        kinds = combination.elasticity, combination.partition
+        policies = load_policies(*combination[:4], faults, *kinds)
+        jobs = self.jobs if policies.partition is None else [left_open(job) for job in self.jobs]
         began = time.process_time()
         every_s = self.settings.defragment_s if combination.defragment else None
         settings = replace(self.settings, seed=combination.seed, defragment_s=every_s)
-        result = simulate(self.cluster, self.jobs, policies, settings, tell)
+        result = simulate(self.cluster, jobs, policies, settings, tell)
         cpu_s = time.process_time() - began
         return CombinationResult(combination, result, summary_of(result), cpu_s, faults)
 
@@ -154,12 +166,13 @@ def combinations(
     seed: int,
     defragment: Sequence[bool] = (False,),
     elasticities: Sequence[str] = ("rigid",),
+    partitions: Sequence[str] = (AS_ASKED,),
 ) -> list[Combination]:
     """Each with each, every one once."""
     found = (
-        Combination(order, placement, topology, seed, moves, elasticity)
-        for order, placement, topology, elasticity in itertools.product(
-            orders, placements, topologies, elasticities
+        Combination(order, placement, topology, seed, moves, elasticity, partition)
+        for order, placement, topology, elasticity, partition in itertools.product(
+            orders, placements, topologies, elasticities, partitions
         )
         for moves in defragment
     )

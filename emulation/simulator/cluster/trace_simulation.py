@@ -16,6 +16,7 @@ from patchlight.emulation.simulator.cluster.networkcluster import NetworkCluster
 from patchlight.emulation.simulator.cluster.report import result_of, write_report
 from patchlight.emulation.simulator.cluster.settings import Settings
 from patchlight.emulation.simulator.cluster.sweep import (
+    AS_ASKED,
     Combination,
     CombinationResult,
     Sweep,
@@ -36,7 +37,7 @@ DEFAULT_CLUSTER = "16x16x8"
 LAB_COMMUNICATION = 0.25
 DRAWN_JOBS = 2000
 """So many jobs come where a trace is drawn and nobody says how many."""
-_JOB_FILES = (".yaml", ".yml")
+JOB_FILES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class SimulationOptions:
     placement: tuple[str, ...] = ("first-fit",)
     topology: tuple[str, ...] = ("keep",)
     elasticity: tuple[str, ...] = ("rigid",)
+    partition: tuple[str, ...] = (AS_ASKED,)
     settings: Settings = field(default_factory=Settings)
     engine: Engine = field(default_factory=Engine)
     compares: bool = True
@@ -82,7 +84,8 @@ class SimulationOptions:
         moves = settings.defragment_s is not None
         kinds = self.order, self.placement, self.topology
         defragment = (False, True) if moves and self.compares else (moves,)
-        return combinations(*kinds, settings.seed, defragment, self.elasticity)
+        more = self.elasticity, self.partition
+        return combinations(*kinds, settings.seed, defragment, *more)
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,9 @@ def simulate_trace(
     finished; where none is, it is raised.
     """
     cluster, settings, engine = _cluster(options), options.settings, options.engine
-    check_policies(options.order, options.placement, options.topology, options.elasticity)
+    check_policies(
+        options.order, options.placement, options.topology, options.elasticity, options.partition
+    )
     if options.topology != ("keep",) and not cluster.circuits:
         raise BadInput(
             f"topology {', '.join(options.topology)} needs circuits: this cluster has no OCS",
@@ -171,7 +176,7 @@ def _jobs(
     options: SimulationOptions, cluster: Cluster, communication: float
 ) -> tuple[list[QueueJob], tuple[str, ...]]:
     """The jobs of a trace, or of a job file, and notes on them."""
-    if options.trace_format is None and options.trace.suffix in _JOB_FILES:
+    if options.trace_format is None and options.trace.suffix in JOB_FILES:
         if cluster.lab is None:
             raise BadInput(
                 f"{options.trace} is a job file, and its jobs run in a lab: no lab is given",
@@ -181,7 +186,8 @@ def _jobs(
         specs = file.specs[: options.jobs]
         alone = "in a lab they would start together: here each starts by itself"
         notes = (alone,) if file.together and len(specs) > 1 else ()
-        return jobs_of_specs(cluster.lab, specs, options.user), notes
+        partitioned = AS_ASKED not in options.partition
+        return jobs_of_specs(cluster.lab, specs, options.user, partitioned=partitioned), notes
     if options.trace_format is None and is_drawn(options.trace):
         count, gpus = options.jobs or DRAWN_JOBS, len(cluster.shape.gpus)
         trace = drawn_trace(str(options.trace), options.settings.seed, count, gpus)
@@ -211,6 +217,7 @@ def _files(options: SimulationOptions) -> list[Path]:
         *policy_files(options.placement, "placement"),
         *policy_files([name for name in options.topology if name != "keep"], "topology"),
         *policy_files([name for name in options.elasticity if name != "rigid"], "elasticity"),
+        *policy_files([name for name in options.partition if name != AS_ASKED], "partition"),
     ]
 
 

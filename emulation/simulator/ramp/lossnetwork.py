@@ -267,10 +267,10 @@ def run_episode(
     while episode.job is not None:
         question = episode.question()
         if latencies_s is None:
-            episode.decide(degree(*question))
+            episode.decide(degree(*question) or 0)  # Nobody waits there.
             continue
         began = perf_counter()
         answer = degree(*question)
         latencies_s.append(perf_counter() - began)
-        episode.decide(answer)
+        episode.decide(answer or 0)
     return episode.result()

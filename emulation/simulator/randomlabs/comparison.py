@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from patchlight.controller.policies.registry import load_policy
+from patchlight.emulation.simulator.cluster.sweep import AS_ASKED
 from patchlight.emulation.simulator.executors import Engine, run_all
 from patchlight.emulation.simulator.ramp.episode_result import Interval, mean_and_interval
 from patchlight.emulation.simulator.randomlabs.episodes import (
@@ -29,7 +30,7 @@ from patchlight.testbed.random_lab import random_lab
 SIZES = ((8, 16), (17, 32), (33, 64), (65, 128), (129, 1024))
 """Labs are told apart by how many GPUs they have: from and to."""
 
-_DEFAULTS = ("keep", "fifo", "rigid")
+_DEFAULTS = ("keep", "fifo", "rigid", AS_ASKED)
 
 
 class Policies(NamedTuple):
@@ -39,6 +40,7 @@ class Policies(NamedTuple):
     topology: str = _DEFAULTS[0]
     order: str = _DEFAULTS[1]
     elasticity: str = _DEFAULTS[2]
+    partition: str = _DEFAULTS[3]
 
     @property
     def name(self) -> str:
@@ -48,23 +50,24 @@ class Policies(NamedTuple):
             names.pop()
         return "+".join(names)
 
-    def load(self) -> tuple[Any, Any, Any, Any]:
+    def load(self) -> tuple[Any, Any, Any, Any, Any]:
         """New ones, as ``Episode.play`` takes them; none that would change nothing."""
         return (
             load_policy(self.placement, "placement"),
             None if self.topology == "keep" else load_policy(self.topology, "topology"),
             load_policy(self.order, "order"),
             None if self.elasticity == "rigid" else load_policy(self.elasticity, "elasticity"),
+            None if self.partition == AS_ASKED else load_policy(self.partition, "partition"),
         )
 
     @classmethod
     def parse(cls, text: str, order: str = "fifo") -> "Policies":
-        """``PLACEMENT``, and up to three more with a ``+`` each; this order where it names none."""
+        """``PLACEMENT``, and up to four more with a ``+`` each; this order where it names none."""
         names = text.split("+")
-        if len(names) > 4 or not all(names):
+        if len(names) > len(cls._fields) or not all(names):
             raise BadInput(
-                f"{text!r} names no policies: expected PLACEMENT, PLACEMENT+TOPOLOGY, "
-                "PLACEMENT+TOPOLOGY+ORDER or PLACEMENT+TOPOLOGY+ORDER+ELASTICITY, like "
+                f"{text!r} names no policies: expected PLACEMENT, and of +TOPOLOGY+ORDER+ELASTICITY"
+                "+PARTITION as many as are to be others than keep, fifo, rigid and as-asked, like "
                 "regroup+regroup+srpt"
             )
         found = cls(*names)
@@ -151,9 +154,12 @@ class _Player:
 def played_jct_s(episode: Episode, policies: Policies) -> Sequence[float]:
     """The completion times of an episode's jobs, in seconds.
 
-    Where an elasticity policy decides, jobs of several workers may have other numbers of them.
+    Where an elasticity policy decides, jobs of several workers may have other numbers of them,
+    where a partition policy does, all jobs.
     """
-    if policies.elasticity != "rigid":
+    if policies.partition != AS_ASKED:
+        episode = episode.opened()
+    elif policies.elasticity != "rigid":
         episode = episode.elastic()
     times_s: Sequence[float] = episode.play(*policies.load()).jobs["jct_s"]
     return times_s

@@ -9,6 +9,7 @@ from pathlib import Path
 from patchlight.controller.policies.contract import (
     ElasticityPolicy,
     OrderPolicy,
+    PartitionPolicy,
     PlacementPolicy,
     TopologyPolicy,
 )
@@ -22,7 +23,7 @@ from patchlight.emulation.simulator.cluster import (
     Settings,
     simulate,
 )
-from patchlight.emulation.simulator.cluster.jobs import elastic
+from patchlight.emulation.simulator.cluster.jobs import elastic, opened
 from patchlight.emulation.simulator.cluster.lab_jobs import jobs_of_specs
 from patchlight.emulation.simulator.traces import LAWS, TraceJob, is_drawn, read_trace
 from patchlight.testbed.errors import BadInput
@@ -51,14 +52,22 @@ class Episode:
         topology: TopologyPolicy | None = None,
         order: OrderPolicy | None = None,
         elasticity: ElasticityPolicy | None = None,
+        partition: PartitionPolicy | None = None,
     ) -> QueueResult:
         """Run all jobs to their end; first in, first out if no order is given."""
-        policies = Policies(order or Fifo(), placement, topology, elasticity)
+        policies = Policies(order or Fifo(), placement, topology, elasticity, partition)
         return simulate(LabCluster(self.lab), self.jobs, policies, Settings())
 
     def elastic(self) -> "Episode":
         """The same where jobs of several workers may have half or twice as many while they run."""
         return Episode(self.lab, [elastic(job) for job in self.jobs])
+
+    def opened(self) -> "Episode":
+        """The same where a partition policy says how many GPUs jobs get: up to half of the lab's,
+        and 16 at most, whatever they wanted.
+        """
+        most = min(max(_SIZES), len(self.lab.hosts) // 2)
+        return Episode(self.lab, [opened(job, most) for job in self.jobs])
 
 
 def draw_jobs(lab: Lab, seed: int, count: int, load: float) -> list[QueueJob]:

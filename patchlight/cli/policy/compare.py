@@ -67,8 +67,9 @@ def compare(
     """Compare placements, with their circuits and orders, on labs drawn by chance.
 
     POLICIES are PLACEMENT, PLACEMENT+TOPOLOGY, PLACEMENT+TOPOLOGY+ORDER, like regroup+regroup+srpt,
-    or all these and +ELASTICITY: jobs of several workers may have half or twice as many then. Each
-    plays the same jobs in the same labs as the eight built-in pairs:
+    or all these and +ELASTICITY: jobs of several workers may have half or twice as many then; and
+    +PARTITION says how many workers jobs get, whatever they asked for (as-asked: what they did).
+    Each plays the same jobs in the same labs as the eight built-in pairs:
     consolidated, rack-aware, fragmentation-aware and regroup, each with keep and with regroup. The
     table has the mean completion time over that of the best of these, by the size of labs, and the
     95th percentile over that of the same pair.

@@ -31,6 +31,8 @@ class Breaks:
 
 class Two:
     def degree(self, cluster, job, legal):
+        if job.name.startswith("later") and len(legal) < 7:
+            return None
         return 0 if job.name.startswith("nobody") else 2
 """
 
@@ -59,6 +61,11 @@ async def test_a_partition_policy_says_how_many_workers(policies: Path) -> None:
         (refused,) = cluster.submit(job("nobody"))
         await cluster.until_state(refused, JobState.FAILED)
         assert "mine.py:Two refuses it" in cluster.table[refused].message
+        (later,) = cluster.submit(job("later"))
+        words = "the partition policy lets it wait on the 4 GPUs that are free"
+        await cluster.until(lambda: words in cluster.scheduler.message(cluster.table[later]))
+        await finish(cluster, job_id)
+        await cluster.until_state(later, JobState.RUNNING)
 
 
 async def test_where_a_policy_fails_the_default_decides(policies: Path) -> None:

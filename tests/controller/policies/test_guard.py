@@ -108,7 +108,6 @@ def test_good_answers_pass(kind: PolicyKind, answer: Any, alone: bool) -> None:
     [
         ("partition", 3, "answered 3: expected one of the legal degrees 0, 1, 2, 4"),
         ("partition", True, "answered True"),
-        ("partition", None, "answered None"),
         ("partition", 2.0, "answered 2.0"),
         ("partition", PlacedDegree(2, 0b11), "a block that is none of the free ones"),
         ("placement", [1], "answered 1 GPUs: expected 2 different free GPUs"),

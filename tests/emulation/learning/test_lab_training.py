@@ -36,8 +36,9 @@ from patchlight.emulation.learning.labs.network import OptionNetwork
 from patchlight.emulation.learning.labs.policies import policies_of
 from patchlight.emulation.learning.labs.run import LabRun, load_lab_run
 from patchlight.emulation.learning.labs.script import Next, Script, of_these
-from patchlight.emulation.learning.labs.what_if import Looking, Tried, WhatIf, episode_of
+from patchlight.emulation.learning.labs.what_if import Looking, Tried, WhatIf, episode_of, open_for
 from patchlight.emulation.simulator.executors import Engine
+from patchlight.emulation.simulator.randomlabs.episodes import Episode
 from patchlight.testbed.errors import BadInput
 
 # What PyTorch imports at a first optimizer, and the compiled loops, are had once.
@@ -159,6 +160,11 @@ ELASTIC = replace(
     learns=("elasticity",),
     labs=replace(CONFIG.labs, jobs=14, lowest_load=1.0, highest_load=1.0),
 )
+PARTED = replace(ELASTIC, name="parted", learns=("partition",))
+
+
+def opened_of(config: LabConfig, seed: int) -> Episode:
+    return open_for(config.learns, episode_of(config, seed))
 
 
 def test_elasticity_is_trained_alone_and_decides_where_jobs_come(tmp_path: Path) -> None:
@@ -198,7 +204,7 @@ def test_elasticity_is_trained_alone_and_decides_where_jobs_come(tmp_path: Path)
     assert done.exit_code == 0, done.output
     assert [row["resizes"] > 0 for row in json.loads(done.output)["runs"]] == [True, False]
     # The model plays as the network does, up to the precision that its weights are kept with.
-    model, episode = load_policy(str(path), "elasticity"), episode_of(ELASTIC, 3)
+    model, episode = load_policy(str(path), "elasticity"), opened_of(ELASTIC, 3)
     assert isinstance(model, LearnedElasticity)
     played = policies_of(network, ELASTIC.learns)
     assert isinstance(played.placement, LeastDelayPlacement)
@@ -207,7 +213,7 @@ def test_elasticity_is_trained_alone_and_decides_where_jobs_come(tmp_path: Path)
 
 
 def test_before_training_the_workers_are_those_of_the_rule() -> None:
-    elasticity, episode = load_policy("least-delay", "elasticity"), episode_of(ELASTIC, 7)
+    elasticity, episode = load_policy("least-delay", "elasticity"), opened_of(ELASTIC, 7)
     untrained = policies_of(OptionNetwork(ELASTIC.network), ELASTIC.learns)
     rule = replace(ELASTIC, learns=("placement",))
     ends = [
@@ -223,7 +229,7 @@ def test_before_training_the_workers_are_those_of_the_rule() -> None:
 @pytest.mark.parametrize("learns", [("elasticity",), ("placement", "order", "elasticity")])
 def test_other_numbers_of_workers_are_tried(learns: tuple[str, ...]) -> None:
     config = replace(ELASTIC, learns=learns, what_if=replace(ELASTIC.what_if, decisions=6))
-    looking, episode = Looking(config), episode_of(config, 1000)
+    looking, episode = Looking(config), opened_of(config, 1000)
     played = Script(policies=looking._policies)
     ends = looking._play(episode, played).jobs["jct_s"]
     # What is answered is what a script without policies answers: decisions are only noted.
@@ -249,6 +255,65 @@ def test_other_numbers_of_workers_are_tried(learns: tuple[str, ...]) -> None:
     found = looking(1000)
     assert {each.kind for each in found} >= {"elasticity"}
     assert {each.kind for each in found} <= set(learns)
+
+
+def test_partition_is_trained_and_decides_where_jobs_come(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    (tmp_path / "config.yaml").write_text(json.dumps(PARTED.as_data(), indent=1))
+    runner = CliRunner()
+    train = ["policy", "train", str(tmp_path / "config.yaml"), "--output", str(folder)]
+    done = runner.invoke(cli, train)
+    assert done.exit_code == 0, done.output
+    rule = "mean JCT over that of least-delay:circuits=false"
+    assert f"{rule}: " in done.output
+    for name in ("maximum", "constant:4", "least-delay"):
+        assert f"{rule}+keep+fifo+rigid+{name}: " in done.output
+    assert "nan" not in done.output
+    path = folder / "parted.onnx"
+    assert f"--partition {path}" in done.output
+    compared = ["simulate", "--trace", "helios", "--jobs", "20", "--lab", "ofc2022", "--strict"]
+    compared += ["--partition", f"as-asked,{path}", "--output", str(tmp_path / "out"), "--json"]
+    done = runner.invoke(cli, compared)
+    assert done.exit_code == 0, done.output
+    first, second = json.loads(done.stdout)["runs"]
+    assert first["jct_s"]["mean"] != second["jct_s"]["mean"]
+    network, *_ = load_lab_run(folder)
+    model, played = load_policy(str(path), "partition"), policies_of(network, PARTED.learns)
+    episode = opened_of(PARTED, 3)
+    ends = episode.play(played.placement, partition=model).jobs["jct_s"]  # type: ignore[arg-type]
+    assert np.mean(ends) == pytest.approx(np.mean(episode.play(*played).jobs["jct_s"]), rel=0.05)
+
+
+def test_before_training_jobs_are_parted_by_the_rule() -> None:
+    rule, episode = load_policy("least-delay", "partition"), opened_of(PARTED, 7)
+    untrained = policies_of(OptionNetwork(PARTED.network), PARTED.learns)
+    found = [
+        episode.play(untrained.placement, partition=each).jobs  # type: ignore[arg-type]
+        for each in (untrained.partition, rule, load_policy("maximum", "partition"))
+    ]
+    assert list(found[0]["jct_s"]) == list(found[1]["jct_s"]) != list(found[2]["jct_s"])
+    assert len(set(found[0]["gpus"])) > 1
+
+
+@pytest.mark.parametrize("learns", [("partition",), ("partition", "placement", "topology")])
+def test_other_partitions_are_tried(learns: tuple[str, ...]) -> None:
+    config = replace(PARTED, learns=learns, what_if=replace(PARTED.what_if, decisions=6))
+    looking, episode = Looking(config), opened_of(config, 1000)
+    played = Script(policies=looking._policies)
+    ends = looking._play(episode, played).jobs["jct_s"]
+    again = Script()
+    assert list(looking._play(episode, again).jobs["jct_s"]) == list(ends)
+    assert again.answers == played.answers
+    parted = [each for each in played.decisions if isinstance(each.answers[0], int)]
+    different = 0
+    for decision in parted[:4]:
+        before = played.answers[: decision.number]
+        script = Script([*before, decision.answers[decision.ranked[1]]])
+        different += list(looking._play(episode, script).jobs["jct_s"]) != list(ends)
+    assert different
+    found = {each.kind for each in looking(1000)}
+    assert "partition" in found
+    assert found <= set(learns)
 
 
 def test_jobs_are_drawn_by_laws_lab_by_lab() -> None:
@@ -292,7 +357,7 @@ def test_before_training_the_option_of_the_lowest_cost_is_taken() -> None:
 
 
 def test_shipped_configurations_are_read() -> None:
-    for name in ("lab-small", "lab-circuits", "lab-elastic", "learned-lab"):
+    for name in ("lab-small", "lab-circuits", "lab-elastic", "lab-partition", "learned-lab"):
         text = (CONFIGS / f"{name}.yaml").read_text()
         assert is_for_labs(text)
         assert parse_lab_config(text).name == name
@@ -302,9 +367,13 @@ def test_shipped_configurations_are_read() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name: a\nlearns: [placement, partition]\n", "partition"),
+        ("name: a\nlearns: [placement, weather]\n", "weather"),
+        ("name: a\nlearns: [partition, elasticity]\n", "lacks 'placement'"),
         ("name: a\nlearns: [topology]\n", "lacks 'placement'"),
-        ("name: a\nlearns: [order, elasticity]\n", "lacks 'placement'.*'elasticity' alone"),
+        (
+            "name: a\nlearns: [order, elasticity]\n",
+            "lacks 'placement'.*'elasticity' or 'partition' alone",
+        ),
         ("name: a\nlearns: [placement]\nafterstates: {gamma: 1}\n", "afterstates"),
         ("name: a\nlearns: [placement]\nlabs: {lowest_load: 2, highest_load: 1}\n", "over"),
         ("name: a\nlearns: [placement]\nlabs: {traces: []}\n", "'traces' is empty"),

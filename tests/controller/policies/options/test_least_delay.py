@@ -1,5 +1,6 @@
 """The rule that weighs options: what it takes, when it waits, which light it moves."""
 
+import itertools
 import math
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.policies.contract import ClusterView, JobView, RingOfJob, Running
+from patchlight.controller.policies.options.listing import MOST_OPTIONS, Listing, _some
 from patchlight.controller.policies.options.observation import Observer
 from patchlight.controller.policies.registry import load_policy
 from patchlight.controller.prediction.load import Load, Training
@@ -77,3 +79,47 @@ def test_light_moves_where_that_takes_less() -> None:
     quiet = busy._replace(load=Load(1, 0.1, 8.0))
     assert topology.circuits(cluster._replace(rings=(quiet,)), [ring]) == {}
     assert topology.explanation["options"][0]["chosen"]
+
+
+# 600 s on one Titan V, 1,500 s on a Tesla M40; the gradient takes as long as computing on six.
+SPLIT = Training(1000, 1e9 / 16, {"Titan V": 0.6, "Tesla M40": 1.5}, split=True)
+LEGAL = (0, 1, 2, 3, 4, 5, 6)
+
+
+def degree(job: JobView, *waiting: JobView, legal: tuple[int, ...] = LEGAL) -> Any:
+    policy: Any = load_policy("least-delay", "partition")
+    return policy.degree(view([])._replace(queue=waiting), job, legal)
+
+
+def test_the_more_wait_the_fewer_workers_a_job_gets() -> None:
+    job = JobView("open", 0, training=SPLIT)
+    others = [job._replace(name=f"other{n}") for n in range(40)]
+    found = [degree(job, job, *others[:n]) for n in (0, 3, 10, 40)]
+    assert found == sorted(found, reverse=True)
+    assert found[0] > found[-1] >= 1
+    assert degree(job, legal=(0, 1)) == 1
+
+
+def test_a_job_that_has_to_end_in_time_gets_as_many_workers_as_that_takes() -> None:
+    job = JobView("open", 0, training=SPLIT)
+    others = [job._replace(name=f"other{n}") for n in range(40)]
+    few = degree(job, job, *others)
+    assert degree(job._replace(limit_s=450.0), job, *others) > few
+    # None of them does: then it is as if nobody had said so. It is not refused.
+    assert degree(job._replace(limit_s=1.0), job, *others) == few
+
+
+def test_a_job_of_which_nothing_is_known_gets_the_least_number_of_workers() -> None:
+    assert degree(JobView("open", 0), legal=(0, 2, 4)) == 2
+    assert degree(JobView("open", 0), legal=(0,)) is None
+
+
+def test_of_many_degrees_some_are_looked_at() -> None:
+    cluster = view([])
+    outlook = Observer().outlook(cluster)
+    job = JobView("open", 0, training=SPLIT)
+    assert [each.answer for each in Listing().degrees(outlook, job, LEGAL)] == list(LEGAL[1:])
+    few = list(_some(range(1, 1025)))
+    assert (few[0], few[-1]) == (1, 1024)
+    assert len(few) <= MOST_OPTIONS
+    assert all(low < high <= 2 * low for low, high in itertools.pairwise(few))

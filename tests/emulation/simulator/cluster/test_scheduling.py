@@ -427,3 +427,36 @@ def test_on_other_numbers_of_gpus_a_job_moves_the_same_gradient() -> None:
 def test_jobs_of_a_trace_may_have_half_or_twice_as_many() -> None:
     jobs = queue_jobs([TraceJob(str(n), 0, 100, n) for n in (1, 2, 3, 8)])
     assert [job.degrees for job in jobs] == [(), (1, 2, 4), (3, 6), (4, 8, 16)]
+
+
+def test_a_job_whose_degree_is_open_gets_what_the_policy_says_each_time_it_starts() -> None:
+    asked: list[tuple[int, ...]] = []
+
+    class Largest:
+        def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int | None:
+            asked.append(legal)
+            return legal[-1] if job.name != "patient" or 4 in legal else None
+
+    view = JobView("open", 0, arrived_s=0.0, sequential_s=400, degrees=(1, 2, 4))
+    training = Training(100, 0.0, {"": 4.0}, split=True)
+    jobs = [
+        QueueJob(view, 400, training=training, degrees=(1, 2, 4)),
+        job("first", 10, 2, 50)._replace(priority=1),
+        QueueJob(view._replace(name="patient", arrived_s=11.0), 400, training=training),
+    ]
+    policies = Policies(Fifo(), FirstFit(), None, None, Largest())
+    result = simulate(FOUR, jobs, policies, Settings(preempt=True, quantum_s=1, restart_s=0))
+    found = {record.name: record for record in result.records}
+    # Four GPUs, of which two are taken; then it goes on with two, 90 s of four are left.
+    assert asked[:2] == [(0, 1, 2, 4), (0, 1, 2)]
+    assert (found["first"].started_s, found["open"].preemptions) == (10, 1)
+    assert found["open"].ended_s == pytest.approx(10 + 180)
+    assert found["patient"].started_s == pytest.approx(190)
+    assert found["patient"].gpus == 4
+    assert found["patient"].ended_s == pytest.approx(290)
+
+
+def test_without_a_partition_policy_a_job_whose_degree_is_open_never_starts() -> None:
+    view = JobView("open", 0, sequential_s=400, degrees=(1, 2, 4))
+    open_job = QueueJob(view, 400, training=Training(100, 0.0, {"": 4.0}, split=True))
+    assert run([open_job])["open"].state == "blocked"

@@ -69,6 +69,50 @@ def test_jobs_of_a_job_file_wait_as_in_the_labs_queue(
     assert found["runs"][0]["blocked"] == {"quota": 1}
 
 
+OPEN = """
+defaults: {iterations: 100, gradient: 400KB, compute: {Tesla M40: 100ms, Titan V: 100ms}}
+jobs:
+  - {name: any, workers: auto}
+  - {name: few, workers: auto, degrees: [1, 2]}
+  - {name: two, workers: 2}
+"""
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_partition_policy_says_how_many_workers_jobs_get(tmp_path: Path, jobs: Path) -> None:
+    jobs.write_text(OPEN)
+    options = ("--lab", "ofc2022", "--partition", "constant:4,maximum,minimum")
+    found = simulated(tmp_path, jobs, *options)
+    assert [run["blocked"] for run in found["runs"]] == [{}] * 3
+    gpus = []
+    for run in found["runs"]:
+        table = parquet.read_table(tmp_path / "out" / run["jobs_file"]).to_pydict()
+        gpus.append(dict(zip(table["name"], table["gpus"], strict=True)))
+    assert [each["any"] for each in gpus] == [4, 6, 1]
+    assert [each["few"] for each in gpus] == [2, 2, 1]
+    assert {each["two"] for each in gpus} == {2}
+    found = simulated(tmp_path, jobs, "--lab", "ofc2022", "--partition", _mine(tmp_path, "Nobody"))
+    assert found["runs"][0]["blocked"] == {"refused": 2}
+    # It lets jobs wait until it has all GPUs; so nobody waits where nothing runs.
+    found = simulated(tmp_path, jobs, "--lab", "ofc2022", "--partition", _mine(tmp_path, "All"))
+    assert found["runs"][0]["blocked"] == {"unplaceable": 1}
+    starts = started_s(tmp_path, found)
+    assert starts["any"] == 0 < starts["two"]
+
+
+def _mine(tmp_path: Path, name: str) -> str:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "class Nobody:\n"
+        "    def degree(self, cluster, job, legal):\n"
+        "        return 0\n"
+        "class All:\n"
+        "    def degree(self, cluster, job, legal):\n"
+        "        return 6 if 6 in legal else None\n"
+    )
+    return f"{path}:{name}"
+
+
 @pytest.mark.parametrize(
     ("text", "options", "words"),
     [
@@ -77,6 +121,9 @@ def test_jobs_of_a_job_file_wait_as_in_the_labs_queue(
         (JOBS.replace("workers: 6", "workers: 7"), ("--lab", "ofc2022"), "7 workers asked for"),
         ("{name: a, workers: 1, command: [ls]}", ("--lab", "ofc2022"), "nobody knows how long"),
         ("name: 1", ("--lab", "ofc2022"), "jobs.yaml:1:"),
+        (OPEN, ("--lab", "ofc2022"), "expected 'workers'"),
+        (OPEN, ("--lab", "ofc2022", "--partition", "as-asked,maximum"), "expected 'workers'"),
+        (OPEN, ("--lab", "ofc2022", "--partition", "fifo"), "no policy 'fifo'"),
     ],
 )
 def test_a_job_file_that_cannot_be_simulated(

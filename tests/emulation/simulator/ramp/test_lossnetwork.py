@@ -129,7 +129,7 @@ def test_all_policies_see_the_same_jobs(computed: Workloads) -> None:
         def __init__(self, policy: PartitionPolicy, jobs: list[JobView]) -> None:
             self.policy, self.jobs = policy, jobs
 
-        def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
+        def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int | None:
             self.jobs.append(job)
             assert list(cluster.recent) == self.jobs[:-1][-64:]
             return self.policy.degree(cluster, job, legal)

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from patchlight.cli.main import cli
 from patchlight.emulation.simulator.cluster.jobs import elastic as make_elastic
 from patchlight.emulation.simulator.cluster.jobs import load_of
+from patchlight.emulation.simulator.cluster.sweep import AS_ASKED
 from patchlight.emulation.simulator.randomlabs.comparison import (
     Drawn,
     LabResult,
@@ -84,13 +85,14 @@ def test_a_pair_is_compared_by_one_command(tmp_path: Path) -> None:
 
 
 def test_policies_are_written_with_their_order_or_get_one() -> None:
-    assert Policies.parse("regroup") == ("regroup", "keep", "fifo", "rigid")
-    assert Policies.parse("regroup+regroup", "srpt") == ("regroup", "regroup", "srpt", "rigid")
+    assert Policies.parse("regroup") == Policies("regroup", "keep", "fifo", "rigid", "as-asked")
+    assert Policies.parse("regroup+regroup", "srpt") == Policies("regroup", "regroup", "srpt")
     assert Policies.parse("a+b+las", "srpt").name == "a+b+las"
     assert Policies.parse("a+keep+fifo+rigid").name == "a"
-    assert Policies.parse("a+keep+fifo+d", "srpt") == ("a", "keep", "fifo", "d")
+    assert Policies.parse("a+keep+fifo+d", "srpt") == Policies("a", "keep", "fifo", "d")
     assert Policies.parse("a+keep+fifo+d").name == "a+keep+fifo+d"
-    for wrong in ("", "a+", "a+b+c+d+e"):
+    assert Policies.parse("a+keep+fifo+rigid+e").name == "a+keep+fifo+rigid+e"
+    for wrong in ("", "a+", "a+b+c+d+e+f"):
         with pytest.raises(BadInput, match="names no policies"):
             Policies.parse(wrong)
 
@@ -139,3 +141,15 @@ def test_a_load_that_makes_no_sense_is_refused() -> None:
     done = CliRunner().invoke(cli, ["policy", "compare", "first-fit", "--load", "0"])
     assert isinstance(done.exception, BadInput)
     assert "--load 0" in str(done.exception)
+
+
+def test_a_partition_policy_says_how_many_workers_jobs_get() -> None:
+    episode = Drawn(12, 1.1, 16).episode(3)
+    parted = played_jct_s(episode, Policies.parse("consolidated+keep+fifo+rigid+constant:1"))
+    # Each computes alone what its workers would have, and moves nothing.
+    alone_s = [job.duration_s for job in episode.opened().jobs]
+    assert [took >= least * (1 - 1e-9) for took, least in zip(parted, alone_s, strict=True)]
+    assert min(parted[n] - alone_s[n] for n in range(12)) == pytest.approx(0, abs=1e-3)
+    asked = played_jct_s(episode, Policies("consolidated"))
+    assert list(asked) != list(parted)
+    assert list(asked) == list(played_jct_s(episode, Policies("consolidated", partition=AS_ASKED)))
