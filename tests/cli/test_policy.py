@@ -287,8 +287,8 @@ def test_another_cluster_other_jobs_and_failures(mine: Path) -> None:
         ("--mix", "gnmt=0", "a share above 0"),
         ("--failures", "30d", "does not say what breaks"),
         ("--failures", "0d:4h", "expected more than 0 s"),
-        ("--trace", "jobs.csv", "--trace is for placement"),
-        ("--lab", "ofc2022", "--lab is for placement"),
+        ("--trace", "jobs.csv", "--seeds is for partition policies on PAC-ML's cluster"),
+        ("--lab", "ofc2022", "--lab is for jobs of a --trace"),
     ],
 )
 def test_variations_that_cannot_be(mine: Path, option: str, text: str, words: str) -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple, cast
 from patchlight.controller.policies.contract import PartitionPolicy
 from patchlight.controller.policies.guard import Fault, GuardedPartition
 from patchlight.controller.policies.learned import Card
+from patchlight.controller.policies.options.card import OptionsCard
 from patchlight.controller.policies.partition import Constant, Sufficient
 from patchlight.controller.policies.registry import find, policies
 from patchlight.emulation.experiments.pac_ml.variation import Variation
@@ -63,6 +64,11 @@ def check_names(names: Iterable[str], ramp: RampShape = PAC_ML_SHAPE) -> list[st
                 raise BadInput(
                     f"policy {name!r} has to be told {lacking[0]!r}",
                     hint=f"write it {name}:{lacking[0]}=VALUE",
+                )
+            if isinstance(getattr(recipe.factory, "card", None), OptionsCard):
+                raise BadInput(
+                    f"policy {name!r} decides in labs: this experiment's cluster is none",
+                    hint=f"see it on jobs: patchlight policy evaluate {name} --trace FILE",
                 )
             card = card_of(name)
             shape = (ramp.groups, ramp.racks, ramp.servers)

@@ -1,6 +1,7 @@
 """The queue of a simulated cluster, from the first arrival to the last end."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 
 from patchlight.controller.jobs.discipline.accounts import UserAccounts
 from patchlight.controller.jobs.discipline.contract import OrderTraits
@@ -103,6 +104,14 @@ class QueueScheduler:
             self.decide()
 
 
+def _check_fit(policies: Policies, cluster: Cluster) -> None:
+    for field in fields(policies):
+        policy = getattr(policies, field.name)
+        policy = getattr(policy, "policy", policy)  # of the guard of one that users wrote
+        if hasattr(policy, "check_fits"):
+            policy.check_fits(cluster.shape, cluster.lab)
+
+
 def simulate(
     cluster: Cluster,
     jobs: Sequence[QueueJob],
@@ -110,7 +119,11 @@ def simulate(
     settings: Settings | None = None,
     tell: Tell | None = None,
 ) -> QueueResult:
-    """Run all jobs to their end. The same input gives the same result, but for the latencies."""
+    """Run all jobs to their end. The same input gives the same result, but for the latencies.
+
+    ``BadInput`` for a learned policy that cannot decide in such a cluster.
+    """
+    _check_fit(policies, cluster)
     simulation = Simulation(cluster, jobs, settings or Settings())
     scheduler = QueueScheduler(simulation, policies)
     told, count = 0, len(jobs)

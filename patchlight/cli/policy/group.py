@@ -232,13 +232,13 @@ def _source(factory: Any) -> str | None:
     "--trace",
     type=_FILE,
     metavar="FILE",
-    help="For all but partition policies: the jobs, as simulate takes them.",
+    help="The jobs, as simulate takes them; without it partition policies run PAC-ML's.",
 )
 @click.option(
     "--lab",
     metavar="LAB",
     shell_complete=complete_lab,
-    help="For these too: the cluster is a lab's.  [default: 16x16x8; ofc2022 for topology]",
+    help="With --trace: the cluster is a lab's.  [default: 16x16x8; ofc2022 for topology]",
 )
 @click.option("--processes", type=_COUNT, help="At a time.  [default: the cores]")
 @click.option("--strict", is_flag=True, help="A policy that fails is an error (exit code 1).")
@@ -258,9 +258,9 @@ def evaluate(
 ) -> None:
     """How well policies do in the simulator.
 
-    Partition policies run PAC-ML's cluster. All others run the jobs
-    of --trace, as 'patchlight simulate' does, which has more options. Both print a table and
-    write result.json; Ctrl-C keeps what is finished.
+    Partition policies run PAC-ML's cluster. All others, and these with --trace, run its jobs,
+    as 'patchlight simulate' does, which has more options. Both print a table and write result.json;
+    Ctrl-C keeps what is finished.
     """
     from patchlight.cli.policy.evaluation import as_table, faults_of, of_partition, warnings_of
     from patchlight.cli.simulate import refuse_faults, run_simulation
@@ -270,12 +270,12 @@ def evaluate(
     if len(kinds) > 1:
         raise BadInput(f"cannot compare policies of different kinds: {', '.join(sorted(kinds))}")
     kind = kinds.pop()
-    if kind != "partition":
+    if kind != "partition" or trace is not None:
         if trace is None:
             raise BadInput(
                 f"{names[0]} is a policy of kind {kind}: expected --trace FILE with jobs"
             )
-        _refuse(_ONLY_PARTITION, f"is for partition policies, not for {kind} policies")
+        _refuse(_ONLY_PARTITION, "is for partition policies on PAC-ML's cluster, without --trace")
         from patchlight.emulation.simulator.cluster import Settings
         from patchlight.emulation.simulator.cluster.trace_simulation import SimulationOptions
         from patchlight.emulation.simulator.executors import Engine
@@ -292,11 +292,7 @@ def evaluate(
         )
         run_simulation(options, output, strict, as_json)
         return
-    _refuse(
-        ("trace", "lab"),
-        "is for placement, order, topology and elasticity policies: partition policies run "
-        "PAC-ML's jobs",
-    )
+    _refuse(("lab",), "is for jobs of a --trace: without one partition policies run PAC-ML's")
     counted = range(first_seed, first_seed + seeds)
     folder = output or Path("results") / time.strftime("evaluate-%Y%m%d-%H%M%S")
     check_output(folder)
@@ -335,5 +331,6 @@ def _kind_of(name: str) -> str:
     """Of a policy by any name; names of PAC-ML's experiment, like constant-8, are partitions."""
     from patchlight.controller.policies.registry import find
     from patchlight.emulation.experiments.pac_ml.episodes import NAMES
+    from patchlight.emulation.simulator.cluster.sweep import AS_ASKED
 
-    return "partition" if name in NAMES else find(name).kind
+    return "partition" if name == AS_ASKED or name in NAMES else find(name).kind
