@@ -20,17 +20,10 @@ import numpy as np
 from benchmarks import figure
 from patchlight import EmulatedLab
 from patchlight.controller.client import ControllerClient
-from patchlight.controller.policies.contract import JobView
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.placement import Consolidated
-from patchlight.controller.prediction.load import Training
-from patchlight.emulation.simulator.cluster import (
-    LabCluster,
-    Policies,
-    QueueJob,
-    Settings,
-    simulate,
-)
+from patchlight.emulation.simulator.cluster import LabCluster, Policies, Settings, simulate
+from patchlight.emulation.simulator.cluster.lab_jobs import jobs_of_specs
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab import Lab
@@ -95,15 +88,7 @@ def simulated_jct_s(
     lab: Lab, jobs: Sequence[TracedJob], policies: Policies, settings: Settings | None = None
 ) -> float:
     """The mean completion time that the simulator predicts."""
-    queue = [
-        QueueJob(
-            JobView(job.spec.name, job.spec.workers, arrived_s=job.arrives_s, training=training),
-            0.0,
-            training=training,
-        )
-        for job in jobs
-        for training in [Training(job.spec.iterations, job.spec.gradient_bytes, job.spec.compute_s)]
-    ]
+    queue = [each for job in jobs for each in jobs_of_specs(lab, [job.spec], "", job.arrives_s)]
     records = simulate(LabCluster(lab), queue, policies, settings).records
     return fmean(record.ended_s - record.arrived_s for record in records)
 

@@ -4,13 +4,23 @@
 those of ``benchmarks.following_light``, on the emulated OFC 2022 lab, each time with other
 policies: the mean completion times that are measured, and those that the simulator predicts. It is
 the first ten minutes of the trace, in full the first twenty: ``python -m benchmarks --full
-benchmarks.places_and_light``.
+benchmarks.places_and_light``. In the trace of the first seed nobody is predicted to be faster by
+who is next; in full there is a second one, the next seed's, where jobs wait longer.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import figure
-from benchmarks.following_light import COMPRESSION, SHORT_S, played, simulated_jct_s, trace
+from benchmarks.following_light import (
+    COMPRESSION,
+    SEED,
+    SHORT_S,
+    TracedJob,
+    played,
+    simulated_jct_s,
+    trace,
+)
 from patchlight.emulation.simulator.cluster import Policies as QueuePolicies
 from patchlight.emulation.simulator.randomlabs.comparison import Policies
 from patchlight.testbed.labfile.reader import load_lab
@@ -21,15 +31,16 @@ CHOICES = (
     Policies("least-delay", "least-delay"),
     Policies("regroup", "regroup"),
 )
+ORDERS = (*CHOICES, Policies("regroup", "regroup", "srpt"))
+ORDERS_SEED = 1
 FULL_S = 1200.0
 
 
-def predicted_s(length_s: float) -> dict[Policies, float]:
+def predicted_s(jobs: Sequence[TracedJob], choices: Sequence[Policies]) -> dict[Policies, float]:
     """The mean completion time that the simulator predicts for each, in compressed seconds."""
     lab = load_lab("ofc2022")
-    jobs = trace(lab, length_s)
     found = {}
-    for each in CHOICES:
+    for each in choices:
         placement, topology, order, *_ = each.load()
         found[each] = simulated_jct_s(lab, jobs, QueuePolicies(order, placement, topology))
     return found
@@ -38,10 +49,16 @@ def predicted_s(length_s: float) -> dict[Policies, float]:
 def run(*, full: bool = False) -> list[dict[str, Any]]:
     """Measured and predicted completion times of each choice."""
     length_s = FULL_S if full else SHORT_S
-    jobs = trace(load_lab("ofc2022"), length_s)
+    traces = ((SEED, CHOICES), *([(ORDERS_SEED, ORDERS)] if full else []))
+    return [each for seed, choices in traces for each in compared(length_s, seed, choices)]
+
+
+def compared(length_s: float, seed: int, choices: Sequence[Policies]) -> list[dict[str, Any]]:
+    """The same for one trace."""
+    jobs = trace(load_lab("ofc2022"), length_s, seed)
     head = f"{len(jobs)} jobs of {length_s / 60:g} minutes in packets"
     figures = []
-    for each, predicted in predicted_s(length_s).items():
+    for each, predicted in predicted_s(jobs, choices).items():
         choice = PolicyChoice(placement=each.placement, topology=each.topology, order=each.order)
         jct_s = played(jobs, choice).jct_s
         said = f"{head}, {each.name}: mean JCT, ×{COMPRESSION:g}"

@@ -58,8 +58,7 @@ class GangEntry:
     @property
     def workers(self) -> int:
         """How many GPUs it wants in all; of a job whose number a policy says, the least."""
-        specs = [status.spec for status in self.statuses]
-        return sum(spec.size or min(spec.degrees, default=1) for spec in specs)
+        return sum(map(_least, self.statuses))
 
     @property
     def wants(self) -> str:
@@ -88,6 +87,11 @@ class GangEntry:
         had = sum(status.gpu_seconds(now_s) for status in self.statuses)
         left_s = (alone_s(status, self.nic_bps) for status in self.statuses)
         return Progress(had, max(left_s) if known else math.nan)
+
+
+def _least(status: JobStatus) -> int:
+    """How many GPUs a job wants; where a policy says that, the least."""
+    return status.spec.size or min(status.spec.degrees, default=1)
 
 
 class Hosts(NamedTuple):
@@ -254,7 +258,7 @@ class LabSite:
             return _RETURNING
         taken = self.occupancy.occupied if occupied is None else occupied
         by_job: dict[str, Placed] = {}
-        gpus = 0
+        gpus, room = 0, self.books.room(entry.user) - entry.workers
         named = self.placement.named(self._lab, entry.statuses)
         try:
             for status in entry.statuses:
@@ -262,9 +266,12 @@ class LabSite:
                 others = functools.reduce(
                     operator.or_, (g for job, g in named.items() if job != status.id), 0
                 )
-                found = self.placement.place(self._lab, status, taken | others | gpus)
+                # What the others of the gang need at least is left to them.
+                most, busy = room + _least(status), taken | others | gpus
+                found = self.placement.place(self._lab, status, busy, most=most)
                 if isinstance(found, Waiting):
                     return found
+                room = most - len(found.hosts)
                 by_job[status.id] = found
                 gpus |= self._lab.cluster.as_set(found.hosts)
         except Exception as error:

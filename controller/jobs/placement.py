@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -126,13 +127,19 @@ class Placement:
         return able.bit_count()
 
     def place(
-        self, lab: LabView, status: JobStatus, occupied: int, workers: int = 0
+        self,
+        lab: LabView,
+        status: JobStatus,
+        occupied: int,
+        workers: int = 0,
+        most: float = math.inf,
     ) -> Placed | Waiting:
         """Hosts for a job, or why it has to wait.
 
         ``occupied`` are the GPUs that it cannot have. It gets so many ``workers``, by default as
-        many as it says, or else the partition policy, which may let it wait. ``JobFailed`` if that
-        refuses it. Policies may take until their deadline: not for an event loop.
+        many as it says, or else the partition policy, ``most`` or fewer; that may also let it wait.
+        ``JobFailed`` if that refuses it. Policies may take until their deadline: not for an event
+        loop.
         """
         if status.spec.hosts:
             return self._as_named(lab, status, occupied)
@@ -153,7 +160,7 @@ class Placement:
         for avoided in dict.fromkeys((failed_on, failed_on if workers else 0)):
             view = lab.view._replace(occupied=occupied | avoided)
             decisions: list[Decision] = []
-            degree = workers or job.workers or self._degree(view, status, decisions)
+            degree = workers or job.workers or self._degree(view, status, most, decisions)
             if not degree:
                 if decisions:
                     says, does = "partition", "lets it wait"
@@ -199,11 +206,14 @@ class Placement:
         verb = "is" if len(busy) == 1 else "are"
         return Waiting(WaitReason.NO_GPUS, f"{', '.join(busy[:3])} {verb} busy")
 
-    def _degree(self, view: ClusterView, status: JobStatus, decisions: list[Decision]) -> int:
+    def _degree(
+        self, view: ClusterView, status: JobStatus, most: float, decisions: list[Decision]
+    ) -> int:
         """How many workers the partition policy gives a job; 0 while it is to wait."""
         partition, job, spec = self._policies.now.partition, view_of(status), status.spec
         free = view.free_for(job).bit_count()
-        legal = (0, *sorted(n for n in spec.degrees or range(1, free + 1) if n <= free))
+        able = spec.degrees or range(1, free + 1)
+        legal = (0, *sorted(n for n in able if n <= min(free, most)))
         if partition is None or len(legal) == 1:
             return 0
         workers, decision = decided(

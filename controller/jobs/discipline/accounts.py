@@ -44,6 +44,11 @@ class UserAccounts:
         """How many GPUs a user's jobs have now."""
         return self._held.get(user, 0)
 
+    def room(self, user: str) -> float:
+        """How many more GPUs a user's jobs may have at once; infinity for any number."""
+        most = self._settings.allowance(user).gpus
+        return math.inf if most is None else most - self.held(user)
+
     def usage(self, now_s: float) -> dict[str, Usage]:
         """What each user had up to now: what to keep."""
         return {user: self._until(user, now_s) for user in self._usage}

@@ -10,6 +10,7 @@ from patchlight.controller.policies.contract import Progress, RingOfJob, Running
 from patchlight.controller.prediction.load import Load
 from patchlight.controller.prediction.sharing import Demand
 from patchlight.emulation.simulator.cluster.jobs import QueueJob
+from patchlight.testbed.errors import BadInput
 
 
 class State(StrEnum):
@@ -90,6 +91,11 @@ class SimulatedJob:
         if spec.training is not view.training or spec.communication != view.communication:
             view = view._replace(training=spec.training, communication=spec.communication)
             self.spec = spec = spec._replace(view=view)
+        if not (spec.view.workers or spec.view.degrees):
+            raise BadInput(
+                f"job {spec.view.name} says neither how many GPUs it wants nor among which degrees "
+                "a partition policy may choose"
+            )
         self.workers = spec.view.workers or spec.view.degrees[0]
         self.priority, self.after, self.preemptible = spec.priority, spec.after, spec.preemptible
         self.units = spec.duration_s if spec.training is None else float(spec.training.iterations)

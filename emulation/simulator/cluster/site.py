@@ -136,8 +136,10 @@ class SimulatedSite:
 
     def _degree(self, view: ClusterView, job: JobView) -> int | None:
         """What the partition policy says of a job that leaves its degree open."""
-        free = view.free_for(job).bit_count()
-        legal = (0, *(degree for degree in job.degrees if degree <= free))
+        accounts = self.accounts
+        most = math.inf if accounts is None else accounts.room(job.user)
+        most = min(most, view.free_for(job).bit_count())
+        legal = (0, *(degree for degree in job.degrees if degree <= most))
         if self._partition is None or len(legal) == 1:
             return None
         return self._partition.degree(view, job, legal)

@@ -6,6 +6,7 @@ import pytest
 
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.policies import PolicyChoice
+from patchlight.testbed.queueing import Allowance, Discipline
 from tests.support.job_cluster import at_work, finish, job, submit_running
 
 POLICIES = """
@@ -66,6 +67,15 @@ async def test_a_partition_policy_says_how_many_workers(policies: Path) -> None:
         await cluster.until(lambda: words in cluster.scheduler.message(cluster.table[later]))
         await finish(cluster, job_id)
         await cluster.until_state(later, JobState.RUNNING)
+
+
+async def test_a_partition_policy_gives_no_more_than_the_user_may_have() -> None:
+    rules = Discipline(each_user=Allowance(gpus=5))
+    async with at_work(PolicyChoice(partition="maximum"), discipline=rules) as cluster:
+        gang = [job("first"), job("second", degrees=(2, 4))]
+        first, second = await submit_running(cluster, *gang)
+        # What the second one needs at least is left to it.
+        assert [len(cluster.table[each].hosts) for each in (first, second)] == [3, 2]
 
 
 async def test_where_a_policy_fails_the_default_decides(policies: Path) -> None:

@@ -456,6 +456,31 @@ def test_a_job_whose_degree_is_open_gets_what_the_policy_says_each_time_it_start
     assert found["patient"].ended_s == pytest.approx(290)
 
 
+def test_a_partition_policy_gives_no_more_than_the_user_may_have() -> None:
+    class Largest:
+        def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int | None:
+            return legal[-1]
+
+    view = JobView("open", 0, sequential_s=400, degrees=(1, 2, 4), user="u")
+    training = Training(100, 0.0, {"": 4.0}, split=True)
+    jobs = [
+        QueueJob(view, 400, training=training),
+        QueueJob(view._replace(name="next", arrived_s=1.0), 400, training=training),
+    ]
+    policies = Policies(Fifo(), FirstFit(), None, None, Largest())
+    settings = Settings(each_user=Allowance(gpus=3))
+    found = {r.name: r for r in simulate(FOUR, jobs, policies, settings).records}
+    assert {name: (r.gpus, r.started_s) for name, r in found.items()} == {
+        "open": (2, 0),
+        "next": (1, 1),
+    }
+
+
+def test_a_job_that_says_no_number_of_gpus_is_refused() -> None:
+    with pytest.raises(BadInput, match="neither how many GPUs it wants"):
+        run([QueueJob(JobView("a"), 10)])
+
+
 def test_without_a_partition_policy_a_job_whose_degree_is_open_never_starts() -> None:
     view = JobView("open", 0, sequential_s=400, degrees=(1, 2, 4))
     open_job = QueueJob(view, 400, training=Training(100, 0.0, {"": 4.0}, split=True))
