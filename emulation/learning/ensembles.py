@@ -21,6 +21,7 @@ from patchlight.emulation.simulator.ramp.scenario import Scenario
 Likeness = Sequence[tuple[float, float]]
 """Of jobs under a condition, what ``_likeness`` says of them: each with its mean and deviation."""
 _SEEDS, _LEAST = 8, 0.02  # episodes that are looked at; what differs by less is alike
+_FARTHER = 1.5
 
 
 class MeanScorer(nn.Module):
@@ -61,9 +62,9 @@ class NearestScorer(MeanScorer):
         told = torch.tensor(likenesses, dtype=torch.float32)
         self._servers = members[0].value.layout.servers
         self.register_buffer("centres", told[..., 0])
-        widths = told[..., 1].mean(0).clamp(min=_LEAST)
-        # How often jobs come tells mixes of one load apart; it is not to outweigh load and mix.
-        widths[0] += told[:, 0, 0].std(correction=0)
+        widths = told[..., 1].square().mean(0).sqrt().clamp(min=_LEAST)
+        # The load says how often jobs come, too: that by itself only tells mixes apart.
+        widths[0] *= _FARTHER
         self.register_buffer("widths", widths)
         self.register_buffer("shares", shares)
 

@@ -82,8 +82,9 @@ def check_names(names: Iterable[str], ramp: RampShape = PAC_ML_SHAPE) -> list[st
 
 
 def shipped() -> list[str]:
-    """The learned policies that come with Patchlight."""
-    return [each.name for each in policies("partition") if each.origin == "learned, shipped"]
+    """The learned policies for a RAMP that come with Patchlight."""
+    named = [each.name for each in policies("partition") if each.origin == "learned, shipped"]
+    return [name for name in named if card_of(name) is not None]
 
 
 def made_for(name: str, rule: str) -> bool:
@@ -93,8 +94,9 @@ def made_for(name: str, rule: str) -> bool:
 
 
 def card_of(name: str) -> Card | None:
-    """What a learned policy says of itself; ``None`` for other ones."""
-    return None if name in NAMES else getattr(find(name, "partition").factory, "card", None)
+    """What a learned policy for a RAMP says of itself; ``None`` for other ones."""
+    card = None if name in NAMES else getattr(find(name, "partition").factory, "card", None)
+    return card if isinstance(card, Card) else None
 
 
 def make_policy(

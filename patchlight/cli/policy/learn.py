@@ -104,9 +104,13 @@ def train(
     text = read_text(file, ConfigError)
     if is_for_labs(text):
         if profiles is not None:
-            raise BadInput("--profiles is for partition policies: a lab's jobs are built-in models")
+            raise BadInput(
+                "--profiles is for partition policies of RAMPs: labs have built-in models"
+            )
         if conditions:
-            raise BadInput("--condition is for partition policies: a lab's jobs have 'labs'")
+            raise BadInput(
+                "--condition is for partition policies of RAMPs: labs have 'labs'"
+            )
         _train_for_labs(file, text, output, resume, steps, played_by)
         return
     if engine == "processes":
@@ -294,19 +298,22 @@ def export(
     more training; the card says on which it was trained.
     """
     needed()
+    import torch
+
     from patchlight.emulation.experiments.pac_ml.variation import Variation
     from patchlight.emulation.learning.export import export as write_model
     from patchlight.emulation.learning.export import of_runs
     from patchlight.emulation.learning.labs.config import is_for_labs
     from patchlight.emulation.learning.network import CONFIG
 
+    torch.set_num_threads(1)  # A fit of several comes to other weights than training did.
     run, *others = runs
     described = run / CONFIG
     if described.is_file() and is_for_labs(described.read_text()):
         if ramp is not None:
-            raise BadInput("--ramp is for partition policies: policies for labs serve any")
+            raise BadInput("--ramp is for partition policies of RAMPs: those for labs serve any")
         if others:
-            raise BadInput("several runs make one partition policy: policies for labs are of one")
+            raise BadInput("several runs make one policy of a RAMP: those for labs are of one run")
         from patchlight.emulation.learning.labs.export import export_lab_model
         from patchlight.emulation.learning.labs.run import load_lab_run
 

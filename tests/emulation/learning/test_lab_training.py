@@ -16,6 +16,7 @@ from patchlight.controller.policies.options.learned import (
     LearnedElasticity,
     LearnedPlacement,
     LearnedTopology,
+    WeighsPartitions,
 )
 from patchlight.controller.policies.options.least_delay import LeastDelayPlacement
 from patchlight.controller.policies.registry import load_policy
@@ -357,7 +358,14 @@ def test_before_training_the_option_of_the_lowest_cost_is_taken() -> None:
 
 
 def test_shipped_configurations_are_read() -> None:
-    for name in ("lab-small", "lab-circuits", "lab-elastic", "lab-partition", "learned-lab"):
+    for name in (
+        "lab-small",
+        "lab-circuits",
+        "lab-elastic",
+        "lab-partition",
+        "learned-lab",
+        "learned-lab-partition",
+    ):
         text = (CONFIGS / f"{name}.yaml").read_text()
         assert is_for_labs(text)
         assert parse_lab_config(text).name == name
@@ -400,3 +408,18 @@ def test_the_shipped_model_is_what_its_card_says() -> None:
     assert card.training["config"] == json.loads(json.dumps(written.as_data()))
     assert card.tested_range["gpus"] == [8.0, 128.0]
     assert np.isfinite(episode_of(CONFIG, 7).play(placement, topology).jobs["jct_s"]).all()
+
+
+def test_the_shipped_model_of_partition_decides_otherwise_than_the_rule() -> None:
+    model = load_policy("learned-lab-partition", "partition")
+    assert isinstance(model, WeighsPartitions)
+    written = parse_lab_config((CONFIGS / "learned-lab-partition.yaml").read_text())
+    assert model.card.training["config"] == json.loads(json.dumps(written.as_data()))
+    assert model.card.training["fitted"]["corrects"] == ["partition"]
+    episode, placement = opened_of(PARTED, 7), load_policy("consolidated", "placement")
+    learned, rule = (
+        episode.play(placement, partition=each).jobs  # type: ignore[arg-type]
+        for each in (model, load_policy("least-delay", "partition"))
+    )
+    assert np.isfinite(learned["jct_s"]).all()
+    assert list(learned["gpus"]) != list(rule["gpus"])
