@@ -33,6 +33,14 @@ from patchlight.testbed.errors import BadInput
     shell_complete=complete_policy,
     help="Of the built-in pairs, and of POLICIES that name none.",
 )
+@click.option(
+    "--over",
+    "others",
+    multiple=True,
+    metavar="POLICIES",
+    shell_complete=complete_policy,
+    help="Compare with these instead of the built-in pairs. May be given again.",
+)
 @click.option("--labs", type=click.IntRange(2, 10_000), default=40, help="How many labs.")
 @click.option("--first-seed", type=click.IntRange(0), default=0, help="That of the first lab.")
 @click.option("--jobs", type=click.IntRange(2, 100_000), default=120, help="That come to each lab.")
@@ -54,6 +62,7 @@ from patchlight.testbed.errors import BadInput
 def compare(
     policies: tuple[str, ...],
     order: str,
+    others: tuple[str, ...],
     labs: int,
     first_seed: int,
     jobs: int,
@@ -91,14 +100,15 @@ def compare(
     folder = output or Path("results") / time.strftime("compare-%Y%m%d-%H%M%S")
     check_output(folder)
     wanted = [Policies.parse(text, order) for text in policies]
+    pairs = tuple(Policies.parse(text, order) for text in others) or built_in(order)
     drawn = Drawn(jobs, load, largest, trace)
     seeds = range(first_seed, first_seed + labs)
     origin = provenance(seeds, [] if trace is None or is_drawn(trace) else [trace])
     with progress_bar("labs", console(stderr=as_json)) as tell:
         done = iter(range(1, labs + 1))
         engine = Engine("processes", processes or 0)
-        pairs, one_more = built_in(order), lambda: tell(next(done), labs)
-        results = run_comparison(drawn, (*pairs, *wanted), seeds, engine, one_more)
+        choices, one_more = (*pairs, *wanted), lambda: tell(next(done), labs)
+        results = run_comparison(drawn, choices, seeds, engine, one_more)
     rows = [
         {"labs_of": of, **_words(found)}
         for each in wanted
@@ -108,6 +118,7 @@ def compare(
         "comparison": "random labs",
         "schema_version": 2,
         "order": order,
+        "over": [each.name for each in pairs],
         "drawn": {"jobs": jobs, "load": load, "largest": largest, "trace": trace and str(trace)},
         "rows": rows,
         "labs": [each._asdict() for each in results],
@@ -121,7 +132,8 @@ def compare(
         print_json(rows)
         return
     for each in wanted:
-        _table([row for row in rows if row["policies"] == each.name], each.name, load).print()
+        of_it = [row for row in rows if row["policies"] == each.name]
+        _table(of_it, each.name, load, ", ".join(others) or "built-in pairs").print()
     say(f"Figures: {written}")
 
 
@@ -141,8 +153,8 @@ def _words(compared: Any) -> dict[str, Any]:
     }
 
 
-def _table(rows: list[dict[str, Any]], name: str, load: float) -> Table:
-    title = f"{name}: mean JCT over that of built-in pairs, load {load:g}, mean ± 95 %"
+def _table(rows: list[dict[str, Any]], name: str, load: float, others: str) -> Table:
+    title = f"{name}: mean JCT over that of {others}, load {load:g}, mean ± 95 %"
     numbers = ("labs", "over the best of each", "worst", "95th pct.", "over one")
     columns = [Column(name, whole=True, right=True) for name in numbers]
     table = Table("labs of", *columns, Column("that one", wide=True), title=title)

@@ -108,9 +108,7 @@ def train(
                 "--profiles is for partition policies of RAMPs: labs have built-in models"
             )
         if conditions:
-            raise BadInput(
-                "--condition is for partition policies of RAMPs: labs have 'labs'"
-            )
+            raise BadInput("--condition is for partition policies of RAMPs: labs have 'labs'")
         _train_for_labs(file, text, output, resume, steps, played_by)
         return
     if engine == "processes":

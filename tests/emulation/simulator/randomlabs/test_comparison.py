@@ -80,6 +80,14 @@ def test_a_pair_is_compared_by_one_command(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "result.json").read_text())
     assert written["drawn"]["jobs"] == 5
     assert [len(lab["jct_s"]) for lab in written["labs"]] == [10, 10]
+    one = [*arguments, "--over", "first-fit+keep", "--over", "rack-aware"]
+    done = CliRunner().invoke(cli, one)
+    assert done.exit_code == 0, done.output
+    written = json.loads((tmp_path / "result.json").read_text())
+    assert written["over"] == ["first-fit", "rack-aware"]
+    assert {*written["labs"][0]["jct_s"]} >= {"first-fit", "rack-aware"}
+    assert "consolidated" not in written["labs"][0]["jct_s"]
+    assert all(row["best_of_all"] in written["over"] for row in written["rows"])
     again = Drawn(5, 1.1, 8).episode(written["labs"][0]["seed"])
     assert len(again.jobs) == 5
 
