@@ -42,9 +42,10 @@ def _whole(answer: Any, what: str) -> int:
 
 
 def _legal(answer: Any, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int | None:
-    if answer is None:
+    waits = cluster.shape.ramp is None
+    if answer is None and waits:
         return None
-    what = f"one of the legal degrees {', '.join(map(str, legal))}, or None"
+    what = f"one of the legal degrees {', '.join(map(str, legal))}{', or None' * waits}"
     degree = _whole(answer, what)
     if degree not in legal:
         raise PolicyFailed(f"it answered {_shown(degree)}: expected {what}")

@@ -319,7 +319,8 @@ class PartitionPolicy(Protocol):
     def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int | None:
         """One of ``legal`` (ascending, 0 first), or ``PlacedDegree``; 0 refuses the job.
 
-        ``None`` lets it wait until other GPUs become free; where no job can wait, it is refused.
+        ``None`` lets it wait until other GPUs become free; on a RAMP, where no job waits, it is no
+        answer.
         """
 
 

@@ -91,7 +91,14 @@ BOTH = pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize(
     ("kind", "answer"),
     [
-        *(("partition", 2), ("partition", 0), ("order", -5.0), ("order", 7), ("topology", {})),
+        *(
+            ("partition", 2),
+            ("partition", 0),
+            ("partition", None),
+            ("order", -5.0),
+            ("order", 7),
+            ("topology", {}),
+        ),
         *(("placement", [3, 1]), ("placement", None), ("placement", (1, 2))),
         *(("elasticity", {"one": 2, "two": 4}), ("elasticity", {"two": 1})),
     ],
