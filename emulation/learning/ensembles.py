@@ -21,7 +21,7 @@ from patchlight.emulation.simulator.ramp.scenario import Scenario
 Likeness = Sequence[tuple[float, float]]
 """Of jobs under a condition, what ``_likeness`` says of them: each with its mean and deviation."""
 _SEEDS, _LEAST = 8, 0.02  # episodes that are looked at; what differs by less is alike
-_FARTHER = 1.5
+_FARTHER = 1.5  # deviations of the time between jobs count as one of anything else
 
 
 class MeanScorer(nn.Module):

@@ -15,8 +15,8 @@ from patchlight.testbed.files.records import Record, setting
 
 DRAWN = "drawn"
 LEARNED_KINDS = ("partition", "placement", "topology", "order", "elasticity")
-_ALONE = (("elasticity",), ("partition",))
 """The kinds whose answers can be tried out in the simulator so far."""
+_ALONE = (("elasticity",), ("partition",))
 _SEED = Whole("a seed", 0, 2**31)
 _LOAD = Number("a load", above=0, highest=4)
 

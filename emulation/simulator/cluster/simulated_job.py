@@ -96,7 +96,7 @@ class SimulatedJob:
                 f"job {spec.view.name} says neither how many GPUs it wants nor among which degrees "
                 "a partition policy may choose"
             )
-        self.workers = spec.view.workers or spec.view.degrees[0]
+        self.workers = self.least
         self.priority, self.after, self.preemptible = spec.priority, spec.after, spec.preemptible
         self.units = spec.duration_s if spec.training is None else float(spec.training.iterations)
         self.remaining = self.began_remaining = self.units
@@ -110,6 +110,11 @@ class SimulatedJob:
     def is_open(self) -> bool:
         """Whether the partition policy says how many GPUs it gets."""
         return not self.spec.view.workers
+
+    @property
+    def least(self) -> int:
+        """How many GPUs it wants; where its degree is open, the least that it can have."""
+        return self.spec.view.workers or self.spec.view.degrees[0]
 
     @property
     def user(self) -> str:
@@ -139,7 +144,7 @@ class SimulatedJob:
         """It begins to wait."""
         self.state, self.waits_since_s = State.WAITING, now_s
         if self.is_open:
-            self.workers = self.spec.view.degrees[0]
+            self.workers = self.least
 
     def start(
         self,

@@ -194,7 +194,7 @@ class Simulation:
         demand = self.cluster.demand(ring) if len(ring) > 1 else {}
         if demand is None:
             if job.is_open:
-                job.workers = job.spec.view.degrees[0]
+                job.workers = job.least
             return False
         sites, load = self.cluster.shape.gpus, self.load_on(job, ring)
         job.start(self.now_s, ring, gpus, load, self.settings.restart_s, dark_s)
