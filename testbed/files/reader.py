@@ -16,6 +16,8 @@ from patchlight.testbed.files.fields import FieldType
 from patchlight.testbed.files.issues import FileError, FileIssue, FileIssues
 
 _DEEPEST = 32  # A lab file has 7 levels.
+_TOO_DEEP = f"nested more than {_DEEPEST} levels deep"
+_TOO_DEEP_FOR_LIBYAML = "maximum nesting depth"  # 1,000 levels, with PyYAML 6.0.4's
 _LARGEST = 64 * 2**20  # bytes
 _MOST_VALUES = 1_000_000  # A lab of 1,024 hosts has 33,000 keys and values.
 _MOST_BY_ALIASES = 100_000  # values that are read again for each alias
@@ -105,6 +107,9 @@ def compose(text: str, issues: FileIssues, type: FieldType) -> yaml.Node | None:
             return None
         root: yaml.Node | None = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
+        if _TOO_DEEP_FOR_LIBYAML in (error.problem or ""):
+            issues.add(1, 1, f"{_TOO_DEEP}: expected {type.what}")
+            return None
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
         problem = ", ".join(part for part in (error.context, error.problem) if part)
@@ -127,7 +132,7 @@ def _too_much(text: str) -> str | None:
         if isinstance(event, yaml.CollectionStartEvent):
             open_nodes.append((event.anchor, nodes + by_aliases))
             if len(open_nodes) > _DEEPEST:
-                return f"nested more than {_DEEPEST} levels deep"
+                return _TOO_DEEP
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, before = open_nodes.pop()
             sizes[anchor] = nodes + by_aliases - before
