@@ -13,7 +13,12 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.fields import MapOf, Number, Text, Whole
 from patchlight.testbed.files.records import setting
 
-ALGORITHMS = {"afterstates": "afterstates", "maskable-ppo": "ppo", "masked-dqn": "dqn"}
+ALGORITHMS = {
+    "afterstates": "afterstates",
+    "policy-iteration": "policy_iteration",
+    "maskable-ppo": "ppo",
+    "masked-dqn": "dqn",
+}
 """Each with the key that its settings are under."""
 TEACHERS = ("sufficient",)
 
@@ -39,6 +44,7 @@ _GAMMA = Number("a discount factor", above=0, highest=1)
 _RATE = Number("a learning rate", above=0)
 _N_STEPS = Whole("a number of steps", 1, 4096)
 _BATCH = Whole("a number of samples", 1, 10**9)
+_START = Text("a model or a folder", str)
 _TAUGHT = Text("a degree or 'sufficient'", _degree, numbers=True)
 _TEACHER = MapOf(LAW, _TAUGHT, "a degree for each law", "{A: 8, B: sufficient}")
 
@@ -51,8 +57,8 @@ class Afterstates:
     ``teacher_only_fraction`` of all steps; after that, until ``teacher_until_fraction``, in
     ``teacher_env_fraction`` of the environments. ``epsilon`` falls to 0 at the end; the learning
     rate falls to 0 from ``decay_from_fraction`` on. ``ema_rate`` is that of the moving average of
-    weights, by which the policy plays that is kept. ``start`` is a model that comes along, or an
-    ONNX file, whose weights to begin with.
+    weights, by which the policy plays that is kept. ``start`` is a model that comes along, an ONNX
+    file, or the folder of an earlier run, whose weights to begin with.
     """
 
     gamma: float = setting(_GAMMA, "the discount factor", 0.98)
@@ -66,8 +72,34 @@ class Afterstates:
     teacher_only_fraction: float = setting(_FRACTION, "until when the teacher decides alone", 0.15)
     teacher_until_fraction: float = setting(_FRACTION, "until when it decides at all", 0.6)
     teacher_env_fraction: float = setting(_FRACTION, "of the environments where it does", 0.2)
-    start: str = setting(Text("a model", str), "a model whose weights to begin with", "")
+    start: str = setting(_START, "a model or a run whose weights to begin with", "")
     teacher: Mapping[str, int | str] = setting(_TEACHER, "the degree that it takes by law", {})
+
+
+@dataclass(frozen=True)
+class PolicyIteration:
+    """How roll-outs improve a policy, see ``patchlight.emulation.learning.policy_iteration``.
+
+    Of each decision at most ``options`` actions, whose scores are at most ``near`` below the best,
+    are played out in ``futures`` futures of ``jobs`` jobs each. ``buffer_size``, ``batch_size`` and
+    ``learning_starts`` count decisions that were played out, all else as ``Afterstates``.
+    """
+
+    gamma: float = setting(_GAMMA, "the discount factor", 0.99)
+    near: float = setting(Number("a difference", above=0), "of scores, in accepted jobs", 0.2)
+    options: int = setting(Whole("a number", 2, 64), "of actions that are compared", 4)
+    futures: int = setting(Whole("a number", 1, 4096), "in which each is played out", 8)
+    jobs: int = setting(Whole("a number", 1, 1000), "to come in each of them", 16)
+    epsilon: float = setting(_FRACTION, "part of decisions made at random, at first", 0.03)
+    learning_rate: float = setting(_RATE, "Adam's", 1e-3)
+    decay_from_fraction: float = setting(_FRACTION, "when the learning rate begins to fall", 0.5)
+    buffer_size: int = setting(Whole("a number", 1000, 10**8), "decisions that are kept", 100_000)
+    learning_starts: int = setting(Whole("a number", 0, 10**9), "decisions before it", 5_000)
+    batch_size: int = setting(_BATCH, "decisions of a gradient step", 256)
+    n_steps: int = setting(_N_STEPS, "decisions of each environment in a round", 4)
+    gradient_steps: int = setting(Whole("a number", 1, 10_000), "of a round", 8)
+    ema_rate: float = setting(_SMALL, "of the average of weights, for each gradient step", 0.005)
+    start: str = setting(_START, "a model or a run whose weights to begin with", "")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.emulation.experiments.pac_ml.variation import Variation
-from patchlight.emulation.learning.algorithms import ALGORITHMS, LAW, STEPS, Afterstates, Dqn, Ppo
+from patchlight.emulation.learning.algorithms import (
+    ALGORITHMS,
+    LAW,
+    STEPS,
+    Afterstates,
+    Dqn,
+    PolicyIteration,
+    Ppo,
+)
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
 from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
 from patchlight.emulation.simulator.ramp.scenario import MAX_ERROR, FixedArrivals
@@ -182,19 +190,25 @@ class Config:
     environment: Environment = setting(_record(Environment), "what is simulated", Environment())
     network: Network = setting(_record(Network), "how large it is", Network())
     afterstates: Afterstates = setting(_record(Afterstates), "of that algorithm", Afterstates())
+    policy_iteration: PolicyIteration = setting(
+        _record(PolicyIteration), "of that algorithm", PolicyIteration()
+    )
     ppo: Ppo = setting(_record(Ppo), "of maskable-ppo", Ppo())
     dqn: Dqn = setting(_record(Dqn), "of masked-dqn", Dqn())
     evaluation: Evaluation = setting(_record(Evaluation), "while training", Evaluation())
 
     def __post_init__(self) -> None:
         key = ALGORITHMS[self.algorithm]
-        for other, cls in (("afterstates", Afterstates), ("ppo", Ppo), ("dqn", Dqn)):
-            if other != key and getattr(self, other) != cls():
+        usual = {each.name: each.default for each in dataclasses.fields(self)}
+        for other in ALGORITHMS.values():
+            if other != key and getattr(self, other) != usual[other]:
                 raise BadInput(
                     f"{other!r} is not of algorithm {self.algorithm!r}: its settings are {key!r}"
                 )
+        if key == "policy_iteration":
+            self._check_policy_iteration()
         if self.environment.blocks > 1:
-            if key != "afterstates":
+            if key not in ("afterstates", "policy_iteration"):
                 raise BadInput(f"{self.algorithm!r} does not choose blocks: 'afterstates' does")
             if self.network.graph_width or self.network.no_model:
                 raise BadInput(
@@ -208,6 +222,16 @@ class Config:
                 raise BadInput("'start' needs the observation 'patchlight': models see by that")
             if key == "ppo":
                 raise BadInput("'maskable-ppo' does not learn by the observation 'pac-ml'")
+
+    def _check_policy_iteration(self) -> None:
+        if self.network.observation == "pac-ml" or self.network.graph_width:
+            raise BadInput(
+                "'policy-iteration' compares clusters alone: it needs the observation "
+                "'patchlight' and no 'graph_width'"
+            )
+        environment = self.environment
+        if any(environment.under(each).remaining_error for each in environment.conditions):
+            raise BadInput("'policy-iteration' needs exact remaining times: no error of them")
 
     @property
     def discount(self) -> float:
@@ -260,6 +284,16 @@ def with_conditions(config: Config, conditions: Sequence[str]) -> Config:
     """A configuration under other conditions; ``BadInput`` for what is none."""
     written = tuple(_condition(each) for each in conditions)
     return replace(config, environment=replace(config.environment, conditions=written))
+
+
+def with_start(config: Config, start: str) -> Config:
+    """A configuration that begins with these weights; ``BadInput`` if its algorithm cannot."""
+    key = ALGORITHMS[config.algorithm]
+    settings = getattr(config, key)
+    if not hasattr(settings, "start"):
+        raise BadInput(f"{config.algorithm!r} always begins anew: it has no 'start'")
+    changed: dict[str, Any] = {key: replace(settings, start=start)}
+    return replace(config, **changed)
 
 
 def check(config: Config, degrees: tuple[int, ...]) -> None:

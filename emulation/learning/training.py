@@ -27,6 +27,7 @@ from patchlight.emulation.learning.ensembles import Likeness, likeness_of
 from patchlight.emulation.learning.network import CHECKPOINT, CONFIG, of_this_network
 from patchlight.emulation.learning.on_ray import MakeWorker, RayRollouts
 from patchlight.emulation.learning.players import play
+from patchlight.emulation.learning.policy_iteration import PlayOutWorker, PolicyIterationLearner
 from patchlight.emulation.learning.rollouts import Experience, Progress
 from patchlight.emulation.learning.run_log import SAID_EVERY_S, RunLog
 from patchlight.emulation.learning.vector_episodes import layout_of
@@ -223,6 +224,9 @@ class Run:
             players = self._on_ray(stack, DqnWorker, scenarios)
             workers = players.count if players else 1
             learner = DqnLearner(config, scenarios, done, players, workers)
+        elif config.algorithm == "policy-iteration":
+            playing_out = self._on_ray(stack, PlayOutWorker, scenarios)
+            learner = PolicyIterationLearner(config, scenarios, done, playing_out)
         else:
             others = self._on_ray(stack, AfterstateWorker, scenarios)
             learner = AfterstateLearner(config, scenarios, done, others)

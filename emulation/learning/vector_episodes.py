@@ -105,7 +105,7 @@ class VectorEpisodes:
             raise BadInput(
                 f"a block is chosen under {PlacementRule.RAMP_BLOCK.value}, not {first.rule}"
             )
-        self.scenarios, self.num_envs = tuple(scenarios), num_envs
+        self.scenarios, self.num_envs, self.blocks = tuple(scenarios), num_envs, blocks
         self.layout = layout_of(first)
         self.workloads, self.rule = first.workloads, first.rule
         size, graphs = self.layout.servers, len(self.workloads.names)

@@ -10,17 +10,22 @@ from torch import Tensor
 from patchlight.controller.policies.learned import load_learned
 from patchlight.controller.policies.model_files import shipped_models
 from patchlight.controller.policies.observation import COUNTED, WORK
-from patchlight.emulation.learning.network import OptionScorer
+from patchlight.emulation.learning.network import OptionScorer, load_run, of_this_network
 from patchlight.testbed.errors import BadInput
 
 
 def begin_with(scorer: OptionScorer, model: str) -> None:
-    """Give a scorer the weights of a model: a name of those that come along, or an ONNX file.
+    """Give a scorer the weights of a model: a name of those that come along, an ONNX file, or the
+    folder of an earlier run with the same network.
 
     One that saw version 1 of the observation decides at PAC-ML's load as it did; what it did not
     see has no weight yet. ``BadInput`` if the networks differ.
     """
     path = shipped_models().get(model, Path(model))
+    if path.is_dir():
+        with of_this_network(f"the run in {path}"):
+            scorer.load_state_dict(load_run(path)[1]["average"])
+        return
     card = load_learned(path).card
     mine = [layer for layer in scorer.value.layers if isinstance(layer, torch.nn.Linear)]
     weights, biases = _layers(path)

@@ -44,6 +44,11 @@ def needed() -> None:
     help="When jobs come, how far off remaining times are and of which models jobs are, instead of "
     "what the configuration says, like 'poisson:1000 error:0.3 gnmt=1'. May be given again.",
 )
+@click.option(
+    "--start",
+    metavar="RUN|MODEL",
+    help="Begin with the weights of an earlier run, by its folder, or of a model.",
+)
 @profiles_option
 @click.option(
     "--engine",
@@ -64,6 +69,7 @@ def train(
     resume: bool,
     steps: int | None,
     conditions: tuple[str, ...],
+    start: str | None,
     profiles: Path | None,
     engine: str,
     address: str | None,
@@ -87,6 +93,7 @@ def train(
         find_config,
         parse_config,
         with_conditions,
+        with_start,
     )
     from patchlight.emulation.learning.export import export as write_model
     from patchlight.emulation.learning.labs.config import is_for_labs
@@ -109,6 +116,8 @@ def train(
             )
         if conditions:
             raise BadInput("--condition is for partition policies of RAMPs: labs have 'labs'")
+        if start is not None:
+            raise BadInput("--start is for partition policies of RAMPs: for labs all begin anew")
         _train_for_labs(file, text, output, resume, steps, played_by)
         return
     if engine == "processes":
@@ -118,6 +127,8 @@ def train(
         wanted = dataclasses.replace(wanted, steps=steps)
     if conditions:
         wanted = with_conditions(wanted, conditions)
+    if start is not None:
+        wanted = with_start(wanted, start)
     found = find_profiles(profiles)
     folder = output or Path("results") / "learning" / wanted.name
     say(f"models: {found.source}")

@@ -33,12 +33,14 @@ from patchlight.emulation.learning.config import (  # noqa: E402
     parse_config,
     read_config,
     with_conditions,
+    with_start,
 )
 from patchlight.emulation.learning.dqn import DqnLearner  # noqa: E402
 from patchlight.emulation.learning.export import export, rounded  # noqa: E402
 from patchlight.emulation.learning.labs.config import is_for_labs, parse_lab_config  # noqa: E402
 from patchlight.emulation.learning.network import ClusterValue, OptionScorer, load_run, scorer_of  # noqa: E402
 from patchlight.emulation.learning.players import play  # noqa: E402
+from patchlight.emulation.learning.policy_iteration import PolicyIterationLearner  # noqa: E402
 from patchlight.emulation.learning.study import Study  # noqa: E402
 from patchlight.emulation.learning.training import Run, scenarios_of  # noqa: E402
 from patchlight.emulation.simulator.ramp import Workloads, run_episode  # noqa: E402
@@ -57,6 +59,7 @@ network: {hidden: [16], busy_after_ks: [1, 4, 10]}
 evaluation: {seeds: 2, every_steps: 2000}
 """
 NO_GRAPH = "name: a\nalgorithm: maskable-ppo\nnetwork: {observation: pac-ml}"
+ITERATED = "name: a\nalgorithm: policy-iteration\n"
 NO_LAW = "name: a\nenvironment: {laws: [A, E]}"
 
 
@@ -152,9 +155,11 @@ def test_learning_from_play_beats_chance() -> None:
         ("small --engine processes", "--engine processes is for labs"),
         ("small --processes 2", "--processes is for --engine processes or ray"),
         ("small --address 127.0.0.1:6379", "engine serial has no address"),
+        ("small-dqn --start learned-first-fit", "'masked-dqn' always begins anew"),
+        ("lab-small --start learned-first-fit", "--start is for partition policies"),
     ],
 )
-def test_where_nothing_is_played_by_others_it_is_said(
+def test_what_a_training_cannot_do_is_said_before_it_begins(
     arguments: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -164,12 +169,18 @@ def test_where_nothing_is_played_by_others_it_is_said(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("algorithm", ["afterstates", "masked-dqn"])
-def test_a_seed_fixes_the_weights(algorithm: str) -> None:
-    sooner = "dqn: {learning_starts: 100}\n" if algorithm == "masked-dqn" else ""
+@pytest.mark.parametrize(
+    ("algorithm", "make", "sooner"),
+    [
+        ("afterstates", AfterstateLearner, ""),
+        ("policy-iteration", PolicyIterationLearner, "policy_iteration: {learning_starts: 1}"),
+        ("masked-dqn", DqnLearner, "dqn: {learning_starts: 100}"),
+    ],
+    ids=["afterstates", "policy-iteration", "masked-dqn"],
+)
+def test_a_seed_fixes_the_weights(algorithm: str, make: Any, sooner: str) -> None:
     config = parse_config(TINY.replace("steps", f"algorithm: {algorithm}\nsteps", 1) + sooner)
     scenarios = scenarios_of(config, GRAPHS)
-    make = AfterstateLearner if algorithm == "afterstates" else DqnLearner
 
     def trained(config: Config) -> torch.Tensor:
         learner = make(config, scenarios)
@@ -220,6 +231,9 @@ def test_the_teacher_keeps_to_its_rule() -> None:
         ("name: a\nnetwork: {busy_after_ks: []}", 2, 10, "'busy_after_ks' is empty"),
         ("name: a\nppo: {n_epochs: 4}", 1, 1, "'ppo' is not of algorithm 'afterstates'"),
         ("name: a\nalgorithm: masked-dqn\ndqn: {clip_range: 1}", 3, 7, "unknown key 'clip_range'"),
+        (ITERATED + "network: {graph_width: 4}", 1, 1, "compares clusters alone"),
+        (ITERATED + "environment: {remaining_error: 0.3}", 1, 1, "needs exact remaining times"),
+        (ITERATED + "policy_iteration: {options: 1}", 3, 29, "a whole number from 2"),
         (NO_GRAPH, 1, 1, "does not learn by the observation 'pac-ml'"),
         ("name: a b", 1, 7, "is not a name"),
         ("name: [a", 1, 1, "not YAML"),
@@ -424,7 +438,8 @@ def test_a_study_trains_and_compares_what_sees_graphs_in_two_ways(tmp_path: Path
 def test_a_run_may_begin_with_the_weights_of_a_model() -> None:
     times = "busy_after_ks: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 22, 28]"
     text = TINY.replace("hidden: [16], busy_after_ks: [1, 4, 10]", f"{times}, hidden: [256, 128]")
-    config = parse_config(text + "afterstates: {start: learned-first-fit}\n")
+    config = with_start(parse_config(text), "learned-first-fit")
+    assert config == parse_config(text + "afterstates: {start: learned-first-fit}\n")
     learner = AfterstateLearner(config, scenarios_of(config, GRAPHS))
     # At the load that it was trained for it decides as the model does, which saw less.
     scenario = scenarios_of(config, GRAPHS)[1]
