@@ -30,8 +30,8 @@ class Drawn(NamedTuple):
 def drawn(episodes: VectorEpisodes, envs: _Ints, jobs: int, rng: np.random.Generator) -> Drawn:
     """Futures of these environments: the job that waits, and ``jobs`` after it.
 
-    Those are drawn from the jobs of the whole episode, putting back: its law is known only from
-    them. So this is for training, where no job to come may be known, but any law may be.
+    Those are drawn, putting back, from all jobs of the episode, so that they follow its law. This
+    is for training only: a policy that decides does not know the law.
     """
     wait_s, graph, beta = np.zeros((3, len(envs), jobs + 1))
     for row, env in enumerate(envs.tolist()):
