@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from patchlight.controller.policies.observation import (
+    COUNTED,
     INTERVAL,
     RECENT_JOBS,
     UNEVENNESS,
@@ -69,10 +70,10 @@ class NearestScorer(MeanScorer):
         self.register_buffer("shares", shares)
 
     def weights(self, recent: Tensor) -> Tensor:
-        """As above: those of the nearest condition."""
+        """As above: those of the nearest condition; for the first job of all, of the first one."""
         told = _likeness(recent, self._servers).unsqueeze(-2)
         away = (((told - self.centres) / self.widths) ** 2).sum(-1)
-        return self.shares[away.argmin(-1)]
+        return self.shares[away.argmin(-1) * (recent[..., COUNTED] > 0)]
 
 
 def _likeness(recent: Tensor, servers: int) -> Tensor:

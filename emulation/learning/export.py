@@ -100,7 +100,8 @@ def of_runs(
     if any(each != learned[0] for each in learned):
         network = _nearest(runs, loaded, members, conditions)
         training["config"]["environment"]["conditions"] = conditions
-        training["learned_under"] = [list(each.environment.conditions) for each, _ in loaded]
+        under = [dict.fromkeys(each.environment.conditions) for each, _ in loaded]
+        training["learned_under"] = [list(each) for each in under]
     elif len(members) > 1:
         network = MeanScorer(members)
     return network, layout, config, training

@@ -37,6 +37,9 @@ def needed() -> None:
     "--steps", type=click.IntRange(min=1), help="Decisions to learn from, over the configuration's."
 )
 @click.option(
+    "--seed", type=click.IntRange(0, 2**31), help="Of the weights and of what is drawn, likewise."
+)
+@click.option(
     "--condition",
     "conditions",
     multiple=True,
@@ -68,6 +71,7 @@ def train(
     output: Path | None,
     resume: bool,
     steps: int | None,
+    seed: int | None,
     conditions: tuple[str, ...],
     start: str | None,
     profiles: Path | None,
@@ -107,6 +111,8 @@ def train(
     if processes is not None and engine == "serial":
         raise BadInput("--processes is for --engine processes or ray: else this process plays")
     played_by = Engine(engine, processes or 0, address)
+    given = {"steps": steps, "seed": seed}
+    changed: dict[str, Any] = {key: each for key, each in given.items() if each is not None}
     file = find_config(config)
     text = read_text(file, ConfigError)
     if is_for_labs(text):
@@ -118,13 +124,11 @@ def train(
             raise BadInput("--condition is for partition policies of RAMPs: labs have 'labs'")
         if start is not None:
             raise BadInput("--start is for partition policies of RAMPs: for labs all begin anew")
-        _train_for_labs(file, text, output, resume, steps, played_by)
+        _train_for_labs(file, text, output, resume, changed, played_by)
         return
     if engine == "processes":
         raise BadInput("--engine processes is for labs: partition policies are played on Ray")
-    wanted = parse_config(text, str(file))
-    if steps is not None:
-        wanted = dataclasses.replace(wanted, steps=steps)
+    wanted = dataclasses.replace(parse_config(text, str(file)), **changed)
     if conditions:
         wanted = with_conditions(wanted, conditions)
     if start is not None:
@@ -147,7 +151,12 @@ def train(
 
 
 def _train_for_labs(
-    file: Path, text: str, output: Path | None, resume: bool, steps: int | None, engine: "Engine"
+    file: Path,
+    text: str,
+    output: Path | None,
+    resume: bool,
+    changed: dict[str, Any],
+    engine: "Engine",
 ) -> None:
     """Train a policy that weighs options in any lab."""
     import dataclasses
@@ -156,9 +165,7 @@ def _train_for_labs(
     from patchlight.emulation.learning.labs.export import export_lab_model
     from patchlight.emulation.learning.labs.run import LabRun
 
-    wanted = parse_lab_config(text, str(file))
-    if steps is not None:
-        wanted = dataclasses.replace(wanted, steps=steps)
+    wanted = dataclasses.replace(parse_lab_config(text, str(file)), **changed)
     folder = output or Path("results") / "learning" / wanted.name
     say(f"{wanted.steps:,} decisions in {folder}")
     run = LabRun(wanted, folder, say, engine)
