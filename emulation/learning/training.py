@@ -146,9 +146,9 @@ class Run:
             raise BadInput(
                 f"{self.folder} holds a run already", hint="go on with --resume, or name another"
             )
-        _write(self.folder / CONFIG, json.dumps(self.config.as_data(), indent=2) + "\n")
         with ExitStack() as stack:
             learner = self._learner(stack)
+            _write(self.folder / CONFIG, json.dumps(self.config.as_data(), indent=2) + "\n")
             log = RunLog(self.folder, self.config.steps, learner.steps, self._before_s)
             stack.enter_context(closing(log))
             rates, spent_s = self._rounds(learner, log)

@@ -22,6 +22,12 @@ def begin_with(scorer: OptionScorer, model: str) -> None:
     see has no weight yet. ``BadInput`` if the networks differ.
     """
     path = shipped_models().get(model, Path(model))
+    if not path.exists():
+        raise BadInput(
+            f"cannot begin with {model!r}: there is no such run or model",
+            hint="give the folder that 'patchlight policy train' wrote, an ONNX file, or the name "
+            "of a model that comes along",
+        )
     if path.is_dir():
         with of_this_network(f"the run in {path}"):
             scorer.load_state_dict(load_run(path)[1]["average"])
@@ -42,6 +48,12 @@ def begin_with(scorer: OptionScorer, model: str) -> None:
         # Work is told in what the cluster does while one job comes, not in 1,000 s.
         first[told + WORK] *= layout.servers
         weights[0] = first
+    if len(biases) > len(mine) and len(biases) % len(mine) == 0:
+        raise BadInput(
+            f"cannot begin with model {model!r}: it has {len(biases) // len(mine)} networks that "
+            "decide together",
+            hint="begin with the run of one of them",
+        )
     have = [tuple(each.shape) for each in weights]
     want = [tuple(reversed(layer.weight.shape)) for layer in mine]
     if have != want or len(biases) != len(mine):

@@ -448,6 +448,13 @@ def test_a_run_may_begin_with_the_weights_of_a_model() -> None:
     model = load_learned(MODELS / "learned-first-fit.onnx")
     rates = [run_episode(scenario, model, seed).blocking_rate() for seed in (500, 501)]
     assert play(learner.scorer, scenario, 500, 2) == pytest.approx(rates)
+    for other, words in (
+        ("nowhere", "there is no such run or model"),
+        ("learned-first-fit-any", "it has 8 networks that decide together"),
+    ):
+        begun = with_start(parse_config(text), other)
+        with pytest.raises(BadInput, match=words):
+            AfterstateLearner(begun, scenarios_of(begun, GRAPHS))
     small = parse_config(TINY + "afterstates: {start: learned-first-fit}\n")
     with pytest.raises(BadInput, match=r"its layers are \[\(528, 256\)"):
         AfterstateLearner(small, scenarios_of(small, GRAPHS))
