@@ -7,24 +7,23 @@ as TD-Gammon was (Tesauro, 1995), with λ-returns that end where the policy did 
 move (Watkins, 1989). Playing is a worker's (``afterstate_worker``).
 """
 
-import copy
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from patchlight.emulation.learning.afterstate_worker import AfterstateWorker, Returns
+from patchlight.emulation.learning.averaged import AveragedLearner
 from patchlight.emulation.learning.config import Config
 from patchlight.emulation.learning.network import OptionScorer
 from patchlight.emulation.learning.players import network_of, player_of
-from patchlight.emulation.learning.rollouts import MeanRewards, Orders, Progress, Rollouts
+from patchlight.emulation.learning.rollouts import Orders, Progress, Rollouts
 from patchlight.emulation.learning.warm_start import begin_with
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 
 
-class AfterstateLearner:
+class AfterstateLearner(AveragedLearner):
     """Learns a scorer's values. ``scorer`` is what plays and learns, ``average`` the mean of
     its latest states, which plays better.
 
@@ -40,53 +39,28 @@ class AfterstateLearner:
     ) -> None:
         self.config, self.settings = config, config.afterstates
         torch.manual_seed(config.seed)
-        self.scorer = network_of(config, scenarios[0])
+        scorer = network_of(config, scenarios[0])
         if self.settings.start:
-            assert isinstance(self.scorer, OptionScorer)  # The configuration saw to that.
-            begin_with(self.scorer, self.settings.start)
-        if isinstance(self.scorer, OptionScorer) and self.scorer.times is not None:
-            self.scorer.times.fit(scenarios, config.environment.first_seed)
-        self.average = copy.deepcopy(self.scorer)
-        self.optimizer = torch.optim.Adam(self.scorer.parameters(), lr=1e-3, fused=True)
+            assert isinstance(scorer, OptionScorer)  # The configuration saw to that.
+            begin_with(scorer, self.settings.start)
+        if isinstance(scorer, OptionScorer) and scorer.times is not None:
+            scorer.times.fit(scenarios, config.environment.first_seed)
+        super().__init__(scorer, len(scenarios), done)
         self._apart = rollouts is not None
-        self._rollouts = rollouts or AfterstateWorker(
-            config, scenarios, done=done, network=self.scorer
-        )
+        self._rollouts = rollouts or AfterstateWorker(config, scenarios, done=done, network=scorer)
         self._player = player_of(self.scorer, scenarios[0].workloads)
         self._rng = np.random.default_rng([config.seed, done, 1])
-        self.means = MeanRewards.first(len(scenarios))
-        self.steps = done
 
     def round(self) -> Progress:
         """Learns from ``n_steps`` decisions in every environment that a worker has."""
         part = min(1.0, self.steps / self.config.steps)
-        settings = self.settings
-        left = (1 - part) / max(1 - settings.decay_from_fraction, 1e-9)
-        rate = settings.learning_rate * min(1.0, left)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate + 1e-5
+        self._slow_down(self.settings, part, 1e-5)
         weights = self.scorer.state_dict() if self._apart else None
         played = self._rollouts.play(Orders(self.steps, self.means, weights))
         self.means += played.means_change
         loss = self._learn(played.inputs, played.targets)
         self.steps += played.decisions
         return Progress(loss, 1 - float(self.means.mean()), played.finished)
-
-    def state(self) -> dict[str, Any]:
-        """Weights, the optimiser's memory and mean rewards; episodes begin anew."""
-        return {
-            "scorer": self.scorer.state_dict(),
-            "average": self.average.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "means": self.means.tolist(),
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
-        self.scorer.load_state_dict(state["scorer"])
-        self.average.load_state_dict(state["average"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.means[:] = state["means"]
 
     def _learn(self, inputs: Sequence[NDArray[np.generic]], targets: NDArray[np.float64]) -> float:
         settings = self.settings
@@ -98,12 +72,5 @@ class AfterstateLearner:
         for rows in torch.split(order, settings.batch_size):
             found = self._player.predict(*(each[rows] for each in given))
             loss = ((found - y[rows]) ** 2).mean()
-            self.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            self.optimizer.step()
-            with torch.no_grad():
-                weights = self.average.parameters(), self.scorer.parameters()
-                for mean, now in zip(*weights, strict=True):
-                    mean.lerp_(now, settings.ema_rate)
-            total += loss.item() * len(rows)
+            total += self._descend(loss, settings) * len(rows)
         return total / len(y)

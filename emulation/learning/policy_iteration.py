@@ -8,7 +8,6 @@ known far better than what any of them brings, and is what the network learns (L
 of the policy is that of the next roll-outs.
 """
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,13 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from patchlight.controller.policies.observation import Array
+from patchlight.emulation.learning.averaged import AveragedLearner
 from patchlight.emulation.learning.config import Config
 from patchlight.emulation.learning.futures import Futures, drawn
 from patchlight.emulation.learning.network import OptionScorer
 from patchlight.emulation.learning.players import AfterstatePlayer, network_of
 from patchlight.emulation.learning.rollouts import (
     Experience,
-    MeanRewards,
     Orders,
     Progress,
     Rollouts,
@@ -129,7 +128,7 @@ class PlayOutWorker(RolloutWorker):
         return means
 
 
-class PolicyIterationLearner:
+class PolicyIterationLearner(AveragedLearner):
     """Learns what is better than what. ``average``, the mean of its latest weights, is what plays.
 
     ``rollouts`` plays for it; without, a worker in this process does.
@@ -146,11 +145,10 @@ class PolicyIterationLearner:
         torch.manual_seed(config.seed)
         network = network_of(config, scenarios[0])
         assert isinstance(network, OptionScorer)  # The configuration saw to that.
-        self.scorer = network
         if self.settings.start:
-            begin_with(self.scorer, self.settings.start)
-        self.average = copy.deepcopy(self.scorer)
-        self.optimizer = torch.optim.Adam(self.scorer.parameters(), lr=1e-3, fused=True)
+            begin_with(network, self.settings.start)
+        super().__init__(network, len(scenarios), done)
+        self._value = network.value
         self._apart = rollouts is not None
         self._rollouts = rollouts or PlayOutWorker(
             config, scenarios, done=done, network=self.average
@@ -158,8 +156,6 @@ class PolicyIterationLearner:
         self._rng = np.random.default_rng([config.seed, done, 1])
         self._memory: list[NDArray[Any]] = []
         self._kept = self._next = 0
-        self.means = MeanRewards.first(len(scenarios))
-        self.steps = done
 
     def round(self) -> Progress:
         """Takes what a worker has played out, and learns once there is enough."""
@@ -170,29 +166,10 @@ class PolicyIterationLearner:
         self.steps += played.decisions
         settings, losses = self.settings, list[float]()
         if self._kept >= max(1, settings.learning_starts):
-            part = min(1.0, self.steps / self.config.steps)
-            left = (1 - part) / max(1 - settings.decay_from_fraction, 1e-9)
-            for group in self.optimizer.param_groups:
-                group["lr"] = settings.learning_rate * min(1.0, left) + 1e-6
+            self._slow_down(settings, min(1.0, self.steps / self.config.steps), 1e-6)
             losses = [self._learn() for _ in range(settings.gradient_steps)]
         loss = sum(losses) / len(losses) if losses else float("nan")
         return Progress(loss, 1 - float(self.means.mean()), played.finished)
-
-    def state(self) -> dict[str, Any]:
-        """Weights, the optimiser's memory and mean rewards; what was compared is not kept."""
-        return {
-            "scorer": self.scorer.state_dict(),
-            "average": self.average.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "means": self.means.tolist(),
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
-        self.scorer.load_state_dict(state["scorer"])
-        self.average.load_state_dict(state["average"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.means[:] = state["means"]
 
     def _keep(self, comparisons: Comparisons) -> None:
         """The latest ``buffer_size``; the oldest give way."""
@@ -210,17 +187,9 @@ class PolicyIterationLearner:
         """One gradient step: its mean error, of values less the mean of those compared."""
         rows = self._rng.integers(self._kept, size=self.settings.batch_size)
         left, recent, values, there = (torch.from_numpy(each[rows]) for each in self._memory)
-        found = self.scorer.value(left, recent.unsqueeze(1).expand(-1, left.shape[1], -1))
+        found = self._value(left, recent.unsqueeze(1).expand(-1, left.shape[1], -1))
         error = (_beyond_mean(found, there) - _beyond_mean(values, there))[there]
-        loss = (error**2).mean()
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        with torch.no_grad():
-            weights = self.average.parameters(), self.scorer.parameters()
-            for mean, now in zip(*weights, strict=True):
-                mean.lerp_(now, self.settings.ema_rate)
-        return loss.item()
+        return self._descend((error**2).mean(), self.settings)
 
 
 def _beyond_mean(values: Tensor, there: Tensor) -> Tensor:
