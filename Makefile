@@ -3,6 +3,7 @@
 # make test      every check that CI runs
 # make coverage  the tests that need no root, and which lines they ran
 # make bench     the benchmarks; writes benchmarks.json
+# make house     size and structure of the source, beside their limits
 # make lint      format, lint, types and a strict build of the documentation
 # make docs      the documentation, in build/site
 # make clean     removes what the others made here
@@ -18,7 +19,7 @@ LAB_DEMO_ARGS ?=
 # The variable silences a notice about a successor of mkdocs.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-.PHONY: demo lab-demo test bytecode coverage bench lint docs clean
+.PHONY: demo lab-demo test bytecode coverage bench house lint docs clean
 
 demo:
 	@deploy/bootstrap.sh
@@ -61,6 +62,9 @@ lint:
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(MKDOCS)
+
+house:
+	$(BIN)/python -m benchmarks.house
 
 docs:
 	@deploy/bootstrap.sh --docs

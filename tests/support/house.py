@@ -1,0 +1,304 @@
+"""Measures the source: its walls, its size, and the modules that a command passes."""
+
+import ast
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import CodeType, FrameType
+
+import networkx as nx
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Each room, and the rooms that it may import from. The folders are imported as parts of
+# ``patchlight``, which itself holds the public face and the command.
+ROOMS = {
+    "testbed": {"testbed"},
+    "controller": {"controller", "testbed"},
+    "agents": {"agents", "testbed"},
+    "emulation": {"emulation", "agents", "controller", "testbed"},
+    "deploy": {"deploy", "agents", "testbed"},
+    "patchlight": {"patchlight", "testbed", "controller", "agents", "emulation", "deploy"},
+}
+
+# Libraries that only these files and folders may import.
+KEPT_APART = {
+    ("ryu", "os_ken", "eventlet"): ("controller/openflow/speaker/",),
+    ("docker",): ("agents/workers/docker.py",),
+    ("pyroute2",): ("agents/nics/",),
+}
+
+# What the rest of the source does without: these only bring commands, drivers and policies.
+WINGS = (
+    "patchlight.deploy",
+    "patchlight.emulation.experiments",
+    "patchlight.emulation.learning",
+    "patchlight.emulation.simulator",
+)
+
+
+def module_of(path: Path, root: Path) -> str:
+    """The dotted name by which a file of the source is imported."""
+    parts = path.relative_to(root).with_suffix("").parts
+    names = [part for part in parts if part != "__init__"]
+    return ".".join(names if names[0] == "patchlight" else ["patchlight", *names])
+
+
+def room_of(module: str) -> str | None:
+    """The top folder of a module of ours; ``None`` for other people's modules."""
+    first, _, rest = module.partition(".")
+    if first != "patchlight":
+        return None
+    name = rest.partition(".")[0]
+    return name if name in ROOMS else "patchlight"
+
+
+def is_wing(module: str) -> bool:
+    """Whether a module is in a wing."""
+    return any(f"{module}.".startswith(f"{wing}.") for wing in WINGS)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of the source."""
+
+    path: Path
+    module: str
+    text: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Its syntax tree."""
+        return ast.parse(self.text, filename=str(self.path))
+
+    def imported(self) -> Iterator[tuple[int, str]]:
+        """Line and full name of each import: plain, relative, lazy, or by a constant string."""
+        package = self.module.split(".")
+        if self.path.name != "__init__.py":
+            package.pop()
+        for node in ast.walk(self.tree):
+            match node:
+                case ast.Import():
+                    yield from ((node.lineno, alias.name) for alias in node.names)
+                case ast.ImportFrom():
+                    above = package[: len(package) - node.level + 1] if node.level else ()
+                    base = ".".join([*above, *([node.module] if node.module else [])])
+                    # `from patchlight import cli` imports patchlight.cli.
+                    yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+                case ast.Call(
+                    func=ast.Name(id="__import__" | "import_module")
+                    | ast.Attribute(attr="import_module"),
+                    args=[ast.Constant(value=str(name)), *_],
+                ):
+                    yield node.lineno, name
+
+
+class House:
+    """All source below ``root``, each file once: ``patchlight`` has links to the other folders."""
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self.root = root
+        folders = [*(room for room in ROOMS if room != "patchlight"), "patchlight"]
+        paths = {
+            path
+            for folder in folders
+            for path in (root / folder).rglob("*.py")
+            if not any(parent.is_symlink() for parent in path.parents)
+        }
+        self.sources = [
+            Source(path, module_of(path, root), path.read_text(encoding="utf-8"))
+            for path in sorted(paths)
+        ]
+        self.modules = {source.module: source for source in self.sources}
+
+    def edges(self) -> Iterator[tuple[Source, int, str]]:
+        """File, line and imported module of each import of ours from ours."""
+        for source in self.sources:
+            for line, name in source.imported():
+                target = name if name in self.modules else name.rpartition(".")[0]
+                if target in self.modules and target != source.module:
+                    yield source, line, target
+
+    def violations(self) -> list[str]:
+        """Imports upwards, through a wall, or of what is not in the distribution."""
+        found = []
+        for source in self.sources:
+            where = source.path.relative_to(self.root).as_posix()
+            room = room_of(source.module)
+            assert room is not None, where
+            for line, name in source.imported():
+                first = name.partition(".")[0]
+                other = room_of(name)
+                if other is not None and other not in ROOMS[room]:
+                    found.append(f"{where}:{line}: {room} must not import {name}")
+                if first in ROOMS and first != "patchlight":
+                    found.append(f"{where}:{line}: {name} is imported as patchlight.{name}")
+                if first in ("tests", "benchmarks"):
+                    found.append(f"{where}:{line}: {name} is not part of the distribution")
+                for libraries, allowed in KEPT_APART.items():
+                    if first in libraries and not where.startswith(allowed):
+                        found.append(f"{where}:{line}: only {', '.join(allowed)} may import {name}")
+        return found
+
+    def circles(self) -> list[str]:
+        """Neighbours in one folder, files and folders alike, that import each other in a loop.
+
+        Without circles the content of each folder can be laid out on floors so that every import
+        goes down: an arrow upwards is a circle of folders.
+        """
+        inside: defaultdict[str, nx.DiGraph[str]] = defaultdict(nx.DiGraph)
+        for source, line, target in self.edges():
+            ours, others = source.module.split("."), target.split(".")
+            shared = next(
+                (i for i, (a, b) in enumerate(zip(ours, others, strict=False)) if a != b), None
+            )
+            if shared is None:  # a package's own face, and a module in it
+                continue
+            where = f"{source.path.relative_to(self.root).as_posix()}:{line}"
+            graph = inside[".".join(ours[:shared])]
+            if not graph.has_edge(ours[shared], others[shared]):
+                graph.add_edge(ours[shared], others[shared], where=where)
+        return [
+            f"{folder}: "
+            + ", ".join(f"{a} → {b} ({graph[a][b]['where']})" for a, b, *_ in nx.find_cycle(graph))
+            for folder, graph in sorted(inside.items())
+            if not nx.is_directed_acyclic_graph(graph)
+        ]
+
+    def wings_in_the_core(self) -> list[str]:
+        """Imports of a wing by the core."""
+        return [
+            f"{source.path.relative_to(self.root).as_posix()}:{line}: the core must not import "
+            f"{target}"
+            for source, line, target in self.edges()
+            if is_wing(target) and not is_wing(source.module)
+        ]
+
+    def lines(self, *, core: bool = False) -> int:
+        """Lines of source; with ``core``, without those of the wings."""
+        return sum(
+            source.text.count("\n")
+            for source in self.sources
+            if not (core and is_wing(source.module))
+        )
+
+    def import_share(self) -> float:
+        """Lines of imports per line of code (no blank, comment or docstring), in percent."""
+        imports = code = 0
+        for source in self.sources:
+            quoted: set[int] = set()
+            for node in ast.walk(source.tree):
+                match node:
+                    case ast.Import() | ast.ImportFrom():
+                        imports += _last(node) - node.lineno + 1
+                    case (
+                        ast.Module(body=[first, *_])
+                        | ast.ClassDef(body=[first, *_])
+                        | ast.FunctionDef(body=[first, *_])
+                        | ast.AsyncFunctionDef(body=[first, *_])
+                    ) if isinstance(first, ast.Expr) and isinstance(
+                        getattr(first.value, "value", None), str
+                    ):
+                        quoted |= set(range(first.lineno, _last(first) + 1))
+            for number, line in enumerate(source.text.splitlines(), 1):
+                bare = line.strip()
+                code += bool(bare) and not bare.startswith("#") and number not in quoted
+        return 100 * imports / code
+
+    def imported_once(self) -> list[str]:
+        """Modules that exactly one other module imports."""
+        importers: defaultdict[str, set[str]] = defaultdict(set)
+        for source, _, target in self.edges():
+            importers[target].add(source.module)
+        return sorted(
+            module
+            for module, by in importers.items()
+            if len(by) == 1 and not self.modules[module].path.name.startswith("__")
+        )
+
+    def names_of_several_classes(self) -> dict[str, list[str]]:
+        """Public class names that several modules define."""
+        defined: defaultdict[str, list[str]] = defaultdict(list)
+        for source in self.sources:
+            for node in source.tree.body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    defined[node.name].append(source.module)
+        return {name: modules for name, modules in sorted(defined.items()) if len(modules) > 1}
+
+
+def _last(node: ast.stmt) -> int:
+    assert node.end_lineno is not None
+    return node.end_lineno
+
+
+@dataclass
+class Way:
+    """What calls passed in one run: modules, functions, and changes from a module to another."""
+
+    modules: dict[str, int]
+    functions: set[tuple[str, str]]
+    changes: int = 0
+
+
+def way_of(run: Callable[[], object], root: Path = ROOT) -> Way:
+    """What ``run`` passes in this thread. It runs twice, the first time for its imports.
+
+    A change is a call from one module of ours to another, directly or through other people's code.
+    """
+    way = Way({}, set())
+    names: dict[CodeType, str | None] = {}
+    stack: list[str | None] = [None]
+
+    def name_of(code: CodeType) -> str | None:
+        path = Path(os.path.realpath(code.co_filename))
+        if code.co_filename.startswith("<") or not path.is_relative_to(root):
+            return None
+        if path.parts[len(root.parts)].startswith((".", "tests", "benchmarks")):
+            return None
+        return path.relative_to(root).as_posix()
+
+    def follow(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            code = frame.f_code
+            if code not in names:
+                names[code] = name_of(code)
+            name, above = names[code], stack[-1]
+            stack.append(name or above)
+            if name is None:
+                return
+            way.modules[name] = way.modules.get(name, 0) + 1
+            way.functions.add((name, code.co_qualname))
+            way.changes += above is not None and name != above
+        elif event == "return" and len(stack) > 1:
+            stack.pop()
+
+    run()
+    sys.setprofile(follow)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return way
+
+
+def words(path: Path) -> int:
+    """Words of a page."""
+    return len(path.read_text(encoding="utf-8").split())
+
+
+def start_s(*arguments: str) -> float:
+    """Seconds that a command takes to start, print and end: the least of five runs."""
+
+    def once() -> float:
+        begin = time.perf_counter()
+        command = [sys.executable, "-m", "patchlight", *arguments]
+        subprocess.run(command, check=True, capture_output=True)
+        return time.perf_counter() - begin
+
+    return min(once() for _ in range(5))
