@@ -11,12 +11,13 @@ from click.core import ParameterSource
 
 from patchlight.cli.rendering import print_json, say
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.units import parse_time
 
-_TAKEN = ("chakra", "network", "slow", "fail", "seed", "output", "as_json")
+_TAKEN = ("chakra", "network", "skip_bad", "slow", "fail", "seed", "output", "as_json")
 
 
 def simulate_chakra(context: click.Context, given: dict[str, Any]) -> None:
-    """Run the traces that ``given["chakra"]`` names, print how long they take and write it.
+    """Run the jobs that ``given["chakra"]`` names, print how long they take and write it.
 
     ``BadInput`` without a network, and for options that are about the jobs of a queue.
     """
@@ -34,12 +35,16 @@ def simulate_chakra(context: click.Context, given: dict[str, Any]) -> None:
     ]
     if others:
         raise BadInput(
-            f"--chakra excludes {', '.join(others)}: one job is simulated, without a queue",
+            f"--chakra excludes {', '.join(others)}: there is no queue",
             hint=f"it goes with {', '.join(options[name] for name in _TAKEN[1:])}",
         )
     if given["network"] is None:
         raise BadInput("--chakra needs a --network", hint="like --network fat-tree:k=16")
-    files = files_of_ranks(given["chakra"])
+    traces = []
+    for text in given["chakra"]:
+        prefix, at, begins = str(text).rpartition("@+")
+        name, begins_s = (prefix, parse_time(begins)) if at else (str(text), 0.0)
+        traces.append((name, files_of_ranks(Path(name)), begins_s))
     folder = given["output"] or Path("results") / time.strftime("chakra-%Y%m%d-%H%M%S")
     check_output(folder)
     trouble = Trouble(
@@ -47,7 +52,7 @@ def simulate_chakra(context: click.Context, given: dict[str, Any]) -> None:
         [Failure.parse(text) for text in given["fail"]],
         given["seed"],
     )
-    result = result_of_chakra(network_of(given["network"]), files, trouble)
+    result = result_of_chakra(network_of(given["network"]), traces, trouble, given["skip_bad"])
     result |= {"slow": list(given["slow"]), "fail": list(given["fail"])}
     try:
         write_result(result, folder)
@@ -56,11 +61,14 @@ def simulate_chakra(context: click.Context, given: dict[str, Any]) -> None:
     if given["as_json"]:
         print_json(result)
         return
-    say(
-        f"{result['ranks']} ranks, {result['operations']} operations on {result['network']}: "
-        f"{result['completion_s']:.6g} s"
-    )
-    say(
-        f"Of these the busiest rank computes for {result['compute_s']:.6g} s. "
-        f"result.json: {folder}/"
-    )
+    for job in result["jobs"]:
+        several = f"{job['chakra']} from {job['begins_s']:g} s: " if len(traces) > 1 else ""
+        say(
+            f"{several}{job['ranks']} ranks, {job['operations']} operations on "
+            f"{result['network']}: {job['completion_s']:.6g} s; the busiest rank computes for "
+            f"{job['compute_s']:.6g} s in all"
+        )
+        for note, count in job["notes"].items():
+            say(f"{job['chakra']}: {note}: {count}", meaning="caution")
+    after = f"All are done after {result['completion_s']:.6g} s. " if len(traces) > 1 else ""
+    say(f"{after}result.json: {folder}/")

@@ -56,20 +56,27 @@ _OPTIONS = (
     click.option(
         "--trace",
         type=_FILE,
-        help="Jobs: Philly or Helios CSV, PAI tables, Philly JSON; with --lab a job file (.yaml); "
-        "helios or pai: drawn like theirs.",
+        help="Jobs: Philly or Helios CSV, Alibaba's PAI, openb or spot GPU tables, Philly JSON, "
+        "each also as .gz; with --lab a job file (.yaml); helios or pai: drawn like theirs.",
     ),
     click.option(
         "--chakra",
         type=_FILE,
-        metavar="PREFIX",
-        help="Instead of --trace: one job, whose ranks have the Chakra execution traces "
-        "PREFIX.0.et, PREFIX.1.et … (or .json), rank r on node r of a --network.",
+        multiple=True,
+        metavar="PREFIX[@+TIME]",
+        help="Instead of --trace: a job, whose ranks have the Chakra execution traces "
+        "PREFIX.0.et, PREFIX.1.et … (or .json), rank r on node r of a --network. Give it again for "
+        "more jobs, on the next nodes, from TIME on: B@+30s.",
     ),
     click.option(
         "--format", "trace_format", metavar="NAME", help="Its format.  [default: recognised]"
     ),
-    click.option("--skip-bad", is_flag=True, help="Leave out jobs with mistakes, and count them."),
+    click.option(
+        "--skip-bad",
+        is_flag=True,
+        help="Leave out jobs with mistakes, and count them; with --chakra dependencies on nodes "
+        "that are not in the file.",
+    ),
     click.option("--jobs", type=_COUNT, help="Only the first so many.  [default: all; 2000 drawn]"),
     click.option("--speed", default=1.0, help="Jobs come so many times as fast."),
     click.option(
@@ -161,7 +168,7 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_options(*args: Any, **given: Any) -> Any:
-        if given["chakra"] is not None:
+        if given["chakra"]:
             return simulate_chakra(click.get_current_context(), given)
         if given["trace"] is None:
             raise BadInput("there are no jobs to simulate: give a --trace FILE, or --chakra PREFIX")
@@ -214,7 +221,7 @@ def simulate(options: SimulationOptions, output: Path | None, strict: bool, as_j
 
     Policies are names (patchlight policy list) or FILE.py:CLASS; where several are joined by
     commas, every combination is run. Prints a table and writes plots, a table of all jobs for
-    each run, and result.json (see docs/simulator.md). With --chakra: one job as it was recorded.
+    each run, and result.json (see docs/simulator.md). With --chakra: jobs as they were recorded.
     """
     run_simulation(options, output, strict, as_json)
 

@@ -99,11 +99,11 @@ def _interface_address(text: str) -> IPv4Interface:
 
 
 def _model(text: str) -> str:
-    if text.strip() and text.isprintable() and len(text) <= 64:
+    if re.search("[A-Za-z0-9]", text) and text.isprintable() and len(text) <= 64:
         return text
     raise BadInput(
-        f"{short(text)!r} is not a GPU model: expected 1 to 64 printable characters, "
-        "like 'Tesla M40'"
+        f"{short(text)!r} is not a GPU model: expected 1 to 64 printable characters, among them a "
+        "letter or digit, like 'Tesla M40'"
     )
 
 
@@ -206,7 +206,9 @@ WSS_DRIVER = replace(
     json={**_DRIVER_NAME.json, "examples": [d.name for d in WSS_DRIVERS.values() if d.device]},
     example="waveshaper-http",
 )
-MODEL = Text("a GPU model", _model, {"minLength": 1, "maxLength": 64}, example="Tesla M40")
+MODEL = Text(
+    "a GPU model", _model, {"maxLength": 64, "pattern": "[A-Za-z0-9]"}, example="Tesla M40"
+)
 UUID = matching("[A-Za-z0-9-]+", "a GPU's UUID", "what nvidia-smi -L prints", "GPU-6f2a1b3c")
 _A_ROUTE = "10.2.0.0/16 via 192.168.10.1"
 MAC = Text(

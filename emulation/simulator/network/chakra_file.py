@@ -2,7 +2,8 @@
 
 The schema is ``et_def.proto`` of MLCommons Chakra: a file for each rank, named ``PREFIX.RANK.et``,
 with a ``GlobalMetadata`` and then ``Node`` messages, each behind its length. Only the fields that
-are used here are read.
+are used here are read. The JSON of Chakra's feeder, one object with a ``workload_graph``, is read
+too. What PyTorch records itself has to be converted first, and is refused.
 """
 
 import json
@@ -22,6 +23,16 @@ NODE_TYPES = (
     "CHECKPOINT_NODE",
 )
 """By their numbers in the schema."""
+_NUMBERED = dict(enumerate(NODE_TYPES))
+_CONVERT = (
+    "merge PyTorch's execution trace and its Kineto trace with chakra_trace_link, then make an .et "
+    "file of the result with chakra_converter"
+)
+_FOREIGN = {
+    "traceEvents": "a Kineto trace of PyTorch's profiler",
+    "nodes": "an execution trace of PyTorch, without the times on GPUs",
+}
+_MALFORMED = ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError
 _OF_A_RANK = re.compile(r"(.+)\.(\d+)\.(et|json)")
 # Field numbers of the values of an attribute that are no lists, by their protobuf type.
 _VALUES = {"double": 3, "float": 5, "int32": 7, "int64": 9, "uint32": 11, "uint64": 13}
@@ -30,7 +41,7 @@ _VALUES |= {"sfixed64": 25, "bool": 27, "string": 29}
 
 
 class TraceNode(NamedTuple):
-    """A node of a rank's trace: its needs are the numbers of nodes of the same rank.
+    """A node of a rank's trace, with the numbers of those that it waits for.
 
     ``place`` names file and node in messages.
     """
@@ -38,7 +49,8 @@ class TraceNode(NamedTuple):
     place: str
     number: int
     type: str
-    needs: tuple[int, ...]
+    data: tuple[int, ...]
+    control: tuple[int, ...]
     duration_s: float
     attributes: Mapping[str, Any]
 
@@ -48,7 +60,7 @@ class TraceNode(NamedTuple):
             value = int(self.attributes[name])
         except KeyError as error:
             raise BadInput(f"{self.place}: a {self.type} without {name}") from error
-        except ValueError as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise BadInput(
                 f"{self.place}: {name} is {self.attributes[name]!r}: expected a number"
             ) from error
@@ -91,26 +103,33 @@ def files_of_ranks(prefix: Path) -> list[Path]:
 def read_rank(path: Path) -> list[TraceNode]:
     """The nodes of one rank's trace, in the order of the file.
 
-    ``BadInput`` for a file that cannot be read, and for a node that appears twice or has a type
-    that there is not.
+    ``BadInput`` for a file that cannot be read, has no nodes or is of another kind, and for a node
+    that appears twice or has a type that there is not.
     """
     try:
         content = path.read_bytes()
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from error
-    raw = _json_nodes(path, content) if path.suffix == ".json" else _binary_nodes(path, content)
+    is_json = path.suffix == ".json" or re.match(rb'\s*\{\s*"', content)
+    raw = _json_nodes(path, content) if is_json else _binary_nodes(path, content)
     found: dict[int, TraceNode] = {}
     for node in raw:
         if node.number in found:
             raise BadInput(f"{node.place}: there are two nodes of this number")
         if node.type not in NODE_TYPES[1:]:
             raise BadInput(f"{node.place}: no type {node.type}: {nearest(node.type, NODE_TYPES)}")
+        on_cpu = node.attributes.get("is_cpu_op") and "comm_type" not in node.attributes
+        if node.type == "COMM_COLL_NODE" and on_cpu:
+            # The call that launches a collective: the collective is another node.
+            node = node._replace(type="COMP_NODE")
         found[node.number] = node
+    if not found:
+        raise BadInput(f"{path} has no nodes: it is empty, or no Chakra trace")
     return list(found.values())
 
 
 def _json_nodes(path: Path, content: bytes) -> Iterator[TraceNode]:
-    """Objects one behind the other, the first of them the file's metadata."""
+    """Objects one behind the other, the first of them the file's metadata; or a workload graph."""
     decoder, at, first = json.JSONDecoder(), 0, True
     try:
         text = content.decode().strip()
@@ -118,12 +137,21 @@ def _json_nodes(path: Path, content: bytes) -> Iterator[TraceNode]:
             value, at = decoder.raw_decode(text, at)
             while at < len(text) and text[at].isspace():
                 at += 1
+            if not isinstance(value, dict):
+                raise ValueError("expected an object")
             if not first:
                 yield _of_json(path, value)
+            elif "workload_graph" in value:
+                yield from (_of_graph(path, each) for each in value["workload_graph"])
+            elif foreign := [what for key, what in _FOREIGN.items() if key in value]:
+                raise BadInput(f"{path} is {foreign[0]}", hint=_CONVERT)
+            elif other := sorted({*value} - {"version", "attr"}):
+                raise ValueError(f"its first object has {', '.join(other)[:80]}")
             first = False
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except _MALFORMED as error:
+        what = f"no {error}" if isinstance(error, KeyError) else error
         raise BadInput(
-            f"{path} is no Chakra trace as JSON, near character {at}: {error}",
+            f"{path} is no Chakra trace as JSON, near character {at}: {what}",
             hint="make it of an .et file with chakra_jsonizer",
         ) from error
 
@@ -134,12 +162,25 @@ def _of_json(path: Path, value: Mapping[str, Any]) -> TraceNode:
         for each in value.get("attr", ())
     }
     # Numbers of 64 bits are text there, and what is 0 is left out.
-    number = int(value.get("id", 0))
-    needs = [int(each) for key in ("ctrlDeps", "dataDeps") for each in value.get(key, ())]
-    lasts_s = int(value.get("durationMicros", 0)) / 1e6
+    needs = [value.get(key, ()) for key in ("dataDeps", "ctrlDeps")]
     kind = str(value.get("type", NODE_TYPES[0]))
+    micros = value.get("durationMicros", 0)
+    return _node(path, int(value.get("id", 0)), kind, needs, int(micros), attributes)
+
+
+def _of_graph(path: Path, value: Mapping[str, Any]) -> TraceNode:
+    """A node of a workload graph: its attributes stand beside its other keys."""
+    needs = [value.get(key, ()) for key in ("data_deps", "ctrlDeps")]
+    kind, micros = _NUMBERED.get(value["NodeType"], "INVALID_NODE"), int(value.get("runtime", 0))
+    return _node(path, int(value["Id"]), kind, needs, micros, value)
+
+
+def _node(
+    path: Path, number: int, kind: str, needs: Any, micros: int, attributes: Mapping[str, Any]
+) -> TraceNode:
+    data, control = (tuple(dict.fromkeys(map(int, each))) for each in needs)
     place = f"{path}: node {number}"
-    return TraceNode(place, number, kind, tuple(dict.fromkeys(needs)), lasts_s, attributes)
+    return TraceNode(place, number, kind, data, control, micros / 1e6, attributes)
 
 
 def _binary_nodes(path: Path, content: bytes) -> Iterator[TraceNode]:
@@ -156,16 +197,16 @@ def _binary_nodes(path: Path, content: bytes) -> Iterator[TraceNode]:
                 node.ParseFromString(message)
             except decode_error as error:
                 raise BadInput(f"{path} is no Chakra trace: {error}") from error
-            kind = NODE_TYPES[node.type] if 0 <= node.type < len(NODE_TYPES) else str(node.type)
-            needs = tuple(dict.fromkeys([*node.ctrl_deps, *node.data_deps]))
+            needs = [node.data_deps, node.ctrl_deps]
             attributes = {
                 each.name: getattr(each, which)
                 for each in node.attr
                 if (which := each.WhichOneof("value")) is not None
             }
-            lasts_s = node.duration_micros / 1e6
-            place = f"{path}: node {node.id}"
-            yield TraceNode(place, node.id, kind, needs, lasts_s, attributes)
+            kind = _NUMBERED.get(node.type, str(node.type))
+            yield _node(path, node.id, kind, needs, node.duration_micros, attributes)
+        elif message[:1] not in (b"", b"\x0a", b"\x12"):  # The fields of the metadata.
+            raise BadInput(f"{path} is no Chakra trace: it does not begin with its metadata")
         first = False
 
 

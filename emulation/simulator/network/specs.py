@@ -9,7 +9,7 @@ from typing import Any
 
 from patchlight.emulation.simulator.network.contract import Network
 from patchlight.emulation.simulator.network.framing import ETHERNET_BYTES, tcp
-from patchlight.emulation.simulator.network.topologies.direct import torus
+from patchlight.emulation.simulator.network.topologies.direct import astra, torus
 from patchlight.emulation.simulator.network.topologies.lab import lab
 from patchlight.emulation.simulator.network.topologies.packet import (
     fat_tree,
@@ -48,7 +48,8 @@ def network_of(spec: str) -> Network:
     """The network that a spec names.
 
     ``BadInput`` says which names, parameters and values there are. ``two-tor-ocs`` is the built-in
-    lab ``ofc2022``; ``lab:NAME`` and the name of a lab file are labs. All have ``mtu`` (bytes; of
+    lab ``ofc2022``; ``lab:NAME`` and the name of a lab file are labs, ``astra:FILE`` is a network
+    file of ASTRA-sim. All have ``mtu`` (bytes; of
     labs 1500, of others 0, without headers and acknowledgements) and ``frame`` (bytes around each
     packet).
     """
@@ -59,13 +60,14 @@ def network_of(spec: str) -> Network:
     elif name.split(",")[0].endswith((".yaml", ".yml")):
         name, parts = "lab", spec.split(",")
     mtu, make = 0, NETWORKS.get(name)
-    if name == "lab" and parts:
-        make, parts, mtu = partial(lab, file=parts[0]), parts[1:], _MTU
+    if name in ("lab", "astra") and parts:
+        made = lab if name == "lab" else astra
+        make, parts, mtu = partial(made, file=parts[0]), parts[1:], _MTU * (name == "lab")
     if make is None:
-        known = [*NETWORKS, "two-tor-ocs", "lab"]
+        known = [*NETWORKS, "two-tor-ocs", "lab", "astra"]
         raise BadInput(
             f"no network {name!r}: {nearest(name, known)}",
-            hint="like fat-tree:k=16,taper=2, or lab:FILE",
+            hint="like fat-tree:k=16,taper=2, or lab:FILE, or astra:FILE",
         )
     signature = inspect.signature(make).parameters.values()
     own = {each.name: each.default for each in signature if each.name not in ("spec", "file")}

@@ -1,6 +1,8 @@
 """Reads a trace file, whose format is told by what is in it, or draws a trace by its name."""
 
 import csv
+import gzip
+import zlib
 from pathlib import Path
 
 from patchlight.emulation.simulator.traces import tables
@@ -24,7 +26,8 @@ def read_trace(
 def load_trace(path: str | Path, format: str | None = None, *, skip_bad: bool = False) -> Trace:
     """Read a trace in one of ``FORMATS``; without ``format`` it is recognised.
 
-    ``path`` is a file or, for PAI's own tables, also the folder that holds them. With
+    ``path`` is a file, which gzip may have packed, or, for PAI's own tables, also the folder that
+    holds them. With
     ``skip_bad`` a job with something wrong (no GPU, no end, a negative duration …) is left out
     and counted. ``TraceFileError`` names what is wrong with line and column; ``BadInput`` if the
     file cannot be read, or ``format`` is unknown.
@@ -33,7 +36,7 @@ def load_trace(path: str | Path, format: str | None = None, *, skip_bad: bool = 
     if format is not None and format not in FORMATS:
         raise BadInput(f"no trace format {format!r}: {nearest(format, FORMATS)}")
     if path.is_dir():
-        path = path / tables.TASK_TABLE
+        path = _table(path, tables.TASK_TABLE)
     text = _text(path)
     into = Gathering(str(path), skip_bad)
     try:
@@ -84,7 +87,7 @@ def _read_pai_tables(path: Path, text: str, into: Gathering) -> None:
     """The tables lie beside each other; the one with the tasks is needed."""
     first = next(csv.reader(text.splitlines()[:1]), [])
     if tables.looks_like(first, tables.JOB_COLUMNS):
-        tasks = path.with_name(tables.TASK_TABLE)
+        tasks = _table(path.parent, tables.TASK_TABLE)
         if not tasks.is_file():
             raise into.refuse(
                 1, f"the job table says nothing of GPUs: expected {tables.TASK_TABLE} beside it"
@@ -92,16 +95,29 @@ def _read_pai_tables(path: Path, text: str, into: Gathering) -> None:
         into.file = str(tasks)
         tables.read_tables(_text(tasks), (str(path), text), into)
         return
-    jobs = path.with_name(tables.JOB_TABLE)
+    jobs = _table(path.parent, tables.JOB_TABLE)
     tables.read_tables(text, (str(jobs), _text(jobs)) if jobs.is_file() else None, into)
+
+
+def _table(folder: Path, name: str) -> Path:
+    """A table in a folder, or what gzip made of it where only that is there."""
+    packed = folder / f"{name}.gz"
+    return packed if packed.is_file() and not (folder / name).is_file() else folder / name
 
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        content = path.read_bytes()
+        if content.startswith(b"\x1f\x8b"):
+            content = gzip.decompress(content)
+        if content[257:262] == b"ustar":
+            raise BadInput(f"{path} is a tar archive", hint="unpack it, and give a file of it")
+        return content.decode("utf-8-sig")
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        if isinstance(error, UnicodeDecodeError):
+            reason = "it is not UTF-8 text"
         raise BadInput(
             f"reading the trace {path}: {reason}",
-            hint="expected a CSV table or a JSON job log; unpack a compressed one first",
+            hint="expected a CSV table or a JSON job log, as it is or packed by gzip",
         ) from error

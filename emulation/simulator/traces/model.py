@@ -49,7 +49,7 @@ class Trace:
 
     ``out_of_order`` is how many stood behind one that was submitted later: they were sorted.
     ``left_out`` counts, by reason, the jobs that were left out because something is wrong with
-    them.
+    them. ``repeated`` are rows without a job's name that are the same as an earlier one.
     """
 
     file: str
@@ -57,6 +57,7 @@ class Trace:
     jobs: list[TraceJob]
     out_of_order: int
     left_out: Mapping[str, int]
+    repeated: int = 0
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -66,6 +67,11 @@ class Trace:
             said.append(
                 f"{self.file}: {self.out_of_order:,} of {len(self.jobs):,} jobs stood behind one "
                 "submitted later; all were sorted by submission"
+            )
+        if self.repeated:
+            said.append(
+                f"{self.file}: {self.repeated:,} rows are the same as an earlier one; they count, "
+                "because jobs have no names here"
             )
         if count := sum(self.left_out.values()):
             reasons = ", ".join(f"{why}: {number:,}" for why, number in self.left_out.items())
@@ -87,6 +93,7 @@ class Gathering:
     def __init__(self, file: str, skip_bad: bool) -> None:
         self.file, self.skip_bad = file, skip_bad
         self._jobs: list[TraceJob] = []
+        self.repeated = 0
         self._names: set[str] = set()
         self._mistakes: list[FileIssue] = []
         self._left_out: Counter[str] = Counter()
@@ -132,7 +139,7 @@ class Gathering:
         first = min(times)
         jobs = [job._replace(submitted_s=job.submitted_s - first) for job in self._jobs]
         jobs.sort(key=lambda job: job.submitted_s)
-        return Trace(self.file, format, jobs, behind, dict(self._left_out))
+        return Trace(self.file, format, jobs, behind, dict(self._left_out), self.repeated)
 
 
 _EPOCH, _EPOCH_UTC = datetime(1970, 1, 1), datetime(1970, 1, 1, tzinfo=UTC)

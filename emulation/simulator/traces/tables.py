@@ -1,4 +1,4 @@
-"""Traces as CSV: a job a row (Philly, Helios, PAI's merged form), or Alibaba's own PAI tables.
+"""Traces as CSV: a job a row (Philly, Helios, Alibaba's), or Alibaba's own PAI tables.
 
 Which columns a format has is data here; further columns are ignored.
 """
@@ -26,7 +26,8 @@ class Layout:
     """The columns of a format. Without a ``name`` jobs are numbered by their rows.
 
     ``instances`` is a column to multiply ``gpus`` by; then a GPU may be shared by several jobs,
-    and a job's part of it counts as a whole one.
+    and a job's part of it counts as a whole one. With ``began``, ``duration`` is when a job ended
+    and that when it began.
     """
 
     submitted: str
@@ -36,11 +37,12 @@ class Layout:
     cluster: str | None = None
     instances: str | None = None
     user: str | None = None
+    began: str | None = None
 
     @property
     def needed(self) -> tuple[str, ...]:
         """The columns without which it is not this format."""
-        found = (self.name, self.submitted, self.duration, self.gpus, self.instances)
+        found = (self.name, self.submitted, self.duration, self.gpus, self.instances, self.began)
         return tuple(column for column in found if column)
 
 
@@ -51,6 +53,12 @@ LAYOUTS = {
     "helios": Layout("submit_time", "duration", "gpu_num", "job_id", "vc", user="user"),
     # alibaba/clusterdata, cluster-trace-gpu-v2020: the job lists of its simulator.
     "pai": Layout("submit_time", "duration", "num_gpu", "job_id", None, "num_inst", "user"),
+    # cluster-trace-gpu-v2023: openb_pod_list_*.csv. A pod of part of a GPU has num_gpu 1.
+    "openb": Layout("creation_time", "deletion_time", "num_gpu", "name", began="scheduled_time"),
+    # cluster-trace-v2026-spot-gpu: job_info_df.csv.
+    "spot-gpu": Layout(
+        "submit_time", "duration", "gpu_request", "job_name", None, "worker_num", "organization"
+    ),
 }
 
 
@@ -69,9 +77,9 @@ def read_table(text: str, layout: Layout, into: Gathering) -> None:
     """Read a CSV text with a header; ``TraceFileError`` if a column is missing."""
     lines = text.splitlines()
     header = header_of(text)
-    for column in layout.needed:
-        if header.count(column) != 1:
-            fault = "is there twice" if column in header else "is missing"
+    for column in filter(None, (*layout.needed, layout.cluster, layout.user)):
+        if (times := header.count(column)) > 1 or (column in layout.needed and not times):
+            fault = "is there twice" if times else "is missing"
             raise into.refuse(
                 1, f"column {column!r} {fault}: the columns are {', '.join(header) or 'none'}"
             )
@@ -84,6 +92,7 @@ def read_table(text: str, layout: Layout, into: Gathering) -> None:
     instances = place[layout.instances] if layout.instances else -1
     width, at = len(header), 0
     rows = csv.reader(lines)
+    seen: set[tuple[str, ...]] = set()
     next(rows)
     for row in rows:
         if not row:
@@ -95,19 +104,28 @@ def read_table(text: str, layout: Layout, into: Gathering) -> None:
             at = submitted
             when = moment(row[at], layout.submitted)
             at = lasted
-            long = duration(row[at], layout.duration)
+            if layout.began:
+                ended, at = moment(row[at], layout.duration), place[layout.began]
+                since, what = moment(row[at], layout.began), f"{layout.duration} - {layout.began}"
+                long = lasting(ended - since, what)
+            else:
+                long = duration(row[at], layout.duration)
             at = wanted
             if instances < 0:
                 count = gpus(row[at], layout.gpus)
             else:
-                shared = share(row[at], layout.gpus) * share(row[instances], "num_inst")
-                count = some_gpus(math.ceil(shared), "num_gpu × num_inst")
+                shared = share(row[at], layout.gpus) * share(row[instances], layout.instances or "")
+                what = f"{layout.gpus} × {layout.instances}"
+                count = some_gpus(math.ceil(shared), what)
             at = max(name, 0)
             called = row[name] if name >= 0 else f"row-{rows.line_num}"
             if not called:
                 raise Wrong(f"{layout.name} is missing", "no name")
             where, whose = (row[each] if each >= 0 else "" for each in (cluster, user))
             into.job(TraceJob(called, when, long, count, where, user=whose))
+            if name < 0:
+                into.repeated += tuple(row) in seen
+                seen.add(tuple(row))
         except Wrong as wrong:
             into.bad(rows.line_num, _column(lines[rows.line_num - 1], row, at), wrong)
 

@@ -21,6 +21,7 @@ from patchlight.agents.gpus.sockets import SocketGpus
 from patchlight.agents.training.compute import EmulatedGpu as GpuClient
 from patchlight.agents.training.task import TrainingError
 from patchlight.emulation.lab.gpus import BusyMeter, gpu_uuid, serve
+from patchlight.testbed.jobs import LONGEST_COMPUTE_S
 from patchlight.testbed.lab import Gpu, Lab, Server
 from tests.support.waiting import PATIENCE_S, unix_socket_answers, wait_until
 
@@ -100,7 +101,7 @@ async def test_a_gpu_stops_computing_when_its_tenant_dies(
     backend: SocketGpus, tmp_path: Path
 ) -> None:
     gpu = await asyncio.to_thread(GpuClient, str(tmp_path / "server1.gpu0.sock"), "a")
-    gpu.begin(3600)
+    gpu.begin(LONGEST_COMPUTE_S)  # What a job file may ask for.
     while not (await backend.read("gpu0")).utilization:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     gpu.close()
@@ -121,6 +122,7 @@ async def test_nonsense_is_answered_with_an_error(tmp_path: Path) -> None:
         (b'{"op": "attach", "tenant": "a"}', None),
         (b'{"op": "occupy", "seconds": -1}', "cannot compute"),
         (b'{"op": "occupy", "seconds": NaN}', "cannot compute"),
+        (b'{"op": "occupy", "seconds": Infinity}', "cannot compute"),
         (b'{"op": "occupy", "seconds": 0}', None),
     ]:
         writer.write(request + b"\n")

@@ -69,6 +69,8 @@ MISTAKES = [
     ("name: tor1", "name: ‸server1", "device server1 is used twice, first on line 7"),
     ("name: tor2", "name: ‸tor.2", "'tor.2' is not a device name: expected a letter, then letters"),
     ("Titan V", "‸3090", "expected a GPU model, like 'Tesla M40', found the number 3090"),
+    ("model: Titan V", "model: ‸-_- ", "'-_-' is not a GPU model: expected 1 to 64 printable"),
+    ("model: Titan V", 'model: ‸"-"', "'-' is not a GPU model: expected 1 to 64 printable"),
     ("{name: gpu1, model: Titan V}", "‸{name: gpu1}", "a GPU lacks 'model': expected the model"),
     ("Titan V}", "Titan V, uuid: ‸GPU-1}", "GPU UUID GPU-1 is used twice, first on line 9"),
     (

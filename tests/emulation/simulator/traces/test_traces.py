@@ -1,7 +1,10 @@
 """Traces in all formats, with invented numbers, and what is wrong with broken ones."""
 
+import gzip
+import io
 import json
 import math
+import tarfile
 import time
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,16 @@ PAI = """\
 job_id,user,num_cpu,num_gpu,num_inst,submit_time,duration,gpu_type
 a,u,6,0.5,3,40,100,T4
 b,u,6,2,1,10.0,200.0,V100
+"""
+OPENB = """\
+name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time
+pod-1,88000,327680,8,1000,,Burstable,Succeeded,100,1300,150
+pod-2,4000,15258,1,220,V100M16|V100M32,BE,Running,110,160.5,110
+"""
+SPOT = """\
+job_name,organization,gpu_model,cpu_request,gpu_request,worker_num,submit_time,duration,job_type
+7,13,A10,20,1,1,0,2764799,HP
+9,57,A100-SXM4-80GB,15,0.5,9,60,41060,Spot
 """
 PAI_TASKS = """\
 j1,ps,1.0,Terminated,100.0,160.0,600.0,29.3,,
@@ -92,7 +105,14 @@ def test_helios(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "users"),
-    [(PHILLY, ["", ""]), (HELIOS, ["u1", "u1"]), (PAI, ["u", "u"]), (json.dumps(LOG), ["u", "u"])],
+    [
+        (PHILLY, ["", ""]),
+        (HELIOS, ["u1", "u1"]),
+        (PAI, ["u", "u"]),
+        (OPENB, ["", ""]),
+        (SPOT, ["13", "57"]),
+        (json.dumps(LOG), ["u", "u"]),
+    ],
 )
 def test_whose_jobs_are(tmp_path: Path, text: str, users: list[str]) -> None:
     assert [job.user for job in load_trace(written(tmp_path, text)).jobs] == users
@@ -114,6 +134,74 @@ def test_pai_merged_rounds_shared_gpus_up(tmp_path: Path) -> None:
     trace = load_trace(written(tmp_path, PAI))
     assert trace.format == "pai"
     assert plain(trace.jobs) == [("b", 0, 200, 2, ""), ("a", 30, 100, 2, "")]
+
+
+def test_openb_and_spot_gpus_of_alibaba(tmp_path: Path) -> None:
+    trace = load_trace(written(tmp_path, OPENB))
+    assert trace.format == "openb"
+    # A pod lasts from when it was scheduled.
+    assert plain(trace.jobs) == [("pod-1", 0, 1150, 8, ""), ("pod-2", 10, 50.5, 1, "")]
+    pods = "pod-3,9810,41560,1,1000,,LS,Pending,120,180,\npod-4,1,1,0,0,,BE,Running,120,180,120\n"
+    path = written(tmp_path, OPENB + pods + "pod-5,1,1,1,9,,BE,Failed,120,180,180\n")
+    with pytest.raises(TraceFileError) as caught:
+        read_trace(path)
+    assert [(each.line, each.column, each.message) for each in caught.value.issues] == [
+        (4, 45, "scheduled_time is missing: expected a date and time, like 2017-10-09 07:01:55, or "
+                "seconds"),
+        (5, 11, "num_gpu is 0: a job without a GPU"),
+        (6, 34, "deletion_time - scheduled_time is 0 s: expected more than 0"),
+    ]  # fmt: skip
+    assert len(load_trace(path, skip_bad=True).jobs) == 2
+    spot = load_trace(written(tmp_path, SPOT))
+    assert spot.format == "spot-gpu"
+    assert plain(spot.jobs) == [("7", 0, 2764799, 1, ""), ("9", 60, 41060, 5, "")]
+
+
+@pytest.mark.parametrize("text", [PHILLY, HELIOS, PAI, OPENB, SPOT, json.dumps(LOG)])
+def test_each_format_is_read_as_gzip_packs_it(tmp_path: Path, text: str) -> None:
+    packed = tmp_path / "trace.csv.gz"
+    packed.write_bytes(gzip.compress(text.encode()))
+    assert plain(read_trace(packed)) == plain(read_trace(written(tmp_path, text)))
+
+
+def test_packed_files_that_are_not_whole_or_hold_others_are_refused(tmp_path: Path) -> None:
+    for table, text in (("pai_job_table.csv", PAI_JOBS), ("pai_task_table.csv", PAI_TASKS)):
+        (tmp_path / f"{table}.gz").write_bytes(gzip.compress(text.encode()))
+    assert plain(read_trace(tmp_path)) == [("j1", 0, 90, 2, ""), ("j2", 20, 5, 2, "")]
+    packed = gzip.compress(PAI_TASKS.encode())
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        tar.add(written(tmp_path, PAI_TASKS), "pai_task_table.csv")
+    for content, said in (
+        (packed[:-9], "reading the trace .*ended before"),
+        (packed[:30] + b"!!!" + packed[33:], "reading the trace .*"),
+        (archive.getvalue(), r"trace\.gz is a tar archive"),
+    ):
+        (tmp_path / "trace.gz").write_bytes(content)
+        with pytest.raises(BadInput, match=said):
+            read_trace(tmp_path / "trace.gz")
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    twice = HELIOS.replace("cpu_num", "user")
+    with pytest.raises(
+        TraceFileError, match=r":1:1: column 'user' is there twice: the columns are"
+    ):
+        read_trace(written(tmp_path, twice))
+    # One that is not read may be there as often as it likes.
+    assert len(read_trace(written(tmp_path, HELIOS.replace("cpu_num", "queue")))) == 2
+
+
+def test_rows_that_are_the_same_are_told(tmp_path: Path) -> None:
+    again = HELIOS + HELIOS.splitlines()[1] + "\n"
+    with pytest.raises(TraceFileError, match=r"trace:4:1: job '7' is there twice"):
+        read_trace(written(tmp_path, again))
+    trace = load_trace(written(tmp_path, again), skip_bad=True)
+    assert (len(trace.jobs), trace.left_out) == (2, {"there twice": 1})
+    # Philly's CSV has no names: two jobs that are alike may be two.
+    alike = load_trace(written(tmp_path, PHILLY + PHILLY.splitlines()[1] + "\n"))
+    assert len(alike.jobs) == 3
+    assert any("1 rows are the same as an earlier one" in note for note in alike.notes)
 
 
 @pytest.mark.parametrize("opened", ["", "pai_task_table.csv", "pai_job_table.csv"])
@@ -276,9 +364,9 @@ def test_a_named_format_says_which_column_is_missing(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="No such file"):
         read_trace(tmp_path / "nothing.csv")
-    (tmp_path / "packed.csv").write_bytes(b"\x1f\x8b\xff\xfe")
+    (tmp_path / "other.csv").write_bytes(b"\xff\xfe\x8b")
     with pytest.raises(BadInput, match="not UTF-8"):
-        read_trace(tmp_path / "packed.csv")
+        read_trace(tmp_path / "other.csv")
 
 
 def test_the_whole_philly_trace(philly: Path) -> None:
