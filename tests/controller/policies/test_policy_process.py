@@ -26,6 +26,11 @@ import os
 import sys
 
 
+class Malice:
+    def __reduce__(self):
+        return os.system, (f"touch {__file__}.ran",)
+
+
 class Last:
     def __init__(self, first: int = 0) -> None:
         self.asked = first
@@ -45,9 +50,16 @@ class Last:
             ctypes.string_at(0)
         if job.name == "garbage":
             os.write(int(sys.argv[1]), b"\\x00\\x00\\x00\\x04oops")
-        if job.name == "forges":
+        if job.name in ("forges", "pickles", "half"):
             from multiprocessing.connection import Connection
-            Connection(os.dup(int(sys.argv[1]))).send((True, [0, 99], None))
+            there = Connection(os.dup(int(sys.argv[1])))
+            if job.name == "forges":
+                there.send_bytes(b'[true, [0, 99], null]')
+            if job.name == "pickles":
+                there.send(Malice())
+            if job.name == "half":
+                os.write(there.fileno(), b"\\x00\\x00\\x10\\x00")
+                ctypes.CDLL(None).sleep(60)
         if job.name == "forks":
             if os.fork() == 0:
                 import time
@@ -130,13 +142,19 @@ def wait_for_answer(asked: Asked) -> None:
         ("raises", "it raised SystemExit: 4 ("),
         ("garbage", "its process ended"),
         ("forges", "it answered GPU 0 (s0.g0): it is not free for this job"),
+        ("pickles", "its process ended"),
+        ("half", "its process ended"),
         ("forks", "its process was ended"),
     ],
 )
-def test_one_that_ends_is_reported_and_started_again(asked: Asked, job: str, words: str) -> None:
+def test_one_that_ends_is_reported_and_started_again(
+    asked: Asked, mine: Path, job: str, words: str
+) -> None:
     assert asked.place(job) == DEFAULT
     assert words in asked.faults[0].reason
     wait_for_answer(asked)
+    # What it wrote was not run here.
+    assert list(mine.parent.glob("*.ran")) == []
 
 
 def test_what_cannot_be_had_is_said_at_once(tmp_path: Path, mine: Path) -> None:
