@@ -19,8 +19,9 @@ from patchlight.testbed.path_api import PathNodeStatus
 
 _log = logging.getLogger(__name__)
 
-# About an hour of samples of 64 GPUs: the memory of the controller stays bounded.
-_SAMPLES_KEPT = 3600 * 64
+_PERIOD_S = 1.0
+# In memory; the time series on disk have what was before.
+SAMPLES_KEPT_S = 600
 
 
 class Fleet:
@@ -46,7 +47,9 @@ class Fleet:
             name: deque(maxlen=2) for name in self.clients
         }
         self._faults: HostFaults | None = None  # not worked out since the last sample
-        self.gpu_samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES_KEPT)
+        self.gpu_samples: deque[dict[str, Any]] = deque(
+            maxlen=SAMPLES_KEPT_S * sum(len(server.gpus) for server in lab.servers)
+        )
 
     def agent_of(self, server: str) -> AgentClient:
         """The agent of that server; ``AgentError`` if the lab file names none."""
@@ -113,7 +116,7 @@ class Fleet:
             if samples and self.presence(server) is Presence.ANSWERS
         }
 
-    async def watch(self, period_s: float = 1.0) -> None:
+    async def watch(self, period_s: float = _PERIOD_S) -> None:
         """Sample every agent once a period, for ever; none waits for another."""
         try:
             async with asyncio.TaskGroup() as watching:
