@@ -191,10 +191,7 @@ class Store(Database):
         return self.write_soon(_mark(name, record), told, always=True)
 
     def mark(
-        self,
-        name: str,
-        read: Callable[[dict[str, Any]], T] = dict,
-        unreadable: Record | None = None,
+        self, name: str, read: Callable[[dict[str, Any]], T], unreadable: Record | None = None
     ) -> T | None:
         """What was remembered under that name.
 

@@ -36,6 +36,9 @@ from patchlight.testbed.problem import PROBLEM_MEDIA_TYPE, problem
 _READS = ("GET", "HEAD", "OPTIONS")
 # Accepted in one go, before any of them is looked at.
 _ACCEPTED_AT_ONCE = 32
+# So many more wait in the kernel; for one that has no room there, a client waits for seconds.
+_WAITING = 1024
+_AT_WORK = 2
 # A peer that keeps its connection for later does not read that it is closed.
 _GOODBYE_S = 1.0
 _LOOK_AROUND_S = 1.0
@@ -122,6 +125,11 @@ class _Server(uvicorn.Server):
         if told:
             self._told_to_end.set()
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(_WAITING)
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -173,6 +181,8 @@ class _Connection(H11Protocol):
         most = min(self._limits.connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         if len(self.connections) > most:
             ours = [each for each in self.connections if isinstance(each, _Connection)]
+            # What is just being answered, or looked at, is closed where there is nothing else.
+            ours = [each for each in ours if each.value < _AT_WORK] or ours
             counts = Counter(each.owner for each in ours)
             min(ours, key=lambda each: (-counts[each.owner], each.value, each._since)).give_up()
 
@@ -189,7 +199,7 @@ class _Connection(H11Protocol):
         if self._waits is not None or self.scope is None:
             return 1
         known = "owner" in self.app_state["connection"]
-        return 0 if known and self.scope["method"] in _READS else 2
+        return 0 if known and self.scope["method"] in _READS else _AT_WORK
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._rest()
