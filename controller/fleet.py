@@ -19,8 +19,7 @@ from patchlight.testbed.path_api import PathNodeStatus
 
 _log = logging.getLogger(__name__)
 
-_PERIOD_S = 1.0
-# In memory; the time series on disk have what was before.
+# In memory, one a second; the time series on disk have what was before.
 SAMPLES_KEPT_S = 600
 
 
@@ -116,7 +115,7 @@ class Fleet:
             if samples and self.presence(server) is Presence.ANSWERS
         }
 
-    async def watch(self, period_s: float = _PERIOD_S) -> None:
+    async def watch(self, period_s: float = 1.0) -> None:
         """Sample every agent once a period, for ever; none waits for another."""
         try:
             async with asyncio.TaskGroup() as watching:

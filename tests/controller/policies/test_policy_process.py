@@ -10,10 +10,19 @@ from typing import Any
 import pytest
 
 from patchlight.controller.jobs.policy_set import PolicySet
-from patchlight.controller.policies.contract import ClusterShape, ClusterView, GpuSite, JobView
+from patchlight.controller.policies.contract import (
+    ClusterShape,
+    ClusterView,
+    Frozen,
+    GpuSite,
+    JobView,
+    PolicyKind,
+)
 from patchlight.controller.policies.guard import Fault
+from patchlight.controller.policies.policy_process import PolicyProcess
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.policies import PolicyChoice
+from patchlight.testbed.portmap import PortMap
 from tests.support.waiting import PATIENCE_S
 
 SHAPE = ClusterShape(tuple(GpuSite(f"s0.g{n}", 0, 0, "M40") for n in range(4)), ("s0",), ("r0",))
@@ -187,3 +196,33 @@ def test_none_is_left_when_the_policies_are_closed(mine: Path) -> None:
     children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
     commands = [Path(f"/proc/{child}/cmdline").read_text() for child in children]
     assert not [command for command in commands if "policy_process" in command]
+
+
+def test_maps_and_placed_degrees_come_as_they_were_answered(tmp_path: Path) -> None:
+    path = tmp_path / "kinds.py"
+    path.write_text(
+        "from patchlight.controller.policies.contract import PlacedDegree\n"
+        "from patchlight.testbed.portmap import PortMap\n\n\n"
+        "class Light:\n"
+        "    def circuits(self, cluster, groups):\n"
+        "        return {'o1': PortMap.duplex([(1, 2)])}\n\n\n"
+        "class Split:\n"
+        "    def degree(self, cluster, job, legal):\n"
+        "        return PlacedDegree(2, cluster.places(job, 2)[0])\n"
+    )
+    dark = VIEW._replace(circuits=Frozen({"o1": PortMap()}))
+    asked: tuple[tuple[str, PolicyKind, tuple[Any, ...]], ...] = (
+        ("Light", "topology", (dark, [[1, 2]])),
+        ("Split", "partition", (VIEW._replace(places=two_places), JobView("j"), (0, 1, 2))),
+    )
+    found = []
+    for name, kind, question in asked:
+        process = PolicyProcess(f"{path}:{name}", kind, PATIENCE_S)
+        found.append(process.ask(question))
+        process.close()
+    assert found == [{"o1": PortMap.duplex([(1, 2)])}, 2]
+    assert found[1].gpus == 0b110
+
+
+def two_places(job: JobView, degree: int) -> tuple[int, ...]:
+    return 0b110, 0b1010
