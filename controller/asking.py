@@ -184,6 +184,13 @@ class Asking(
             answer = dict(response.json())
             words, outcome = str(answer["detail"]), answer["outcome"]
         except (ValueError, TypeError, KeyError) as error:
+            if self._known and response.status_code >= 500:
+                failed = ControllerError if response.request.method == "GET" else OutcomeUnknown
+                return failed(
+                    f"the controller at {self.address} failed at this request: it answered with "
+                    f"HTTP {response.status_code} and nothing else",
+                    hint="its log says why; see what was done before you ask again",
+                )
             no_controller = self._no_controller(f"it answered with HTTP {response.status_code}")
             no_controller.__cause__ = error
             return no_controller

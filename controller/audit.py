@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from patchlight.controller.database import Database
+from patchlight.controller.database import Database, numbered
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,17 @@ class AuditLog:
         self._store, self._clock = store, clock
 
     def add(self, attempt: Attempt) -> None:
-        """Write down an attempt, on disk on return."""
+        """Write down an attempt, now or as soon as there is room: it was answered all the same."""
         sql = "INSERT INTO audit (at, who, outcome, record) VALUES (?, ?, ?, ?)"
         record = json.dumps(asdict(attempt))
-        self._store.write(sql, self._clock(), attempt.by, attempt.outcome, record)
+        self._store.write_soon((sql, (self._clock(), attempt.by, attempt.outcome, record)))
 
     def rows(
         self, last: int, after: int | None = None, *, by: str = "", outcome: str = ""
     ) -> list[dict[str, Any]]:
         """The ``last`` attempts, or so many ``after`` that number; the oldest first."""
-        sql = "SELECT number, at, record FROM audit WHERE number > ?"
-        sql += " AND (? = '' OR who = ?) AND (? = '' OR outcome = ?)"
-        sql += " ORDER BY number" + ("" if after is not None else " DESC") + " LIMIT ?"
-        found = self._store.rows(sql, after or 0, by, by, outcome, outcome, last)
-        rows = [{"number": n, "at": at, **json.loads(record)} for n, at, record in found]
+        which = "WHERE number > ? AND (? = '' OR who = ?) AND (? = '' OR outcome = ?)"
+        which += " ORDER BY number" + ("" if after is not None else " DESC") + " LIMIT ?"
+        values = (after or 0, by, by, outcome, outcome, last)
+        rows = self._store.each("audit", which, numbered, "number", "at", values=values)
         return rows if after is not None else rows[::-1]

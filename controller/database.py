@@ -1,10 +1,12 @@
 """The controller's SQLite file: its tables, what brings an old one up to date, and plain access."""
 
+import asyncio
 import json
 import logging
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -107,11 +109,39 @@ ADD_EVENT = (
 Period = tuple[float, float]
 """From when until when (Unix time)."""
 
+Statement = tuple[str, Sequence[object]]
+"""SQL, and the values in it."""
+
 T = TypeVar("T")
+
+# What may be otherwise in a while, with the same statement.
+_MAY_PASS = (
+    *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED),
+    *(sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM),
+)
+_MOST_UNWRITTEN = 1000
 
 
 class JournalError(PatchlightError):
-    """The file cannot be read or written just now: its disk may be full."""
+    """The file cannot be read or written just now: its disk may be full.
+
+    ``may_pass``: whether the same may be possible in a while.
+    """
+
+    may_pass = False
+
+
+def decoded(text: str) -> dict[str, Any]:
+    """A stored record; an error if it is no JSON object."""
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(f"expected a JSON object, found {text[:40]}")
+    return found
+
+
+def numbered(record: dict[str, Any], number: int, at: float) -> dict[str, Any]:
+    """A record of a list, with its number and its Unix time."""
+    return {"number": number, "at": at, **record}
 
 
 class Database:
@@ -139,7 +169,12 @@ class Database:
                 f"cannot open the controller's state in {path}: {error}",
                 hint="give another place with --state, or move the file away",
             ) from error
-        self._lock = threading.Lock()
+        self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._unwritten: deque[Sequence[Statement]] = deque()
+        self.unwritten_because = ""
+        """Why some of it is not on disk yet; empty where all is."""
+        self._lost = 0
+        self._not_moved: set[str] = set()
 
     def _bring_up_to_date(self) -> None:
         (found,) = self._db.execute("PRAGMA user_version").fetchone()
@@ -158,8 +193,15 @@ class Database:
         self.rows(f"PRAGMA max_page_count = {pages or self.rows('PRAGMA page_count')[0][0]}")
 
     def close(self) -> None:
-        """Close the file; nothing is pending, every write was committed."""
+        """Close the file. ``JournalError`` if something is left that could not be written."""
+        self.write_rest()
         self._db.close()
+        if self._unwritten:
+            raise JournalError(
+                f"{len(self._unwritten)} records of what was done (the stop button, events) were "
+                f"not written before the end: {self.unwritten_because}",
+                hint="make room on the disk, and press the stop button again if it was pressed",
+            )
 
     @contextmanager
     def _locked(self) -> Iterator[sqlite3.Connection]:
@@ -168,10 +210,12 @@ class Database:
             try:
                 yield self._db
             except sqlite3.Error as error:
-                raise JournalError(
+                failed = JournalError(
                     f"the controller's journal in {self._path}: {error}",
                     hint="is there room on the disk, and is the file writable?",
-                ) from error
+                )
+                failed.may_pass = getattr(error, "sqlite_errorcode", 0) & 0xFF in _MAY_PASS
+                raise failed from error
 
     def write(self, sql: str, *values: object) -> int:
         """One statement, on disk on return; the number of the row that it inserted."""
@@ -197,6 +241,50 @@ class Database:
         with self.together() as db:
             db.executemany(sql, rows)
 
+    def write_soon(self, *statements: Statement, always: bool = False) -> bool:
+        """Write these in one, now or as soon as there is room, in order; whether all is on disk.
+
+        For what counts already, whether it is written or not. While the disk is full, a thousand
+        such writes are kept, and those that are to be ``always``.
+        """
+        if len(self._unwritten) < _MOST_UNWRITTEN or always:
+            self._unwritten.append(statements)
+        else:
+            self._lost += 1
+        return self.write_rest()
+
+    def write_rest(self) -> bool:
+        """Write what could not be written before; whether all is on disk."""
+        with self._writing:
+            while self._unwritten:
+                try:
+                    with self.together() as db:
+                        for sql, values in self._unwritten[0]:
+                            db.execute(sql, values)
+                except JournalError as error:
+                    if error.may_pass:
+                        if not self.unwritten_because:
+                            _log.error("what happens is to be written later: %s", error.message)
+                        self.unwritten_because = error.message
+                        return False
+                    self._lost += 1
+                    _log.error("a record is lost: %s", error.message)
+                self._unwritten.popleft()
+            self.unwritten_because = ""
+            return True
+
+    async def keep_writing(self, every_s: float = 1.0) -> None:
+        """Write what could not be written before as soon as there is room, for ever."""
+        while True:
+            await asyncio.sleep(every_s)
+            if self._unwritten:
+                await asyncio.to_thread(self.write_rest)
+
+    def troubles(self) -> dict[str, float]:
+        """How many records could not be read, are to be written later, and are lost."""
+        aside = self.rows("SELECT count(*) FROM set_aside")[0][0] + len(self._not_moved)
+        return {"set_aside": aside, "unwritten": len(self._unwritten), "lost": self._lost}
+
     def rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         """What a query finds."""
         with self._locked() as db:
@@ -209,27 +297,36 @@ class Database:
         read: Callable[..., T],
         *columns: str,
         values: Sequence[object] = (),
+        record: str = "record",
+        at: str = "rowid",
+        decode: Callable[[str], Any] = decoded,
     ) -> list[T]:
-        """What ``read`` makes of each record, as text, and of these columns beside it.
+        """What ``read`` makes of each record, and of these columns beside it.
 
         One that it can make nothing of is moved to the table ``set_aside``, and an event says so:
-        a record that somebody else wrote is no reason not to start.
+        a record that cannot be read is no reason not to start, nor to hide the others.
+        ``record`` is the column with the record, ``at`` what a row is known by.
         """
         found = []
-        listed = ", ".join(("rowid", "record", *columns))
+        listed = ", ".join((at, record, *columns))
         for number, text, *more in self.rows(f"SELECT {listed} FROM {table} {which}", *values):
             try:
-                found.append(read(text, *more))
+                found.append(read(decode(text), *more))
             except Exception as error:
-                self._set_aside(table, number, text, f"{type(error).__name__}: {error}")
+                self._set_aside(table, at, number, text, f"{type(error).__name__}: {error}")
         return found
 
-    def _set_aside(self, table: str, number: int, text: str, why: str) -> None:
+    def _set_aside(self, table: str, at: str, number: object, text: str, why: str) -> None:
         origin = f"{table} {number}"
+        if origin in self._not_moved:
+            return
         _log.error("a record of the state cannot be read and was set aside: %s: %s", origin, why)
         event = {"origin": origin, "message": why}
-        with self.together() as db:
-            row = (time.time(), origin, text, why)
-            db.execute("INSERT INTO set_aside (at, origin, record, why) VALUES (?, ?, ?, ?)", row)
-            db.execute(f"DELETE FROM {table} WHERE rowid = ?", (number,))
-            db.execute(ADD_EVENT, (time.time(), "record-set-aside", json.dumps(event)))
+        try:
+            with self.together() as db:
+                sql = "INSERT INTO set_aside (at, origin, record, why) VALUES (?, ?, ?, ?)"
+                db.execute(sql, (time.time(), origin, text, why))
+                db.execute(f"DELETE FROM {table} WHERE {at} = ?", (number,))
+                db.execute(ADD_EVENT, (time.time(), "record-set-aside", json.dumps(event)))
+        except JournalError:  # a full disk, or the audit log, where nothing is deleted
+            self._not_moved.add(origin)

@@ -19,8 +19,8 @@ from patchlight.testbed.path_api import PathNodeStatus
 
 _log = logging.getLogger(__name__)
 
-# About an hour of samples of 64 GPUs: the memory of the controller stays bounded.
-_SAMPLES_KEPT = 3600 * 64
+# In memory, one a second; the time series on disk have what was before.
+SAMPLES_KEPT_S = 600
 
 
 class Fleet:
@@ -46,7 +46,9 @@ class Fleet:
             name: deque(maxlen=2) for name in self.clients
         }
         self._faults: HostFaults | None = None  # not worked out since the last sample
-        self.gpu_samples: deque[dict[str, Any]] = deque(maxlen=_SAMPLES_KEPT)
+        self.gpu_samples: deque[dict[str, Any]] = deque(
+            maxlen=SAMPLES_KEPT_S * sum(len(server.gpus) for server in lab.servers)
+        )
 
     def agent_of(self, server: str) -> AgentClient:
         """The agent of that server; ``AgentError`` if the lab file names none."""

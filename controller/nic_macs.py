@@ -22,7 +22,7 @@ class NicMacs:
         self._store = store
         self._assumed = {str(host.endpoint): host.nic.mac for host in lab.hosts}
         self._unsure = {str(host.endpoint) for host in lab.hosts if host.nic.keeps_mac}
-        kept = (store.mark(_MARK) if store is not None else None) or {}
+        kept = (store.mark(_MARK, dict[str, str]) if store is not None else None) or {}
         self._said = {name: str(mac) for name, mac in kept.items() if name in self._unsure}
         self._owners = {mac: name for name, mac in {**self._assumed, **self._said}.items()}
 

@@ -156,6 +156,7 @@ class Controller:
 
     def status(self) -> dict[str, Any]:
         """Who is there and who is not."""
+        connected, second_from = self.switches.connected(), self.switches.second_from(time.time())
         return {
             "lab": self.lab.name,
             "version": VERSION,
@@ -173,8 +174,8 @@ class Controller:
                 {
                     "name": s.name,
                     "datapath_id": s.datapath_id,
-                    "connected": self.switches.connected()[s.name],
-                    "second_from": self.switches.second_from().get(s.name),
+                    "connected": connected[s.name],
+                    "second_from": second_from.get(s.name),
                 }
                 for s in self.lab.packet_switches
             ],
@@ -192,8 +193,8 @@ class Controller:
 
     def on_event(self, event: dict[str, Any]) -> None:
         """Hear what the OpenFlow speaker reports."""
-        self.switches.on_event(event)
         kind, now = event["event"], time.time()
+        self.switches.on_event(event, now)
         told: dict[str, Any] | None = event
         if kind == "unknown-switch":
             told = self.unknown_switches.connected(event["datapath_id"], event["address"], now)

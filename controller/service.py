@@ -95,6 +95,7 @@ async def _run(
         controller.background.start("light", controller.scheduler.follower.run)
         controller.background.start("job traffic", controller.traffic.watch)
         controller.background.start("retention", controller.retention.run)
+        controller.background.start("journal", controller.store.keep_writing)
         controller.background.start("fleet", controller.fleet.watch)
         controller.background.start("time series", controller.recorder.run)
         controller.background.start("device watch", controller.device_watch.run)

@@ -10,16 +10,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from patchlight.controller.database import ADD_EVENT, Database, Period
+from patchlight.controller.database import ADD_EVENT, Database, Period, Statement
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.private_folder import private_folder
 
 _SAVE_COMMITTED = "INSERT OR REPLACE INTO committed VALUES (?, ?)"
+_SAVE_LOCK = "INSERT OR REPLACE INTO locks VALUES (?, ?, ?, ?)"
 _FORGET = (
     "DELETE FROM events WHERE number IN (SELECT number FROM events WHERE at < ? AND job IS NULL "
     "AND number < (SELECT max(number) FROM events) ORDER BY number LIMIT ?)",
     "DELETE FROM reconfigurations WHERE id IN (SELECT id FROM reconfigurations WHERE "
-    "state NOT IN ('intent', 'unknown') AND json_extract(record, '$.finished_at') < ? "
+    "state NOT IN ('intent', 'unknown') AND "
+    "iif(json_valid(record), json_extract(record, '$.finished_at'), NULL) < ? "
     "AND id < (SELECT max(id) FROM reconfigurations) ORDER BY id LIMIT ?)",
 )
 _SAVE_BASELINE = "INSERT OR REPLACE INTO baselines VALUES (?, ?, ?, ?, ?)"
@@ -102,15 +104,15 @@ class Store(Database):
     def unfinished_reconfigurations(self, read: Callable[[dict[str, Any]], T]) -> list[T]:
         """What a controller that ended had begun; what cannot be read is set aside."""
 
-        def change(text: str, number: int, state: str) -> T:
-            return read({**json.loads(text), "id": number, "state": state})
+        return self._changes("WHERE state = 'intent' ORDER BY id", read=read)
 
-        which = "WHERE state = 'intent' ORDER BY id"
-        return self.each("reconfigurations", which, change, "id", "state")
+    def _changes(
+        self, which: str, *values: object, read: Callable[[dict[str, Any]], Any] = dict
+    ) -> list[Any]:
+        def change(row: dict[str, Any], number: int, state: str) -> Any:
+            return read({**row, "id": number, "state": state})
 
-    def _changes(self, which: str, *values: object) -> list[dict[str, Any]]:
-        rows = self.rows(f"SELECT id, state, record FROM reconfigurations {which}", *values)
-        return [{**json.loads(text), "id": number, "state": state} for number, state, text in rows]
+        return self.each("reconfigurations", which, change, "id", "state", values=values)
 
     def reconfiguration_counts(self) -> dict[str, int]:
         """How many changes there are in each state."""
@@ -125,9 +127,7 @@ class Store(Database):
 
         A record that cannot be read is set aside.
         """
-        return dict(
-            self.each("committed", "", lambda text, ocs: (ocs, read(ocs, json.loads(text))), "ocs")
-        )
+        return dict(self.each("committed", "", lambda row, ocs: (ocs, read(ocs, row)), "ocs"))
 
     def save_baselines(self, baselines: Mapping[BaselineKey, Sequence[float]]) -> None:
         """Replace the readings of these circuits."""
@@ -135,28 +135,38 @@ class Store(Database):
 
     def baselines(self, ocs: str) -> dict[BaselineKey, tuple[float, ...]]:
         """The readings (dBm, oldest first) of every circuit of one OCS that has any."""
-        rows = self.rows("SELECT inp, out, source, readings FROM baselines WHERE ocs = ?", ocs)
-        return {
-            (ocs, inp, out, source): tuple(map(float, readings.split()))
-            for inp, out, source, readings in rows
-        }
+
+        rows = self.each(
+            *("baselines", "WHERE ocs = ?", lambda readings, *key: ((ocs, *key), readings)),
+            *("inp", "out", "source"),
+            values=(ocs,),
+            record="readings",
+            at="ocs || ' ' || inp || '>' || out || ' ' || source",
+            decode=lambda text: tuple(map(float, text.split())),
+        )
+        return dict(rows)
 
     # -- what operators leave ----------------------------------------------------------------
 
-    def save_locks(self, records: Sequence[Record]) -> None:
-        """Insert or replace locks, by their ``ocs``, ``port`` and ``channel``."""
+    def save_locks(self, records: Sequence[Record], *, soon: bool = False) -> None:
+        """Insert or replace locks, by their ``ocs``, ``port`` and ``channel``.
+
+        ``soon``: now or as soon as there is room, as they count already.
+        """
         rows = [(r["ocs"], r["port"], r["channel"], json.dumps(r)) for r in records]
-        self.write_all("INSERT OR REPLACE INTO locks VALUES (?, ?, ?, ?)", rows)
+        if soon:
+            self.write_soon(*((_SAVE_LOCK, row) for row in rows), always=True)
+        else:
+            self.write_all(_SAVE_LOCK, rows)
 
     def delete_locks(self, places: Sequence[tuple[str, int, str]]) -> None:
         """Forget the locks of these channels of ports; without a channel, of the port."""
+        self.write_rest()  # lest a lock comes after its end
         self.write_all("DELETE FROM locks WHERE ocs = ? AND port = ? AND channel = ?", places)
 
     def locks(self, read: Callable[[dict[str, Any]], T]) -> list[T]:
         """Every lock; what cannot be read is set aside."""
-        return self.each(
-            "locks", "ORDER BY ocs, port, channel", lambda text: read(json.loads(text))
-        )
+        return self.each("locks", "ORDER BY ocs, port, channel", read)
 
     def save_map(self, name: str, record: Record) -> None:
         """Insert or replace maps saved under a name."""
@@ -168,38 +178,45 @@ class Store(Database):
 
     def saved_maps(self) -> dict[str, dict[str, Any]]:
         """Everything saved, by name."""
-        return {n: json.loads(r) for n, r in self.rows("SELECT * FROM saved ORDER BY name")}
+        return dict(self.each("saved", "ORDER BY name", lambda row, name: (name, row), "name"))
 
     def set_mark(self, name: str, record: Record | None) -> None:
         """Remember one thing under a name; ``None`` forgets it."""
-        if record is None:
-            self.write("DELETE FROM marks WHERE name = ?", name)
-        else:
-            self.write("INSERT OR REPLACE INTO marks VALUES (?, ?)", name, json.dumps(record))
+        sql, values = _mark(name, record)
+        self.write(sql, *values)
 
-    def mark(self, name: str) -> dict[str, Any] | None:
-        """What was remembered under that name."""
-        rows = self.rows("SELECT record FROM marks WHERE name = ?", name)
-        return dict(json.loads(rows[0][0])) if rows else None
+    def set_mark_soon(self, name: str, record: Record | None, kind: str, event: Record) -> bool:
+        """The same, with an event, now or as soon as there is room; whether it is on disk."""
+        told = ADD_EVENT, (time.time(), kind, json.dumps(event))
+        return self.write_soon(_mark(name, record), told, always=True)
+
+    def mark(
+        self, name: str, read: Callable[[dict[str, Any]], T], unreadable: Record | None = None
+    ) -> T | None:
+        """What was remembered under that name.
+
+        Where it cannot be read, it is ``unreadable`` from now on.
+        """
+        is_there = self.rows("SELECT 1 FROM marks WHERE name = ?", name)
+        found = self.each("marks", "WHERE name = ?", read, values=(name,))
+        if is_there and not found and unreadable is not None:
+            self.write_soon(_mark(name, unreadable), always=True)
+            return read(dict(unreadable))
+        return next(iter(found), None)
 
     # -- events ---------------------------------------------------------------------------
 
-    def add_event(self, at: float, kind: str, record: Record) -> int:
-        """Append an event; its number."""
-        return self.write(ADD_EVENT, at, kind, json.dumps(record))
+    def add_event(self, at: float, kind: str, record: Record) -> None:
+        """Append an event, now or as soon as there is room: it has happened all the same."""
+        self.add_events(kind, [(at, record)])
 
     def add_events(self, kind: str, events: Sequence[tuple[float, Record]]) -> None:
         """Append events of one kind, each with its time, in one write."""
-        self.write_all(ADD_EVENT, [(at, kind, json.dumps(record)) for at, record in events])
+        self.write_soon(*((ADD_EVENT, (at, kind, json.dumps(record))) for at, record in events))
 
     def events(self, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
         """At most ``limit`` events after number ``after``, oldest first."""
-        rows = self.rows(
-            "SELECT number, at, kind, record FROM events WHERE number > ? ORDER BY number LIMIT ?",
-            after,
-            limit,
-        )
-        return _events(rows)
+        return self._events("WHERE number > ? ORDER BY number LIMIT ?", after, limit)
 
     def past_events(
         self, period: Period, last: int, before: int, kinds: Collection[str] = ()
@@ -210,12 +227,18 @@ class Store(Database):
             "SELECT min(number), max(number) FROM events WHERE at BETWEEN ? AND ?", *period
         )
         of_kind = f"AND kind IN ({', '.join('?' * len(kinds))})" if kinds else ""
-        rows = self.rows(
-            "SELECT number, at, kind, record FROM events WHERE number BETWEEN ? AND ? "
+        found = self._events(
+            "WHERE number BETWEEN ? AND ? "
             f"AND number < ? AND +at BETWEEN ? AND ? {of_kind} ORDER BY number DESC LIMIT ?",
             *(*bounds[0], before, *period, *kinds, last),
         )
-        return _events(rows[::-1])
+        return found[::-1]
+
+    def _events(self, which: str, *values: object) -> list[dict[str, Any]]:
+        def event(row: dict[str, Any], number: int, at: float, kind: str) -> dict[str, Any]:
+            return {**row, "number": number, "at": at, "kind": kind}
+
+        return self.each("events", which, event, "number", "at", "kind", values=values)
 
     def forget(self, before: float, most: int = 500) -> int:
         """Drop events and changes of circuits that were over before then; how many were dropped.
@@ -231,8 +254,10 @@ class Store(Database):
         return int(self.rows("SELECT coalesce(max(number), 0) FROM events")[0][0])
 
 
-def _events(rows: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
-    return [{**json.loads(r), "number": n, "at": at, "kind": kind} for n, at, kind, r in rows]
+def _mark(name: str, record: Record | None) -> Statement:
+    if record is None:
+        return "DELETE FROM marks WHERE name = ?", (name,)
+    return "INSERT OR REPLACE INTO marks VALUES (?, ?)", (name, json.dumps(record))
 
 
 def _committed_rows(maps: Mapping[str, Record]) -> list[tuple[str, str]]:
@@ -245,11 +270,23 @@ def _baseline_rows(
     return [(*key, " ".join(map(_written, readings))) for key, readings in baselines.items()]
 
 
+_OF_A_LAB = ("samples.db", "outputs", "controller.db-wal")
 _written = lru_cache(1 << 12)(repr)  # powers have few digits, and come again and again
 
 
 def open_store(state_dir: Path) -> Store:
-    """The journal in a directory, which is made if it is not there; for its owner alone."""
+    """The journal in a directory, which is made if it is not there; for its owner alone.
+
+    ``PatchlightError`` for an empty file where a controller ran: it lost what it had.
+    """
+    path = state_dir / "controller.db"
+    beside = [name for name in _OF_A_LAB if (state_dir / name).exists()]
+    if beside and path.exists() and not path.stat().st_size:
+        raise PatchlightError(
+            f"{path} is empty, and {' and '.join(beside)} of an earlier controller beside it: "
+            "its journal, committed maps, locks and jobs are gone",
+            hint=f"restore {path} from a copy; to begin as a new lab, move {state_dir} away",
+        )
     return Store(private_file(state_dir, "controller.db"))
 
 

@@ -66,8 +66,7 @@ class Tokens:
 
     def all(self) -> list[Token]:
         """Every token that was ever made, the oldest first."""
-        rows = self._store.rows("SELECT record FROM tokens ORDER BY rowid")
-        return [Token(**json.loads(record)) for (record,) in rows]
+        return self._store.each("tokens", "ORDER BY rowid", lambda row: Token(**row))
 
     def revoke(self, token_id: str, by: str) -> Token:
         """Let nobody in with this token any more. ``BadInput`` if there is none of that id."""
@@ -89,11 +88,14 @@ class Tokens:
         token_id, _, secret = rest.partition("_")
         if prefix != _PREFIX or len(text) > _LONGEST:
             return None
-        rows = self._store.rows("SELECT hash, record FROM tokens WHERE id = ?", token_id)
-        if not rows or not hmac.compare_digest(rows[0][0], _hash(secret)):
-            return None
-        token = Token(**json.loads(rows[0][1]))
-        return token if token.is_good(self._clock()) else None
+        found = self._store.each(
+            *("tokens", "WHERE id = ?", lambda row, known: (Token(**row), known), "hash"),
+            values=(token_id,),
+        )
+        for token, known in found:
+            if hmac.compare_digest(known, _hash(secret)) and token.is_good(self._clock()):
+                return token
+        return None
 
 
 def without_tokens(text: str) -> str:

@@ -9,6 +9,7 @@ import asyncio
 import grp
 import os
 import pwd
+import re
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -226,13 +227,14 @@ def user_id_of(client: tuple[str, int], server: tuple[str, int | None] | None) -
         return None
     ours, theirs = _as_kernel(client), _as_kernel((server[0], server[1]))
     try:
-        lines = _TABLES[address.version].read_text().splitlines()[1:]
+        table = _TABLES[address.version].read_text()
     except OSError:
         return None
-    for line in lines:
-        local, remote, uid, inode = (line.split(maxsplit=10)[n] for n in (1, 2, 7, 9))
+    # The table may be long: only the line that counts is taken apart.
+    for line in re.findall(f": {ours} {theirs} (.*)", table):
+        uid, inode = (line.split(maxsplit=7)[n] for n in (4, 6))
         # A socket that its process has closed has no inode, and is shown as root's.
-        if local == ours and remote == theirs and inode != _NOBODYS:
+        if inode != _NOBODYS:
             return int(uid)
     return None
 

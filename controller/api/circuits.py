@@ -206,16 +206,19 @@ def _operate(routes: APIRouter, operations: CircuitOperations) -> None:
         gone = parts.locks.unlock(request.ocs, places, caller.by, request.why)
         return {"locks": [asdict(lock) for lock in gone]}
 
+    def button() -> Answer:
+        return {"pressed": parts.stop.pressed, "unwritten": parts.stop.unwritten}
+
     @routes.get("/stop", **gives(shapes.StopButton))
     async def stopped() -> Answer:
-        return {"pressed": parts.stop.pressed}
+        return button()
 
     @routes.post("/stop", **gives(shapes.StopButton))
     async def press(request: models.StopRequest, caller: Operator) -> Answer:
         parts.stop.press(caller.by, request.why)
-        return {"pressed": parts.stop.pressed}
+        return button()
 
     @routes.post("/stop/clear", **gives(shapes.StopButton))
     async def clear(request: models.StopRequest, caller: Operator) -> Answer:
         parts.stop.clear(caller.by, request.why)
-        return {"pressed": parts.stop.pressed}
+        return button()

@@ -59,7 +59,8 @@ class KeptAnswers:
         if not status or body is None:
             return  # it is not known what came of it
         if status >= 400 and json.loads(body).get("outcome") == "nothing-done":
-            self._store.write("DELETE FROM answered WHERE who = ? AND key = ?", who, key)
+            sql = "DELETE FROM answered WHERE who = ? AND key = ?"
+            self._store.write_soon((sql, (who, key)), always=True)
             return
         sql = "UPDATE answered SET status = ?, body = ? WHERE who = ? AND key = ?"
-        self._store.write(sql, status, body, who, key)
+        self._store.write_soon((sql, (status, body, who, key)), always=True)

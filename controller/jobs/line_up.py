@@ -51,9 +51,8 @@ class LineUp:
         self.why: dict[str, str] = {}
         self._store, self._table, self._gangs = store, table, gangs
         self._settings, self._placement = discipline, placement
-        kept = store.mark(_USAGE) or {}
-        usage = {user: Usage(*numbers) for user, numbers in kept.items()}
-        books = UserAccounts(discipline, usage)
+        usage = store.mark(_USAGE, lambda row: {user: Usage(*each) for user, each in row.items()})
+        books = UserAccounts(discipline, usage or {})
         self._site = ElasticLabSite(table, placement, books, start_s=lambda: gangs.last_start_s)
         self._numbers = itertools.count()
         self._waiting: dict[str, GangEntry] = {}

@@ -220,7 +220,7 @@ class Scheduler:
     @property
     def drained(self) -> bool:
         """Whether no job is started."""
-        return self._store.mark(_DRAINED) is not None
+        return self._store.mark(_DRAINED, dict[str, Any], {}) is not None
 
     # -- the queue -----------------------------------------------------------------------
 

@@ -159,5 +159,7 @@ def _controllers_own(controller: Controller) -> Iterator[Family]:
     about = "Whether a background part of the controller runs."
     yield gauge("part_running", about, ("part",), by_name(runs))
     faults = {part["name"]: float(part["faults"]) for part in parts}
+    about = "Records of the journal that could not be read, wait to be written, or are lost."
+    yield gauge("journal_records", about, ("kind",), by_name(controller.store.troubles()))
     about = "How often a background part failed and began again."
     yield counter("part_faults", about, ("part",), by_name(faults))

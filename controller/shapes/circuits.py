@@ -183,6 +183,10 @@ class Pressed(TypedDict):
 
 @exactly
 class StopButton(TypedDict):
-    """Whether the stop button is pressed."""
+    """Whether the stop button is pressed.
+
+    ``unwritten``: why that is in memory alone for now (a full disk); empty where it is on disk.
+    """
 
     pressed: Pressed | None
+    unwritten: str

@@ -9,17 +9,21 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import pytest_asyncio
 from fastapi import Request
 
 from patchlight.controller import heartbeats
 from patchlight.controller.agent_client import VERSION, AgentClient, AgentError, AgentIncompatible
-from patchlight.controller.api.answers import explain
+from patchlight.controller.api.admission import Admission
+from patchlight.controller.api.answers import explain, new_app
+from patchlight.controller.api.caller import IN_PROCESS, Doorman
 from patchlight.controller.client import AsyncControllerClient, ControllerClient, ControllerError
 from patchlight.controller.fleet import Fleet
 from patchlight.controller.heartbeats import Presence
 from patchlight.controller.jobs.worker_specs import worker_specs
+from patchlight.testbed.access import Access
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab import Lab, Server
@@ -260,3 +264,29 @@ def test_both_clients_have_the_same_calls() -> None:
         for kind in (ControllerClient, AsyncControllerClient)
     )
     assert one == other
+
+
+@pytest.mark.parametrize("text", ["Internal Server Error", "{}"])
+def test_a_controller_that_fails_is_not_taken_for_another_version(text: str) -> None:
+    wire = httpx.MockTransport(lambda _: httpx.Response(500, text=text))
+    with ControllerClient("127.0.0.1:1", transport=wire) as client:
+        with pytest.raises(ControllerError, match=r"failed at this request.* HTTP 500"):
+            client.status()
+        with pytest.raises(OutcomeUnknown, match="failed at this request"):
+            client.press_stop()
+
+
+async def test_a_bug_of_a_route_is_told_as_a_problem() -> None:
+    app = new_app("buggy")
+    app.add_middleware(Admission, doorman=Doorman(Access()))
+
+    @app.post("/v1/stop")
+    async def bug() -> None:
+        raise KeyError("x")
+
+    wire = httpx.ASGITransport(app, raise_app_exceptions=False, client=(IN_PROCESS, 0))
+    async with httpx.AsyncClient(transport=wire, base_url="http://x") as client:
+        answer = await client.post("/v1/stop")
+    assert answer.status_code == 500
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert (answer.json()["outcome"], "KeyError" in answer.json()["detail"]) == ("unknown", True)

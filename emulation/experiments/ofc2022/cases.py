@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from patchlight.controller.client import ControllerClient
+from patchlight.controller.fleet import SAMPLES_KEPT_S
 from patchlight.emulation.experiments.ofc2022.measurements import (
     CaseRun,
     GpuSample,
@@ -158,6 +159,12 @@ def run_case(
         for status in statuses
     )
     _wait_for_samples(client, max(i.finished_at for job in jobs for i in job.iterations), since)
+    if time.time() - since > SAMPLES_KEPT_S:
+        raise PatchlightError(
+            f"case ({case}) {wiring} took longer than the {SAMPLES_KEPT_S} s of samples that the "
+            "controller keeps in memory",
+            hint="train shorter: fewer --iterations",
+        )
     seen = client.ports(since), client.gpus(since)
     return CaseRun(case, wiring, jobs, *seen, tuple(changes), trainer)
 

@@ -142,10 +142,9 @@ def stop(clear: bool, status: bool, why: str, target: Target, as_json: bool) -> 
     """
     # Nothing is held for this: it must reach a change that is under way with --direct.
     with target.client(lambda _: (), talks=False) as client:
-        if clear:
-            client.clear_stop(why)
-        elif not status:
-            client.press_stop(why)
+        unwritten = ""
+        if not status:
+            unwritten = (client.clear_stop if clear else client.press_stop)(why)["unwritten"]
         pressed = client.stop_button()
     if as_json:
         print_json({"pressed": pressed})
@@ -154,6 +153,8 @@ def stop(clear: bool, status: bool, why: str, target: Target, as_json: bool) -> 
     else:
         reason = f": {pressed['why']}" if pressed["why"] else ""
         say(f"pressed by {pressed['by']} at {when(pressed['at'])}{reason}")
+    if unwritten:
+        say(f"this counts, and is written once there is room: {unwritten}", err=True)
 
 
 COMMANDS = (lock, unlock, drift, stop)
