@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from patchlight.cli.lab_option import LAB_VARIABLE, lab_option
 from patchlight.cli.rendering import say
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from patchlight.controller.client import ControllerClient
 
 RUN_ROOT = Path("/run/patchlight")
-LAB_VARIABLE = "PATCHLIGHT_LAB"
 NEWS_WITHIN_S = 20.0
 """For how long an answer may wait for news of what is followed, before it is asked for again."""
 _SAID = "patchlight.only-lab"
@@ -39,22 +39,11 @@ def complete_lab(
     return [*items, CompletionItem(incomplete, type="file")]
 
 
-lab_option = click.option(
-    "--lab",
-    "lab_name",
-    metavar="LAB",
-    envvar=LAB_VARIABLE,
-    show_envvar=True,
-    shell_complete=complete_lab,
-    help="The lab, by name or file; needed if several are up.",
-)
-
-
 def which_lab(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command ``lab``: its argument, or what ``--lab`` or ``PATCHLIGHT_LAB`` say."""
 
     @click.argument("named", metavar="[LAB]", required=False, shell_complete=complete_lab)
-    @lab_option
+    @lab_option()
     @functools.wraps(command)
     def with_lab(named: str | None, lab_name: str | None, **options: Any) -> Any:
         source = click.get_current_context().get_parameter_source("lab_name")
@@ -87,7 +76,7 @@ address_option = click.option(
 
 def controller_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command ``--lab`` and ``--controller``."""
-    return lab_option(address_option(command))
+    return lab_option()(address_option(command))
 
 
 def labs_up() -> dict[str, Path]:
@@ -142,6 +131,12 @@ def running_lab_file(lab_name: str | None) -> Path:
     if lab_name is None:
         lab_name = only_lab(up)
     return up[lab_name] if lab_name in up else find_lab(lab_name)
+
+
+def offline_lab(lab_name: str) -> str:
+    """A lab for a simulation: a file or a built-in lab as it is, else the one up by that name."""
+    is_file = lab_name in builtin_labs() or Path(lab_name).exists()
+    return lab_name if is_file else str(labs_up().get(lab_name, lab_name))
 
 
 def connect(lab_name: str | None, address: str | None, uid: int | None = None) -> ControllerClient:

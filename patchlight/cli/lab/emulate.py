@@ -11,10 +11,11 @@ from typing import Any
 import click
 
 from patchlight.cli.completion import complete_host
-from patchlight.cli.connection import complete_lab, lab_option, which_lab
+from patchlight.cli.connection import complete_lab, which_lab
 from patchlight.cli.lab.attached import attached, meant
 from patchlight.cli.lab.fibres import fibre_line, fibre_row
 from patchlight.cli.lab.tune import tune
+from patchlight.cli.lab_option import lab_option
 from patchlight.cli.numbers import ANY
 from patchlight.cli.policy.options import chosen_policies, policy_options
 from patchlight.cli.rendering import (
@@ -243,7 +244,7 @@ def list_labs(as_json: bool) -> None:
 @emulate.command("exec", context_settings={"ignore_unknown_options": True})
 @click.argument("host", shell_complete=complete_host)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@lab_option
+@lab_option()
 def execute(host: str, command: tuple[str, ...], lab_name: str | None) -> None:
     """Run a command as HOST: patchlight emulate exec gpu1 -- ping -c 1 192.168.10.12."""
     require_root(f"patchlight emulate exec {host} -- {' '.join(command)}")
@@ -269,7 +270,7 @@ def shell(lab: str | None) -> None:
 @click.option("--delay", type=_Quantity(parse_time), help="Hold each packet so long, each way.")
 @click.option("--jitter", type=_Quantity(parse_time), help="By how much that varies.")
 @click.option("--packet-loss", type=_Quantity(parse_share), help="Lose this share, like 0.1%.")
-@click.option("--lab", "lab_name", metavar="LAB", help="The lab, if several are up.")
+@lab_option()
 @json_option
 def link(
     a: str,
@@ -307,7 +308,7 @@ def link(
 
 @emulate.command()
 @click.argument("server")
-@click.option("--lab", "lab_name", metavar="LAB", help="The lab, if several are up.")
+@lab_option()
 def reboot(server: str, lab_name: str | None) -> None:
     """Cut the power of SERVER, one that has an sshd, and boot it again.
 
@@ -327,7 +328,7 @@ def reboot(server: str, lab_name: str | None) -> None:
 @click.option("--for", "seconds", type=_Quantity(parse_time), help="How long, like 10s.")
 @click.option("--frames", type=click.IntRange(1), default=10_000_000, help="At most so many.")
 @click.option("--size", type=_Quantity(parse_size), default="1GiB", help="At most so long a file.")
-@click.option("--lab", "lab_name", metavar="LAB", help="The lab, if several are up.")
+@lab_option()
 @json_option
 def capture(
     host: str,

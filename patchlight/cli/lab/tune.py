@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import click
 
 from patchlight.cli.lab.attached import attached
+from patchlight.cli.lab_option import lab_option
 from patchlight.cli.rendering import Coloured, Column, Table, listing_options, print_json, say
 from patchlight.emulation.lab.emulated_lab import require_root
 from patchlight.testbed.lab import Endpoint, Host
@@ -15,7 +16,7 @@ from patchlight.testbed.tuning import LightClient
 @click.command()
 @click.argument("port", required=False)
 @click.argument("channel", required=False)
-@click.option("--lab", "lab_name", metavar="LAB", help="The lab, if several are up.")
+@lab_option()
 @listing_options
 def tune(port: str | None, channel: str | None, lab_name: str | None, as_json: bool) -> None:
     """Tune the transceiver of PORT, a host or port, to CHANNEL; without CHANNEL, show it.
