@@ -38,12 +38,15 @@ from patchlight.emulation.lab.teardown import is_there, remove_forgotten_disks, 
 from patchlight.emulation.lab.wires import Wires
 from patchlight.emulation.servers.rehearsal import Rehearsal, prepare_rehearsal
 from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.files.issues import nearest
 from patchlight.testbed.jobfile.reader import JobGiven
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import find_lab, read_lab
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux import docker_engine
+from patchlight.testbed.linux.processes import own_program
+from patchlight.testbed.policies import KINDS
 from patchlight.testbed.portmap import PortMap
 from patchlight.testbed.tuning import LIGHT_SOCKET, LightClient
 
@@ -125,6 +128,11 @@ class EmulatedLab:
         """A lab that a program made (see ``LabBuilder``); arguments as of ``from_file``."""
         if not scale > 0:
             raise BadInput(f"scale {scale:g} is not possible: expected more than 0, like 1000")
+        if unknown := options.keys() - LabKeywords.__annotations__:
+            hint = nearest(min(unknown), LabKeywords.__annotations__)
+            if min(unknown) in KINDS:
+                hint = f"policies go together: policies=PolicyChoice({min(unknown)}=…)"
+            raise BadInput(f"an emulated lab has no option {min(unknown)!r}", hint=hint)
         chosen = LabOptions(**options)
         lab = lab.with_changes(
             name=name or lab.name, scale=float(scale), fabric=chosen.fabric or lab.fabric
@@ -142,7 +150,7 @@ class EmulatedLab:
             up = ", ".join(states.recorded_labs()) or "none"
             raise BadInput(
                 f"no emulated lab called {name!r} is up (up: {up})",
-                hint=f"Bring it up with: sudo patchlight emulate up {name}",
+                hint=f"Bring one up with: sudo {own_program()} emulate up LAB",
             )
         if state.phase != "up" and not half_there:
             raise left_half(state, name)
@@ -188,7 +196,7 @@ class EmulatedLab:
         Raises ``NeedsRoot``, ``AlreadyThere``, ``LabBusy``, ``BadInput`` for a lab that this
         fabric cannot be, and what the parts raise.
         """
-        require_root(f"patchlight emulate up {self._source}")
+        _require_root(f"making the emulated lab {self.lab.name}")
         with_openflow = self.lab.fabric == "openvswitch"
         if not with_openflow:
             check_bridge_fabric(self.lab)
@@ -345,15 +353,14 @@ class EmulatedLab:
         return capture(end, Path(path), seconds=seconds, **limits)
 
 
-def require_root(command: str) -> None:
-    """``NeedsRoot``, with the command to run instead, unless this is root."""
+def _require_root(doing: str) -> None:
     if os.geteuid() != 0:
-        raise NeedsRoot(f"making network namespaces needs root: run sudo {command}")
+        raise NeedsRoot(f"{doing} needs root", hint="Run the program with sudo.")
 
 
 def down_lab(name: str) -> bool:
     """Take a lab down by its name; ``False`` if there was none."""
-    require_root(f"patchlight emulate down {name}")
+    _require_root(f"taking the emulated lab {name} down")
     remove_forgotten_disks()
     if not is_there(name):
         return False

@@ -79,7 +79,6 @@ def run(**options: Any) -> None:
     """Serve one server until SIGTERM; its workers go on, and the next agent takes them over."""
     from patchlight.agents.run import Options, run_agent
 
-    again = "patchlight agent run --lab {lab} --server {server} …".format_map(options)
-    require_root("running an agent", again)
+    require_root("running an agent")
     options["lab"] = running_lab_file(options["lab"])
     run_agent(Options(**options))

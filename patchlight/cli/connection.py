@@ -19,6 +19,7 @@ from patchlight.testbed.lab import Lab
 from patchlight.testbed.lab_api import UNIX, LabIdentity, api_address
 from patchlight.testbed.labfile.reader import builtin_labs, find_lab, parse_lab, read_lab
 from patchlight.testbed.labfile.values import HOST_PORT
+from patchlight.testbed.linux.processes import own_program
 from patchlight.testbed.linux.sockets import unix_socket_answers
 
 if TYPE_CHECKING:
@@ -97,7 +98,8 @@ def only_lab(names: Iterable[str]) -> str:
     if not found:
         raise BadInput(
             "no lab is up on this machine",
-            hint="start one with 'sudo patchlight emulate up LAB', or name a lab file with --lab",
+            hint=f"start one with 'sudo {own_program()} emulate up LAB', or name a lab file with "
+            "--lab",
         )
     context = click.get_current_context(silent=True)
     if context is not None and not context.meta.setdefault(_SAID, False):

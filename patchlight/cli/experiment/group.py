@@ -1,8 +1,6 @@
 """``patchlight experiment``: a paper's experiment, on an emulated lab or in the simulator."""
 
-import shlex
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -92,9 +90,7 @@ def ofc2022(output: Path | None, cases: str | None, dashboard: bool, **chosen: A
     S. Yan, Zhu, Glick, Wu, Bergman, OFC 2022. Prints the paper's figures beside the measured
     ones and writes plots, result.json and report.html.
     """
-    require_root(
-        "building a lab out of network namespaces", shlex.join(["patchlight", *sys.argv[1:]])
-    )
+    require_root("building a lab out of network namespaces")
     # Not above: importing NumPy and Matplotlib takes longer than --help should.
     from patchlight.cli.dashboard.beside import dashboard_beside
     from patchlight.cli.experiment.ofc2022_table import print_table

@@ -12,6 +12,7 @@ import click
 
 from patchlight.cli.completion import complete_host
 from patchlight.cli.connection import complete_lab, which_lab
+from patchlight.cli.errors import require_root
 from patchlight.cli.lab.attached import attached, meant
 from patchlight.cli.lab.fibres import fibre_line, fibre_row
 from patchlight.cli.lab.tune import tune
@@ -28,11 +29,13 @@ from patchlight.cli.rendering import (
     say,
 )
 from patchlight.emulation.fabric.lab_state import recorded_labs
-from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab, require_root
+from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab
 from patchlight.emulation.lab.status import lab_status
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.files.issues import nearest
 from patchlight.testbed.labfile.reader import find_lab, read_lab
 from patchlight.testbed.linux.netem import Impairment
+from patchlight.testbed.linux.processes import own_program
 from patchlight.testbed.units import parse_share, parse_size, parse_time
 
 
@@ -114,7 +117,7 @@ def up(lab: str, no_controller: bool, **options: Any) -> None:
     answers at the management address that the runtime lab file says. No agent runs on it until
     one is deployed; the controller runs, and finds the agents silent.
     """
-    require_root(f"patchlight emulate up {lab}")
+    require_root(f"making the emulated lab {lab}")
     # A polite kill is undone like Ctrl-C.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
@@ -133,12 +136,12 @@ def up(lab: str, no_controller: bool, **options: Any) -> None:
     if emulated.state.ssh_config is not None:
         server = emulated.lab.servers[0].name
         _say(f"no agent runs on the servers yet; runtime lab file: {emulated.run_dir}/lab.yaml")
-        _say(f"deploy to them: sudo patchlight deploy push {called}")
+        _say(f"deploy to them: sudo {own_program()} deploy push {called}")
         _say(f"log in: sudo ssh -F {emulated.state.ssh_config} {server}")
     hosts = emulated.lab.hosts
     if len(hosts) > 1:
         _say(
-            f"try: patchlight emulate exec --lab {called} {hosts[0].name} -- "
+            f"try: sudo {own_program()} emulate exec --lab {called} {hosts[0].name} -- "
             f"ping -c 1 {hosts[-1].nic.address}"
         )
 
@@ -171,10 +174,12 @@ def down(lab: str | None, every: bool) -> None:
     """Take LAB down: a name, or the file it was made of."""
     if (lab is None) == (not every):
         raise BadInput("expected the name of a lab, or --all")
-    require_root(f"patchlight emulate down {lab or '--all'}")
+    require_root(f"taking {'all emulated labs' if every else f'the emulated lab {lab}'} down")
     for name in recorded_labs() if lab is None else [meant(lab)]:
-        removed = down_lab(name)
-        _say(f"lab {name} is down" if removed else f"lab {name} was not up")
+        if not down_lab(name) and lab is not None:
+            hint = nearest(name, recorded_labs(), "the labs here:")
+            raise BadInput(f"no emulated lab is called {name!r}: nothing was done", hint=hint)
+        _say(f"lab {name} is down")
 
 
 @emulate.command()
@@ -247,7 +252,7 @@ def list_labs(as_json: bool) -> None:
 @lab_option()
 def execute(host: str, command: tuple[str, ...], lab_name: str | None) -> None:
     """Run a command as HOST: patchlight emulate exec gpu1 -- ping -c 1 192.168.10.12."""
-    require_root(f"patchlight emulate exec {host} -- {' '.join(command)}")
+    require_root(f"running a command as {host} of an emulated lab")
     from patchlight.cli.lab.shell import run_attached
 
     click.get_current_context().exit(run_attached(attached(lab_name).host(host), list(command)))
@@ -257,7 +262,7 @@ def execute(host: str, command: tuple[str, ...], lab_name: str | None) -> None:
 @which_lab
 def shell(lab: str | None) -> None:
     """Open a prompt for LAB, where 'gpu1 ping gpu2' works."""
-    require_root(f"patchlight emulate shell {lab or ''}".rstrip())
+    require_root("the prompt of an emulated lab")
     from patchlight.cli.lab.shell import LabShell
 
     LabShell(attached(lab)).run()
@@ -295,7 +300,7 @@ def link(
     With --json, the fibre as it is then: a, b (its ends), up, delay_s,
     jitter_s, packet_loss (a share).
     """
-    require_root(f"patchlight emulate link {a} {b}")
+    require_root(f"the fibre between {a} and {b} of an emulated lab")
     wires = attached(lab_name).wires
     fibre = wires.between(a, b)
     if state is not None:
@@ -314,7 +319,7 @@ def reboot(server: str, lab_name: str | None) -> None:
 
     All that runs there ends at once. Its disk and its fibres stay as they are.
     """
-    require_root(f"patchlight emulate reboot {server}")
+    require_root(f"rebooting {server} of an emulated lab")
     from patchlight.emulation.lab.reboot import reboot as reboot_server
 
     lab = attached(lab_name)
@@ -347,7 +352,7 @@ def capture(
     With --json, what was written: file, frames, size_bytes, dropped (frames
     that came too fast).
     """
-    require_root(f"patchlight emulate capture {host}")
+    require_root(f"capturing what {host} of an emulated lab sends")
     lab = attached(lab_name)
     path = output or Path(f"{lab.host(host).name}.pcap")
     _say(f"capturing {lab.host(host).name} into {path}")

@@ -14,6 +14,7 @@ from patchlight.testbed.labfile.reference import write_commented_lab
 from patchlight.testbed.labfile.schema import FABRICS
 from patchlight.testbed.labfile.values import KNOWN_DRIVERS
 from patchlight.testbed.labfile.writer import write_lab
+from patchlight.testbed.linux.processes import own_program
 from patchlight.testbed.units import parse_rate
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -154,6 +155,9 @@ def init(output: str | None, force: bool, **options: Any) -> None:
     if output not in (None, "-") and Path(output).exists() and not force:
         raise BadInput(f"{output} is there already", hint="write over it with --force")
     _write(write_commented_lab, shapes.two_tors(**options), output)
+    file = "FILE" if output in (None, "-") else output
+    up = f"sudo {own_program()} emulate up --scale 1000 {file}"
+    say(f"next: patchlight lab check {file}; then {up}", err=True)
 
 
 def _write(write: Callable[[Lab], str], made: Lab, output: str | None) -> None:

@@ -1,6 +1,7 @@
 """``patchlight emulate`` from up to down."""
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,20 +14,27 @@ from tests.support.emulated_labs import left_of
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
 
 
-def test_commands_need_root_and_say_so(two_tors: Path) -> None:
+@pytest.mark.parametrize(
+    "words", [["up", "ofc2022"], ["down", "ofc2022"], ["exec", "gpu1", "--", "ping", "a b"]]
+)
+def test_commands_need_root_and_say_so(words: list[str]) -> None:
     script = (
         "import os, sys; import patchlight.cli.lab.emulate; from patchlight.cli.main import main; "
         "os.setuid(65534); main(sys.argv[1:])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, "emulate", "up", str(two_tors)],
+        [sys.executable, "-c", script, "emulate", *words],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 1
-    assert "sudo patchlight emulate up" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    assert "making network namespaces" not in done.stderr
+    said = done.stderr.strip().splitlines()
+    assert said[0].endswith(" needs root")
+    # Nobody may not see the command in this environment; the Python it is by its whole path, too.
+    assert said[1].startswith(f"  run: sudo {Path(sys.executable).parent}/")
+    assert said[1].endswith(f"patchlight emulate {shlex.join(words)}")
 
 
 def test_the_command_line_from_up_to_down(two_tors: Path, new_name: Callable[[], str]) -> None:
@@ -60,6 +68,10 @@ def test_the_command_line_from_up_to_down(two_tors: Path, new_name: Callable[[],
     assert "1 received" in shell.stdout
     assert f"pl.{name}.server1" in shell.stdout
     assert "no host called 'nobody'" in shell.stderr
+    mistyped = patchlight("down", name[:-1] + "x")
+    assert mistyped.returncode == 2
+    assert f"did you mean {name!r}?" in mistyped.stderr
     assert patchlight("down", name).returncode == 0
+    assert patchlight("down", name).returncode == 2
     assert patchlight("status", name).returncode == 1
     assert left_of(name) == []

@@ -18,6 +18,7 @@ from patchlight.emulation.lab.emulated_lab import down_lab
 from patchlight.emulation.lab.options import LabKeywords
 from patchlight.emulation.lab.presence import AlreadyThere
 from patchlight.emulation.lab.status import lab_status
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.linux.processes import process_start
 from tests.support.emulated_labs import PAUSING, SWITCHES_ONLY, left_of, pings, tree
 from tests.support.private_ovs import until
@@ -231,3 +232,14 @@ print(lab_status({name!r}))
         done = subprocess.run(words, capture_output=True, text=True, check=True)
         assert "unreadable" in done.stdout
         assert "it is for root alone" in done.stdout
+
+
+def test_labs_that_cannot_be_are_refused_before_anything_is_made(two_tors: Path) -> None:
+    # As in lab files: an emulated lab's runtime file must be good, too.
+    with pytest.raises(BadInput, match="at most 24 in all"):
+        EmulatedLab.from_file(two_tors, name="a" * 25)
+    with pytest.raises(BadInput, match="no option 'placement'") as caught:
+        EmulatedLab.from_file(two_tors, placement="regroup")  # type: ignore[call-arg]
+    assert "PolicyChoice(placement=" in str(caught.value)
+    with pytest.raises(BadInput, match="did you mean 'workers'"):
+        EmulatedLab.from_file(two_tors, worker="process")  # type: ignore[call-arg]
