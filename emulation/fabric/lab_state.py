@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab_api import API_SOCKET
@@ -56,7 +57,8 @@ class LabState:
     ``namespace`` or ``ssh``, and then ``base`` is the folder of the root file system that they
     share. ``datapath`` is what the packet switches are: ``bridge``, ``netdev`` or ``system``.
     ``docker`` is the URL of the engine that the lab's agents may run workers in. ``swapped`` are
-    pairs of ports whose fibres are plugged in the wrong way round.
+    pairs of ports whose fibres are plugged in the wrong way round. ``options`` are those that its
+    processes were started with.
     """
 
     lab: str
@@ -75,6 +77,7 @@ class LabState:
     namespaces: dict[str, int] = field(default_factory=dict)
     processes: list[ProcessRecord] = field(default_factory=list)
     swapped: list[list[str]] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def run_dir(self) -> Path:

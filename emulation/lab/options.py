@@ -1,8 +1,8 @@
 """What bringing a lab up may choose, and the lab as its own processes will know it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from patchlight.emulation.fabric.lab_state import recorded_labs, run_dir
 from patchlight.testbed.errors import BadInput
@@ -91,6 +91,19 @@ class LabOptions:
             )
 
 
+def recorded_options(options: LabOptions) -> dict[str, Any]:
+    """What a lab's state keeps of its options: policies are in its runtime file."""
+    kept = asdict(options)
+    del kept["policies"]
+    return {name: str(v) if isinstance(v, Path) else v for name, v in kept.items()}
+
+
+def options_recorded(kept: dict[str, Any]) -> LabOptions:
+    """The options that ``recorded_options`` gave."""
+    tls = {name: Path(kept[name]) for name in ("tls", "switch_tls") if kept.get(name)}
+    return LabOptions(**{**kept, **tls})
+
+
 def has_agents(lab: Lab, options: LabOptions) -> bool:
     """Whether an agent runs on each server of this lab."""
     if options.agents is not None:
@@ -111,15 +124,15 @@ def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice) -> Lab:
     """``lab`` as the controller and the agents of its emulation will know it.
 
     Agents, where there are some, answer on Unix sockets of the runtime directory, optical
-    switches and the controller's API on free loopback ports. Switches reach the controller
-    inside their own namespace, where its OpenFlow port is always free. ``policies`` go before the
-    lab's; their files are looked for in the working directory.
+    switches on free loopback ports, and so does the controller's API unless the lab file says
+    where. Switches reach the controller inside their own namespace, where its OpenFlow port is
+    always free. ``policies`` go before the lab's; their files are looked for in the working
+    directory.
     """
     directory = run_dir(lab.name)
     # The usual port is for the only lab; two that come up at once must not race for it.
     alone = not set(recorded_labs()) - {lab.name}
-    port = lab.controller_api.rpartition(":")[2]
-    usual = 0 if not alone else int(port) if port.isdigit() else _USUAL_API_PORT
+    usual = _USUAL_API_PORT if alone else 0
     driven = [switch.name for switch in driven_switches(lab)]
     api, *ports = free_ports(1 + len(driven), usual)
     at = {name: f"127.0.0.1:{port}" for name, port in zip(driven, ports, strict=True)}
@@ -136,7 +149,7 @@ def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice) -> Lab:
         wavelength_switches=tuple(
             replace(w, address=at.get(w.name, w.address)) for w in lab.wavelength_switches
         ),
-        controller_api=f"127.0.0.1:{api}",
+        controller_api=lab.controller_api or f"127.0.0.1:{api}",
         controller_openflow=f"127.0.0.1:{lab.controller_openflow.rpartition(':')[2]}",
         policies=policies.beside(Path.cwd()).over(lab.policies),
     )

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from patchlight.cli.completion import complete_host
-from patchlight.cli.connection import complete_lab, which_lab
+from patchlight.cli.connection import complete_lab, offline_lab, which_lab
 from patchlight.cli.errors import require_root
 from patchlight.cli.lab.attached import attached, meant
 from patchlight.cli.lab.fibres import fibre_line, fibre_row
@@ -33,6 +33,7 @@ from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab
 from patchlight.emulation.lab.status import lab_status
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.issues import nearest
+from patchlight.testbed.lab_api import is_beyond_this_machine
 from patchlight.testbed.labfile.reader import find_lab, read_lab
 from patchlight.testbed.linux.netem import Impairment
 from patchlight.testbed.linux.processes import own_program
@@ -64,8 +65,8 @@ def emulate() -> None:
 @click.option(
     "--scale",
     type=ANY,
-    default=1.0,
-    help="Divide every rate by this, and the bytes of jobs alike, so that times stay true.",
+    help="Divide every rate by this, and the bytes of jobs alike, so that times stay true.  "
+    "[default: as the lab file says, else 1]",
 )
 @click.option("--name", help="Call it otherwise than the lab file does.")
 @click.option("--replace", is_flag=True, help="Remove a lab of that name first.")
@@ -113,6 +114,9 @@ def emulate() -> None:
 def up(lab: str, no_controller: bool, **options: Any) -> None:
     """Bring LAB up: a lab file, or the name of a built-in lab.
 
+    Of a lab that is up but has lost processes, those are started and all else goes on: jobs too.
+    It keeps the lab file and the options that it was made with; --replace makes it from scratch.
+
     With --servers ssh each server has a root file system, processes and an sshd of its own, and
     answers at the management address that the runtime lab file says. No agent runs on it until
     one is deployed; the controller runs, and finds the agents silent.
@@ -122,10 +126,13 @@ def up(lab: str, no_controller: bool, **options: Any) -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     began = time.monotonic()
+    lab = offline_lab(lab)
     policies = chosen_policies(options, lab)
     meant_lab = read_lab(find_lab(lab))
     over_tls = meant_lab.controller_openflow_tls
-    if (options["servers"] == "ssh" or over_tls) and not no_controller:
+    at = meant_lab.controller_api
+    shown = over_tls or bool(at and is_beyond_this_machine(at))
+    if (options["servers"] == "ssh" or shown) and not no_controller:
         options |= _credentials(options["name"] or meant_lab.name, switches=over_tls)
     emulated = EmulatedLab.from_file(
         lab, controller=not no_controller, policies=policies, progress=_say, **options
@@ -210,10 +217,19 @@ def _print_status(state: dict[str, Any]) -> None:
     )
     for missing in state["missing"]:
         say(f"  gone: {missing}")
+    if state["state"] == "half-there":
+        lost = state["missing"] and all(part.startswith("process ") for part in state["missing"])
+        again = f"sudo {own_program()} emulate up"
+        say(
+            f"start what is gone: {again} {state['name']}"
+            if lost
+            else f"make it again: {again} {state['source']} --name {state['name']} --replace"
+        )
     if state["ssh_config"]:
         say(f"servers: sudo ssh -F {state['ssh_config']} SERVER")
     if state["controller_api"]:
-        say(f"controller: http://{state['controller_api']}")
+        at = state["controller_api"]
+        say(f"controller: {at if at.startswith('unix:') else f'http://{at}'}")
     pid = Column("pid", whole=True, right=True)
     table = Table(Column("process", whole=True), pid, "", Column("log", wide=True))
     for process in state["processes"]:
