@@ -1,7 +1,10 @@
 """``patchlight emulate`` from up to down."""
 
+import contextlib
 import json
+import os
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from patchlight import EmulatedLab
+from patchlight.controller.client import ControllerClient
 from tests.support.emulated_labs import left_of
+from tests.support.waiting import PATIENCE_S, free_ports
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
 
@@ -75,3 +81,41 @@ def test_the_command_line_from_up_to_down(two_tors: Path, new_name: Callable[[],
     assert patchlight("down", name).returncode == 2
     assert patchlight("status", name).returncode == 1
     assert left_of(name) == []
+
+
+def test_the_controller_answers_where_the_lab_file_says(
+    two_tors: Path, new_name: Callable[[], str], tmp_path: Path
+) -> None:
+    name, (port, other) = new_name(), free_ports(2)
+    environment = {**os.environ, "XDG_DATA_HOME": str(tmp_path)}
+
+    def up(controller: str) -> subprocess.CompletedProcess[str]:
+        file = tmp_path / "lab.yaml"
+        file.write_text(f"{two_tors.read_text()}scale: 1000\ncontroller: {{{controller}}}\n")
+        command = [sys.executable, "-m", "patchlight", "emulate", "up", str(file), "--name", name]
+        command += ["--no-agents", "--replace"]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+    done = up(f'api: "127.0.0.1:{port}", openflow: "192.0.2.1:6700"')
+    assert done.returncode == 0, done.stderr
+    assert "inside the lab's own network" in done.stderr
+    assert "127.0.0.1:6700" in done.stderr
+    with ControllerClient(f"127.0.0.1:{port}") as client:
+        assert client.status()["lab"] == name
+    lab = EmulatedLab.attach(name)
+    assert (lab.lab.scale, lab.state.scale) == (1000, 1000)
+
+    with socket.create_server(("127.0.0.1", other)):
+        taken = up(f'api: "127.0.0.1:{other}"')
+    assert taken.returncode == 1
+    assert f"TCP port {other} is taken by " in taken.stderr
+    assert left_of(name) == []
+
+    # Where other machines reach it, over TLS, and on this machine's own socket.
+    done = up(f'api: "0.0.0.0:{port}"')
+    assert done.returncode == 0, done.stderr
+    assert EmulatedLab.attach(name).controller.status()["lab"] == name
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as plain:
+        plain.sendall(b"GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            assert not plain.recv(5).startswith(b"HTTP/")
