@@ -85,6 +85,12 @@ def labs_up() -> dict[str, Path]:
     return {path.parent.name: path for path in sorted(RUN_ROOT.glob("*/lab.yaml"))}
 
 
+def _deployed_labs() -> dict[str, Path]:
+    """The labs whose controller `deploy push` put on this machine: root alone sees them."""
+    found = Path("/opt/patchlight").glob("*/configuration/controller-tls")
+    return {path.parents[1].name: path.with_name("lab.yaml") for path in found}
+
+
 def only_lab(names: Iterable[str]) -> str:
     """The only lab of these, and say on standard error that it was picked.
 
@@ -125,11 +131,11 @@ def lab_meant(lab_name: str | None, address: str | None) -> Lab:
 
 
 def running_lab_file(lab_name: str | None) -> Path:
-    """The file of the lab meant: an emulated one that is up, by name, or else a lab file.
+    """The file of the lab meant: one that is emulated or was deployed here, or else a lab file.
 
     Without a name the only lab that is up; ``BadInput`` if there are none or several.
     """
-    up = labs_up()
+    up = {**_deployed_labs(), **labs_up()}
     if lab_name is None:
         lab_name = only_lab(up)
     return up[lab_name] if lab_name in up else find_lab(lab_name)
