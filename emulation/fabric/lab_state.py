@@ -90,7 +90,7 @@ class LabState:
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_suffix(".new")
         new.touch(mode=0o600)
-        new.write_text(json.dumps(asdict(self)))
+        new.write_text(json.dumps(asdict(self), default=str))
         new.replace(path)
 
     @property

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -29,14 +30,7 @@ from patchlight.emulation.fabric.processes import Supervisor
 from patchlight.emulation.lab.capture import Captured, capture
 from patchlight.emulation.lab.hosts import EmulatedHost, write_hosts_file
 from patchlight.emulation.lab.ocs import LabOcs
-from patchlight.emulation.lab.options import (
-    LabKeywords,
-    LabOptions,
-    has_agents,
-    options_recorded,
-    recorded_options,
-    runtime_lab,
-)
+from patchlight.emulation.lab.options import LabKeywords, LabOptions, has_agents, runtime_lab
 from patchlight.emulation.lab.presence import clear_the_way, left_half
 from patchlight.emulation.lab.probes import Reachability, ping_all, tcp_rate_bps
 from patchlight.emulation.lab.reboot import boot_again
@@ -238,7 +232,7 @@ class EmulatedLab:
         )
         self.lab = read_lab(state.run_dir / "lab.yaml")
         self._state, self._plan = state, None
-        self._options = options_recorded(state.options)
+        self._options = LabOptions(**state.options)
         services = LabServices(self.lab, state, self._options, self._say)
         services.expect()
         supervisor = Supervisor(state, self._say, real_time=self._options.real_time)
@@ -269,7 +263,8 @@ class EmulatedLab:
         # Whoever takes the lab down may have another DOCKER_HOST, or none.
         state.docker = docker_engine.engine_url()
         state.swapped = [list(pair) for pair in self._options.swapped]
-        state.options = recorded_options(self._options)
+        # Policies are in the runtime file.
+        state.options = {k: v for k, v in asdict(self._options).items() if k != "policies"}
         state.namespaces |= dict.fromkeys(self.plan.namespaces, 0)
         state.save()
         self._state = state

@@ -1,8 +1,8 @@
 """What bringing a lab up may choose, and the lab as its own processes will know it."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from patchlight.emulation.fabric.lab_state import recorded_labs, run_dir
 from patchlight.testbed.errors import BadInput
@@ -89,19 +89,6 @@ class LabOptions:
                 "no budget for it",
                 hint="Leave out --real-time, or --docker.",
             )
-
-
-def recorded_options(options: LabOptions) -> dict[str, Any]:
-    """What a lab's state keeps of its options: policies are in its runtime file."""
-    kept = asdict(options)
-    del kept["policies"]
-    return {name: str(v) if isinstance(v, Path) else v for name, v in kept.items()}
-
-
-def options_recorded(kept: dict[str, Any]) -> LabOptions:
-    """The options that ``recorded_options`` gave."""
-    tls = {name: Path(kept[name]) for name in ("tls", "switch_tls") if kept.get(name)}
-    return LabOptions(**{**kept, **tls})
 
 
 def has_agents(lab: Lab, options: LabOptions) -> bool:

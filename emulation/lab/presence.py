@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from patchlight.emulation.fabric import lab_state as states
-from patchlight.emulation.lab.status import missing_namespaces, missing_parts
+from patchlight.emulation.lab.status import missing_parts, only_processes
 from patchlight.emulation.lab.teardown import is_there, remove_forgotten_disks, remove_lab
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.processes import own_program
@@ -33,7 +33,7 @@ def clear_the_way(lab: str, *, replace: bool, say: Callable[[str], None]) -> sta
             f"lab {lab} is up already",
             hint="Use it, or make it again with --replace, or another one with --name.",
         )
-    if state is not None and state.phase == "up" and not missing_namespaces(state):
+    if state is not None and state.phase == "up" and only_processes(missing_parts(state)):
         return state
     raise left_half(state, lab)
 

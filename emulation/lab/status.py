@@ -43,16 +43,16 @@ def lab_status(name: str) -> dict[str, Any]:
     }
 
 
-def missing_namespaces(state: states.LabState) -> list[str]:
-    """The namespaces of a lab that are recorded but gone."""
-    return [
-        name
+def missing_parts(state: states.LabState) -> list[str]:
+    """What of a lab is recorded but gone."""
+    gone = [
+        f"namespace {name}"
         for name, inode in state.namespaces.items()
         if namespaces.inode(namespaces.namespace_path(name)) != inode
     ]
-
-
-def missing_parts(state: states.LabState) -> list[str]:
-    """What of a lab is recorded but gone."""
-    gone = [f"namespace {name}" for name in missing_namespaces(state)]
     return gone + [f"process {p.name}" for p in state.processes if not states.is_running(p)]
+
+
+def only_processes(missing: list[str]) -> bool:
+    """Whether nothing is gone but processes, which can be started again."""
+    return bool(missing) and all(part.startswith("process ") for part in missing)

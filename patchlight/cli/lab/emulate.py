@@ -3,7 +3,6 @@
 import math
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from patchlight.cli.lab.attached import attached, meant
 from patchlight.cli.lab.fibres import fibre_line, fibre_row
 from patchlight.cli.lab.tune import tune
 from patchlight.cli.lab_option import lab_option
-from patchlight.cli.numbers import ANY
+from patchlight.cli.numbers import ANY, Quantity
 from patchlight.cli.policy.options import chosen_policies, policy_options
 from patchlight.cli.rendering import (
     Coloured,
@@ -30,7 +29,7 @@ from patchlight.cli.rendering import (
 )
 from patchlight.emulation.fabric.lab_state import recorded_labs
 from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab
-from patchlight.emulation.lab.status import lab_status
+from patchlight.emulation.lab.status import lab_status, only_processes
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.issues import nearest
 from patchlight.testbed.lab_api import is_beyond_this_machine
@@ -38,21 +37,6 @@ from patchlight.testbed.labfile.reader import find_lab, read_lab
 from patchlight.testbed.linux.netem import Impairment
 from patchlight.testbed.linux.processes import own_program
 from patchlight.testbed.units import parse_share, parse_size, parse_time
-
-
-class _Quantity(click.ParamType[Any]):
-    """A number with its unit."""
-
-    name = "quantity"
-
-    def __init__(self, parse: Callable[[object], float]) -> None:
-        self._parse = parse
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        try:
-            return self._parse(value) if isinstance(value, str) else value
-        except BadInput as error:
-            self.fail(error.message, param, ctx)
 
 
 @click.group()
@@ -218,7 +202,7 @@ def _print_status(state: dict[str, Any]) -> None:
     for missing in state["missing"]:
         say(f"  gone: {missing}")
     if state["state"] == "half-there":
-        lost = state["missing"] and all(part.startswith("process ") for part in state["missing"])
+        lost = only_processes(state["missing"])
         again = f"sudo {own_program()} emulate up"
         say(
             f"start what is gone: {again} {state['name']}"
@@ -288,9 +272,9 @@ def shell(lab: str | None) -> None:
 @click.argument("a")
 @click.argument("b")
 @click.argument("state", type=click.Choice(["up", "down"]), required=False)
-@click.option("--delay", type=_Quantity(parse_time), help="Hold each packet so long, each way.")
-@click.option("--jitter", type=_Quantity(parse_time), help="By how much that varies.")
-@click.option("--packet-loss", type=_Quantity(parse_share), help="Lose this share, like 0.1%.")
+@click.option("--delay", type=Quantity(parse_time), help="Hold each packet so long, each way.")
+@click.option("--jitter", type=Quantity(parse_time), help="By how much that varies.")
+@click.option("--packet-loss", type=Quantity(parse_share), help="Lose this share, like 0.1%.")
 @lab_option()
 @json_option
 def link(
@@ -346,9 +330,9 @@ def reboot(server: str, lab_name: str | None) -> None:
 @emulate.command()
 @click.argument("host")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write.")
-@click.option("--for", "seconds", type=_Quantity(parse_time), help="How long, like 10s.")
+@click.option("--for", "seconds", type=Quantity(parse_time), help="How long, like 10s.")
 @click.option("--frames", type=click.IntRange(1), default=10_000_000, help="At most so many.")
-@click.option("--size", type=_Quantity(parse_size), default="1GiB", help="At most so long a file.")
+@click.option("--size", type=Quantity(parse_size), default="1GiB", help="At most so long a file.")
 @lab_option()
 @json_option
 def capture(

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
+from patchlight.cli.numbers import Quantity
 from patchlight.cli.rendering import print_document, say
 from patchlight.testbed import generate as shapes
 from patchlight.testbed.errors import BadInput, PatchlightError
@@ -20,18 +21,6 @@ from patchlight.testbed.units import parse_rate
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _Rate(click.ParamType[int]):
-    name = "rate"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_rate(value)
-        except BadInput as error:
-            self.fail(error.message, param, ctx)
-
-
 _hosts = click.option("--hosts", type=click.IntRange(1), required=True, help="How many hosts.")
 _per_switch = click.option(
     "--hosts-per-switch",
@@ -42,14 +31,14 @@ _per_switch = click.option(
 _rate = click.option(
     "--rate",
     "rate_bps",
-    type=_Rate(),
+    type=Quantity(parse_rate),
     help="Rate of the hosts' links, like 10Gbps.",
     show_default="no limit",
 )
 _uplink_rate = click.option(
     "--uplink-rate",
     "uplink_rate_bps",
-    type=_Rate(),
+    type=Quantity(parse_rate),
     show_default="no limit",
     help="Rate of the links between switches, like 40Gbps.",
 )
