@@ -115,7 +115,7 @@ def new_state(lab: str, source: str, scale: float) -> LabState:
 def run_dir(lab: str) -> Path:
     """The runtime directory of a lab; ``BadInput`` if no lab can be called so."""
     try:
-        return RUN_ROOT / LAB_NAME.take(lab)
+        return RUN_ROOT / str(LAB_NAME.take(lab))
     except BadInput as error:
         raise BadInput(error.message, hint="Give it another name with --name.") from error
 

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
-from patchlight.cli.lab_option import LAB_VARIABLE, lab_option
+from patchlight.cli.lab_option import LAB_VARIABLE, complete_lab, lab_option
 from patchlight.cli.rendering import say
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
@@ -29,15 +28,6 @@ RUN_ROOT = Path("/run/patchlight")
 NEWS_WITHIN_S = 20.0
 """For how long an answer may wait for news of what is followed, before it is asked for again."""
 _SAID = "patchlight.only-lab"
-
-
-def complete_lab(
-    context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Labs that are up, built-in labs, and files."""
-    names = dict.fromkeys([*labs_up(), *builtin_labs()])
-    items = [CompletionItem(name) for name in names if name.startswith(incomplete)]
-    return [*items, CompletionItem(incomplete, type="file")]
 
 
 def which_lab(command: Callable[..., Any]) -> Callable[..., Any]:

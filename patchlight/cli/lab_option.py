@@ -1,7 +1,7 @@
 """The option ``--lab``, the same for all commands, and what ``simulate`` takes from that lab."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -10,24 +10,30 @@ from click.shell_completion import CompletionItem
 if TYPE_CHECKING:
     from patchlight.testbed.policies import PolicyChoice
 
+Command = TypeVar("Command", bound=Callable[..., Any])
 LAB_VARIABLE = "PATCHLIGHT_LAB"
 
 
-def _complete(
+def complete_lab(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
+    """Labs that are up, built-in labs, and files."""
     # Imported late, as all that needs packages: `doctor` says which of them are missing.
-    from patchlight.cli.connection import complete_lab
+    from patchlight.emulation.fabric.lab_state import recorded_labs
+    from patchlight.testbed.labfile.reader import builtin_labs
 
-    return complete_lab(context, parameter, incomplete)
+    names = dict.fromkeys([*recorded_labs(), *builtin_labs()])
+    items = [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    return [*items, CompletionItem(incomplete, type="file")]
 
 
 class LabOption(click.Option):
     """``--lab``, by name or file. One from the environment gives way to options in its place."""
 
-    def __init__(self, *names: Any, instead: tuple[str, ...] = (), **settings: Any) -> None:
-        fixed: dict[str, Any] = {"metavar": "LAB", "envvar": LAB_VARIABLE, "show_envvar": True}
-        super().__init__(*names, **fixed, shell_complete=_complete, **settings)
+    def __init__(
+        self, names: Sequence[str], *, instead: tuple[str, ...] = (), **settings: Any
+    ) -> None:
+        super().__init__(names, **settings)
         self._instead = instead
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
@@ -44,9 +50,11 @@ def lab_option(
     about: str = "The lab, by name or file; needed if several are up.",
     name: str = "lab_name",
     **settings: Any,
-) -> Callable[[Any], Any]:
+) -> Callable[[Command], Command]:
     """Give a command ``--lab``, which ``PATCHLIGHT_LAB`` says too, as its parameter ``name``."""
-    return click.option("--lab", name, cls=LabOption, help=about, **settings)
+    settings |= {"metavar": "LAB", "envvar": LAB_VARIABLE, "show_envvar": True}
+    settings |= {"shell_complete": complete_lab, "help": about}
+    return click.option("--lab", name, cls=LabOption, **settings)
 
 
 _POLICIES = ("order", "placement", "topology", "elasticity", "partition")

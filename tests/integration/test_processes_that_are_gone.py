@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -36,6 +37,10 @@ def kill(name: str) -> None:
     wait_until(lambda: f"process {name}" in lab_status(NAME)["missing"])
 
 
+def has_done(client: ControllerClient, job: str, iterations: int) -> bool:
+    return client.job(job)["iterations_done"] >= iterations
+
+
 def up_again() -> str:
     """What the command says that `emulate status` recommends: a lab goes by its name, too."""
     done = patchlight("emulate", "status", NAME)
@@ -54,11 +59,11 @@ def test_a_job_goes_on_whichever_process_is_killed(
     job = client.submit([spec("goes-on", SPREAD, 100_000)])[0]["id"]
     before = 0
     for name in names:
-        wait_until(lambda more=before + 2: client.job(job)["iterations_done"] >= more)
+        wait_until(partial(has_done, client, job, before + 2))
         kill(name)
         assert f"has lost process {name}:" in up_again()
         before = client.job(job)["iterations_done"]
-    wait_until(lambda: client.job(job)["iterations_done"] >= before + 2)
+    wait_until(partial(has_done, client, job, before + 2))
     assert client.job(job)["state"] == "running"
     client.stop(job)
     after = client.submit([spec("after", SPREAD, 3)])[0]

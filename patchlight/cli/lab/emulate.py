@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 from patchlight.cli.completion import complete_host
-from patchlight.cli.connection import complete_lab, offline_lab, which_lab
+from patchlight.cli.connection import offline_lab, which_lab
 from patchlight.cli.errors import require_root
 from patchlight.cli.lab.attached import attached, meant
 from patchlight.cli.lab.fibres import fibre_line, fibre_row
 from patchlight.cli.lab.tune import tune
-from patchlight.cli.lab_option import lab_option
+from patchlight.cli.lab_option import complete_lab, lab_option
 from patchlight.cli.numbers import ANY, Quantity
 from patchlight.cli.policy.options import chosen_policies, policy_options
 from patchlight.cli.rendering import (
