@@ -172,7 +172,8 @@ class Asking(
             raise NoAnswer(
                 f"no answer from a controller at {self.address} ({reason})",
                 hint="start one with 'patchlight emulate up LAB' or 'patchlight controller run', "
-                "name another with --controller ADDRESS; 'patchlight ocs --direct' does without",
+                "name another with --controller ADDRESS ('patchlight deploy push' prints how to "
+                "reach one on a server); 'patchlight ocs --direct' does without",
             ) from error
         if response.is_success:
             return response

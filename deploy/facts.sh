@@ -93,6 +93,7 @@ if command -v nvidia-smi >/dev/null; then
         echo "smi $(echo "$gpus" | head -n 1)"
     fi
 fi
+[ -d "$root/dev/patchlight-gpus" ] && echo "gpu-sockets /dev/patchlight-gpus"
 if command -v nvidia-ctk >/dev/null; then
     echo "toolkit $(nvidia-ctk --version | head -n 1 | sed 's/.* //')"
 fi

@@ -143,7 +143,7 @@ class Servers:
                 f"nothing is deployed to {remote.server}",
                 hint="'patchlight deploy push LAB' does that.",
             )
-        return sorted(found["services"])
+        return sorted(found["services"].keys() - {"gpus"})  # workers would lose them
 
 
 def _running(answer: dict[str, Any]) -> int:

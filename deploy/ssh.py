@@ -87,6 +87,22 @@ class Place:
         return cls(name, jump.host, jump.port, user, ssh.identity, ssh.jump_host_key, False)
 
 
+def openssh_words(server: Server, known_hosts: Path) -> list[str]:
+    """How OpenSSH's client logs in to a server as the lab file says.
+
+    ``known_hosts`` has its host key, where the lab file vouches for that.
+    """
+    place, words = Place.of(server), ["ssh", "-t"]
+    for option, value in (
+        ("-o", place.host_key and f"UserKnownHostsFile={known_hosts}"),
+        ("-i", place.identity),
+        ("-p", place.port != 22 and str(place.port)),
+        ("-J", server.ssh.jump),
+    ):
+        words += [option, value] if value else []
+    return [*words, f"{place.user}@{place.host}" if place.user else place.host]
+
+
 class Connections:
     """Connections to the servers of a lab. Those through one jump host share one to it.
 

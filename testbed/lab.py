@@ -42,13 +42,17 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One server: where its agent answers (``host:port`` or ``unix:/path``), GPUs, NICs, SSH."""
+    """One server: where its agent answers (``host:port`` or ``unix:/path``), GPUs, NICs, SSH.
+
+    ``emulated_gpus``: it has none of its own, what is deployed to it emulates them.
+    """
 
     name: str
     management: str | None
     gpus: tuple[Gpu, ...]
     nics: tuple[Nic, ...]
     ssh: SshAccess = field(default_factory=SshAccess)
+    emulated_gpus: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,51 +10,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
+from patchlight.cli.lab_option import LAB_VARIABLE, complete_lab, lab_option
 from patchlight.cli.rendering import say
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.lab_api import UNIX, LabIdentity, api_address
 from patchlight.testbed.labfile.reader import builtin_labs, find_lab, parse_lab, read_lab
 from patchlight.testbed.labfile.values import HOST_PORT
+from patchlight.testbed.linux.processes import own_program
 from patchlight.testbed.linux.sockets import unix_socket_answers
 
 if TYPE_CHECKING:
     from patchlight.controller.client import ControllerClient
 
 RUN_ROOT = Path("/run/patchlight")
-LAB_VARIABLE = "PATCHLIGHT_LAB"
 NEWS_WITHIN_S = 20.0
 """For how long an answer may wait for news of what is followed, before it is asked for again."""
 _SAID = "patchlight.only-lab"
-
-
-def complete_lab(
-    context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Labs that are up, built-in labs, and files."""
-    names = dict.fromkeys([*labs_up(), *builtin_labs()])
-    items = [CompletionItem(name) for name in names if name.startswith(incomplete)]
-    return [*items, CompletionItem(incomplete, type="file")]
-
-
-lab_option = click.option(
-    "--lab",
-    "lab_name",
-    metavar="LAB",
-    envvar=LAB_VARIABLE,
-    show_envvar=True,
-    shell_complete=complete_lab,
-    help="The lab, by name or file; needed if several are up.",
-)
 
 
 def which_lab(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command ``lab``: its argument, or what ``--lab`` or ``PATCHLIGHT_LAB`` say."""
 
     @click.argument("named", metavar="[LAB]", required=False, shell_complete=complete_lab)
-    @lab_option
+    @lab_option()
     @functools.wraps(command)
     def with_lab(named: str | None, lab_name: str | None, **options: Any) -> Any:
         source = click.get_current_context().get_parameter_source("lab_name")
@@ -87,12 +67,18 @@ address_option = click.option(
 
 def controller_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command ``--lab`` and ``--controller``."""
-    return lab_option(address_option(command))
+    return lab_option()(address_option(command))
 
 
 def labs_up() -> dict[str, Path]:
     """The emulated labs that are up on this machine: their lab files, by name."""
     return {path.parent.name: path for path in sorted(RUN_ROOT.glob("*/lab.yaml"))}
+
+
+def _deployed_labs() -> dict[str, Path]:
+    """The labs whose controller `deploy push` put on this machine: root alone sees them."""
+    found = Path("/opt/patchlight").glob("*/configuration/controller-tls")
+    return {path.parents[1].name: path.with_name("lab.yaml") for path in found}
 
 
 def only_lab(names: Iterable[str]) -> str:
@@ -108,7 +94,8 @@ def only_lab(names: Iterable[str]) -> str:
     if not found:
         raise BadInput(
             "no lab is up on this machine",
-            hint="start one with 'sudo patchlight emulate up LAB', or name a lab file with --lab",
+            hint=f"start one with 'sudo {own_program()} emulate up LAB', or name a lab file with "
+            "--lab",
         )
     context = click.get_current_context(silent=True)
     if context is not None and not context.meta.setdefault(_SAID, False):
@@ -134,14 +121,20 @@ def lab_meant(lab_name: str | None, address: str | None) -> Lab:
 
 
 def running_lab_file(lab_name: str | None) -> Path:
-    """The file of the lab meant: an emulated one that is up, by name, or else a lab file.
+    """The file of the lab meant: one that is emulated or was deployed here, or else a lab file.
 
     Without a name the only lab that is up; ``BadInput`` if there are none or several.
     """
-    up = labs_up()
+    up = {**_deployed_labs(), **labs_up()}
     if lab_name is None:
         lab_name = only_lab(up)
     return up[lab_name] if lab_name in up else find_lab(lab_name)
+
+
+def offline_lab(lab_name: str) -> str:
+    """A lab for a simulation: a file or a built-in lab as it is, else the one up by that name."""
+    is_file = lab_name in builtin_labs() or Path(lab_name).exists()
+    return lab_name if is_file else str(labs_up().get(lab_name, lab_name))
 
 
 def connect(lab_name: str | None, address: str | None, uid: int | None = None) -> ControllerClient:

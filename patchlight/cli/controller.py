@@ -11,13 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.cli.connection import (
-    LAB_VARIABLE,
-    complete_lab,
-    connect,
-    controller_options,
-    labs_up,
-)
+from patchlight.cli.connection import connect, controller_options, labs_up
+from patchlight.cli.lab_option import lab_option
 from patchlight.cli.numbers import ANY, AT_LEAST_0
 from patchlight.cli.policy.options import chosen_policies, policy_options
 from patchlight.cli.rendering import (
@@ -42,16 +37,7 @@ def controller() -> None:
 
 
 @controller.command()
-@click.option(
-    "--lab",
-    "lab_name",
-    required=True,
-    metavar="LAB",
-    envvar=LAB_VARIABLE,
-    show_envvar=True,
-    shell_complete=complete_lab,
-    help="Lab file or built-in lab.",
-)
+@lab_option("Lab file or built-in lab.", required=True)
 @click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),

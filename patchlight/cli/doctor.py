@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from patchlight.cli.lab_option import lab_option
 from patchlight.cli.rendering import (
     Coloured,
     Column,
@@ -31,8 +32,6 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux import deploy_file
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
     from patchlight.testbed.lab import Server
 
 # A wheel has no Makefile.
@@ -117,22 +116,8 @@ _KERNEL = (
 )
 
 
-def _complete_lab(
-    context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    # Imported late, as all that needs packages: this command says which of them are missing.
-    from patchlight.cli.connection import complete_lab
-
-    return complete_lab(context, parameter, incomplete)
-
-
 @click.command()
-@click.option(
-    "--lab",
-    metavar="LAB",
-    shell_complete=_complete_lab,
-    help="Also whether this machine is as this lab says that a server of it is.",
-)
+@lab_option("Also whether this machine is as this lab says that a server of it is.", "lab")
 @click.option("--server", metavar="NAME", help="Which one of the lab [default: its host name].")
 @listing_options
 def doctor(lab: str | None, server: str | None, as_json: bool) -> None:

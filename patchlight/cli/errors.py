@@ -1,6 +1,7 @@
 """How an error ends the command line: what is printed, and the exit code."""
 
 import os
+import shlex
 import sys
 import traceback
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import click
 from patchlight.cli.rendering import say
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.files.issues import FileError
+from patchlight.testbed.linux.processes import own_program
 
 INTERRUPTED = 130
 
@@ -66,7 +68,8 @@ def only_some_finished(finished: int, wanted: int, counted: str) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def require_root(doing: str, command: str) -> None:
-    """``PatchlightError`` unless this process is root; ``command`` is what to run instead."""
+def require_root(doing: str) -> None:
+    """``PatchlightError`` that says how to run this very command, unless this process is root."""
     if os.geteuid() != 0:
-        raise PatchlightError(f"{doing} needs root", hint=f"run: sudo {command}")
+        words = shlex.join(sys.argv[1:])
+        raise PatchlightError(f"{doing} needs root", hint=f"run: sudo {own_program()} {words}")

@@ -12,9 +12,10 @@ import click
 
 from patchlight.cli.chakra import simulate_chakra
 from patchlight.cli.completion import complete_policy
-from patchlight.cli.connection import complete_lab, user_name
+from patchlight.cli.connection import offline_lab, user_name
 from patchlight.cli.errors import only_some_finished
 from patchlight.cli.folders import results_option
+from patchlight.cli.lab_option import lab_option, left_to_the_lab
 from patchlight.cli.quotas import QUEUE_OPTIONS, taken_discipline
 from patchlight.cli.rendering import (
     Coloured,
@@ -84,12 +85,11 @@ _OPTIONS = (
         metavar="RxSxG",
         help="Racks × servers in each × GPUs in each.  [default: 16x16x8]",
     ),
-    click.option(
-        "--lab",
-        metavar="LAB",
-        shell_complete=complete_lab,
-        help="The GPUs and links of a lab instead; its file says of queue and policies what no "
+    lab_option(
+        "The GPUs and links of a lab instead; its file says of queue and policies what no "
         "option does.",
+        "lab",
+        instead=("cluster", "network", "chakra"),
     ),
     click.option(
         "--network",
@@ -174,7 +174,6 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise BadInput("there are no jobs to simulate: give a --trace FILE, or --chakra PREFIX")
         del given["chakra"]
         # Not above: importing NumPy takes longer than --help should.
-        from patchlight.cli.lab_settings import left_to_the_lab
         from patchlight.emulation.simulator.cluster import Outages, Settings
         from patchlight.emulation.simulator.cluster.trace_simulation import (
             JOB_FILES,
@@ -184,7 +183,8 @@ def simulation_options(command: Callable[..., Any]) -> Callable[..., Any]:
         from patchlight.testbed.labfile.reader import load_lab
 
         compares = given["defragment_s"] is not None
-        failures, lab = given.pop("failures"), given["lab"] and load_lab(given["lab"])
+        failures, given["lab"] = given.pop("failures"), given["lab"] and offline_lab(given["lab"])
+        lab = given["lab"] and load_lab(given["lab"])
         policies, of_lab = left_to_the_lab(lab.policies) if lab else ({}, {})
         if given["trace"].suffix not in JOB_FILES:  # Traces say how many GPUs their jobs want.
             policies.pop("partition", None)

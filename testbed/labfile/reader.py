@@ -182,6 +182,7 @@ def _server(fields: Fields) -> Server:
         management=fields["management"].value if "management" in fields else None,
         gpus=tuple(Gpu(**_values(gpu)) for gpu in items(fields, "gpus")),
         ssh=SshAccess(**_values(fields["ssh"].value)) if "ssh" in fields else SshAccess(),
+        emulated_gpus="emulated_gpus" in fields and fields["emulated_gpus"].value,
         nics=tuple(map(_nic, items(fields, "nics"))),
     )
 

@@ -146,6 +146,12 @@ SERVER = Group(
     Key("management", MANAGEMENT, "where the server's agent answers: host:port or unix:/path"),
     Key("ssh", SSH, "where and how its SSH answers", example="{user: admin}"),
     Key("gpus", ListOf(GPU, "GPUs"), "its GPUs", default="none"),
+    Key(
+        "emulated_gpus",
+        YesNo("whether its GPUs are emulated"),
+        "it has no such GPUs: 'deploy push' has them emulated there",
+        default="false",
+    ),
     required("nics", ListOf(NIC, "NICs"), "its NIC ports in the lab's network"),
 )
 PACKET_SWITCH = Group(

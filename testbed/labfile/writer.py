@@ -161,6 +161,7 @@ def _server(server: Server) -> dict[str, Any]:
         written["ssh"] = _OnOneLine(ssh)
     if server.gpus:
         written["gpus"] = [_OnOneLine(_set(gpu, "name", "model", "uuid")) for gpu in server.gpus]
+    written |= _set(server, "emulated_gpus")
     return {**written, "nics": [_nic(nic) for nic in server.nics]}
 
 

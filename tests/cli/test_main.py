@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -11,6 +12,7 @@ import pytest
 
 from patchlight.cli import main as command_line
 from patchlight.cli.errors import require_root
+from patchlight.cli.lab_option import LabOption
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 from patchlight.testbed.files.issues import FileIssue
 from patchlight.testbed.labfile.reader import LabFileError
@@ -204,10 +206,52 @@ def test_a_missing_package_is_named(
 
 def test_what_needs_root_says_so_and_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(sys, "argv", ["patchlight", "emulate", "up", "my lab.yaml"])
     with pytest.raises(PatchlightError) as caught:
-        require_root("building a lab", "patchlight emulate up ofc2022")
+        require_root("building a lab")
+    # Root's PATH does not lead into a virtual environment.
+    program = Path(sys.executable).with_name("patchlight")
     assert str(caught.value) == (
-        "building a lab needs root\n  run: sudo patchlight emulate up ofc2022"
+        f"building a lab needs root\n  run: sudo {program} emulate up 'my lab.yaml'"
     )
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    require_root("building a lab", "patchlight emulate up ofc2022")
+    require_root("building a lab")
+
+
+def every_command(group: click.Group, *names: str) -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from every_command(command, *names, name)
+        else:
+            yield " ".join((*names, name)), command
+
+
+def test_every_lab_option_is_the_same_one() -> None:
+    options = {
+        name: parameter
+        for name, command in every_command(command_line.cli)
+        for parameter in command.params
+        if "--lab" in parameter.opts
+    }
+    for name in ("emulate link", "emulate tune", "emulate capture", "emulate reboot", "simulate"):
+        assert name in options
+    for name, option in options.items():
+        assert type(option) is LabOption, name
+        assert (option.envvar, option.show_envvar) == ("PATCHLIGHT_LAB", True), name
+
+
+def test_a_lab_of_the_environment_gives_way_to_options_in_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATCHLIGHT_LAB", "ofc2022")
+    simulate = dict(every_command(command_line.cli))["simulate"]
+    for words, lab in (
+        ([], "ofc2022"),
+        (["--network", "fat-tree:k=4"], None),
+        (["--cluster", "1x2x2"], None),
+        (["--cluster", "1x2x2", "--lab", "mine"], "mine"),
+    ):
+        assert simulate.make_context("simulate", list(words)).params["lab"] == lab

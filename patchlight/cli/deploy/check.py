@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from patchlight.cli.connection import complete_lab, running_lab
+from patchlight.cli.connection import running_lab
 from patchlight.cli.deploy.options import ssh_options
+from patchlight.cli.lab_option import complete_lab
 from patchlight.cli.rendering import (
     Coloured,
     Column,

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from patchlight.cli.completion import completer
-from patchlight.cli.connection import complete_lab, running_lab, user_name
+from patchlight.cli.connection import running_lab, user_name
 from patchlight.cli.deploy.options import ssh_options
+from patchlight.cli.lab_option import complete_lab
 from patchlight.cli.rendering import Coloured, Column, Table, console, print_json, progress_bar, say
 from patchlight.testbed.errors import BadInput
 

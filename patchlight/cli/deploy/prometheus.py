@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from patchlight.cli.connection import complete_lab, running_lab
+from patchlight.cli.connection import running_lab
+from patchlight.cli.lab_option import complete_lab
 from patchlight.cli.rendering import json_option, print_json, say
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.values import HOST_PORT

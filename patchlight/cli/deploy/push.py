@@ -71,7 +71,8 @@ def push(
     All servers at once. What is there already is not copied again; interrupted anywhere, the
     command goes on when it is run again. Each server gets an environment of its own, the lab file,
     a certificate, and a service that keeps the agent running. Workers that run are not
-    disturbed. A server that fails stops no other. Exit code 1 if one failed.
+    disturbed. A server that fails stops no other. Exit code 1 if one failed. At the end it prints
+    the commands that reach the controller, on its server and from here.
 
     \b
     With --json: lab, ok, and servers, each with server, ok, and either
@@ -93,10 +94,13 @@ def push(
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="patchlight-bundle-"))
             supply = FromFile(bundle, Path(folder))
         authority = Authority(lab.name, authority_folder(lab.name))
-        outcomes = on_servers(
-            lab, servers, Push(lab, supply, authority, settings).server, passwords
-        )
-    report(lab, outcomes, asdict, _in_words, as_json=as_json)
+        pushing = Push(lab, supply, authority, settings)
+        outcomes = on_servers(lab, servers, pushing.server, passwords)
+    try:
+        report(lab, outcomes, asdict, _in_words, as_json=as_json)
+    finally:
+        for way in () if as_json else pushing.ways_to_controller(lab_name):
+            say(way)
 
 
 def _in_words(pushed: Pushed) -> str:

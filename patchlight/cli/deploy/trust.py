@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from patchlight.cli.connection import complete_lab, running_lab_file
+from patchlight.cli.connection import running_lab_file
+from patchlight.cli.lab_option import complete_lab
 from patchlight.cli.rendering import (
     Coloured,
     Column,

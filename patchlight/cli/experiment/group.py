@@ -1,8 +1,6 @@
 """``patchlight experiment``: a paper's experiment, on an emulated lab or in the simulator."""
 
-import shlex
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,12 +20,12 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from patchlight.cli.connection import complete_lab
 from patchlight.cli.errors import only_some_finished, require_root
 from patchlight.cli.experiment.architectures import architectures
 from patchlight.cli.experiment.oddl import oddl
 from patchlight.cli.experiment.pac_ml_load import pac_ml_load
 from patchlight.cli.folders import profiles_option, results_option
+from patchlight.cli.lab_option import lab_option
 from patchlight.cli.rendering import console, harmless, progress_bar, say, wide_option
 from patchlight.cli.results import give_to_caller
 from patchlight.testbed.jobs import JobStatus
@@ -63,13 +61,7 @@ def experiment() -> None:
     type=click.Choice(["ryu", "os-ken"]),
     help="OpenFlow engine.  [default: ryu where it is importable]",
 )
-@click.option(
-    "--lab",
-    default="ofc2022",
-    metavar="LAB",
-    shell_complete=complete_lab,
-    help="A lab file or a built-in lab.",
-)
+@lab_option("A lab file or a built-in lab.", "lab", default="ofc2022")
 @click.option("--name", help="Call the emulated lab so.  [default: the lab file's name]")
 @click.option("--replace", is_flag=True, help="Take down a lab of that name first.")
 @click.option(
@@ -98,9 +90,7 @@ def ofc2022(output: Path | None, cases: str | None, dashboard: bool, **chosen: A
     S. Yan, Zhu, Glick, Wu, Bergman, OFC 2022. Prints the paper's figures beside the measured
     ones and writes plots, result.json and report.html.
     """
-    require_root(
-        "building a lab out of network namespaces", shlex.join(["patchlight", *sys.argv[1:]])
-    )
+    require_root("building a lab out of network namespaces")
     # Not above: importing NumPy and Matplotlib takes longer than --help should.
     from patchlight.cli.dashboard.beside import dashboard_beside
     from patchlight.cli.experiment.ofc2022_table import print_table

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -41,9 +39,7 @@ def run_with_packets(
     if tuning_times_s is not None:
         chosen["tuning_times_s"] = tuning_times_s
     options = run.PacketOptions(**chosen)
-    require_root(
-        "building labs out of network namespaces", shlex.join(["patchlight", *sys.argv[1:]])
-    )
+    require_root("building labs out of network namespaces")
     check_output(folder)
     # Like Ctrl-C: an error that passes through the labs' with blocks, so that they are taken down.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

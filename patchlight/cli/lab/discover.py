@@ -13,11 +13,11 @@ import click
 from patchlight.cli.connection import (
     NEWS_WITHIN_S,
     address_option,
-    complete_lab,
     connect,
     lab_meant,
     running_lab_file,
 )
+from patchlight.cli.lab_option import complete_lab
 from patchlight.cli.ocs.names import complete_any_port, ports_by_switch
 from patchlight.cli.rendering import (
     Coloured,

@@ -7,16 +7,10 @@ from typing import Any
 
 import click
 
-from patchlight.cli.connection import (
-    address_option,
-    complete_lab,
-    connect,
-    labs_up,
-    only_lab,
-    which_lab,
-)
+from patchlight.cli.connection import address_option, connect, labs_up, only_lab, which_lab
 from patchlight.cli.lab.discover import discover
 from patchlight.cli.lab.generate import generate, init
+from patchlight.cli.lab_option import complete_lab
 from patchlight.cli.ocs.map_file import read_map_file
 from patchlight.cli.rendering import (
     json_option,

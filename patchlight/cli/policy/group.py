@@ -11,9 +11,10 @@ from typing import Any
 import click
 
 from patchlight.cli.completion import complete_policy
-from patchlight.cli.connection import complete_lab
+from patchlight.cli.connection import offline_lab
 from patchlight.cli.errors import only_some_finished
 from patchlight.cli.folders import profiles_option, results_option
+from patchlight.cli.lab_option import lab_option
 from patchlight.cli.policy.compare import compare
 from patchlight.cli.policy.fit import fit_of, say_fit
 from patchlight.cli.policy.live import COMMANDS
@@ -117,12 +118,7 @@ def list_policies(kind: Any, as_json: bool) -> None:
 
 @policy.command()
 @click.argument("name", metavar="POLICY", shell_complete=complete_policy)
-@click.option(
-    "--lab",
-    metavar="LAB",
-    shell_complete=complete_lab,
-    help="Also what a learned policy of any lab would miss in this one.",
-)
+@lab_option("Also what a learned policy of any lab would miss in this one.", "lab")
 @listing_options
 def show(name: str, lab: str | None, as_json: bool) -> None:
     """What POLICY does, its parameters, and where it comes from; of a learned one its card.
@@ -148,7 +144,9 @@ def show(name: str, lab: str | None, as_json: bool) -> None:
         "source": source,
         "card": as_data,
     }
-    fit = None if lab is None else fit_of(found, lab)
+    said_by = click.get_current_context().get_parameter_source("lab")
+    is_meant = card is not None or said_by is not click.core.ParameterSource.ENVIRONMENT
+    fit = fit_of(found, offline_lab(lab)) if lab is not None and is_meant else None
     if fit is not None:
         answer["lab"] = fit
     if as_json:
@@ -234,11 +232,8 @@ def _source(factory: Any) -> str | None:
     metavar="FILE",
     help="The jobs, as simulate takes them; without it partition policies run PAC-ML's.",
 )
-@click.option(
-    "--lab",
-    metavar="LAB",
-    shell_complete=complete_lab,
-    help="With --trace: the cluster is a lab's.  [default: 16x16x8; ofc2022 for topology]",
+@lab_option(
+    "With --trace: the cluster is a lab's.  [default: 16x16x8; ofc2022 for topology]", "lab"
 )
 @click.option("--processes", type=_COUNT, help="At a time.  [default: the cores]")
 @click.option("--strict", is_flag=True, help="A policy that fails is an error (exit code 1).")
@@ -285,7 +280,7 @@ def evaluate(
         }
         options = SimulationOptions(
             trace,
-            lab=lab or ("ofc2022" if kind == "topology" else None),
+            lab=offline_lab(lab) if lab else ("ofc2022" if kind == "topology" else None),
             settings=Settings(seed=first_seed),
             engine=Engine("processes", processes or 0),
             **compared,

@@ -117,4 +117,4 @@ def test_without_root_it_says_what_to_run() -> None:
     )
     assert done.returncode == 1
     assert "needs root" in done.stderr
-    assert "sudo patchlight experiment ofc2022 --iterations 6" in done.stderr
+    assert "patchlight experiment ofc2022 --iterations 6" in done.stderr
