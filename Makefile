@@ -1,6 +1,7 @@
 # make demo      the OFC 2022 experiment, end to end, on this machine, with a dashboard to look at
 # make lab-demo  servers with an sshd each: deploy to them, train, regroup, take it all away
 # make test      every check that CI runs
+# make os-ken    the OpenFlow tests and a lab where Ryu is not installed; make test does this first
 # make coverage  the tests that need no root, and which lines they ran
 # make bench     the benchmarks; writes benchmarks.json
 # make lint      format, lint, types and a strict build of the documentation
@@ -18,7 +19,7 @@ LAB_DEMO_ARGS ?=
 # The variable silences a notice about a successor of mkdocs.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-.PHONY: demo lab-demo test bytecode coverage bench lint docs clean
+.PHONY: demo lab-demo test os-ken bytecode coverage bench lint docs clean
 
 demo:
 	@deploy/bootstrap.sh
@@ -34,13 +35,19 @@ ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 # Four processes: whole labs, agents and servers, what else needs root, and the rest, which all of
 # them share in the end.
 test: PYTEST_ARGS ?= --numprocesses=4
-test:
+test: $(if $(PYTEST_ARGS),,os-ken)
 	@deploy/bootstrap.sh --test
 	@$(MAKE) --no-print-directory --jobs=2 lint bytecode
 	@for docker in "" --docker; do $(ROOT_RUN) deploy/server-base.sh $$docker >/dev/null || \
 	    echo "make test: the tests of rehearsal servers try again" >&2; done
 	$(ROOT_RUN) $(ONE_THREAD) deploy/with-docker-engine.sh $(BIN)/python -m pytest -p no:cacheprovider \
 	    $(PYTEST_ARGS)
+
+os-ken:
+	@deploy/bootstrap.sh --test
+	$(ROOT_RUN) $(ONE_THREAD) PYTHONPATH=$(CURDIR)/tests/support/without_ryu $(BIN)/python -m pytest \
+	    -p no:cacheprovider --numprocesses=4 tests/controller/openflow \
+	    tests/emulation/lab/test_operations.py::test_light_and_jobs_from_python_and_what_lab_show_says
 
 # What the tests import, compiled once and as who called make: hundreds of processes that do not
 # write bytecode then read it.
