@@ -133,7 +133,7 @@ def oddl(
 ) -> None:
     """Training with ODDL's tunable transceivers beside other networks.
 
-    Li et al., "ODDL", 2024. With packets: four emulated nodes beside the same four on an ideal
+    W. Li et al., J. Opt. Commun. Netw., 2024. With packets: four emulated nodes beside the same four on an ideal
     switch, and what tuning and control cost; needs root. With --flows: up to 1,024 nodes beside a
     fat-tree, SiP-Ring and an ideal switch; quicker with the extra 'fast'. Writes plots and
     result.json (see docs/oddl.md).
