@@ -4,6 +4,8 @@
 # make os-ken    the OpenFlow tests and a lab where Ryu is not installed; make test does this first
 # make coverage  the tests that need no root, and which lines they ran
 # make bench     the benchmarks; writes benchmarks.json
+# make audit     known vulnerabilities of the packages in deploy/lock.txt, where a database can be reached
+# make release   the wheel, and an SBOM of what it runs on (CycloneDX), in dist
 # make lint      format, lint, types and a strict build of the documentation
 # make docs      the documentation, in build/site
 # make clean     removes what the others made here
@@ -19,7 +21,7 @@ LAB_DEMO_ARGS ?=
 # The variable silences a notice about a successor of mkdocs.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-.PHONY: demo lab-demo test os-ken bytecode coverage bench lint docs clean
+.PHONY: demo lab-demo test os-ken bytecode coverage bench audit release lint docs clean
 
 demo:
 	@deploy/bootstrap.sh
@@ -77,6 +79,22 @@ docs:
 bench:
 	@deploy/bootstrap.sh --bench
 	$(ROOT_RUN) $(BIN)/python -m benchmarks --output benchmarks.json $(BENCH_ARGS)
+
+audit:
+	@deploy/bootstrap.sh --release
+	@deploy/audit.sh
+
+# The SBOM lists what deploy/lock.txt has for those who run Patchlight: nothing of the tests.
+release: VERSION := $(shell sed -n 's/^version = //p' setup.cfg)
+release:
+	@deploy/bootstrap.sh --release
+	@mkdir -p build dist
+	@rm -rf build/lib build/bdist.*
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@printf '[project]\nname = "patchlight"\nversion = "$(VERSION)"\n' >build/pyproject.toml
+	@sed '1,/^# --- dashboard$$/d; /^# --- ryu$$/,$$d' deploy/lock.txt >build/runs-on.txt
+	$(BIN)/cyclonedx-py requirements --pyproject build/pyproject.toml --output-reproducible \
+	    --output-file dist/patchlight-$(VERSION).cdx.json build/runs-on.txt
 
 clean:
 	$(SUDO) rm -rf build dist results benchmarks.json .coverage *.egg-info \
