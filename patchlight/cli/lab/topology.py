@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import tempfile
+import shutil
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from patchlight.controller.client import ControllerClient
 
 # Events after which nodes may be lit otherwise, or the circuits of a switch are known again.
-_LIGHT_MAY_DIFFER = ("circuits", "drift", "reachable")
+_LIGHT_MAY_DIFFER = ("circuits", "drift", "reachable", "skipped")
 
 map_option = click.option(
     "--map",
@@ -35,8 +36,6 @@ map_option = click.option(
     "('patchlight ocs apply --help'), or what 'patchlight ocs show --json' prints; - reads "
     "standard input.",
 )
-
-
 start_option = click.option(
     "--start", "at_start", is_flag=True, help="The circuits of the lab file, even if the lab is up."
 )
@@ -131,9 +130,9 @@ def topology(
 
     if follow and output is None:
         raise BadInput("--follow needs a file to keep up to date: add --output FILE")
-    up = output is not None and not (map_file or at_start) and (lab is None or lab in labs_up())
-    if address is not None or follow or up:
-        if map_file is not None or at_start:
+    other = map_file is not None or at_start
+    if address or follow or (output and not other and (lab is None or lab in labs_up())):
+        if other:
             raise BadInput("this needs the circuits of now: leave out --map and --start")
         with connect(lab, address) as client:
             _topology_of_now(client, form, output, follow)
@@ -149,56 +148,42 @@ def _topology_of_now(
     client: ControllerClient, form: str, output: Path | None, follow: bool
 ) -> None:
     """Print a running lab's topology, or keep it in a file; with ``follow`` until Ctrl-C."""
-    heard = client.last_event()
-    events = client.follow_events(heard) if follow else ()
-    for event in chain(({"kind": "circuits"},), events):
+    events = client.follow_events(client.last_event()) if follow else ()
+    for event in chain([{"kind": "circuits"}], events):
         if event["kind"] not in _LIGHT_MAY_DIFFER:
             continue
-        before = client.topology()
-        text = json_text(before) if form == "json" else client.topology_file(form)
-        unread = {**before["unread"], **client.topology()["unread"]}
+        found = client.topology()
+        text = json_text(found) if form == "json" else client.topology_file(form)
+        unread = found["unread"] or client.topology()["unread"]
         if output is None:
             print_document(text)
         elif not unread:
             _keep(output, text)
+        elif follow:
+            say(f"{output} is left as it is: {', '.join(unread)} did not answer", err=True)
         else:
-            told = f"{output} is left as it is: {', '.join(unread)} did not answer"
-            if not follow:
-                raise PatchlightError(told, hint="'patchlight ocs list' says why")
-            say(told, err=True)
+            raise PatchlightError(
+                f"{output} is left as it is: {', '.join(unread)} did not answer",
+                hint="'patchlight ocs list' says why",
+            )
 
 
 def _keep(file: Path, text: str) -> None:
-    """Have ``text`` in a file, whole at any time, and say so if it was not there before."""
+    """Have ``text`` in a file, whole at any time, with the mode and owner that the file has."""
+    there = file.resolve()
+    part = there.with_name(f".{there.name}.part")
     try:
-        if _write_if_different(file, text):
-            say(f"wrote {file}")
+        if there.exists() and there.read_bytes() == text.encode():
+            return
+        part.unlink(missing_ok=True)
+        with part.open("x", encoding="utf-8") as written:
+            written.write(text)
+        if there.exists():
+            shutil.copymode(there, part)
+            os.chown(part, there.stat().st_uid, there.stat().st_gid)
+        part.replace(there)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
         raise cannot_write(f"the topology {file}", error) from error
-
-
-def _write_if_different(file: Path, text: str) -> bool:
-    """Have ``text`` in a file, whole at any time; whether it was not there before.
-
-    A file that is replaced keeps its mode and owner, and a link stays one.
-    """
-    file, new = file.resolve(), text.encode()
-    if file.exists() and file.read_bytes() == new:
-        return False
-    with tempfile.NamedTemporaryFile(
-        dir=file.parent, prefix=f".{file.name}.", delete=False
-    ) as part:
-        try:
-            part.write(new)
-            part.flush()
-            os.fsync(part.fileno())
-            if file.exists():
-                os.fchown(part.fileno(), (was := file.stat()).st_uid, was.st_gid)
-                os.fchmod(part.fileno(), was.st_mode & 0o7777)
-            else:
-                os.fchmod(part.fileno(), 0o644)
-            os.replace(part.name, file)
-        except BaseException:
-            os.unlink(part.name)
-            raise
-    return True
+    say(f"wrote {file}")
