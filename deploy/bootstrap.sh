@@ -24,7 +24,7 @@ say() { printf 'bootstrap: %s\n' "$*" >&2; }
 packages=(openvswitch-switch docker.io iproute2 ethtool iputils-ping util-linux mmdebstrap)
 # A kernel with AppArmor on lets Docker start containers only where its parser is there too.
 if grep -qs Y /sys/module/apparmor/parameters/enabled; then packages+=(apparmor); fi
-learn='' docs='' release='' unlocked='' renewed=''
+learn='' docs='' release='' unlocked=''
 for option in "$@"; do
     case $option in
         --test) packages+=(gcc libc6-dev prometheus chromium); learn=yes docs=yes ;;
@@ -121,6 +121,10 @@ fingerprint() {
       pwd; } 2>/dev/null | sha256sum
 }
 
+# Whether these packages were installed since what decides about them changed.
+is_current() { [ "$(cat ".venv/patchlight-stamp-$1" 2>/dev/null)" = "$(fingerprint)" ]; }
+now_current() { fingerprint >".venv/patchlight-stamp-$1"; }
+
 locked() {
     [ -z "$unlocked" ] && .venv/bin/python -c 'import platform as p, sys
 sys.exit((p.python_implementation(), sys.version_info[:2], sys.platform, p.machine())
@@ -146,7 +150,8 @@ install_extras() {
     if ! locked; then
         pip_install --constraint deploy/learn-constraint.txt --editable ".[$(IFS=,; echo "$*")]"
     elif install_locked "$@"; then
-        pip_install --no-deps --no-build-isolation --editable .
+        # It warns of folders that have the name of the package; ours is meant.
+        PYTHONWARNINGS=ignore pip_install --no-deps --no-build-isolation --editable .
     else
         fail "could not install deploy/lock.txt (see above); --unlocked takes what setup.cfg allows"
     fi
@@ -186,7 +191,7 @@ make_venv() {
         say "making .venv with $python"
         "$python" -m venv --clear .venv
     fi
-    [ "$(cat .venv/patchlight-stamp 2>/dev/null)" = "$(fingerprint)" ] && return
+    if is_current base; then return; fi
     say "installing the Python packages into .venv"
     if install_ryu; then
         extras+=(ryu)
@@ -195,20 +200,14 @@ make_venv() {
     fi
     install_extras "${extras[@]}"
     # Without Ryu there is no stamp: the next run tries again.
-    if [[ ${extras[*]} = *ryu ]]; then fingerprint >.venv/patchlight-stamp; fi
-    renewed=yes
+    if [[ ${extras[*]} = *ryu ]]; then now_current base; fi
 }
 
 # PyTorch comes first and alone, and where there is no GPU its build for processors: a later
 # package would draw in the build for GPUs, which is gigabytes.
 install_learning() {
     local torch
-    if [ -z "$renewed" ] && .venv/bin/python - <<'PY'
-import sys
-from importlib.util import find_spec
-sys.exit(not all(map(find_spec, ["gymnasium", "onnx", "ray", "sb3_contrib", "torch"])))
-PY
-    then return; fi
+    if is_current learn; then return; fi
     say "installing what learning needs into .venv (PyTorch: a few minutes)"
     torch=$(cat deploy/learn-constraint.txt)
     if command -v nvidia-smi >/dev/null || ! pip_install --retries 1 \
@@ -217,20 +216,21 @@ PY
             fail "could not install PyTorch ($torch): is there a wheel for this Python?"
     fi
     install_extras learn ray
+    now_current learn
 }
 
 install_docs() {
-    [ -z "$renewed" ] &&
-        .venv/bin/python -c 'import material, mkdocstrings_handlers.python' 2>/dev/null && return
+    if is_current docs; then return; fi
     say "installing what builds the documentation into .venv"
     install_extras docs
+    now_current docs
 }
 
 install_release() {
-    [ -z "$renewed" ] &&
-        .venv/bin/python -c 'import cyclonedx_py, pip_audit' 2>/dev/null && return
+    if is_current release; then return; fi
     say "installing what a release needs into .venv"
     install_extras release
+    now_current release
 }
 
 # As root, `make` writes no bytecode into a user's checkout. Without any, each process of a lab
