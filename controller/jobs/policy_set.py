@@ -106,7 +106,7 @@ class PolicySet:
             self._topologies[name] = self._guarded(guard, "topology", name)
             if self._lab is not None and self._lab.has_trunks:
                 # Light over several OCSs is planned with SciPy: imported before a job waits for it.
-                import_module("patchlight.controller.policies.engineering.paths")
+                import_module("scipy.optimize")
         return self._topologies[name]
 
     def _guarded(self, guard: Callable[..., G], kind: PolicyKind, name: str) -> G:

@@ -76,13 +76,18 @@ def say(text: str, *, err: bool = False, meaning: Meaning | None = None) -> None
         console(stderr=err).print(shown, style=_COLOURS[meaning], soft_wrap=True)
 
 
-def print_json(value: Any, *, one_line: bool = False) -> None:
-    """Print a value as JSON, keys in their own order; indented, or on one line."""
+def json_text(value: Any, *, one_line: bool = False) -> str:
+    """A value as JSON, keys in their own order; indented, or on one line."""
     text = json.dumps(value, indent=None if one_line else 2, ensure_ascii=False)
     if not text.replace("\n", "").isprintable():
         # Such characters only stand inside texts, where JSON has an escape for them.
         text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
-    click.echo(text)
+    return text + "\n"
+
+
+def print_json(value: Any, *, one_line: bool = False) -> None:
+    """Print a value as JSON, keys in their own order; indented, or on one line."""
+    print_document(json_text(value, one_line=one_line))
 
 
 def when(at: float) -> str:

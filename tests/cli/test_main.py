@@ -52,6 +52,24 @@ def test_commands_are_listed_and_names_completed_without_a_client_of_the_control
     assert result.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.parametrize(
+    ("words", "slow"),
+    [
+        ("policy list", ["scipy.optimize", "matplotlib", "torch"]),
+        ("lab show ofc2022", ["numpy", "httpx", "matplotlib"]),
+        ("--version", ["rich", "yaml", "numpy"]),
+    ],
+)
+def test_what_only_looks_imports_nothing_slow(words: str, slow: list[str]) -> None:
+    code = (
+        "import sys\nfrom patchlight.cli.main import main\n"
+        f"try: main({words.split()!r})\nexcept SystemExit as end: assert not end.code\n"
+        f"print([name for name in {slow!r} if name in sys.modules])\n"
+    )
+    result = python("-c", code)
+    assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "[]")
+
+
 def test_an_agent_at_rest_has_not_imported_what_moves_nics() -> None:
     program = (
         "import sys, patchlight.agents.api, patchlight.agents.workers.process\n"

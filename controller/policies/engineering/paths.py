@@ -12,8 +12,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
 
 from patchlight.controller.policies.engineering.present_light import LightPath, Ports, PresentLight
 from patchlight.controller.policies.engineering.sites import Port, Site, sites_of
@@ -82,6 +80,10 @@ class _Program:
             return None
         if not self.costs:
             return []
+        # Not above: it takes longer than all else that a list of the policies imports.
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csr_array
+
         rows, columns, values = zip(*self._entries, strict=True)
         shape = (len(self._bounds), len(self.costs))
         least, most = zip(*self._bounds, strict=True)

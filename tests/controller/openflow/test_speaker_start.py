@@ -141,6 +141,38 @@ def test_a_missing_engine_says_how_to_install_it(
     assert all(text in done.stderr for text in expected)
 
 
+def broken(folder: Path, package: str) -> dict[str, str]:
+    """The environment of a program whose Python is too new for this package."""
+    (folder / package).mkdir()
+    (folder / package / "__init__.py").write_text("raise AttributeError('no ssl.wrap_socket')")
+    before = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep + before if before else ''}"}
+
+
+def test_an_engine_that_python_is_too_new_for_says_so(tmp_path: Path) -> None:
+    words = ["-m", "patchlight.controller.openflow.speaker", "--listen", FREE]
+    done = subprocess.run(
+        [sys.executable, *words, "--socket", str(tmp_path / "s.sock")],
+        env=broken(tmp_path, "eventlet"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 1
+    assert "AttributeError: no ssl.wrap_socket" in done.stderr
+    assert "use an older Python: it needs eventlet" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+async def test_where_ryu_does_not_run_os_ken_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", broken(tmp_path, "ryu")["PYTHONPATH"])
+    async with Speaker(options(tmp_path)) as speaker:
+        assert speaker.info["engine"] == "os-ken"
+
+
 async def test_without_a_wish_the_first_engine_there_is_taken(tmp_path: Path) -> None:
     from patchlight.controller.openflow.speaker import engine as engines
 
