@@ -19,7 +19,11 @@ import paramiko
 
 from patchlight.controller.circuits.contract import Alarm, Severity
 from patchlight.controller.circuits.dialects import Dialect
-from patchlight.controller.circuits.protocols.connection import ConnectionLost, FramingError
+from patchlight.controller.circuits.protocols.connection import (
+    ConnectionLost,
+    FramingError,
+    Hearing,
+)
 from patchlight.controller.circuits.protocols.session import KeptSession, Session, shortened
 from patchlight.controller.circuits.protocols.ssh.channel import finished
 from patchlight.controller.circuits.protocols.ssh.host_keys import check_host_key
@@ -30,7 +34,7 @@ try:
     from ncclient.devices.default import DefaultDeviceHandler
     from ncclient.manager import Manager
     from ncclient.operations import RPCError, TimeoutExpiredError
-    from ncclient.transport import AuthenticationError, SSHSession, TransportError
+    from ncclient.transport import AuthenticationError, SessionError, SSHSession, TransportError
     from ncclient.transport.session import END_DELIM, MSG_DELIM, NetconfBase
     from ncclient.xml_ import new_ele, to_ele
 except ImportError as error:
@@ -79,6 +83,11 @@ class NetconfConnection:
             self._trouble = "the device closed the session"
         return self._trouble
 
+    @property
+    def flooded(self) -> bool:
+        """Whether it was hung up on for saying too much."""
+        return bool(self._manager._session.flooded)
+
     def offers(self, capability: str) -> bool:
         """Whether the device's hello has a capability, like ``:notification``."""
         return capability in self._manager.server_capabilities
@@ -90,6 +99,7 @@ class NetconfConnection:
         and ncclient's ``RPCError`` if the device answers with an error.
         """
         self._manager.timeout = timeout_s
+        self._manager._session.hearing.begin()
         try:
             async with asyncio.timeout(timeout_s + _GRACE_S):
                 return await self._answer(functools.partial(ask, self._manager))
@@ -105,6 +115,8 @@ class NetconfConnection:
         except (SyntaxError, ValueError, AttributeError) as error:
             # What is no XML ends in the first; a reply that lacks something in the others.
             raise FramingError(f"its answer cannot be read: {error}") from error
+        finally:
+            self._manager._session.hearing.end()
 
     def notifications(self) -> list[str]:
         """What the device said unasked since the last call, as XML."""
@@ -144,7 +156,24 @@ class NetconfConnection:
 
 
 class _PromptSession(SSHSession):  # type: ignore[misc]  # ncclient has no types
-    """Sends at once. ncclient's own loop looks for something to send every 0.1 s only."""
+    """Sends at once. ncclient's own loop looks for something to send every 0.1 s only.
+
+    What comes is bounded: ncclient keeps whatever is not taken from it.
+    """
+
+    def __init__(self, handler: DefaultDeviceHandler) -> None:
+        super().__init__(handler)
+        self.flooded, self.hearing = False, Hearing()
+        self.hearing.begin()  # for the hellos
+
+    def _transport_read(self) -> Any:
+        data = super()._transport_read()
+        try:
+            self.hearing.take(len(data))
+        except FramingError as error:
+            self.flooded = True
+            raise SessionError(str(error)) from error
+        return data
 
     def send(self, message: str) -> None:
         """Send this XML, framed as both sides agreed on (RFC 6242)."""
