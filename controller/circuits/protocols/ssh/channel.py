@@ -18,8 +18,10 @@ _CHUNK = 65536
 _LOG = "patchlight.ssh"
 T = TypeVar("T")
 
-# What goes wrong is in our errors; paramiko would tell it with a traceback once more.
-logging.getLogger(f"{_LOG}.transport").setLevel(logging.CRITICAL)
+# What goes wrong is in our errors; paramiko would tell it with a traceback once more. NETCONF
+# over ncclient uses paramiko's own log.
+for _name in (f"{_LOG}.transport", "paramiko", "ncclient"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 
 async def open_shell(session: Session) -> socket.socket:
