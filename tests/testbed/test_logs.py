@@ -58,7 +58,7 @@ async def test_a_read_cancelled_as_its_answer_comes_is_no_trouble(
         asking = asyncio.create_task(client.get("http://agent/"))
         await asked.wait()
         # In one turn of the loop the answer's first line is there, and the request is given up.
-        loop.call_soon(asking.cancel)
+        asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
     assert "InvalidStateError" not in caplog.text
