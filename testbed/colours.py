@@ -69,6 +69,7 @@ class WavelengthSwitch:
     address: str = ""
     user: str = "admin"
     password_env: str | None = None
+    legacy_ssh: bool = False
     emulated: Emulation = field(default_factory=Emulation)
 
     @property

@@ -28,6 +28,7 @@ from patchlight.controller.circuits.protocols.session import KeptSession, Sessio
 from patchlight.controller.circuits.protocols.ssh.channel import finished
 from patchlight.controller.circuits.protocols.ssh.host_keys import check_host_key
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.legacy_ssh import allow_legacy, explained
 
 try:
     from ncclient import NCClientError
@@ -161,10 +162,20 @@ class _PromptSession(SSHSession):  # type: ignore[misc]  # ncclient has no types
     What comes is bounded: ncclient keeps whatever is not taken from it.
     """
 
-    def __init__(self, handler: DefaultDeviceHandler) -> None:
+    def __init__(self, handler: DefaultDeviceHandler, legacy: str) -> None:
+        self._legacy, self._connection = legacy, None
         super().__init__(handler)
         self.flooded, self.hearing = False, Hearing()
         self.hearing.begin()  # for the hellos
+
+    @property
+    def _transport(self) -> Any:
+        return self._connection
+
+    @_transport.setter
+    def _transport(self, made: Any) -> None:
+        # ncclient makes it and begins with it at once: here is the only place between.
+        self._connection = allow_legacy(made, self._legacy) if made and self._legacy else made
 
     def _transport_read(self) -> Any:
         data = super()._transport_read()
@@ -190,7 +201,7 @@ class _PromptSession(SSHSession):  # type: ignore[misc]  # ncclient has no types
 
 def _establish(session: Session, sock: socket.socket) -> Any:
     handler = DefaultDeviceHandler()
-    connection = _PromptSession(handler)
+    connection = _PromptSession(handler, session.name if session.legacy_ssh else "")
     # The pins are ours: ncclient's own list knows keys by host only and would narrow the
     # algorithms to what paramiko no longer has.
     connection.load_known_hosts = lambda filename=None: None
@@ -218,7 +229,8 @@ def _establish(session: Session, sock: socket.socket) -> Any:
     except (NCClientError, paramiko.SSHException, EOFError) as error:
         if connection.transport:
             connection.close()
-        raise ConnectionError(f"{str(error) or 'it hung up'}: is it a NETCONF port?") from error
+        words = explained(error, "legacy_ssh: true")
+        raise ConnectionError(f"{words}: is it a NETCONF port?") from error
     except BaseException:
         if connection.transport:
             connection.close()

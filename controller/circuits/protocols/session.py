@@ -105,6 +105,7 @@ class Session:
     user: str
     password: str = field(repr=False)
     timeouts: Timeouts = DEFAULT_TIMEOUTS
+    legacy_ssh: bool = False
 
     @classmethod
     def of(
@@ -114,7 +115,8 @@ class Session:
         host, _, port = switch.address.rpartition(":")
         if not host or not port.isdigit():
             raise BadInput(f"{switch.name}: {switch.address!r} is no address: expected host:port")
-        return cls(switch.name, host.strip("[]"), int(port), switch.user, password, timeouts)
+        legacy, host = switch.legacy_ssh, host.strip("[]")
+        return cls(switch.name, host, int(port), switch.user, password, timeouts, legacy)
 
     def masked(self, text: str) -> str:
         """The text as logs and errors may have it.
