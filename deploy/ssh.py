@@ -69,7 +69,7 @@ class Place:
     user: str | None
     identity: str | None
     host_key: str | None
-    legacy: bool
+    legacy: bool = False
     is_server: bool = True
 
     @classmethod
@@ -88,7 +88,7 @@ class Place:
         user = jump.user or ssh.user
         name = f"jump host {jump.host}"
         login = user, ssh.identity, ssh.jump_host_key
-        return cls(name, jump.host, jump.port, *login, legacy=False, is_server=False)
+        return cls(name, jump.host, jump.port, *login, is_server=False)
 
 
 class Connections:

@@ -69,8 +69,8 @@ class WavelengthSwitch:
     address: str = ""
     user: str = "admin"
     password_env: str | None = None
-    legacy_ssh: bool = False
     emulated: Emulation = field(default_factory=Emulation)
+    legacy_ssh: bool = False
 
     @property
     def ports(self) -> int:

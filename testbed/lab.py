@@ -83,10 +83,10 @@ class CircuitSwitch:
     insertion_loss_db: float = 1.5
     user: str = "admin"
     password_env: str | None = None
-    legacy_ssh: bool = False
     initial: PortMap = field(default_factory=PortMap)
     datapath_id: int | None = None
     emulated: Emulation = field(default_factory=Emulation)
+    legacy_ssh: bool = False
 
 
 OpticalSwitch = CircuitSwitch | WavelengthSwitch

@@ -31,9 +31,9 @@ class SshAccess:
     user: str | None = None
     identity: str | None = None
     host_key: str | None = None
-    legacy: bool = False
     jump: str | None = None
     jump_host_key: str | None = None
+    legacy: bool = False
 
     @property
     def jump_host(self) -> JumpHost | None:

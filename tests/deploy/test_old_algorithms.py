@@ -55,9 +55,10 @@ def test_a_server_is_logged_in_to_if_the_lab_file_allows_it(
     old: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(
-        Unreachable, match=r"Incompatible ssh peer.*'ssh: {legacy: true}'"
-    ) as caught, logged_in(old):
+    with (
+        pytest.raises(Unreachable, match=r"Incompatible ssh peer.*'ssh: {legacy: true}'") as caught,
+        logged_in(old),
+    ):
         pass
     assert "~/.ssh/config" not in caught.value.hint
     with logged_in(allowed(old)) as client:
