@@ -60,7 +60,7 @@ def test_a_server_is_logged_in_to_if_the_lab_file_allows_it(
         logged_in(old),
     ):
         pass
-    assert "~/.ssh/config" not in caught.value.hint
+    assert "~/.ssh/config" not in str(caught.value.hint)
     with logged_in(allowed(old)) as client:
         assert client.exec_command("echo here")[1].read() == b"here\n"
     assert "old: the lab file allows it SSH algorithms that are not safe" in caplog.text
@@ -69,7 +69,7 @@ def test_a_server_is_logged_in_to_if_the_lab_file_allows_it(
     other = replace(allowed(old), ssh=replace(allowed(old).ssh, user="nobody"))
     with pytest.raises(ServerRefusedLogin) as denied, logged_in(other):
         pass
-    assert "~/.ssh/config is not read" in denied.value.hint
+    assert "~/.ssh/config is not read" in str(denied.value.hint)
 
 
 async def test_a_switch_is_reached_if_the_lab_file_allows_it(

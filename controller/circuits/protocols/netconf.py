@@ -163,7 +163,8 @@ class _PromptSession(SSHSession):  # type: ignore[misc]  # ncclient has no types
     """
 
     def __init__(self, handler: DefaultDeviceHandler, legacy: str) -> None:
-        self._legacy, self._connection = legacy, None
+        self._legacy = legacy
+        self._connection: Any = None
         super().__init__(handler)
         self.flooded, self.hearing = False, Hearing()
         self.hearing.begin()  # for the hellos
