@@ -8,7 +8,6 @@ import multiprocessing
 import signal
 import socket
 import ssl
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from patchlight.testbed.lab import Lab, Server
 from patchlight.testbed.linux.credentials import Credentials, agent_name, read_credentials
 from patchlight.testbed.linux.private_folder import private_folder
 from patchlight.testbed.linux.sockets import bind_unix, listen, split_address
+from patchlight.testbed.logs import log_to_stderr
 
 _log = logging.getLogger("patchlight.agent")
 
@@ -50,9 +50,7 @@ def run_agent(options: Options) -> None:
 
     Errors in the options, and whatever keeps the agent from starting, are raised.
     """
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
-    )
+    log_to_stderr(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
     from patchlight.testbed.labfile.reader import load_lab
 
     lab = load_lab(str(options.lab))

@@ -137,14 +137,17 @@ class CircuitOperations:
     def undoing(self, number: int) -> tuple[Decide, dict[str, AnyMap]]:
         """What undoes one change and nothing else, and the entries it asks for.
 
-        Its ``Decide`` raises ``Refused`` where later changes took the ports. ``BadInput`` for
-        a change that is not there or did not come about.
+        ``Refused`` if it is undone; its ``Decide`` raises that where later changes took the ports.
+        ``BadInput`` for a change that is not there or did not come about.
         """
         record = self.parts.store.reconfiguration(number)
         if record is None:
             raise BadInput(f"there is no change {number}: 'patchlight ocs history' shows them")
         if record["state"] != "committed":
             raise BadInput(f"change {number} is {record['state']}: there is nothing to undo")
+        if by := self.parts.store.undone_by(number).get(number):
+            hint = f"to have what it did again: patchlight ocs rollback {by}"
+            raise Refused(f"change {number} was already undone by change {by}", hint=hint)
         lab, changes = self.parts.lab, record["changes"]
         made = {name: recorded_map(lab, name, c["makes"]) for name, c in changes.items()}
         broken = {name: recorded_map(lab, name, c["breaks"]) for name, c in changes.items()}

@@ -101,6 +101,20 @@ class Store(Database):
         """One change, or ``None``."""
         return next(iter(self._changes("WHERE id = ?", number)), None)
 
+    def undone_by(self, first: int) -> dict[int, int]:
+        """Which changes from this number on are undone, and the change that did it.
+
+        One that undid another and was undone itself undoes nothing any more.
+        """
+        reverts = "CASE WHEN json_valid(record) THEN json_extract(record, '$.reverts') END"
+        which = f"id > ? AND state = 'committed' AND {reverts} IS NOT NULL ORDER BY id"
+        rows = self.rows(f"SELECT id, {reverts} FROM reconfigurations WHERE {which}", first)
+        undone, of = dict[int, int](), dict[int, int](rows)
+        for number, reverted in rows:
+            undone[reverted] = number
+            undone.pop(of.get(reverted, 0), None)
+        return undone
+
     def unfinished_reconfigurations(self, read: Callable[[dict[str, Any]], T]) -> list[T]:
         """What a controller that ended had begun; what cannot be read is set aside."""
 

@@ -64,9 +64,9 @@ __all__ += ["WAVELENGTH_CHECKS", "RaiseAlarm", "alarms_arrive", "run_check", "ru
 
 @click.command(
     context_settings={"show_default": True},
-    epilog="The checks make and break circuits on ports 1 to 24; of a wavelength switch, channels "
-    "from and to port 1. A device that carries light is left alone unless it is that of --initial; "
-    "in the end it has its map again. "
+    epilog="The checks make and break circuits on ports 1 to 24; of a wavelength switch, "
+    "channels from and to port 1. A device that carries light is left alone unless it is that of "
+    "--initial; in the end it has its map again. "
     "Exit codes: 0 all passed, 1 some failed, 2 wrong input or a device in use: nothing was done.",
 )
 @click.argument("driver", metavar="MODULE:CLASS|NAME")

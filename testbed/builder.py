@@ -16,6 +16,7 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labfile.reader import LabFileError, parse_lab
 from patchlight.testbed.labfile.writer import to_yaml
+from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 
 
 class LabBuilder:
@@ -86,7 +87,8 @@ class LabBuilder:
         self, name: str, *, driver: str = "calient-tl1", ports: int | None = None, **keys: Any
     ) -> str:
         """Add an OCS, with as many ports as are used if ``ports`` is left out; its name."""
-        written = {"name": name, "driver": driver, "address": f"{name}:3082", "ports": ports}
+        port = OCS_DRIVERS.get(driver, OCS_DRIVERS["dry-run"]).port
+        written = {"name": name, "driver": driver, "address": f"{name}:{port}", "ports": ports}
         self._add(self._circuit_switches, {**written, **keys})
         return name
 

@@ -70,6 +70,7 @@ class WavelengthSwitch:
     user: str = "admin"
     password_env: str | None = None
     emulated: Emulation = field(default_factory=Emulation)
+    legacy_ssh: bool = False
 
     @property
     def ports(self) -> int:

@@ -27,6 +27,7 @@ from patchlight.testbed.lab import (
 )
 from patchlight.testbed.labfile.schema import FABRICS
 from patchlight.testbed.labfile.values import LAB_NAME, MODEL, MOST_CIRCUIT_PORTS, MOST_PACKET_PORTS
+from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.portmap import PortMap
 
 _FIRST = int(IPv4Address("10.0.0.0"))
@@ -128,8 +129,9 @@ class _Builder:
     def _circuit_switches(self) -> Iterator[CircuitSwitch]:
         if self.ocs is not None:
             pairs = ((n, self.hosts + n) for n in range(1, self.hosts + 1))
-            # Datapath ids 1, 2, … are the packet switches'.
-            yield _ocs(self.ocs, 2 * self.hosts, PortMap.duplex(pairs), len(self.used) + 1)
+            # Datapath ids 1, 2, … are the packet switches', addresses in 10.0.0.0/8 the hosts'.
+            initial, number = PortMap.duplex(pairs), len(self.used) + 1
+            yield _ocs(self.ocs, "172.16.0.5", 2 * self.hosts, initial, number)
 
     def _servers(self) -> Iterator[Server]:
         for n, number in enumerate(self.numbers, start=1):
@@ -138,12 +140,13 @@ class _Builder:
             yield Server(f"h{n}", f"h{n}:8471", (Gpu("gpu0", "Generic"),), (nic,))
 
 
-def _ocs(driver: str, ports: int, initial: PortMap, datapath_id: int) -> CircuitSwitch:
+def _ocs(driver: str, host: str, ports: int, initial: PortMap, datapath_id: int) -> CircuitSwitch:
     """An OCS with so many ports in use, that starts with these circuits."""
+    row = OCS_DRIVERS.get(driver, OCS_DRIVERS["dry-run"])
     return CircuitSwitch(
         name="ocs1",
         driver=driver,
-        address="10.0.0.5:3082",
+        address=f"{'127.0.0.1' if row.dials_in else host}:{row.port}",
         ports=max(16, 1 << (ports - 1).bit_length()),
         initial=initial,
         datapath_id=datapath_id if driver == "openflow" else None,
@@ -262,7 +265,7 @@ def two_tors(
     fibres.append(Fibre(tor1[-1], tor2[-1]))
     first = (servers + 1) // 2 * gpus
     circuits = [(nic, nic + (hosts if nic <= first else 2 * hosts)) for nic in range(1, hosts + 1)]
-    ocs = _ocs(driver, 3 * hosts, PortMap.duplex(circuits), 0x51)
+    ocs = _ocs(driver, "10.0.0.5", 3 * hosts, PortMap.duplex(circuits), 0x51)
     tors = tuple(PacketSwitch(f"tor{n}", n, hosts + 1) for n in (1, 2))
     return Lab(name, network, made, tors, (ocs,), tuple(fibres))
 

@@ -74,9 +74,9 @@ class CircuitSwitch:
     """An optical circuit switch (OCS); duplex ports are 1…``ports``.
 
     ``password_env`` names the environment variable that holds the password: lab files
-    are shared, passwords are not. ``initial`` is the map the lab starts with. An OCS that
-    speaks OpenFlow does not answer at ``address``: it connects there, and says its
-    ``datapath_id``. ``emulated`` is for its emulation alone.
+    are shared, passwords are not. ``legacy_ssh`` lets it have old algorithms. ``initial`` is
+    the map the lab starts with. An OCS that speaks OpenFlow does not answer at ``address``: it
+    connects there, and says its ``datapath_id``. ``emulated`` is for its emulation alone.
     """
 
     name: str
@@ -90,6 +90,7 @@ class CircuitSwitch:
     initial: PortMap = field(default_factory=PortMap)
     datapath_id: int | None = None
     emulated: Emulation = field(default_factory=Emulation)
+    legacy_ssh: bool = False
 
 
 OpticalSwitch = CircuitSwitch | WavelengthSwitch

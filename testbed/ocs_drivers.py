@@ -24,6 +24,7 @@ class OcsDriver:
 
     ``shape``: what its wavelength switches are: any N×M; ``one-sided``, 1×N or N×1, with a grid; a
     ``roadm``, one-sided or with a line at port 1 that all channels come from or go to.
+    ``port``: where its devices listen unless told otherwise, or where Patchlight does for them.
     ``has_users``: its protocol has logins. ``makes_room``: its devices may take busy ports from
     their circuits. ``dials_in``: the device connects to Patchlight, and says a datapath id.
     """
@@ -32,6 +33,7 @@ class OcsDriver:
     transport: str
     driver: str
     device: str = ""
+    port: int = 3082
     shape: Literal["any", "one-sided", "roadm"] = "any"
     has_users: bool = True
     makes_room: bool = False
@@ -44,6 +46,7 @@ _ROWS = (
     OcsDriver(
         "calient-tl1",
         "TL1 over TCP (3082, telnet 3083)",
+        port=3082,
         driver="calient.tl1:CalientTl1",
         device="calient:CalientTl1Server",
         makes_room=True,
@@ -51,6 +54,7 @@ _ROWS = (
     OcsDriver(
         "calient-rest",
         "REST over HTTPS",
+        port=443,
         driver="calient.rest:CalientRest",
         device="calient_rest:CalientRestServer",
         makes_room=True,
@@ -58,6 +62,7 @@ _ROWS = (
     OcsDriver(
         "polatis-scpi",
         "SCPI over TCP (5025)",
+        port=5025,
         driver="polatis.scpi:PolatisScpi",
         device="polatis_scpi:PolatisScpiServer",
         has_users=False,
@@ -65,42 +70,49 @@ _ROWS = (
     OcsDriver(
         "polatis-tl1",
         "TL1 over TCP (3082)",
+        port=3082,
         driver="polatis.tl1:PolatisTl1",
         device="polatis_tl1:PolatisTl1Server",
     ),
     OcsDriver(
         "polatis-netconf",
         "NETCONF over SSH (830; extra `netconf`)",
+        port=830,
         driver="polatis.netconf:PolatisNetconf",
         device="polatis_netconf:PolatisNetconfServer",
     ),
     OcsDriver(
         "polatis-restconf",
         "RESTCONF over HTTPS",
+        port=443,
         driver="polatis.restconf:PolatisRestconf",
         device="polatis_restconf:PolatisRestconfServer",
     ),
     OcsDriver(
         "glimmerglass-tl1",
         "TL1 over TCP (10034)",
+        port=10034,
         driver="glimmerglass:GlimmerglassTl1",
         device="glimmerglass:GlimmerglassTl1Server",
     ),
     OcsDriver(
         "telescent-ssh",
         "command line over SSH (9861)",
+        port=9861,
         driver="telescent:TelescentSsh",
         device="telescent:TelescentSshServer",
     ),
     OcsDriver(
         "sonic-ocs",
         "RESTCONF over HTTPS, SONiC's OCS model",
+        port=443,
         driver="sonic:SonicOcs",
         device="sonic:SonicOcsServer",
     ),
     OcsDriver(
         "openflow",
         "OpenFlow 1.3: the switch connects to Patchlight",
+        port=6654,
         driver="openflow:OpenFlowSwitch",
         device="openflow:OpenFlowServer",
         has_users=False,
@@ -123,6 +135,7 @@ _WSS_ROWS = (
     OcsDriver(
         "waveshaper-http",
         "REST over HTTP, profiles of the whole band",
+        port=80,
         driver="waveshaper.rest:WaveShaper",
         device="waveshaper:WaveShaperServer",
         shape="one-sided",
@@ -131,6 +144,7 @@ _WSS_ROWS = (
     OcsDriver(
         "lumentum-netconf",
         "NETCONF over SSH (830; extra `netconf`)",
+        port=830,
         driver="lumentum:LumentumRoadm",
         device="lumentum:LumentumServer",
         shape="roadm",

@@ -22,8 +22,8 @@ class SshAccess:
     ``address`` is a host's name or address (``None``: the host of the agent's); ``user`` and
     ``identity`` (a private key's file) are left to the SSH client where they are ``None``;
     ``host_key`` is the fingerprint of the server's key (``SHA256:…``), ``None`` where
-    ``known_hosts`` has it. ``jump`` is a host to go through, ``[user@]host[:port]``, and
-    ``jump_host_key`` the fingerprint of its key.
+    ``known_hosts`` has it; ``legacy`` lets it have old algorithms. ``jump`` is a host to go
+    through, ``[user@]host[:port]``, and ``jump_host_key`` the fingerprint of its key.
     """
 
     address: str | None = None
@@ -33,6 +33,7 @@ class SshAccess:
     host_key: str | None = None
     jump: str | None = None
     jump_host_key: str | None = None
+    legacy: bool = False
 
     @property
     def jump_host(self) -> JumpHost | None:

@@ -36,7 +36,10 @@ class Progress(TypedDict):
 
 @exactly
 class Change(TypedDict):
-    """A change; while it is an ``intent`` that a controller is at, with its ``progress``."""
+    """A change; while it is an ``intent`` that a controller is at, with its ``progress``.
+
+    ``reverts``: the change that it undoes. ``undone_by``: the later one that undid this one.
+    """
 
     id: int
     state: Literal["intent", "committed", "refused", "rolled-back", "unknown"]
@@ -55,6 +58,7 @@ class Change(TypedDict):
     stages_s: dict[str, float]
     notes: list[str]
     progress: NotRequired[Progress]
+    undone_by: NotRequired[int]
 
 
 @exactly

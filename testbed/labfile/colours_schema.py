@@ -211,7 +211,7 @@ def wavelength_switch_document(switch: WavelengthSwitch) -> dict[str, Any]:
         written["insertion_loss"] = write_loss(switch.insertion_loss_db)
     if switch.initial:
         written["cross_connects"] = list(switch.initial.texts)
-    for key in ("driver", "address", "user", "password_env"):
+    for key in ("driver", "address", "user", "password_env", "legacy_ssh"):
         if (value := getattr(switch, key)) != getattr(usual, key):
             written[key] = value
     return written

@@ -132,6 +132,9 @@ SSH = Group(
     Key("user", USER_NAME, "whom to log in as", default="as the SSH client says"),
     Key("identity", FILE_PATH, "the file of the private key", default="as the SSH client says"),
     Key("host_key", HOST_KEY, "the fingerprint of its host key", default="what known_hosts has"),
+    Key(
+        "legacy", YesNo("whether it may use them"), "it may use old SSH algorithms", default="false"
+    ),
     Key("jump", JUMP, "the host to go through: [USER@]HOST[:PORT]", default="none"),
     Key(
         "jump_host_key",
@@ -170,6 +173,12 @@ PACKET_SWITCH = Group(
 LOGIN = (
     Key("user", USER_NAME, "whom to log in as", default="admin"),
     Key("password_env", VARIABLE_NAME, "the environment variable that holds the password"),
+    Key(
+        "legacy_ssh",
+        YesNo("whether it may use them"),
+        "it may use old SSH algorithms",
+        default="false",
+    ),
 )
 EMULATED = Key(
     "emulated",

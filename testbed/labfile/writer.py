@@ -43,7 +43,7 @@ _QUANTITIES: Mapping[str, tuple[str, Any]] = {
     "switching_time": ("switching_time_s", write_time),
     "insertion_loss": ("insertion_loss_db", write_loss),
 }
-_SSH_KEYS = ("address", "port", "user", "identity", "host_key", "jump", "jump_host_key")
+_SSH_KEYS = ("address", "port", "user", "identity", "host_key", "legacy", "jump", "jump_host_key")
 FIELD_OF = {key: name for key, (name, _) in _QUANTITIES.items()}
 _Base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 V = TypeVar("V")
@@ -194,7 +194,7 @@ def _packet_switch(switch: PacketSwitch) -> dict[str, Any]:
 
 def _circuit_switch(switch: CircuitSwitch) -> dict[str, Any]:
     keys = ("name", "driver", "address", "ports", "switching_time", "insertion_loss", "user")
-    written = _set(switch, *keys, "password_env")
+    written = _set(switch, *keys, "password_env", "legacy_ssh")
     if switch.datapath_id is not None:
         written["datapath_id"] = _Hex(switch.datapath_id)
     if switch.initial:

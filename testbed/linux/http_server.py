@@ -12,10 +12,9 @@ import resource
 import socket
 import ssl
 import struct
-import time
 from asyncio.sslproto import SSLProtocol
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, MutableMapping
+from collections import Counter
+from collections.abc import Collection, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -98,10 +97,6 @@ def http_server(
         backlog=_ACCEPTED_AT_ONCE,
         **options,
     )
-    for name in ("asyncio", "uvicorn.error", _log.name):
-        logger = logging.getLogger(name)
-        if not any(isinstance(present, _Sparing) for present in logger.filters):
-            logger.addFilter(_Sparing())
     return _Server(config)
 
 
@@ -369,25 +364,3 @@ def _host_name(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
-
-
-class _Sparing(logging.Filter):
-    """Lets ten messages of a kind through a minute, and says how many it left out."""
-
-    _MOST, _PERIOD_S = 10, 60.0
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
-        self._clock = clock
-        self._began = clock()
-        self._seen: defaultdict[str, int] = defaultdict(int)
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if self._clock() - self._began > self._PERIOD_S:
-            self._began = self._clock()
-            self._seen.clear()
-        kind = str(record.msg)[:200]
-        self._seen[kind] += 1
-        if self._seen[kind] == self._MOST:
-            record.msg = f"{record.msg} (more of this kind are left out for a minute)"
-        return self._seen[kind] <= self._MOST

@@ -92,7 +92,7 @@ def test_a_driver_that_does_otherwise_is_told_what(
         for line in ended.stdout.splitlines()
         if " failed " in line
     }
-    assert "expected [3>9, 5>11]" in failed["a busy port is refused and nothing else"]
+    assert "expected [3>4, 5>6]" in failed["a busy port is refused and nothing else"]
     assert "not done within 2 s" in failed["alarms can be asked for"]
     assert "not done within 2 s" in failed["alarms arrive"]
     assert "the password is in the log" in failed["knows its ports"]
@@ -107,7 +107,7 @@ def test_a_driver_that_does_otherwise_is_told_what(
     [
         (("no_such_module:Driver", "--device", "h:1"), "loading the driver no_such_module:Driver"),
         (("polatis-scip", "--device", "h:1"), "did you mean polatis-scpi?"),
-        (("dry-run", "--device", "h:1", "--ports", "8"), "8"),
+        (("dry-run", "--device", "h:1", "--ports", "4"), "4"),
         (("dry-run",), "--device"),
     ],
 )

@@ -35,7 +35,6 @@ SOFTWARE = "6.0-3-emulated"
 class CalientTl1Server(Tl1Server):
     """TL1 with its commands."""
 
-    port = 3082
     by_hand = read_map_by_hand("RTRV-CRS:::2::ALL;")
 
     _device: EmulatedOcs

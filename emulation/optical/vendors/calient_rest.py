@@ -31,7 +31,6 @@ from patchlight.testbed.portmap import CrossConnect
 class CalientRestServer(HttpServer):
     """REST with its paths."""
 
-    port = 443
     by_hand = read_map_by_hand("/rest/crossconnects/?id=list")
 
     _device: EmulatedOcs

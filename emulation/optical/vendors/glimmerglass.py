@@ -20,7 +20,6 @@ _DARK_DBM = -49.162  # the monitors' floor
 class GlimmerglassTl1Server(Tl1Server):
     """TL1 with its commands."""
 
-    port = 10034
     by_hand = read_map_by_hand("RTRV-CRS-FIBER:::2:;")
 
     _device: EmulatedOcs

@@ -42,7 +42,6 @@ ET.register_namespace("lotet", CONNECTION)
 class LumentumServer(NetconfServer):
     """NETCONF with its operations."""
 
-    port = 830
     by_hand = "ssh -s -p {port} {user}@{host} netconf"
     module = f"{CONNECTION}?module=lumentum-ote-connection&revision=2017-02-13"
     changing = ("edit-config", "delete-connection", "remove-all-connections")

@@ -35,7 +35,6 @@ class OpenFlowServer(ProtocolServer):
     Only a controller can ask for its map, and it has to come to one: there is no ``by_hand``.
     """
 
-    port = 6654
     dials = True
     datapath_id = 0x51
 

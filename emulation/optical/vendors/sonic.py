@@ -36,7 +36,6 @@ class SonicOcsServer(HttpServer):
     ``invalid``: entries whose ports others hold.
     """
 
-    port = 443
     by_hand = read_map_by_hand(_CIRCUITS)
     media_type = "application/yang-data+json"
 

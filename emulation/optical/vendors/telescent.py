@@ -25,7 +25,6 @@ _LEVELS = {"*C": "CRITICAL", "**": "MAJOR", "*": "MINOR", "A": "NOTICE"}
 class TelescentSshServer(SshServer):
     """A shell with its commands. Ports count from 0."""
 
-    port = 9861
     by_hand = "ssh -t -p {port} {user}@{host}, then: switchstate"
 
     _device: EmulatedOcs

@@ -20,7 +20,6 @@ _LONGEST_KEPT = 200
 class WaveShaperServer(HttpServer):
     """HTTP with its paths."""
 
-    port = 80
     by_hand = 'curl -s "http://{host}:{port}/waveshaper/getprofile"'
     secure = False
 

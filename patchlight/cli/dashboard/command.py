@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -88,7 +89,9 @@ async def _serve(
     from patchlight.cli.dashboard.site import dashboard_app
     from patchlight.cli.dashboard.watching import LabWatch
     from patchlight.testbed.linux.http_server import http_server
+    from patchlight.testbed.logs import log_to_stderr
 
+    log_to_stderr(logging.WARNING, "%(levelname)s %(name)s: %(message)s")
     visitors = Visitors(connecting, for_all=for_all)
     watch = LabWatch(connecting)
     names = ("localhost", "127.0.0.1", "::1")

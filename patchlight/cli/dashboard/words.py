@@ -89,7 +89,9 @@ def change_row(change: Answer) -> Row:
         "stages": stages_words(change),
         "changes": changes_words(change["changes"]),
         "message": harmless(change["message"]),
-        "can_undo": change["state"] == "committed" and bool(change["changes"]),
+        "can_undo": change["state"] == "committed"
+        and bool(change["changes"])
+        and "undone_by" not in change,
     }
 
 

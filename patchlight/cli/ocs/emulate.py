@@ -120,7 +120,7 @@ def emulate(
         raise BadInput(f"{password_env} is not set", hint=hint)
     about: dict[str, Any] = {
         "driver": driver,
-        "address": listen or f"127.0.0.1:{server.port}",
+        "address": listen or f"127.0.0.1:{known.port if known else server.port}",
         "user": user,
         "password_env": password_env,
         "emulated": Emulation(

@@ -26,6 +26,7 @@ class Variant:
 
     dialect: str = ""
     emulated: str = ""
+    ports: int = 96
     faults: dict[str, Any] = field(default_factory=dict)
 
 
@@ -53,6 +54,8 @@ VARIANTS = {
     "calient-tl1 that takes busy ports": TAKES_BUSY_PORTS,
     "calient-rest that takes busy ports": TAKES_BUSY_PORTS,
     "calient-rest without bulk": WITHOUT_BULK,
+    "polatis-scpi of 8 ports": Variant(ports=8),
+    "calient-tl1 of 8 ports": Variant(ports=8),
     "polatis-scpi without monitors": WITHOUT_MONITORS,
     "polatis-scpi in one message": Variant(dialect='then = ";"\n'),
     "polatis-tl1 with monitors on outputs": MONITORS_ON_OUTPUTS,
@@ -72,7 +75,7 @@ def switch_of(name: str, folder: Path) -> Iterator[tuple[CircuitSwitch, Running 
     lab = lab_file(
         folder,
         driver=driver.name,
-        ports=96,
+        ports=variant.ports,
         switching_time="5ms",
         initial=INITIAL.texts,
         extra=variant.emulated

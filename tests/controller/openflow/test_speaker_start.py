@@ -1,9 +1,11 @@
 """Starting and ending the speaker: engines, ports, namespaces, parents."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -211,3 +213,26 @@ async def test_a_speaker_that_ends_instead_says_why() -> None:
     with pytest.raises(SpeakerFailed, match="the OpenFlow speaker ended: no engine") as caught:
         await SpeakerProcess.start(program(ends))
     assert caught.value.exit_code == 2
+
+
+def test_what_is_no_openflow_does_not_fill_the_log(tmp_path: Path, engine: str) -> None:
+    hello, cut_short = (struct.pack("!BBHI", 4, kind, 8, 1) for kind in (0, 6))
+    program = [sys.executable, "-m", "patchlight.controller.openflow.speaker", "--until-eof"]
+    where = ["--socket", str(tmp_path / "s"), "--listen", FREE, "--engine", engine]
+    log = tmp_path / "log"
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(
+            [*program, *where], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+        ) as speaker,
+    ):
+        assert speaker.stdout is not None
+        host, _, port = json.loads(speaker.stdout.readline())["listen"].rpartition(":")
+        for _ in range(60):
+            with socket.create_connection((host, int(port)), PATIENCE_S) as stranger:
+                stranger.sendall(hello + cut_short)
+                stranger.shutdown(socket.SHUT_WR)
+                stranger.recv(4096)
+        until(lambda: "are left out for a minute" in log.read_text(), "the log's limit")
+        speaker.communicate(timeout=PATIENCE_S)
+    assert 1 <= log.read_text().count("Traceback") <= 20
