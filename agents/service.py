@@ -206,6 +206,12 @@ class AgentService:
         """Have it end just before the all-reduce of ``iteration``."""
         return await self._known(name).stop_at(iteration)
 
+    async def end(self, name: str) -> WorkerStatus:
+        """Stop it and take its NIC and GPU back; what is known of it stays, its output too."""
+        worker = self._known(name)
+        await worker.end()
+        return worker.status()
+
     async def delete(self, name: str) -> WorkerStatus:
         """Stop it, take its NIC and GPU back and forget it. A worker not here is stopped.
 

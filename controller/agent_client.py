@@ -250,6 +250,10 @@ class AgentClient:
         """Bounds up to this epoch are over for a NIC."""
         await self._call("DELETE", f"/nics/{nic}/paths?epoch={epoch}")
 
+    async def end(self, worker_id: str) -> None:
+        """Stop a worker; its GPU and NIC go back, and its output stays until it is deleted."""
+        await self._call("POST", f"/workers/{worker_id}/end", {})
+
     async def delete(self, worker_id: str) -> WorkerStatus:
         """Stop a worker; its GPU and NIC go back. No error if it is gone already."""
         return await self._ask(WorkerStatus, "DELETE", f"/workers/{worker_id}")

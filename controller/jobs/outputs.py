@@ -6,7 +6,7 @@ import logging
 import shutil
 from pathlib import Path
 
-from patchlight.controller.jobs.rank import Worker
+from patchlight.controller.agent_client import AgentClient, NotOnServer
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.worker_api import LogPart
@@ -34,20 +34,27 @@ class JobOutputs:
 
         An agent that does not answer keeps nobody waiting for long, and is no error.
         """
-        await asyncio.gather(*(self._fetch(job.id, worker) for worker in job.workers))
+        asked = [w for w in job.workers if not w.is_silent]
+        fetches = (self.fetch(w.agent, w.spec.id, job.id, w.spec.rank) for w in asked)
+        if lost := [why for why in await asyncio.gather(*fetches) if why]:
+            more = f" (and {len(lost) - 1} more of the job)" if lost[1:] else ""
+            _log.warning("%s%s", lost[0], more)
 
-    async def _fetch(self, job_id: str, worker: Worker) -> None:
-        if worker.is_silent:
-            return
+    async def fetch(self, agent: AgentClient, worker: str, job_id: str, rank: int) -> str:
+        """Keep what one worker printed; why that failed, empty if not or if no such one is there."""
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                end = (await worker.agent.log(worker.spec.id, _BEYOND, 4)).next
+                end = (await agent.log(worker, _BEYOND, 4)).next
                 first = max(0, end - MOST_KEPT_BYTES)
-                part = await worker.agent.log(worker.spec.id, first, MOST_KEPT_BYTES)
+                part = await agent.log(worker, first, MOST_KEPT_BYTES)
             if part.text:
-                await asyncio.to_thread(self._write, job_id, worker.spec.rank, part)
+                await asyncio.to_thread(self._write, job_id, rank, part)
+        except NotOnServer:
+            return ""
         except (PatchlightError, TimeoutError, OSError) as error:
-            _log.warning("the output of worker %s is not kept: %s", worker.spec.id, error)
+            why = str(error) or f"no answer within {_PATIENCE_S:g} s"
+            return f"the output of worker {worker} is not kept: {why}"
+        return ""
 
     def _write(self, job_id: str, rank: int, part: LogPart) -> None:
         folder = self._of(job_id)

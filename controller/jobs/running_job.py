@@ -277,6 +277,10 @@ class RunningJob:
             if worker.status.energy_j is not None
         }
 
+    async def end(self) -> None:
+        """End the workers that run; ``give_back`` tries again, and says what failed."""
+        await asyncio.gather(*(worker.end() for worker in self.workers), return_exceptions=True)
+
     async def give_back(self) -> list[str]:
         """Stop whatever workers there are; who could not be stopped, in words."""
         answers = await asyncio.gather(

@@ -103,6 +103,27 @@ def test_a_program_finds_its_peers_and_begins_when_it_is_told(
     assert everything_is_back(agent, "job-0")
 
 
+def test_what_a_program_prints_as_it_is_told_to_end_is_there_afterwards(
+    make_bench: MakeBench, runner: str
+) -> None:
+    bench = make_bench(1)
+    agent = bench.agent("server1", runner).start()
+    program = "trap 'echo saved; exit 0' TERM; echo at work; while :; do sleep 0.05; done"
+    spec = bench.command(0, 1, "sh", "-c", program)
+    assert agent.client.post("/workers", json=spec).status_code == 201
+    tell(agent, "start")
+    wait_until(lambda: log(agent) == "at work\n", "it to work")
+    tell(agent, "end")
+    assert log(agent) == "at work\nsaved\n"
+    assert everything_is_back(agent, "job-0")
+    agent.kill()
+    agent.start()
+    tell(agent, "end")
+    assert log(agent) == "at work\nsaved\n"
+    assert agent.client.delete("/workers/job-0").status_code == 200
+    assert agent.client.post("/workers/job-0/end").status_code == 404
+
+
 @contextmanager
 def receiver(bench: Bench) -> Iterator[subprocess.Popen[str]]:
     """Takes a connection in the fabric, and prints how many bytes came over it."""
