@@ -22,6 +22,7 @@ from patchlight.agents.gpus.contract import PhysicalGpu
 from patchlight.agents.workers import keeper, output
 from patchlight.agents.workers.contract import ExitInfo, RunningWorker, WorkerHandle, WorkerLaunch
 from patchlight.agents.workers.gpu_access import NO_GPU, container_settings, find_access
+from patchlight.agents.workers.network_environment import hostname, hosts_file
 from patchlight.agents.workers.programs import (
     TRAINING,
     TRAINING_IN_PATH,
@@ -39,7 +40,7 @@ from patchlight.testbed.worker_api import SyntheticTask, Task, TorchTask
 T = TypeVar("T")
 
 _CODE = "/opt/patchlight"
-_FOLDER = "/run/worker"
+_FOLDER, _HOSTS = "/run/worker", "hosts"
 _GPU_SOCKET = "/run/gpu.sock"
 _CHECKPOINT, _DATA = "/run/checkpoint", "/run/data"
 _TORCH_IMAGE = "patchlight-worker-torch:latest"
@@ -138,6 +139,7 @@ class DockerRunner:
 
     def _settings(self, launch: WorkerLaunch) -> dict[str, Any]:
         spec, task = launch.spec, launch.spec.task
+        (launch.directory / _HOSTS).write_text(hosts_file(launch))
         program = program_of(launch, _places(launch))
         if program.gated:
             keeper.make_gate(launch.directory)
@@ -146,6 +148,7 @@ class DockerRunner:
         environment |= gpu.pop("environment", NO_GPU)
         settings: dict[str, Any] = {
             "name": launch.namespace,
+            "hostname": hostname(launch),
             "entrypoint": ["sh"],
             "command": _kept(program, launch.gpu)[1:],
             "labels": {**self._labels, "patchlight.worker": spec.id, "patchlight.job": spec.job},
@@ -235,6 +238,7 @@ def _mounts(launch: WorkerLaunch) -> list[Mount]:
     mounts = [
         Mount(f"{_CODE}/{TRAINING_IN_PATH}", str(TRAINING), type="bind", read_only=True),
         Mount(_FOLDER, str(launch.directory), type="bind"),
+        Mount("/etc/hosts", str(launch.directory / _HOSTS), type="bind", read_only=True),
     ]
     if launch.gpu_socket is not None:
         mounts.append(Mount(_GPU_SOCKET, str(launch.gpu_socket), type="bind"))

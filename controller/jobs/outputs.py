@@ -41,7 +41,7 @@ class JobOutputs:
             _log.warning("%s%s", lost[0], more)
 
     async def fetch(self, agent: AgentClient, worker: str, job_id: str, rank: int) -> str:
-        """Keep what one worker printed; why that failed, empty if not or if no such one is there."""
+        """Keep what a worker printed; why that failed, empty if not or if no such one is there."""
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 end = (await agent.log(worker, _BEYOND, 4)).next

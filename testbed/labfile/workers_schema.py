@@ -7,17 +7,21 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.fields import ListOf, Number, Text, plain, quantity
 from patchlight.testbed.files.groups import Fields, Group, Key
 from patchlight.testbed.files.issues import short
-from patchlight.testbed.worker_policy import WorkerPolicy
+from patchlight.testbed.worker_policy import WRITABLE, WorkerPolicy
 
 _LONGEST_PATTERN = 255
 _LEAST_BYTES, _MOST_BYTES = 16 * 2**20, 2**44
 
 
 def _folder(text: str) -> str:
-    parts = text.split("/")
-    if text.startswith("/") and text.strip("/") and text.isprintable() and ".." not in parts:
+    path = text.removesuffix(WRITABLE)
+    parts = path.split("/")
+    if path.startswith("/") and path.strip("/") and path.isprintable() and ".." not in parts:
         return text
-    raise BadInput(f"{short(text)!r} is no folder of the servers: expected one like '/srv/data'")
+    raise BadInput(
+        f"{short(text)!r} is no folder of the servers: expected one like '/srv/data', or "
+        f"'/srv/data{WRITABLE}' if workers may write to it"
+    )
 
 
 def _pattern(text: str) -> str:
@@ -47,9 +51,10 @@ WORKERS = Group(
     Key(
         "mounts",
         ListOf(_FOLDER, "folders"),
-        "the folders of the servers whose files workers may see and write checkpoints to",
-        default="any but the system's",
-        example="[/srv/data, /srv/checkpoints]",
+        f"the folders of the servers that workers may see; with {WRITABLE}, also write to, as "
+        "checkpoints need it",
+        default="none",
+        example='[/srv/data, "/srv/checkpoints:rw"]',
     ),
     Key(
         "memory",
@@ -82,7 +87,7 @@ def worker_policy_document(policy: WorkerPolicy) -> dict[str, Any]:
     """The keys that say the same in a file."""
     said = {
         "images": None if policy.images is None else list(policy.images),
-        "mounts": None if policy.mounts is None else list(policy.mounts),
+        "mounts": list(policy.mounts) or None,
         "memory": None if policy.memory_bytes is None else units.write_size(policy.memory_bytes),
         "cpus": policy.cpus,
     }

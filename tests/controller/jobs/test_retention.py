@@ -106,7 +106,8 @@ async def test_workers_left_behind_by_a_job_that_ended_are_heard_out(tmp_path: P
         assert cluster.fleet.on_status is not None
         await cluster.fleet.on_status(agent)
         kept = outputs.read(job_id, 0, 0, 100)
-        assert kept is not None and kept.text == "saved"
+        assert kept is not None
+        assert kept.text == "saved"
         assert not cluster.fleet.workers
 
 
