@@ -56,7 +56,9 @@ def _docker(options: BackendOptions) -> Runner:
     # Imported only here: it takes a third of a second, and not every server has it.
     from patchlight.agents.workers.docker import DockerRunner
 
-    return DockerRunner(options.lab, options.server, options.image, options.gpu_access)
+    return DockerRunner(
+        options.lab, options.server, options.image, options.gpu_access, options.worker_user
+    )
 
 
 def _installed() -> dict[str, Callable[[BackendOptions], Runner]]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import re
 import threading
 import time
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +21,7 @@ from docker.types import LogConfig, Mount, Ulimit
 from patchlight import testbed
 from patchlight.agents.errors import LaunchError
 from patchlight.agents.gpus.contract import PhysicalGpu
-from patchlight.agents.workers import keeper, output
+from patchlight.agents.workers import keeper, output, users
 from patchlight.agents.workers.contract import ExitInfo, RunningWorker, WorkerHandle, WorkerLaunch
 from patchlight.agents.workers.gpu_access import NO_GPU, container_settings, find_access
 from patchlight.agents.workers.network_environment import hostname, hosts_file
@@ -30,6 +32,7 @@ from patchlight.agents.workers.programs import (
     Program,
     program_of,
 )
+from patchlight.agents.workers.users import WorkerUser
 from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import deploy_file, namespace_processes, namespaces
@@ -53,14 +56,23 @@ _ENGINE_RESTARTED = (
 )
 # The engine says no, or is not there: requests' errors are OSErrors.
 _REFUSED = (DockerException, OSError)
+_log = logging.getLogger("patchlight.agent")
 
 
 class DockerRunner:
-    """Runs workers on the Docker engine of ``$DOCKER_HOST`` (default: the host's)."""
+    """Runs workers on the Docker engine of ``$DOCKER_HOST`` (default: the host's).
+
+    ``user`` is whom they run as, as for processes; where the engine has user namespaces, root of
+    these.
+    """
 
     name = "docker"
 
-    def __init__(self, lab: str, server: str, image: str, gpu_access: str = "auto") -> None:
+    def __init__(
+        self, lab: str, server: str, image: str, gpu_access: str = "auto", user: str = users.DYNAMIC
+    ) -> None:
+        self._lab, self._user = lab, users.named_user(user)
+        self._mapped_root: WorkerUser | None = None
         self._labels = {"patchlight.lab": lab, "patchlight.server": server}
         self._image, self.gpu_access = image, gpu_access
         self._client: Any = None
@@ -81,7 +93,14 @@ class DockerRunner:
                 "agent with --workers process",
             ) from exc
         self._check_image(self._image)
-        self.gpu_access = find_access(self.gpu_access, self._client.info())
+        engine = self._client.info()
+        self.gpu_access = find_access(self.gpu_access, engine)
+        self._mapped_root = _mapped_root(engine)
+        if self._mapped_root is not None:
+            _log.info("root in a container is %s here: user namespaces", self._mapped_root.name)
+        else:
+            whose = self._user.name if self._user else "a uid for each person who submits jobs"
+            _log.info("containers run as %s: the engine has no user namespaces", whose)
 
     def _check_image(self, image: str) -> None:
         try:
@@ -143,8 +162,15 @@ class DockerRunner:
         program = program_of(launch, _places(launch))
         if program.gated:
             keeper.make_gate(launch.directory)
+        user = self._mapped_root or self._user or users.user_for(self._lab, spec.user)
+        if spec.checkpoint is not None:
+            users.ready_checkpoint(spec.id, spec.checkpoint, user)
+        users.hand_over(user, launch.directory)
+        if launch.gpu_socket is not None:
+            os.chown(launch.gpu_socket, user.uid, user.gid)
         gpu = container_settings(self.gpu_access, launch.gpu) if launch.gpu else {}
-        environment = {"PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp", **program.environment}
+        environment = {"PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"}
+        environment |= dict.fromkeys(("USER", "LOGNAME"), user.name) | program.environment
         environment |= gpu.pop("environment", NO_GPU)
         settings: dict[str, Any] = {
             "name": launch.namespace,
@@ -154,7 +180,7 @@ class DockerRunner:
             "labels": {**self._labels, "patchlight.worker": spec.id, "patchlight.job": spec.job},
             "environment": environment,
             "mounts": _mounts(launch),
-            "user": "0:0",  # who owns the worker's folder; without capabilities that is all it can
+            "user": "0:0" if self._mapped_root else f"{user.uid}:{user.gid}",
             "network_mode": "none",
             "cap_drop": ["ALL"],
             "security_opt": ["no-new-privileges"],
@@ -192,6 +218,19 @@ class DockerRunner:
         """Close the connection to the engine."""
         if self._client is not None:
             await asyncio.to_thread(self._client.close)
+
+
+def _mapped_root(engine: Mapping[str, Any]) -> WorkerUser | None:
+    """Who root in a container is on the server, if another than root: by the name of its folder."""
+    if not any("name=userns" in each for each in engine.get("SecurityOptions") or ()):
+        return None
+    if found := re.search(r"/(\d+)\.(\d+)$", engine.get("DockerRootDir", "")):
+        return WorkerUser(int(found[1]), int(found[2]), f"uid {found[1]}")
+    raise LaunchError(
+        "the Docker engine has user namespaces, and does not say who root is in them: its folder "
+        f"is {engine.get('DockerRootDir')!r}",
+        hint="run the agent with --workers process, or the engine without userns-remap",
+    )
 
 
 def _places(launch: WorkerLaunch) -> Places:

@@ -66,7 +66,9 @@ def _choices() -> list[Any]:
     chosen = [
         pytest.param(("process", "root"), marks=pytest.mark.root, id="process"),
         pytest.param(("process", "dynamic"), marks=pytest.mark.root, id="process-of-nobody"),
-        pytest.param(("docker", "root"), marks=[pytest.mark.root, pytest.mark.docker], id="docker"),
+        pytest.param(
+            ("docker", "dynamic"), marks=[pytest.mark.root, pytest.mark.docker], id="docker"
+        ),
     ]
     if name := os.environ.get(OURS):
         chosen.append(pytest.param((name, "root"), marks=pytest.mark.root, id=name))

@@ -132,8 +132,10 @@ WAYS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
         "relock_s": st.floats(0, 20),
     },
 ).filter(
-    lambda way: (way.get("mode"), way.get("rdma"))
-    not in {("macvlan", "exclusive"), ("veth", "exclusive"), ("veth", "shared")}
+    lambda way: (
+        (way.get("mode"), way.get("rdma"))
+        not in {("macvlan", "exclusive"), ("veth", "exclusive"), ("veth", "shared")}
+    )
 )
 
 
