@@ -95,7 +95,7 @@ class DockerRunner:
         self._check_image(self._image)
         engine = self._client.info()
         self.gpu_access = find_access(self.gpu_access, engine)
-        self._mapped_root = _mapped_root(engine)
+        self._mapped_root = mapped_root(engine)
         if self._mapped_root is not None:
             _log.info("root in a container is %s here: user namespaces", self._mapped_root.name)
         else:
@@ -220,7 +220,7 @@ class DockerRunner:
             await asyncio.to_thread(self._client.close)
 
 
-def _mapped_root(engine: Mapping[str, Any]) -> WorkerUser | None:
+def mapped_root(engine: Mapping[str, Any]) -> WorkerUser | None:
     """Who root in a container is on the server, if another than root: by the name of its folder."""
     if not any("name=userns" in each for each in engine.get("SecurityOptions") or ()):
         return None
@@ -266,7 +266,6 @@ def _rdma(devices: Iterable[Path]) -> dict[str, Any]:
     """The device files of one NIC, and memory that is locked as RDMA needs it."""
     return {
         "devices": [f"{path}:{path}:rw" for path in devices],
-        "cap_add": ["IPC_LOCK"],
         "ulimits": [Ulimit(name="memlock", soft=-1, hard=-1)],
     }
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 from tests.support.agent_bench import NETWORK, ROOT, Agent, Bench, ip
 from tests.support.waiting import wait_until
-from tests.support.worker_jobs import everything_is_back
+from tests.support.worker_jobs import everything_is_back, start_all, until_done
 
 pytestmark = pytest.mark.root
 
@@ -263,6 +264,48 @@ def test_what_a_container_is_given(make_bench: MakeBench, docker_host: str, tmp_
     assert words[3] == "8192"
     assert words[-1] == "/tmp"
     assert (saved / "model").read_text() == "well\n"
+
+
+MEET = """
+import os, socket, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1) * (dist.get_rank() + 1)
+dist.all_reduce(total)
+print("sum", int(total), "at", socket.gethostname(), flush=True)
+dist.barrier()
+os._exit(0)
+"""
+
+
+@pytest.mark.docker
+def test_torchrun_meets_over_two_containers(
+    make_bench: MakeBench, docker_host: str, tmp_path: Path
+) -> None:
+    site = Path(pytest.importorskip("torch").__file__).parents[1]
+    if os.path.realpath("/usr/bin/python3") != f"/usr/bin/python3.{sys.version_info[1]}":
+        pytest.skip("the image's Python, that of this system, cannot load these packages")
+    tmp_path.chmod(0o755)
+    (tmp_path / "meet.py").write_text(MEET)
+    bench = make_bench(2)
+    bench.allow(str(site), str(tmp_path))
+    agents = bench.start_agents(2, "docker")
+    words = "python3 -m torch.distributed.run --nnodes 2 --nproc-per-node 1 --rdzv-id meet "
+    words += "--rdzv-backend c10d --rdzv-endpoint server1:29400 /program/meet.py"
+    given: dict[str, Any] = {
+        "environment": {"PYTHONPATH": "/site"},
+        "mounts": [
+            {"source": str(site), "target": "/site"},
+            {"source": str(tmp_path), "target": "/program"},
+        ],
+    }
+    for rank, agent in enumerate(agents):
+        answer = agent.client.post("/workers", json=bench.command(rank, 2, *words.split(), **given))
+        assert answer.status_code == 201, answer.text
+    start_all(agents)
+    until_done(agents)
+    for number, agent in enumerate(agents, 1):
+        said = agent.client.get(f"/workers/job-{number - 1}/log").json()["text"]
+        assert f"sum 3 at server{number}" in said
 
 
 @pytest.mark.docker
