@@ -11,15 +11,11 @@ from patchlight.testbed.units import format_size
 from patchlight.testbed.worker_api import TorchTask, WorkerSpec
 from patchlight.testbed.worker_policy import WRITABLE, WorkerPolicy
 
-_OF_THE_SERVER = [
-    Path(each)
-    for each in ("/etc", "/proc", "/sys", "/dev", "/run", "/var/lib/patchlight", "/var/lib/docker")
-]
+_OF_THE_KERNEL = [Path("/proc"), Path("/sys"), Path("/dev"), Path("/run")]
+_OF_US = [Path("/var/lib/patchlight"), Path("/var/lib/docker")]
+_OF_THE_SERVER = [Path("/etc"), *_OF_THE_KERNEL, *_OF_US]
+_OF_THE_WORKER = [Path("/etc/hosts"), *_OF_THE_KERNEL, Path("/opt/patchlight")]
 _DOCKER_SOCKET = "/var/run/docker.sock"
-_OF_THE_WORKER = [
-    Path(each)
-    for each in ("/etc/hosts", "/etc/hostname", "/proc", "/sys", "/dev", "/run", "/opt/patchlight")
-]
 
 
 def permitted(spec: WorkerSpec, policy: WorkerPolicy) -> WorkerSpec:
@@ -35,12 +31,11 @@ def permitted(spec: WorkerSpec, policy: WorkerPolicy) -> WorkerSpec:
     if isinstance(task, TorchTask) and task.data is not None:
         task = task.model_copy(update={"data": _seen(spec, policy, task.data)})
     if isinstance(task, CommandTask):
+        mounts = []
         for mount in task.mounts:
             _hides_nothing(spec, mount.target)
-        mounts = [
-            replace(each, source=_seen(spec, policy, each.source, writes=not each.read_only))
-            for each in task.mounts
-        ]
+            source = _seen(spec, policy, mount.source, writes=not mount.read_only)
+            mounts.append(replace(mount, source=source))
         task = task.model_copy(update={"mounts": mounts})
     return spec.model_copy(update={"checkpoint": checkpoint, "task": task})
 
@@ -66,27 +61,21 @@ def _seen(
                 f"worker {spec.id} asks for {short(path)}: {kept} of a server is for no worker",
                 hint="mount a folder of data, like /srv/data",
             )
-    folders = {
-        Path(os.path.realpath(each.removesuffix(WRITABLE))): each.endswith(WRITABLE)
-        for each in policy.mounts
-    }
+    named = {each.removesuffix(WRITABLE): each.endswith(WRITABLE) for each in policy.mounts}
+    folders = {Path(os.path.realpath(each)): is_open for each, is_open in named.items()}
     around = [each for each in folders if real.is_relative_to(each)]
     inside = [each for each in folders if each.is_relative_to(real)]
     closest = max(around, key=lambda each: len(each.parts), default=None)
     if closest is None or (writes and not all(folders[each] for each in (closest, *inside))):
-        named = ", ".join(policy.mounts) or "none"
-        wanted, allowed = (f"{path}{WRITABLE}", "write to") if writes else (path, "see")
+        wanted, verb = (f"{path}{WRITABLE}", "write to") if writes else (path, "see")
         raise Forbidden(
-            f"worker {spec.id} asks to {allowed} {short(path)}: the lab lets workers {allowed} no "
-            "such folder",
-            hint=f"it names {named}; its owner adds it to the lab file: workers: {{mounts: "
-            f"[{short(wanted)!r}]}}",
+            f"worker {spec.id} asks for {short(path)}: the lab lets workers {verb} no such folder",
+            hint=f"it names {', '.join(policy.mounts) or 'none'}; its owner adds it to the lab "
+            f"file: workers: {{mounts: [{short(wanted)!r}]}}",
         )
     if problem:
-        raise BadRequest(
-            f"worker {spec.id} asks for {short(path)}, which cannot be used on this server: "
-            f"{problem}"
-        )
+        why = f"{short(path)}, which cannot be used on this server: {problem}"
+        raise BadRequest(f"worker {spec.id} asks for {why}")
     return str(real)
 
 

@@ -32,7 +32,6 @@ from patchlight.agents.workers.programs import (
     Program,
     program_of,
 )
-from patchlight.agents.workers.users import WorkerUser
 from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import deploy_file, namespace_processes, namespaces
@@ -62,17 +61,14 @@ _log = logging.getLogger("patchlight.agent")
 class DockerRunner:
     """Runs workers on the Docker engine of ``$DOCKER_HOST`` (default: the host's).
 
-    ``user`` is whom they run as, as for processes; where the engine has user namespaces, root of
-    these.
+    They run as ``user`` (see ``ProcessRunner``), or as root where that is another user outside.
     """
 
     name = "docker"
+    _mapped_root: users.WorkerUser | None = None
 
-    def __init__(
-        self, lab: str, server: str, image: str, gpu_access: str = "auto", user: str = users.DYNAMIC
-    ) -> None:
+    def __init__(self, lab: str, server: str, image: str, gpu_access: str, user: str) -> None:
         self._lab, self._user = lab, users.named_user(user)
-        self._mapped_root: WorkerUser | None = None
         self._labels = {"patchlight.lab": lab, "patchlight.server": server}
         self._image, self.gpu_access = image, gpu_access
         self._client: Any = None
@@ -96,11 +92,9 @@ class DockerRunner:
         engine = self._client.info()
         self.gpu_access = find_access(self.gpu_access, engine)
         self._mapped_root = mapped_root(engine)
-        if self._mapped_root is not None:
-            _log.info("root in a container is %s here: user namespaces", self._mapped_root.name)
-        else:
-            whose = self._user.name if self._user else "a uid for each person who submits jobs"
-            _log.info("containers run as %s: the engine has no user namespaces", whose)
+        user, how = self._mapped_root or self._user, "root of a user namespace, "
+        whose = user.name if user else "a uid for each person who submits jobs"
+        _log.info("containers run as %s%s", how if self._mapped_root else "", whose)
 
     def _check_image(self, image: str) -> None:
         try:
@@ -169,8 +163,8 @@ class DockerRunner:
         if launch.gpu_socket is not None:
             os.chown(launch.gpu_socket, user.uid, user.gid)
         gpu = container_settings(self.gpu_access, launch.gpu) if launch.gpu else {}
-        environment = {"PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"}
-        environment |= dict.fromkeys(("USER", "LOGNAME"), user.name) | program.environment
+        environment = {"PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp", "USER": user.name}
+        environment |= program.environment
         environment |= gpu.pop("environment", NO_GPU)
         settings: dict[str, Any] = {
             "name": launch.namespace,
@@ -220,15 +214,14 @@ class DockerRunner:
             await asyncio.to_thread(self._client.close)
 
 
-def mapped_root(engine: Mapping[str, Any]) -> WorkerUser | None:
-    """Who root in a container is on the server, if another than root: by the name of its folder."""
+def mapped_root(engine: Mapping[str, Any]) -> users.WorkerUser | None:
+    """Who root in a container is outside, if another user: the engine's folder is called so."""
     if not any("name=userns" in each for each in engine.get("SecurityOptions") or ()):
         return None
     if found := re.search(r"/(\d+)\.(\d+)$", engine.get("DockerRootDir", "")):
-        return WorkerUser(int(found[1]), int(found[2]), f"uid {found[1]}")
+        return users.WorkerUser(int(found[1]), int(found[2]), f"uid {found[1]}")
     raise LaunchError(
-        "the Docker engine has user namespaces, and does not say who root is in them: its folder "
-        f"is {engine.get('DockerRootDir')!r}",
+        "the Docker engine has user namespaces, and does not say who is root in them",
         hint="run the agent with --workers process, or the engine without userns-remap",
     )
 

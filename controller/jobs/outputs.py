@@ -8,7 +8,6 @@ from pathlib import Path
 
 from patchlight.controller.agent_client import AgentClient, NotOnServer
 from patchlight.controller.jobs.running_job import RunningJob
-from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.worker_api import LogPart
 
 _log = logging.getLogger(__name__)
@@ -36,25 +35,22 @@ class JobOutputs:
         """
         asked = [w for w in job.workers if not w.is_silent]
         fetches = (self.fetch(w.agent, w.spec.id, job.id, w.spec.rank) for w in asked)
-        if lost := [why for why in await asyncio.gather(*fetches) if why]:
-            more = f" (and {len(lost) - 1} more of the job)" if lost[1:] else ""
-            _log.warning("%s%s", lost[0], more)
+        answers = await asyncio.gather(*fetches, return_exceptions=True)
+        # Some may never have been made.
+        if lost := [each for each in answers if each and not isinstance(each, NotOnServer)]:
+            why = str(lost[0]) or f"no answer within {_PATIENCE_S:g} s"
+            _log.warning(
+                "of job %s the output of %d workers is not kept: %s", job.id, len(lost), why
+            )
 
-    async def fetch(self, agent: AgentClient, worker: str, job_id: str, rank: int) -> str:
-        """Keep what a worker printed; why that failed, empty if not or if no such one is there."""
-        try:
-            async with asyncio.timeout(_PATIENCE_S):
-                end = (await agent.log(worker, _BEYOND, 4)).next
-                first = max(0, end - MOST_KEPT_BYTES)
-                part = await agent.log(worker, first, MOST_KEPT_BYTES)
-            if part.text:
-                await asyncio.to_thread(self._write, job_id, rank, part)
-        except NotOnServer:
-            return ""
-        except (PatchlightError, TimeoutError, OSError) as error:
-            why = str(error) or f"no answer within {_PATIENCE_S:g} s"
-            return f"the output of worker {worker} is not kept: {why}"
-        return ""
+    async def fetch(self, agent: AgentClient, worker: str, job_id: str, rank: int) -> None:
+        """Keep what one worker printed; ``PatchlightError`` or ``OSError`` if that fails."""
+        async with asyncio.timeout(_PATIENCE_S):
+            end = (await agent.log(worker, _BEYOND, 4)).next
+            first = max(0, end - MOST_KEPT_BYTES)
+            part = await agent.log(worker, first, MOST_KEPT_BYTES)
+        if part.text:
+            await asyncio.to_thread(self._write, job_id, rank, part)
 
     def _write(self, job_id: str, rank: int, part: LogPart) -> None:
         folder = self._of(job_id)

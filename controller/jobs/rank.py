@@ -81,16 +81,6 @@ class Worker:
         """Whether the agent did not say how it is when it was asked last."""
         return self.heartbeat.silent_since is not None
 
-    async def end(self) -> None:
-        """Have the agent end it, and keep what is known of it."""
-        if not (self.state.is_final or self.is_silent):
-            asked_at = time.monotonic()
-            try:
-                await self.agent.end(self.spec.id)
-            except AgentSilent:
-                self.heartbeat.missed(asked_at)
-                raise
-
     async def give_back(self) -> None:
         """Have the agent end it; what it says of it then is the last that is heard of it."""
         status = await self.agent.delete(self.spec.id)

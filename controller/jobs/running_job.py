@@ -279,7 +279,8 @@ class RunningJob:
 
     async def end(self) -> None:
         """End the workers that run; ``give_back`` tries again, and says what failed."""
-        await asyncio.gather(*(worker.end() for worker in self.workers), return_exceptions=True)
+        running = [w for w in self.workers if not (w.state.is_final or w.is_silent)]
+        await asyncio.gather(*(w.agent.end(w.spec.id) for w in running), return_exceptions=True)
 
     async def give_back(self) -> list[str]:
         """Stop whatever workers there are; who could not be stopped, in words."""

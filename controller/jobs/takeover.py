@@ -4,7 +4,7 @@ import contextlib
 import logging
 import time
 
-from patchlight.controller.agent_client import AgentClient, AgentError, NotOnServer
+from patchlight.controller.agent_client import AgentClient, AgentError
 from patchlight.controller.fleet import Fleet
 from patchlight.controller.jobs.gangs import Gang, Gangs, gangs_of
 from patchlight.controller.jobs.job_table import JobTable
@@ -52,7 +52,8 @@ class Takeover:
                 continue
             client = self._fleet.agent_of(agent.server)
             try:
-                await self._keep_output(client, worker)
+                with contextlib.suppress(AgentError, OSError):
+                    await self._keep_output(client, worker)
                 await client.delete(worker.id)
             except AgentError as error:
                 _log.warning("worker %s, which is nobody's: %s", worker.id, error)
@@ -62,10 +63,7 @@ class Takeover:
 
     async def _keep_output(self, agent: AgentClient, worker: WorkerStatus) -> None:
         """End a worker and keep what it printed, if it is of the last attempt of a job."""
-        job = self._table.find(worker.job) if self._table.outputs and worker.job else None
-        if job is not None and worker.id == worker_id(job.id, job.attempt, worker.rank):
-            with contextlib.suppress(NotOnServer):  # also by an older agent, which cannot end it
-                await agent.end(worker.id)
-            assert self._table.outputs is not None
-            if lost := await self._table.outputs.fetch(agent, worker.id, job.id, worker.rank):
-                _log.warning("%s", lost)
+        job, outputs = self._table.find(worker.job), self._table.outputs
+        if outputs and job and worker.id == worker_id(job.id, job.attempt, worker.rank):
+            await agent.end(worker.id)
+            await outputs.fetch(agent, worker.id, job.id, worker.rank)

@@ -18,10 +18,8 @@ def _folder(text: str) -> str:
     parts = path.split("/")
     if path.startswith("/") and path.strip("/") and path.isprintable() and ".." not in parts:
         return text
-    raise BadInput(
-        f"{short(text)!r} is no folder of the servers: expected one like '/srv/data', or "
-        f"'/srv/data{WRITABLE}' if workers may write to it"
-    )
+    example = f"'/srv/data', or '/srv/data{WRITABLE}' to write to"
+    raise BadInput(f"{short(text)!r} is no folder of the servers: expected one like {example}")
 
 
 def _pattern(text: str) -> str:
