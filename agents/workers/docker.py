@@ -219,7 +219,7 @@ def mapped_root(engine: Mapping[str, Any]) -> users.WorkerUser | None:
     if not any("name=userns" in each for each in engine.get("SecurityOptions") or ()):
         return None
     if found := re.search(r"/(\d+)\.(\d+)$", engine.get("DockerRootDir", "")):
-        return users.WorkerUser(int(found[1]), int(found[2]), f"uid {found[1]}")
+        return users.WorkerUser(int(found[1]), int(found[2]), f"uid-{found[1]}")
     raise LaunchError(
         "the Docker engine has user namespaces, and does not say who is root in them",
         hint="run the agent with --workers process, or the engine without userns-remap",

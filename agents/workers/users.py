@@ -61,7 +61,7 @@ def user_for(lab: str, submitter: str) -> WorkerUser:
     """As whom the jobs of one person in one lab run: the same on every server, at any time."""
     digest = hashlib.sha256(f"{lab}\0{submitter}".encode()).digest()
     number = _FIRST_USER + int.from_bytes(digest[:8]) % _USERS
-    return WorkerUser(number, number, f"uid {number}")
+    return WorkerUser(number, number, f"uid-{number}")
 
 
 def ready_checkpoint(worker: str, checkpoint: str, user: WorkerUser) -> None:
