@@ -194,6 +194,7 @@ class Tenancy:
                 gpu_socket=site.gpus.socket_of(spec.gpu) if spec.gpu else None,
                 gpu=gpu,
                 cpus=site.pairings.cpus_near(spec.gpu, nic),
+                hosts=site.lab.names_by_address,
                 limits=limits_of(spec, gpu, memory_share(site.server), site.lab.workers),
             )
         )
