@@ -13,8 +13,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from patchlight.agents.workers.contract import Runner
-from patchlight.agents.workers.users import DYNAMIC
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.worker_policy import DYNAMIC
 
 GROUP = "patchlight.worker_backends"
 DEFAULT_IMAGE = "patchlight-worker:latest"

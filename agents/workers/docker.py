@@ -57,7 +57,7 @@ _REFUSED = (DockerException, OSError)
 class DockerRunner:
     """Runs workers on the Docker engine of ``$DOCKER_HOST`` (default: the host's)."""
 
-    name = "docker"
+    name, worker_user = "docker", ""
 
     def __init__(self, lab: str, server: str, image: str, gpu_access: str = "auto") -> None:
         self._labels = {"patchlight.lab": lab, "patchlight.server": server}

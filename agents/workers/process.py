@@ -30,7 +30,7 @@ from patchlight.agents.workers.programs import (
     Program,
     program_of,
 )
-from patchlight.agents.workers.users import DYNAMIC, WorkerUser
+from patchlight.agents.workers.users import WorkerUser
 from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import namespace_processes, namespaces
@@ -38,6 +38,7 @@ from patchlight.testbed.linux.cgroups import Cgroups
 from patchlight.testbed.linux.cpu_lists import cpus_of
 from patchlight.testbed.linux.processes import boot_id, process_start
 from patchlight.testbed.worker_api import SyntheticTask, TorchTask
+from patchlight.testbed.worker_policy import DYNAMIC
 
 _INHERITED = ("PATH", "LANG", "PATCHLIGHT_RUN")
 _log = logging.getLogger("patchlight.agent")
@@ -57,7 +58,8 @@ class ProcessRunner(Runner):
     name = "process"
 
     def __init__(self, user: str = DYNAMIC, fork_from: Path | None = None, lab: str = "") -> None:
-        self._user, self._fork_from, self._lab = users.named_user(user), fork_from, lab
+        self.worker_user, self._user = user, users.named_user(user)
+        self._fork_from, self._lab = fork_from, lab
 
     @functools.cached_property
     def _cgroups(self) -> Cgroups:

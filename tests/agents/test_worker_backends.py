@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from patchlight.agents.errors import BadRequest, LaunchError
+from patchlight.agents.errors import BadRequest
 from patchlight.agents.workers import backends, keeper
 from patchlight.agents.workers.backends import BackendOptions, make_runner
 from patchlight.agents.workers.contract import (
