@@ -241,6 +241,7 @@ class AgentService:
             api=API_VERSION,
             runner=self._runner.name,
             gpu_access=self._runner.gpu_access,
+            worker_user=self._runner.worker_user,
             gpus=list(await asyncio.gather(*map(self._gpu_status, self._server.gpus))),
             nics=await asyncio.to_thread(lambda: [*map(self._nic_status, self._server.nics)]),
             workers=self.workers(),

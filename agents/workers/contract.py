@@ -113,11 +113,13 @@ class RunningWorker(Protocol):
 class Runner(Protocol):
     """Launches workers: a network namespace, kept under a name, with a program in it.
 
-    Workers outlive the runner. ``gpu_access`` says how they get an NVIDIA GPU, once it is open.
+    Workers outlive the runner. ``gpu_access`` says how they get an NVIDIA GPU, once it is open;
+    ``worker_user`` whom they run as, where that is a user of the server.
     """
 
     name: str
     gpu_access: str = ""
+    worker_user: str = ""
 
     async def open(self) -> None:
         """Check that workers can be run here; ``LaunchError`` that says what is missing."""

@@ -68,7 +68,7 @@ class DockerRunner:
     _mapped_root: users.WorkerUser | None = None
 
     def __init__(self, lab: str, server: str, image: str, gpu_access: str, user: str) -> None:
-        self._lab, self._user = lab, users.named_user(user)
+        self._lab, self.worker_user, self._user = lab, user, users.named_user(user)
         self._labels = {"patchlight.lab": lab, "patchlight.server": server}
         self._image, self.gpu_access = image, gpu_access
         self._client: Any = None
@@ -92,9 +92,9 @@ class DockerRunner:
         engine = self._client.info()
         self.gpu_access = find_access(self.gpu_access, engine)
         self._mapped_root = mapped_root(engine)
-        user, how = self._mapped_root or self._user, "root of a user namespace, "
-        whose = user.name if user else "a uid for each person who submits jobs"
-        _log.info("containers run as %s%s", how if self._mapped_root else "", whose)
+        if self._mapped_root is not None:
+            self.worker_user = f"{self._mapped_root.name}, which is root in the containers"
+        _log.info("containers run as this user of the server: %s", self.worker_user)
 
     def _check_image(self, image: str) -> None:
         try:

@@ -49,6 +49,7 @@ def worker_specs(
     attempt: int = 0,
     first_iteration: int = 0,
     mac_of: Callable[[Host], str] = lambda host: host.nic.mac,
+    user: str = "",
 ) -> list[WorkerSpec]:
     """What the agents are asked for, one for each rank; ``JobFailed`` if they cannot take it."""
     try:
@@ -63,6 +64,7 @@ def worker_specs(
             WorkerSpec(
                 id=worker_id(job_id, attempt, rank),
                 job=job_id,
+                user=user,
                 rank=rank,
                 gpu=host.gpu.name if host.gpu else None,
                 nic=host.nic.name,

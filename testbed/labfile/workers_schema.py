@@ -1,5 +1,6 @@
 """The keys of a lab file under ``workers:``, each with its type: what jobs' workers may have."""
 
+import re
 from typing import Any
 
 from patchlight.testbed import units
@@ -7,9 +8,10 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.fields import ListOf, Number, Text, plain, quantity
 from patchlight.testbed.files.groups import Fields, Group, Key
 from patchlight.testbed.files.issues import short
-from patchlight.testbed.worker_policy import WRITABLE, WorkerPolicy
+from patchlight.testbed.worker_policy import DYNAMIC, WRITABLE, WorkerPolicy
 
 _LONGEST_PATTERN = 255
+_USER = r"^[A-Za-z_][A-Za-z0-9_.-]{0,31}$"
 _LEAST_BYTES, _MOST_BYTES = 16 * 2**20, 2**44
 
 
@@ -26,6 +28,12 @@ def _pattern(text: str) -> str:
     if text.strip() and text.isprintable() and len(text) <= _LONGEST_PATTERN:
         return text
     raise BadInput(f"{short(text)!r} is no pattern of images: expected one like 'pytorch/*'")
+
+
+def _user(text: str) -> str:
+    if re.match(_USER, text):
+        return text
+    raise BadInput(f"{short(text)!r} is no user: expected dynamic, root or another name")
 
 
 def _memory(text: str) -> int:
@@ -67,6 +75,13 @@ WORKERS = Group(
         default="no limit of the lab's",
         example="16",
     ),
+    Key(
+        "user",
+        Text("a user of the servers", _user, {"pattern": _USER}, example="trainer"),
+        "whom workers run as: a user of the servers, or dynamic, one for each person who submits "
+        "jobs",
+        default="dynamic",
+    ),
 )
 
 
@@ -88,5 +103,6 @@ def worker_policy_document(policy: WorkerPolicy) -> dict[str, Any]:
         "mounts": list(policy.mounts) or None,
         "memory": None if policy.memory_bytes is None else units.write_size(policy.memory_bytes),
         "cpus": policy.cpus,
+        "user": None if policy.user == DYNAMIC else policy.user,
     }
     return {key: value for key, value in said.items() if value is not None}
