@@ -16,7 +16,6 @@ from tests.support.agent_bench import Agent, Bench, ip
 from tests.support.waiting import ask, wait_until
 from tests.support.worker_jobs import (
     everything_is_back,
-    processes_of,
     run_job,
     start_all,
     training_pid,
