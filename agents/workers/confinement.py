@@ -31,7 +31,7 @@ ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 """What everything that runs before the worker's own program finds."""
 
 # An emulated lab finds all its processes by it, also those that left their namespace.
-_MARKS = ("PATCHLIGHT_RUN",)
+_MARK = "PATCHLIGHT_RUN"
 # What it forked before it is within its limits would not be.
 _WHEN_TOLD = 'read -r _ && exec "$@" </dev/null'
 _DEADLINE_S = 30.0
@@ -40,8 +40,10 @@ _NO_RIGHTS = ("--no-new-privs", "--bounding-set=-all", "--inh-caps=-all")
 _APART = ("--unshare-pid", "--as-pid-1", "--unshare-ipc", "--unshare-uts", "--new-session")
 _MADE_ANEW = ("proc", "dev", "run", "tmp")
 # Root without capabilities could still write to most of /proc/sys.
-_KERNEL_FILES = ("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev")
-_KERNEL_FILES += ("--perms", "1777", "--tmpfs", "/dev/shm")
+_KERNEL_FILES = (
+    *("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"),
+    *("--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"),
+)
 _STATE = Path("/var/lib/patchlight")
 # What CUDA needs beside the GPU's own node.
 _NVIDIA = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
@@ -91,7 +93,7 @@ def begin(
     limits = [] if processes is None else [f"--nproc={processes}"]
     if launch.rdma_devices:
         limits.append("--memlock=unlimited")
-    environment = ENVIRONMENT | {each: os.environ[each] for each in _MARKS if each in os.environ}
+    environment = ENVIRONMENT | ({_MARK: os.environ[_MARK]} if _MARK in os.environ else {})
     log = launch.directory / keeper.OUTPUT
     with ExitStack() as stack:
         told, tell = os.pipe()
@@ -157,7 +159,7 @@ def _view(launch: WorkerLaunch, user: WorkerUser, code: Iterable[Path]) -> list[
     The server's own to be read, but none of other users' and Patchlight's; and its own.
     """
     folder, spec = launch.directory, launch.spec
-    state = folder.parent.parent
+    patchlight = (_STATE, Path(os.path.realpath(folder.parent.parent)))
     hidden = [Path(each) for each in ("/run", "/tmp", "/var/tmp")]
     shown = [("--ro-bind", each) for each in code]
     if launch.gpu_socket is not None:
@@ -171,8 +173,8 @@ def _view(launch: WorkerLaunch, user: WorkerUser, code: Iterable[Path]) -> list[
     def is_hidden(path: Path) -> bool:
         return any(path.is_relative_to(each) for each in hidden)
 
-    for path in (_STATE, state, *(Path(os.path.realpath(path)) for _, path in (*shown, *own))):
-        closed = path if path in (_STATE, state) else user.closed(path)
+    ways = (Path(os.path.realpath(path)) for _, path in (*shown, *own))
+    for closed in (*patchlight, *map(user.closed, ways)):
         if closed is not None and closed.exists() and not is_hidden(closed):
             hidden.append(closed)
     mounts = {}
