@@ -81,7 +81,7 @@ def ready_checkpoint(worker: str, checkpoint: str, user: WorkerUser) -> None:
     try:
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)
-            os.chown(path, user.uid, user.gid)
+            os.chown(path, user.uid, user.gid, follow_symlinks=False)  # it may be swapped for one
         end = time.monotonic() + _SOON_S  # another agent may be making it
         while not user.may(path, 0o3):
             if time.monotonic() > end:
