@@ -127,6 +127,10 @@ def _routes(service: AgentService) -> APIRouter:
     async def stop_at(name: str, request: worker_api.StopAtRequest) -> worker_api.GateAnswer:
         return worker_api.GateAnswer(iteration=await service.stop_at(name, request.iteration))
 
+    @routes.post("/workers/{name}/end")
+    async def end(name: str) -> worker_api.WorkerStatus:
+        return await service.end(name)
+
     @routes.delete("/workers/{name}")
     async def delete(name: str) -> worker_api.WorkerStatus:
         return await service.delete(name)

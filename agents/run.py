@@ -40,7 +40,7 @@ class Options:
     tls: Path | None = None
     gpu_rate: float = SAMPLES_PER_S
     gpu_access: str = "auto"
-    worker_user: str = "root"
+    worker_user: str | None = None
     fork_from: Path | None = None
     light: Path | None = None
 
@@ -69,7 +69,7 @@ def run_agent(options: Options) -> None:
             server.name,
             options.image,
             options.gpu_access,
-            options.worker_user,
+            options.worker_user or lab.workers.user,
             options.fork_from,
         )
         service = AgentService(

@@ -206,6 +206,12 @@ class AgentService:
         """Have it end just before the all-reduce of ``iteration``."""
         return await self._known(name).stop_at(iteration)
 
+    async def end(self, name: str) -> WorkerStatus:
+        """Stop it and take its NIC and GPU back; what is known of it stays, its output too."""
+        worker = self._known(name)
+        await worker.end()
+        return worker.status()
+
     async def delete(self, name: str) -> WorkerStatus:
         """Stop it, take its NIC and GPU back and forget it. A worker not here is stopped.
 
@@ -235,6 +241,7 @@ class AgentService:
             api=API_VERSION,
             runner=self._runner.name,
             gpu_access=self._runner.gpu_access,
+            worker_user=self._runner.worker_user,
             gpus=list(await asyncio.gather(*map(self._gpu_status, self._server.gpus))),
             nics=await asyncio.to_thread(lambda: [*map(self._nic_status, self._server.nics)]),
             workers=self.workers(),

@@ -23,6 +23,7 @@ from patchlight.agents.nics.state import RENDEZVOUS, NicState, WorkerNetwork, na
 from patchlight.agents.nics.watch import NicPlace, NicProblem
 from patchlight.agents.nics.ways import NicWay
 from patchlight.agents.paths.nodes import PathNodes
+from patchlight.agents.permitted import permitted
 from patchlight.agents.workers.contract import Runner, RunningWorker, WorkerLaunch
 from patchlight.agents.workers.limits import limits_of, memory_share
 from patchlight.agents.workers.network_environment import publish
@@ -184,7 +185,7 @@ class Tenancy:
         self.folder.mkdir(mode=0o700, parents=True)
         running = await site.runner.launch(
             WorkerLaunch(
-                spec=spec,
+                spec=permitted(spec, site.lab.workers),
                 directory=self.folder,
                 namespace=name,
                 interface=name_inside(way.interface, way.mode, nic.vlan),
@@ -194,6 +195,7 @@ class Tenancy:
                 gpu_socket=site.gpus.socket_of(spec.gpu) if spec.gpu else None,
                 gpu=gpu,
                 cpus=site.pairings.cpus_near(spec.gpu, nic),
+                hosts=site.lab.names_by_address,
                 limits=limits_of(spec, gpu, memory_share(site.server), site.lab.workers),
             )
         )

@@ -77,6 +77,7 @@ class AgentClient:
         self._tls = None if unix else tls
         self._is_unix = unix is not None
         self._refused: AgentIncompatible | None = None
+        self._knows_no_users = False
         self._http = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(
                 verify=self._tls.context if self._tls else _NO_TLS,
@@ -179,6 +180,7 @@ class AgentClient:
         how = {"pauses_s": (), "deadline_s": _STATUS_DEADLINE_S}
         status = await self._ask(AgentStatus, "GET", _STATUS, **how)
         self._refused = self._objection(status)
+        self._knows_no_users = status.worker_user is None
         if self._refused is not None:
             raise self._refused
         return status
@@ -206,7 +208,8 @@ class AgentClient:
     async def create_worker(self, spec: WorkerSpec) -> WorkerStatus:
         """Lease the GPU and the NIC and start a worker with them."""
         # Only what is not the default: an agent may know fewer optional keys than this controller.
-        body = spec.model_dump(mode="json", exclude_defaults=True)
+        unknown = {"user"} if self._knows_no_users else None
+        body = spec.model_dump(mode="json", exclude_defaults=True, exclude=unknown)
         return await self._ask(WorkerStatus, "POST", "/workers", body=body)
 
     async def worker(self, worker_id: str) -> WorkerStatus:
@@ -249,6 +252,10 @@ class AgentClient:
     async def withdraw_paths(self, nic: str, epoch: int) -> None:
         """Bounds up to this epoch are over for a NIC."""
         await self._call("DELETE", f"/nics/{nic}/paths?epoch={epoch}")
+
+    async def end(self, worker_id: str) -> None:
+        """Stop a worker; its GPU and NIC go back, and its output stays until it is deleted."""
+        await self._call("POST", f"/workers/{worker_id}/end", {})
 
     async def delete(self, worker_id: str) -> WorkerStatus:
         """Stop a worker; its GPU and NIC go back. No error if it is gone already."""

@@ -83,6 +83,8 @@ class Fleet:
             agent_version = self._versions.get(name)
             if agent_version not in (None, VERSION):
                 problems.append(f"its version is {agent_version}, the controller's {VERSION}")
+            if name in self.with_root_workers():
+                problems.append("its workers run as root")
             answer.append(
                 {
                     "server": name,
@@ -95,6 +97,10 @@ class Fleet:
                 }
             )
         return answer
+
+    def with_root_workers(self) -> set[str]:
+        """The servers where, by their agents' last samples, workers run as root."""
+        return {n for n, told in self._samples.items() if told and told[-1].worker_user == "root"}
 
     def faults(self) -> HostFaults:
         """What is wrong with hosts, as agents said at their last two samples."""

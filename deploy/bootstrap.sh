@@ -21,7 +21,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 fail() { printf 'bootstrap: %s\n' "$*" >&2; exit 1; }
 say() { printf 'bootstrap: %s\n' "$*" >&2; }
 
-packages=(openvswitch-switch docker.io iproute2 ethtool iputils-ping util-linux mmdebstrap)
+packages=(openvswitch-switch docker.io bubblewrap iproute2 ethtool iputils-ping libseccomp2 util-linux mmdebstrap)
 # A kernel with AppArmor on lets Docker start containers only where its parser is there too.
 if grep -qs Y /sys/module/apparmor/parameters/enabled; then packages+=(apparmor); fi
 learn='' docs='' release='' unlocked=''

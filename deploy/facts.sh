@@ -97,6 +97,9 @@ fi
 if command -v nvidia-ctk >/dev/null; then
     echo "toolkit $(nvidia-ctk --version | head -n 1 | sed 's/.* //')"
 fi
+if command -v bwrap >/dev/null; then
+    echo "bwrap $(bwrap --version | sed 's/.* //')"
+fi
 for folder in "$root/etc/cdi" "$root/var/run/cdi"; do
     for spec in "$folder"/*.yaml "$folder"/*.json; do
         [ -e "$spec" ] && echo "cdi $(grep -o 'nvidia\.com/gpu' "$spec" | head -n 1) ${spec#"$root"}"

@@ -116,7 +116,9 @@ class AgentStatus(BaseModel):
     """The server as its agent sees it. ``version`` is Patchlight's, ``api`` that of these models.
 
     ``server``, ``version`` and ``api`` can be asked for and read in all versions. ``gpu_access`` is
-    how containers get an NVIDIA GPU. ``paths`` are the NICs that have bounds for paths of light.
+    how containers get an NVIDIA GPU. ``worker_user`` is whom workers run as; ``None`` from agents
+    that know nothing of who submits jobs. ``paths`` are the NICs that have
+    bounds for paths of light.
     """
 
     server: str
@@ -124,6 +126,7 @@ class AgentStatus(BaseModel):
     api: int = 1
     runner: str
     gpu_access: str = ""
+    worker_user: str | None = None
     gpus: list[GpuStatus]
     nics: list[NicStatus]
     workers: list[WorkerStatus]

@@ -295,6 +295,15 @@ class Lab:
                 names[name] = owners[0]
         return names
 
+    @cached_property
+    def names_by_address(self) -> dict[str, tuple[str, ...]]:
+        """All names of each host by its NIC's address, its full name first: for a hosts file."""
+        names: dict[str, tuple[str, ...]] = {}
+        for name, host in self.host_names.items():
+            address = str(host.nic.address)
+            names[address] = (*names.get(address, ()), name)
+        return names
+
     def host(self, name: str) -> Host:
         """The host of that name; ``BadInput`` with the nearest names if there is none."""
         return _named(self.host_names, name, "host", self.name)

@@ -136,10 +136,12 @@ class WorkerSpec(_Request):
     ``checkpoint`` is a folder of the server that outlives the worker, for what the program saves.
     ``rendezvous`` is where rank 0 is found by its second interface, if all ranks have one.
     ``memory_bytes`` and ``cpus`` are the most it may use; without, what such a one usually needs.
+    ``user`` is who submitted the job, empty where that is not known.
     """
 
     id: Name
     job: Name
+    user: Annotated[str, Field(max_length=255)] = ""
     rank: Annotated[int, Field(ge=0)]
     gpu: str | None = None
     nic: str

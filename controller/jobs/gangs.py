@@ -109,7 +109,8 @@ class Gangs:
 
         hosts = tuple(self._lab.host(name) for name in status.hosts)
         job = RunningJob(
-            status.id, status.spec, hosts, on_reports, status.attempt, status.first_iteration
+            *(status.id, status.spec, hosts, on_reports),
+            *(status.attempt, status.first_iteration, status.by),
         )
         return job
 

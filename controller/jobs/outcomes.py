@@ -66,6 +66,7 @@ class Outcomes:
     async def give_back(self, job: RunningJob) -> None:
         """Take from a job all that it has; what its workers printed is kept."""
         if self._table.outputs is not None:
+            await job.end()  # what a worker prints as it is told to end is output, too
             await self._table.outputs.keep(job)
         messages = await job.give_back()
         await self.on_record(lambda: self._left_behind(messages))

@@ -137,6 +137,9 @@ def _servers(controller: Controller) -> Iterator[Family]:
     agents = fleet.status()
     up = {agent["server"]: float(agent["reachable"]) for agent in agents}
     yield gauge("agent_up", "Whether an agent answers.", ("server",), by_name(up))
+    as_root = dict.fromkeys(fleet.with_root_workers(), 1.0)
+    about = "Agents whose workers are processes of root."
+    yield gauge("agent_root_workers", about, ("server",), by_name(as_root))
     silence = {agent["server"]: float(agent["silence_s"]) for agent in agents}
     about = "For how long an agent has not answered."
     yield gauge("agent_silence_seconds", about, ("server",), by_name(silence))

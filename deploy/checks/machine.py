@@ -16,5 +16,6 @@ def judge_machine(server: Server, facts: ServerFacts, workers: Workers) -> Itera
     """
     yield from software.machine(server, facts)
     yield from software.docker(server, facts, workers)
+    yield from software.bubblewrap(server, facts, workers)
     yield from gpus.gpus(server, facts)
     yield from nics.nics(server, facts)

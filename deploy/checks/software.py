@@ -70,6 +70,15 @@ def docker(server: Server, facts: ServerFacts, workers: Workers) -> Iterator[Fin
         yield _toolkit(server, facts, engine)
 
 
+def bubblewrap(server: Server, facts: ServerFacts, workers: Workers) -> Iterator[Finding]:
+    """What confines workers that are processes; nothing where none is."""
+    if workers == "docker" or (workers == "auto" and facts.docker and facts.docker.answers):
+        return
+    found = f"version {facts.bwrap}" if facts.bwrap else "not installed: process workers need it"
+    remedy = f"apt-get install bubblewrap libseccomp2, on {server.name}"
+    yield Finding(server.name, "bubblewrap", facts.bwrap is not None, found, remedy)
+
+
 def _engine(server: Server, facts: ServerFacts, engine: DockerFacts, workers: Workers) -> Finding:
     check = "Docker engine"
     if engine.answers is None:

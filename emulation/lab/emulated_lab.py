@@ -141,6 +141,10 @@ class EmulatedLab:
         lab = lab.with_changes(
             name=name or lab.name, scale=float(scale), fabric=chosen.fabric or lab.fabric
         )
+        wanted = {f"rdma: {h.nic.rdma}" for h in lab.hosts if h.nic.rdma in ("exclusive", "shared")}
+        if wanted and progress is not None:
+            said = ", ".join(sorted(wanted))
+            progress(f"warning: emulated NICs have no RDMA: {said} of the lab file is left out")
         return cls(lab, source=lab.name, options=chosen, replace=replace, progress=progress)
 
     @classmethod

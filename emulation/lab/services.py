@@ -221,6 +221,8 @@ class LabServices:
             for gpu in server.gpus
         ]
         if (self._has_agents or by_server) and sockets:
+            # Workers that are forked come to their own sockets as other users.
+            (self._run_dir / "gpus").mkdir(mode=0o711, exist_ok=True)
             yield self._module(
                 "gpus",
                 "patchlight.emulation.lab.gpus",
@@ -244,7 +246,7 @@ class LabServices:
         for server in self._lab.servers:
             assert server.management is not None
             path = Path(server.management.removeprefix("unix:"))
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
             options = {
                 "--server": server.name,
                 "--listen": server.management,

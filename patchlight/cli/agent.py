@@ -63,10 +63,9 @@ def agent() -> None:
 )
 @click.option(
     "--worker-user",
-    default="root",
-    show_default=True,
     metavar="USER|dynamic",
-    help="Whom workers run as that are processes; dynamic: each as a user of its own.",
+    help="Whom workers run as that are processes, instead of what the lab file says; dynamic: one "
+    "user for each person who submits jobs.",
 )
 @click.option("--image", default=DEFAULT_IMAGE, help="The container image of workers.")
 @click.option(

@@ -72,6 +72,7 @@ _PROGRAMS = (
     ("ovs-vsctl", "openvswitch-switch", DEMO, "--version"),
     ("ovsdb-tool", "openvswitch-switch", DEMO, "--version"),
     ("ovs-ofctl", "openvswitch-switch", _BY_HAND, "--version"),
+    ("bwrap", "bubblewrap", "process workers", "--version"),
     ("ip", "iproute2", _BY_HAND, "-V"),
     ("tc", "iproute2", _BY_HAND, "-V"),
     ("ethtool", "ethtool", _BY_HAND, "--version"),

@@ -61,6 +61,11 @@ def status_rows(found: Scrape) -> Iterator[Row]:
     yield "changes", _changes(found)
     yield "packet switches", _all_there(found, "packet_switch_connected", "switch", "connected")
     yield "agents", _all_there(found, "agent_up", "server", "answer")
+    if as_root := found.by("agent_root_workers", "server"):
+        words = (
+            f"run as root on {_named(sorted(as_root))}: whoever submits jobs reads all files there"
+        )
+        yield "workers", Coloured(words, "caution")
     yield "controller", _controller(found)
 
 

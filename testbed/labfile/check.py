@@ -202,9 +202,12 @@ def _check_way(nic: Fields, issues: FileIssues) -> None:
     if mode == "macvlan" and mac == "hardware":
         message = "a macvlan has no MAC of its own: expected mac: lab, or an address"
         issues.at(nic["mac"], message)
-    if mode == "macvlan" and value_of(nic, "rdma", "auto") == "exclusive":
+    rdma = value_of(nic, "rdma", "auto")
+    if mode == "macvlan" and rdma == "exclusive":
         message = "a macvlan has no RDMA device to itself: expected rdma: auto, shared or none"
         issues.at(nic["rdma"], message)
+    if mode == "veth" and rdma in ("exclusive", "shared"):
+        issues.at(nic["rdma"], "a veth has no RDMA device: expected rdma: auto or none")
     if "relock" in nic and nic["relock"].value > MOST_RELOCK_S:
         message = f"relock is more than {MOST_RELOCK_S:g} s: expected less, as jobs wait for it"
         issues.at(nic["relock"], message)

@@ -15,6 +15,10 @@ def note_oversights(lab: Fields, issues: FileIssues) -> None:
     switches = [switch for kind in kinds for switch in kind]
     if not (servers or switches):
         issues.at(lab["name"], "the lab has nothing but a name: expected servers or switches")
+    user = lab["workers"].value.get("user") if "workers" in lab else None
+    if user is not None and user.value == "root":
+        message = "workers run as root: whoever may submit jobs can read all files of the servers"
+        issues.at(user, f"{message}; expected dynamic, or a user by name")
     plugged: set[Endpoint] = {
         end.value for fibre in items(lab, "fibres") for end in fibre["ends"].value
     }

@@ -162,6 +162,22 @@ async def test_a_call_that_is_lost_is_made_again(agent: Agent, client: AgentClie
     assert first == again  # the agent makes one worker of both
 
 
+async def test_an_agent_is_told_who_submitted_a_job_unless_it_is_too_old(
+    agent: Agent, client: AgentClient
+) -> None:
+    lab = read_lab(builtin_lab("ofc2022"))
+    job = JobSpec("j", 1, 400, {"Tesla M40": 0.1})
+    (spec,) = worker_specs("j-1", job, [lab.host("gpu0")], lab, user="eva")
+    status = {"server": "server1", "version": "1", "runner": "process"}
+    nothing: dict[str, Any] = {"gpus": [], "nics": [], "workers": []}
+    for told, user in (({"worker_user": "dynamic"}, "eva"), ({}, None)):
+        agent.say({**status, **nothing, **told})
+        await client.status()
+        agent.say({"id": "j-1", "state": "starting"})
+        await client.create_worker(spec)
+        assert json.loads(agent.requests[-1][1]).get("user") == user
+
+
 async def test_one_lost_sample_does_not_make_an_agent_silent_and_many_do(
     tmp_path: Path, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,8 +56,8 @@ class FakeFleet(Fleet):
     ``"create"``, what the agents answer instead of doing it; ``found`` is what is wrong with hosts,
     and agents of servers in ``quiet`` do not say how their workers are. In ``bugs`` are calls, or
     ``"worker ID"``, that end in an error which nobody foresaw. NICs of workers in ``dark`` do not
-    come back when their light has moved. Workers begin only while ``may_create`` is set,
-    and end only while ``may_delete`` is.
+    come back when their light has moved. Workers begin only while ``may_create`` is set, and end
+    only while ``may_delete`` is; those that are told to end print ``last_words``.
     """
 
     def __init__(self, lab: Lab) -> None:
@@ -76,6 +76,7 @@ class FakeFleet(Fleet):
         self.workers: dict[str, WorkerStatus] = {}
         self.written: dict[str, list[Report]] = {}
         self.printed: dict[str, str] = {}
+        self.last_words = ""
         self.energy_j: dict[str, float] = {}
         self.may_create, self.may_delete = asyncio.Event(), asyncio.Event()
         self.may_create.set()
@@ -184,6 +185,13 @@ class FakeAgent(AgentClient):
         self._called("stop-at", worker_id)
         if self._fleet.stops:
             self._fleet.put_worker(worker_id, WorkerState.STOPPED)
+
+    async def end(self, worker_id: str) -> None:
+        self._called("end", worker_id)
+        if worker_id not in self._fleet.workers:
+            raise NotOnServer(f"server {self.server} has no worker {worker_id!r}")
+        printed = self._fleet.printed
+        printed[worker_id] = printed.get(worker_id, "") + self._fleet.last_words
 
     async def delete(self, worker_id: str) -> WorkerStatus:
         self._called("delete", worker_id)

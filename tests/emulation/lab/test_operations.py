@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,19 @@ def rewirable() -> Lab:
     build.circuit("server1.nic0", "tor1.1")
     build.circuit("server2.nic0", "tor2.1")
     return build.lab()
+
+
+def test_that_an_emulation_leaves_rdma_out_is_said_once(rewirable: Lab) -> None:
+    said: list[str] = []
+    EmulatedLab.from_lab(rewirable, progress=said.append)
+    assert said == []
+    servers = tuple(
+        replace(each, nics=tuple(replace(nic, rdma="exclusive") for nic in each.nics))
+        for each in rewirable.servers
+    )
+    EmulatedLab.from_lab(rewirable.with_changes(servers=servers), progress=said.append)
+    (warning,) = said
+    assert warning.startswith("warning: emulated NICs have no RDMA: rdma: exclusive of the lab")
 
 
 def test_light_and_jobs_from_python_and_what_lab_show_says(

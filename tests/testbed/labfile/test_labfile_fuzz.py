@@ -132,7 +132,12 @@ WAYS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
         "rdma": st.sampled_from(["exclusive", "shared", "none"]),
         "relock_s": st.floats(0, 20),
     },
-).filter(lambda way: (way.get("mode"), way.get("rdma")) != ("macvlan", "exclusive"))
+).filter(
+    lambda way: (
+        (way.get("mode"), way.get("rdma"))
+        not in {("macvlan", "exclusive"), ("veth", "exclusive"), ("veth", "shared")}
+    )
+)
 
 
 @st.composite

@@ -89,6 +89,7 @@ MISTAKES = [
         "expected one like '02:4c:c0:a8:0a:0b', 'hard",
     ),
     ("mode: macvlan", "mode: macvlan, rdma: ‸exclusive", "a macvlan has no RDMA device to itself"),
+    ("mode: macvlan", "mode: veth, rdma: ‸shared", "a veth has no RDMA device"),
     ("500ms", "‸1min", "relock is more than 20 s: expected less"),
     (
         "interface: ens1",
