@@ -6,10 +6,10 @@ from pathlib import Path
 
 from patchlight.agents.errors import BadRequest, Forbidden
 from patchlight.testbed.commands import CommandTask
-from patchlight.testbed.files.issues import short
+from patchlight.testbed.io.issues import short
+from patchlight.testbed.lab.worker_policy import WRITABLE, WorkerPolicy
 from patchlight.testbed.units import format_size
-from patchlight.testbed.worker_api import TorchTask, WorkerSpec
-from patchlight.testbed.worker_policy import WRITABLE, WorkerPolicy
+from patchlight.testbed.wire.worker_api import TorchTask, WorkerSpec
 
 _OF_THE_KERNEL = [Path("/proc"), Path("/sys"), Path("/dev"), Path("/run")]
 _OF_US = [Path("/var/lib/patchlight"), Path("/var/lib/docker")]

@@ -17,7 +17,7 @@ from patchlight.agents.errors import AgentError
 from patchlight.agents.gpus import SAMPLES_PER_S, gpu_backend
 from patchlight.agents.workers.backends import BackendOptions, make_runner
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.linux.credentials import Credentials, agent_name, read_credentials
 from patchlight.testbed.linux.private_folder import private_folder
 from patchlight.testbed.linux.sockets import bind_unix, listen, split_address

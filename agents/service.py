@@ -22,12 +22,18 @@ from patchlight.agents.permitted import permitted
 from patchlight.agents.tenancy import Site
 from patchlight.agents.worker_life import Worker
 from patchlight.agents.workers.contract import Runner
-from patchlight.testbed.agent_status import API_VERSION, AgentStatus, GpuStatus, NicStatus
 from patchlight.testbed.errors import in_words
-from patchlight.testbed.lab import Gpu, Lab, Nic, Server
+from patchlight.testbed.lab.model import Gpu, Lab, Nic, Server
 from patchlight.testbed.linux import namespaces
-from patchlight.testbed.probe_api import HeardLldp, ProbeAnswer, ProbedNic, ProbeRequest
-from patchlight.testbed.worker_api import LogPart, Report, WorkerSpec, WorkerState, WorkerStatus
+from patchlight.testbed.wire.agent_status import API_VERSION, AgentStatus, GpuStatus, NicStatus
+from patchlight.testbed.wire.probe_api import HeardLldp, ProbeAnswer, ProbedNic, ProbeRequest
+from patchlight.testbed.wire.worker_api import (
+    LogPart,
+    Report,
+    WorkerSpec,
+    WorkerState,
+    WorkerStatus,
+)
 
 MOST_ENDED = 200
 """Of so many workers that have ended it is known what became of them, should nobody delete them."""

@@ -27,11 +27,11 @@ from patchlight.agents.permitted import permitted
 from patchlight.agents.workers.contract import Runner, RunningWorker, WorkerLaunch
 from patchlight.agents.workers.limits import limits_of, memory_share
 from patchlight.agents.workers.network_environment import publish
-from patchlight.testbed.agent_status import RdmaStatus
 from patchlight.testbed.errors import PatchlightError, in_words
-from patchlight.testbed.lab import Lab, Nic, Server
+from patchlight.testbed.lab.model import Lab, Nic, Server
 from patchlight.testbed.linux import namespace_processes, namespaces
-from patchlight.testbed.worker_api import WorkerSpec
+from patchlight.testbed.wire.agent_status import RdmaStatus
+from patchlight.testbed.wire.worker_api import WorkerSpec
 
 RELOCK_WITH_RDMA_S = 10.0
 """So long an RDMA port and its GID may take to be back, where the lab file does not say."""

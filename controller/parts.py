@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from patchlight.controller.agent_client import VERSION
-from patchlight.controller.agent_tls import AgentTls
-from patchlight.controller.audit import Attempt, AuditLog
+from patchlight.controller.access.audit import Attempt, AuditLog
 from patchlight.controller.background import Background
 from patchlight.controller.changes.device_watch import DeviceWatch
+from patchlight.controller.changes.operations import CircuitOperations
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILING_DBM, Tolerances
 from patchlight.controller.changes.transaction import Transactions
@@ -19,30 +18,31 @@ from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.discovery.discovery import Discovery
 from patchlight.controller.discovery.listening import Listening
 from patchlight.controller.discovery.window import Window
-from patchlight.controller.fleet import Fleet
+from patchlight.controller.hosts.agent_client import VERSION
+from patchlight.controller.hosts.agent_tls import AgentTls
+from patchlight.controller.hosts.fleet import Fleet
+from patchlight.controller.hosts.nic_macs import NicMacs
+from patchlight.controller.hosts.nic_settings import differences
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.job_traffic import JobTraffic
 from patchlight.controller.jobs.ledger import JobLedger
 from patchlight.controller.jobs.outputs import JobOutputs
 from patchlight.controller.jobs.retention import Retention
 from patchlight.controller.jobs.scheduler import Scheduler
-from patchlight.controller.nic_macs import NicMacs
-from patchlight.controller.nic_settings import differences
 from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.packet_switches import PacketSwitches
 from patchlight.controller.openflow.speaker_process import SpeakerOptions, SwitchTls
 from patchlight.controller.openflow.unknown_switches import UnknownSwitches
-from patchlight.controller.operations import CircuitOperations
 from patchlight.controller.paths.bounds_service import BoundsService
 from patchlight.controller.paths.service import PathService
-from patchlight.controller.store import open_store
-from patchlight.controller.timeseries.recorder import Recorder
-from patchlight.controller.timeseries.series_store import open_series
+from patchlight.controller.recorder import Recorder
+from patchlight.controller.storage.series_store import open_series
+from patchlight.controller.storage.store import open_store
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.lab_api import LabIdentity
-from patchlight.testbed.policies import NOTHING_SAID, PolicyChoice
-from patchlight.testbed.switchmap import AnyMap
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.policies import NOTHING_SAID, PolicyChoice
+from patchlight.testbed.lab.switchmap import AnyMap
+from patchlight.testbed.wire.lab_api import LabIdentity
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from patchlight.controller.metrics.exposition import ControllerMetrics
 from patchlight.controller.metrics.job_traces import JobTraces, sending_to
 from patchlight.controller.metrics.listening import LOCAL_NAMES, listen_for_metrics
 from patchlight.controller.parts import Controller, Settings
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.logs import log_to_stderr, log_trouble
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from patchlight.deploy.agent_door import AgentDoesNotAnswer, AgentDoor
 from patchlight.deploy.push import wait_until_it_answers
 from patchlight.deploy.remote import Remote
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Server
+from patchlight.testbed.lab.model import Server
 
 
 class WorkersRun(PatchlightError):

@@ -16,20 +16,20 @@ from typing import Any
 
 import paramiko
 
+from patchlight.controller.access.authority import Authority
 from patchlight.deploy.agent_door import AgentDoesNotAnswer, AgentDoor, listening_at
-from patchlight.deploy.authority import Authority
 from patchlight.deploy.bundle import BundleFile, Part, Role, Supply
 from patchlight.deploy.host_keys import known_name
 from patchlight.deploy.remote import Remote
 from patchlight.deploy.ssh import openssh_words, ssh_place
 from patchlight.deploy.units import HOME, Run, agent_command, controller_command, gpus_command
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Lab, Server
-from patchlight.testbed.lab_api import UNIX, is_beyond_this_machine, system_socket
+from patchlight.testbed.lab.model import Lab, Server
+from patchlight.testbed.lab.ssh_access import SshAccess
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE, Credentials
 from patchlight.testbed.linux.processes import own_program
-from patchlight.testbed.ssh_access import SshAccess
+from patchlight.testbed.wire.lab_api import UNIX, is_beyond_this_machine, system_socket
 
 _PATIENCE_S = 90.0
 _LAST_LINES = 12

@@ -16,7 +16,7 @@ from paramiko.pkey import UnknownKeyType
 
 from patchlight.deploy.host_keys import KnownHosts, OnlyVouchedFor, known_name, other_key
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Server
+from patchlight.testbed.lab.model import Server
 from patchlight.testbed.legacy_ssh import allow_legacy, explained
 from patchlight.testbed.linux.sockets import split_address
 

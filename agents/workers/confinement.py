@@ -25,7 +25,7 @@ from patchlight.agents.workers.users import WorkerUser
 from patchlight.testbed.linux.cgroups import Cgroups
 from patchlight.testbed.linux.cpu_lists import cpus_of
 from patchlight.testbed.linux.rights import refused_calls
-from patchlight.testbed.worker_api import TorchTask
+from patchlight.testbed.wire.worker_api import TorchTask
 
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
 """What everything that runs before the worker's own program finds."""

@@ -8,7 +8,7 @@ from typing import Protocol
 from patchlight.agents.gpus.contract import PhysicalGpu
 from patchlight.agents.roce import RdmaDevice
 from patchlight.testbed.linux.cgroups import Limits
-from patchlight.testbed.worker_api import WorkerSpec
+from patchlight.testbed.wire.worker_api import WorkerSpec
 
 
 @dataclass(frozen=True, slots=True)

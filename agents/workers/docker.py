@@ -37,7 +37,7 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import deploy_file, namespace_processes, namespaces
 from patchlight.testbed.linux.processes import boot_id
 from patchlight.testbed.linux.scheduling import favour_like_this_process
-from patchlight.testbed.worker_api import SyntheticTask, Task, TorchTask
+from patchlight.testbed.wire.worker_api import SyntheticTask, Task, TorchTask
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from patchlight.agents.nics.watch import NicPlace
 from patchlight.agents.workers.contract import WorkerLaunch
-from patchlight.testbed.agent_status import RdmaStatus
+from patchlight.testbed.wire.agent_status import RdmaStatus
 
 FILE = "network.json"
 

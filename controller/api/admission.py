@@ -7,14 +7,14 @@ from typing import Any
 from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from patchlight.controller.access.audit import Attempt, AuditLog
+from patchlight.controller.access.tokens import without_tokens
 from patchlight.controller.api.answers import explained, problem_answer
 from patchlight.controller.api.caller import Caller, Doorman, NotKnown
 from patchlight.controller.api.exchange import Exchange
 from patchlight.controller.api.idempotency import KEY_HEADER, KeptAnswers
 from patchlight.controller.api.slowdown import Slowdown
-from patchlight.controller.audit import Attempt, AuditLog
-from patchlight.controller.database import JournalError
-from patchlight.controller.tokens import without_tokens
+from patchlight.controller.storage.database import JournalError
 
 _READS = ("GET", "HEAD", "OPTIONS")
 _STOP = "/v1/stop"

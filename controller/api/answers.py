@@ -16,10 +16,10 @@ from patchlight.controller.api.caller import NotAllowed, NotKnown, as_viewer
 from patchlight.controller.api.describing import PROBLEMS
 from patchlight.controller.api.examples import DescribedByExample
 from patchlight.controller.changes.record import Refused
-from patchlight.controller.database import JournalError
+from patchlight.controller.storage.database import JournalError
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
-from patchlight.testbed.mistakes import joined, mistake_in_words
-from patchlight.testbed.problem import PROBLEM_MEDIA_TYPE, Outcome, problem
+from patchlight.testbed.io.mistakes import joined, mistake_in_words
+from patchlight.testbed.linux.problem import PROBLEM_MEDIA_TYPE, Outcome, problem
 
 _STATUS: Mapping[type[PatchlightError], int] = {
     BadInput: 422,

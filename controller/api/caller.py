@@ -19,11 +19,11 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from patchlight.controller.asking import UID_HEADER, USER_HEADER
+from patchlight.client.asking import UID_HEADER, USER_HEADER
+from patchlight.controller.access.tokens import Tokens
 from patchlight.controller.changes.record import ChangeOptions
-from patchlight.controller.tokens import Tokens
-from patchlight.testbed.access import Access, Role
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab.access import Access, Role
 from patchlight.testbed.linux.sockets import UNIX_CLIENT, is_loopback
 
 IN_PROCESS = "direct"

@@ -10,7 +10,10 @@ from patchlight.controller.api import models
 from patchlight.controller.api.answers import Answered
 from patchlight.controller.api.caller import Caller, Operator
 from patchlight.controller.api.describing import begins, gives
+from patchlight.controller.changes.colocate import bringing_together
 from patchlight.controller.changes.device_maps import Decide
+from patchlight.controller.changes.operations import CircuitOperations
+from patchlight.controller.changes.optical_paths import lighting
 from patchlight.controller.changes.planning import Plan, wanted_maps
 from patchlight.controller.changes.record import (
     Reconfiguration,
@@ -18,13 +21,10 @@ from patchlight.controller.changes.record import (
     fingerprint,
     to_row,
 )
-from patchlight.controller.lighting import lighting
-from patchlight.controller.operations import CircuitOperations
-from patchlight.controller.shapes import changes as shapes
-from patchlight.controller.together import bringing_together
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.labmaps import parse_map
-from patchlight.testbed.switchmap import AnyMap
+from patchlight.testbed.lab.labmaps import parse_map
+from patchlight.testbed.lab.switchmap import AnyMap
+from patchlight.testbed.wire.rest import changes as shapes
 
 Answer = dict[str, Any]
 

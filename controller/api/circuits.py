@@ -10,24 +10,24 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from fastapi.responses import PlainTextResponse
 
+from patchlight.client.circuit_calls import check_map_name
 from patchlight.controller.api import models
 from patchlight.controller.api.answers import Answered
 from patchlight.controller.api.caller import Operator
 from patchlight.controller.api.describing import gives
+from patchlight.controller.changes.operations import CircuitOperations, DriftReport, PowerReport
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.power import PortReading
 from patchlight.controller.changes.preflight import LockKind
 from patchlight.controller.changes.record import as_texts, fingerprint
-from patchlight.controller.circuit_calls import check_map_name
-from patchlight.controller.operations import CircuitOperations, DriftReport, PowerReport
-from patchlight.controller.shapes import circuits as shapes
-from patchlight.controller.shapes.lab import Links, TopologyShape
-from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.light import Entry
-from patchlight.testbed.spectrum import ChannelConnect
-from patchlight.testbed.topology import topology_of
-from patchlight.testbed.topology_files import FORMATS
+from patchlight.testbed.generate.topology_files import FORMATS
+from patchlight.testbed.lab.optical_links import Entry
+from patchlight.testbed.lab.spectrum import ChannelConnect
+from patchlight.testbed.lab.topology import topology_of
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
+from patchlight.testbed.wire.rest import circuits as shapes
+from patchlight.testbed.wire.rest.lab import Links, TopologyShape
 
 Answer = dict[str, Any]
 

@@ -16,11 +16,11 @@ from patchlight.controller.changes.planning import Changes, Plan
 from patchlight.controller.changes.power import POWER_CEILING_DBM
 from patchlight.controller.changes.record import ChangeOptions, StepFailed
 from patchlight.controller.circuits.contract import DirectedPort, Drivers, PortState
-from patchlight.controller.store import Store
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import Endpoint, Lab
-from patchlight.testbed.labmaps import Place, check_place, in_order
-from patchlight.testbed.spectrum import Channel
+from patchlight.testbed.lab.labmaps import Place, check_place, in_order
+from patchlight.testbed.lab.model import Endpoint, Lab
+from patchlight.testbed.lab.spectrum import Channel
 
 _MARK = "stop"
 _PRESSED_BY_SOMEBODY = {"by": "", "why": "its record could not be read", "at": 0.0}

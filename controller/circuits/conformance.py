@@ -26,8 +26,8 @@ from patchlight.controller.circuits.contract import (
     WavelengthDriver,
 )
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.portmap import CrossConnect, PortMap
-from patchlight.testbed.spectrum import ChannelConnect, SpectrumMap
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.spectrum import ChannelConnect, SpectrumMap
 
 ENTRIES = (CrossConnect, ChannelConnect)
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort, WavelengthDriver
-from patchlight.testbed.portmap import CrossConnect, PortMap
-from patchlight.testbed.spectrum import Channel, ChannelConnect, Grid, SpectrumMap
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.spectrum import Channel, ChannelConnect, Grid, SpectrumMap
 
 PORTS = 8
 """How many ports on each side the checks need of a circuit switch."""

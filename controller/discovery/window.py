@@ -19,7 +19,7 @@ from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.scheduler import Scheduler
 from patchlight.controller.openflow.packet_switches import PacketSwitches
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 
 _log = logging.getLogger(__name__)
 

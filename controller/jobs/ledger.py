@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from patchlight.controller.database import ADD_EVENT, Database, Period, numbered
+from patchlight.controller.storage.database import ADD_EVENT, Database, Period, numbered
 from patchlight.testbed.jobs import JobState, JobStatus
 
 Record = Mapping[str, Any]

@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
-from patchlight.controller.database import JournalError
 from patchlight.controller.jobs.discipline.accounts import Usage, UserAccounts, admission
 from patchlight.controller.jobs.discipline.contract import Fate, OrderTraits
 from patchlight.controller.jobs.discipline.elastic import resize_jobs
@@ -22,10 +21,11 @@ from patchlight.controller.jobs.gangs import Gang, Gangs
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.lab_site import GangEntry, Hosts, LabSite, Started
 from patchlight.controller.jobs.placement import Look, Placement
-from patchlight.controller.store import Store
+from patchlight.controller.storage.database import JournalError
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
-from patchlight.testbed.queueing import Discipline, Waiting, WaitReason
+from patchlight.testbed.lab.queueing import Discipline, Waiting, WaitReason
 
 _log = logging.getLogger(__name__)
 

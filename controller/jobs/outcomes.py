@@ -11,11 +11,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from patchlight.controller.database import JournalError
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.jobs.worker_specs import JobFailed
-from patchlight.controller.store import Store
+from patchlight.controller.storage.database import JournalError
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 

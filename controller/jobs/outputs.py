@@ -6,9 +6,9 @@ import logging
 import shutil
 from pathlib import Path
 
-from patchlight.controller.agent_client import AgentClient, NotOnServer
+from patchlight.controller.hosts.agent_client import AgentClient, NotOnServer
 from patchlight.controller.jobs.running_job import RunningJob
-from patchlight.testbed.worker_api import LogPart
+from patchlight.testbed.wire.worker_api import LogPart
 
 _log = logging.getLogger(__name__)
 

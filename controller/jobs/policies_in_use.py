@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from patchlight.controller.database import JournalError
 from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicySet, in_words
 from patchlight.controller.policies.guard import Fault
-from patchlight.controller.store import Store
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.policies import NOTHING_SAID, PolicyChoice
+from patchlight.controller.storage.database import JournalError
+from patchlight.controller.storage.store import Store
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.policies import NOTHING_SAID, PolicyChoice
 
 _log = logging.getLogger(__name__)
 

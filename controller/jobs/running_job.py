@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any
 
-from patchlight.controller.agent_client import AgentError, AgentSilent, NicDark
-from patchlight.controller.fleet import Fleet
+from patchlight.controller.hosts.agent_client import AgentError, AgentSilent, NicDark
+from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.jobs.rank import Worker
 from patchlight.controller.jobs.worker_specs import JobFailed, worker_specs
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec
-from patchlight.testbed.lab import Host, Lab
-from patchlight.testbed.worker_api import WorkerState, WorkerStatus
+from patchlight.testbed.lab.model import Host, Lab
+from patchlight.testbed.wire.worker_api import WorkerState, WorkerStatus
 
 _PREPARE_DEADLINE_S = 90.0
 _POLL_S = 0.2

@@ -4,15 +4,15 @@ import contextlib
 import logging
 import time
 
-from patchlight.controller.agent_client import AgentClient, AgentError
-from patchlight.controller.fleet import Fleet
+from patchlight.controller.hosts.agent_client import AgentClient, AgentError
+from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.jobs.gangs import Gang, Gangs, gangs_of
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.worker_specs import worker_id
-from patchlight.controller.store import Store
-from patchlight.testbed.agent_status import AgentStatus
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.worker_api import WorkerStatus
+from patchlight.testbed.wire.agent_status import AgentStatus
+from patchlight.testbed.wire.worker_api import WorkerStatus
 
 _log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from pydantic import ValidationError
 from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.graphs import builtin_graph
+from patchlight.testbed.io.mistakes import mistakes_in_words
 from patchlight.testbed.jobs import JobSpec
-from patchlight.testbed.lab import Host, Lab
-from patchlight.testbed.mistakes import mistakes_in_words
-from patchlight.testbed.worker_api import (
+from patchlight.testbed.lab.model import Host, Lab
+from patchlight.testbed.wire.worker_api import (
     Neighbour,
     RingMember,
     SyntheticTask,

@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from itertools import product
 from typing import TYPE_CHECKING, get_args
 
-from patchlight.controller.agent_client import VERSION
 from patchlight.controller.changes.preflight import LockKind
 from patchlight.controller.changes.record import State
 from patchlight.controller.circuits.contract import Severity
+from patchlight.controller.hosts.agent_client import VERSION
 from patchlight.controller.jobs.policy_set import named
 from patchlight.controller.metrics.families import Family, by_name, counter, gauge, single
 from patchlight.controller.metrics.gpus import gpu_metrics
 from patchlight.controller.metrics.openflow import openflow_metrics
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.policies import KINDS
+from patchlight.testbed.lab.policies import KINDS
 
 if TYPE_CHECKING:
     from patchlight.controller.parts import Controller

@@ -12,9 +12,9 @@ from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.flow_sync import FlowSync
 from patchlight.controller.openflow.flowtable import FlowEntry, FlowTable, Match
 from patchlight.controller.openflow.forwarding import PRIORITY_ARP, Forwarding, assumed_mac
-from patchlight.testbed.lab import Endpoint, Host, Lab
-from patchlight.testbed.probe_frames import ETHERTYPE, ETHERTYPE_LLDP
-from patchlight.testbed.wiring import Links
+from patchlight.testbed.lab.model import Endpoint, Host, Lab
+from patchlight.testbed.lab.wiring import Links
+from patchlight.testbed.wire.probe_frames import ETHERTYPE, ETHERTYPE_LLDP
 
 _log = logging.getLogger(__name__)
 

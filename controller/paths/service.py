@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Mapping
 
 from patchlight.controller.paths.book import Path, PathBook, Wanted
-from patchlight.controller.store import Store
-from patchlight.testbed.lab import Lab
+from patchlight.controller.storage.store import Store
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.switchmap import AnyMap
 from patchlight.testbed.paths.light_networks import light_networks
-from patchlight.testbed.switchmap import AnyMap
 
 _LONGEST_PAUSE_S = 5.0
 _MARK = "paths"

@@ -17,7 +17,7 @@ from patchlight.controller.policies.engineering.circuits import circuits_for, si
 from patchlight.controller.policies.engineering.sites import Site, between_sites, order_of
 from patchlight.controller.policies.engineering.traffic import Matrix, fitted, of_cluster
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.portmap import PortMap
 
 Groups = Sequence[Sequence[int]]
 

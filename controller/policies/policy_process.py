@@ -28,8 +28,8 @@ from patchlight.controller.policies.guard import Elsewhere, answer_of, raised
 from patchlight.controller.policies.registry import load_policy
 from patchlight.controller.policies.weighed import checked_explanation, explanation_of
 from patchlight.testbed.errors import BadInput, PatchlightError, in_words
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
 
 # Python, NumPy and ONNX Runtime are imported first, on a machine that may be busy.
 _START_S = 60.0

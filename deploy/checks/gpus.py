@@ -6,7 +6,7 @@ from itertools import zip_longest
 
 from patchlight.deploy.checks.finding import Finding
 from patchlight.deploy.facts import GpuFacts, ServerFacts
-from patchlight.testbed.lab import Gpu, Nic, Server
+from patchlight.testbed.lab.model import Gpu, Nic, Server
 from patchlight.testbed.linux.pci import Distance, distance
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from patchlight.deploy.checks.finding import Finding
 from patchlight.deploy.facts import DockerFacts, ServerFacts
-from patchlight.testbed.lab import Server
+from patchlight.testbed.lab.model import Server
 
 Workers = Literal["docker", "process", "auto"]
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab_api import API_SOCKET
 from patchlight.testbed.labfile.values import LAB_NAME
 from patchlight.testbed.linux.processes import boot_id, process_start
+from patchlight.testbed.wire.lab_api import API_SOCKET
 
 RUN_ROOT = Path("/run/patchlight")
 # /run is memory; servers with a file system of their own need more than that.

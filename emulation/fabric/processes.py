@@ -20,7 +20,7 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.namespaces import entered
 from patchlight.testbed.linux.processes import process_start, session_processor_ticks
 from patchlight.testbed.linux.scheduling import favour
-from patchlight.testbed.progress import Progress
+from patchlight.testbed.wire.progress import Progress
 
 _LAST_LINES = 15
 

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from patchlight.controller.client import ControllerClient
+from patchlight.client.client import ControllerClient
 from patchlight.emulation.fabric import build
 from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.fabric.plan import (
@@ -40,20 +40,20 @@ from patchlight.emulation.lab.teardown import is_there, remove_forgotten_disks, 
 from patchlight.emulation.lab.wires import Wires
 from patchlight.emulation.servers.rehearsal import Rehearsal, prepare_rehearsal, service_name
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.files.issues import nearest
+from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.jobfile.reader import JobGiven
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.policies import KINDS
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.tuning import LIGHT_SOCKET, LightClient
 from patchlight.testbed.labfile.reader import find_lab, read_lab
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux import docker_engine
 from patchlight.testbed.linux.processes import own_program
-from patchlight.testbed.policies import KINDS
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.tuning import LIGHT_SOCKET, LightClient
 
 if TYPE_CHECKING:
-    from patchlight.controller.shapes.jobs import Job, JobInList
+    from patchlight.testbed.wire.rest.jobs import Job, JobInList
 
 _POLL_S = 0.2
 

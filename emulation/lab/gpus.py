@@ -21,7 +21,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.linux.sockets import bind_unix
 
 _NAMESPACE = uuid.UUID("6f0c2f50-4a8a-5d0b-8f3e-70617463686c")

@@ -20,7 +20,7 @@ from typing import IO, Any
 from patchlight.emulation.fabric.lab_state import MARK, LabState
 from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd
 from patchlight.emulation.lab.borrowed_nic import BorrowedNic, HostNic, HostUnreachable
-from patchlight.testbed.lab import Host, Lab
+from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.linux import namespaces
 
 _HOSTS = Path("/etc/hosts")

@@ -6,10 +6,10 @@ from typing import TypedDict
 
 from patchlight.emulation.fabric.lab_state import recorded_labs, run_dir
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Lab, OpticalSwitch
+from patchlight.testbed.lab.model import Lab, OpticalSwitch
+from patchlight.testbed.lab.nic import Nic
+from patchlight.testbed.lab.policies import NOTHING_SAID, PolicyChoice
 from patchlight.testbed.linux.sockets import free_ports
-from patchlight.testbed.nic import Nic
-from patchlight.testbed.policies import NOTHING_SAID, PolicyChoice
 
 _MOST_SERVERS_WITH_AGENTS = 16
 _USUAL_API_PORT = 8470

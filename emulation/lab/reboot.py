@@ -15,7 +15,7 @@ from patchlight.emulation.lab.borrowed_nic import HostNic, HostUnreachable
 from patchlight.emulation.servers.groups import remove_groups
 from patchlight.emulation.servers.rehearsal import server_service, service_name
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.processes import process_start
 

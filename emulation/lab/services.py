@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from patchlight.controller.client import ControllerClient
+from patchlight.client.client import ControllerClient
 from patchlight.emulation.fabric import build, openvswitch
 from patchlight.emulation.fabric.forking import nursery
 from patchlight.emulation.fabric.lab_state import LabState
@@ -19,16 +19,16 @@ from patchlight.emulation.fabric.plan import FabricPlan, fabric_namespace, names
 from patchlight.emulation.fabric.processes import Service, Supervisor
 from patchlight.emulation.lab.options import LabOptions, driven_switches, has_agents, has_controller
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.lab_api import UNIX, is_beyond_this_machine, system_socket
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.tuning import LIGHT_SOCKET
 from patchlight.testbed.linux import deploy_file, docker_engine, netem
 from patchlight.testbed.linux.namespaces import namespace_path
 from patchlight.testbed.linux.sockets import listen, unix_socket_answers
-from patchlight.testbed.tuning import LIGHT_SOCKET
 from patchlight.testbed.units import format_rate
+from patchlight.testbed.wire.lab_api import UNIX, is_beyond_this_machine, system_socket
 
 if TYPE_CHECKING:
-    from patchlight.controller.shapes.lab import Status
+    from patchlight.testbed.wire.rest.lab import Status
 
 # What emulated devices, agents and a controller import until they answer.
 _IMPORTS = (

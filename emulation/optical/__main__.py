@@ -19,9 +19,9 @@ from patchlight.emulation.optical.protocols.server import server_class
 from patchlight.emulation.optical.serving import serve_until_stopped
 from patchlight.emulation.optical.wavelength_device import EmulatedWss
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import CircuitSwitch, Lab
+from patchlight.testbed.lab.model import CircuitSwitch, Lab
+from patchlight.testbed.lab.optical_links import Light
 from patchlight.testbed.labfile.reader import read_lab
-from patchlight.testbed.light import Light
 from patchlight.testbed.linux.namespaces import namespace_path
 from patchlight.testbed.logs import log_to_stderr
 

@@ -8,9 +8,9 @@ import click
 from patchlight.agents.gpus import SAMPLES_PER_S
 from patchlight.agents.workers.backends import DEFAULT_IMAGE
 from patchlight.agents.workers.gpu_access import CHOICES
-from patchlight.cli.connection import running_lab_file
-from patchlight.cli.errors import require_root
-from patchlight.cli.lab_option import lab_option
+from patchlight.console.connection import running_lab_file
+from patchlight.console.errors import require_root
+from patchlight.console.lab_option import lab_option
 
 
 @click.group()

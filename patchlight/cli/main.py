@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import click
 
-from patchlight.cli.errors import CrashReport, report
+from patchlight.console.errors import CrashReport, report
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 
@@ -36,19 +36,25 @@ COMMANDS: Mapping[str, _Command] = {
     "token": _Command("patchlight.cli.access", "Make and revoke tokens for users elsewhere."),
     "audit": _Command("patchlight.cli.access", "Who wanted to change what, and what came of it."),
     "agent": _Command("patchlight.cli.agent", "Run the agent of one server."),
-    "deploy": _Command("patchlight.cli.deploy.group", "Put Patchlight on a lab's servers."),
+    "deploy": _Command("patchlight.deploy.commands.group", "Put Patchlight on a lab's servers."),
     "job": _Command("patchlight.cli.job.group", "Submit and follow training jobs."),
     "ocs": _Command("patchlight.cli.ocs.group", "Read and change optical circuit switches."),
     "paths": _Command("patchlight.cli.paths", "Show who sends to whom on which channel of light."),
     "graph": _Command("patchlight.cli.graph", "Show, draw, measure and fetch computation graphs."),
     "policy": _Command("patchlight.cli.policy.group", "List, test, train and export policies."),
-    "env": _Command("patchlight.cli.env", "List, check and compare learning environments."),
-    "simulate": _Command(
-        "patchlight.cli.simulate", "Simulate a cluster with a queue under a job trace."
+    "env": _Command(
+        "patchlight.emulation.learning.commands.env",
+        "List, check and compare learning environments.",
     ),
-    "experiment": _Command("patchlight.cli.experiment.group", "Run a paper's experiment."),
-    "doctor": _Command("patchlight.cli.doctor", "Say what this machine lacks."),
-    "completion": _Command("patchlight.cli.completion", "Complete names in the shell."),
+    "simulate": _Command(
+        "patchlight.emulation.simulator.commands.simulate",
+        "Simulate a cluster with a queue under a job trace.",
+    ),
+    "experiment": _Command(
+        "patchlight.emulation.experiments.commands.group", "Run a paper's experiment."
+    ),
+    "doctor": _Command("patchlight.deploy.commands.doctor", "Say what this machine lacks."),
+    "completion": _Command("patchlight.console.completion", "Complete names in the shell."),
 }
 
 
@@ -72,7 +78,7 @@ class _LazyGroup(click.Group):
         name = args[0]
         if name not in COMMANDS and not ctx.resilient_parsing and not name.startswith("-"):
             # Plain ctx.fail() would not say which commands there are.
-            from patchlight.testbed.files.issues import nearest
+            from patchlight.testbed.io.issues import nearest
 
             hint = nearest(name, COMMANDS, "the commands are")
             raise BadInput(f"patchlight has no command {name!r}: {hint}")

@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
-from patchlight.cli.connection import connect, controller_options
-from patchlight.cli.rendering import Coloured, Table, listing_options, print_json, span
 from patchlight.cli.scrape import Scrape
+from patchlight.console.connection import connect, controller_options
+from patchlight.console.rendering import Coloured, Table, listing_options, print_json, span
 
 Row = tuple[str, Coloured]
 _MOST_NAMES = 4

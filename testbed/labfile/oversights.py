@@ -2,11 +2,11 @@
 
 from importlib.metadata import entry_points
 
-from patchlight.testbed.files.groups import Fields
-from patchlight.testbed.files.issues import FileIssues, Located
-from patchlight.testbed.lab import Endpoint
+from patchlight.testbed.io.groups import Fields
+from patchlight.testbed.io.issues import FileIssues, Located
+from patchlight.testbed.lab.model import Endpoint
+from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.labfile.listed import SWITCHES, items
-from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 
 
 def note_oversights(lab: Fields, issues: FileIssues) -> None:

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from patchlight.testbed.files.fields import ListOf, Number, YesNo, choice
-from patchlight.testbed.files.groups import Group, Key, required
+from patchlight.testbed.io.fields import ListOf, Number, YesNo, choice
+from patchlight.testbed.io.groups import Group, Key, required
 from patchlight.testbed.labfile.access_schema import access_group
 from patchlight.testbed.labfile.colours_schema import (
     TRANSCEIVER,

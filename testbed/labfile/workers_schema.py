@@ -5,10 +5,10 @@ from typing import Any
 
 from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.fields import ListOf, Number, Text, plain, quantity
-from patchlight.testbed.files.groups import Fields, Group, Key
-from patchlight.testbed.files.issues import short
-from patchlight.testbed.worker_policy import DYNAMIC, WRITABLE, WorkerPolicy
+from patchlight.testbed.io.fields import ListOf, Number, Text, plain, quantity
+from patchlight.testbed.io.groups import Fields, Group, Key
+from patchlight.testbed.io.issues import short
+from patchlight.testbed.lab.worker_policy import DYNAMIC, WRITABLE, WorkerPolicy
 
 _LONGEST_PATTERN = 255
 _USER = r"^[A-Za-z_][A-Za-z0-9_.-]{0,31}$"

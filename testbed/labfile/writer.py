@@ -6,9 +6,8 @@ from typing import Any, TypeVar
 
 import yaml
 
-from patchlight.testbed.colours import WavelengthSwitch
-from patchlight.testbed.files.nodes import is_bare_text
-from patchlight.testbed.lab import (
+from patchlight.testbed.io.nodes import is_bare_text
+from patchlight.testbed.lab.model import (
     NO_NETWORK,
     CircuitSwitch,
     Emulation,
@@ -20,6 +19,7 @@ from patchlight.testbed.lab import (
     Server,
     default_mac,
 )
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from patchlight.testbed.labfile.access_schema import access_document
 from patchlight.testbed.labfile.colours_schema import (
     passive_part_document,

@@ -29,8 +29,8 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from patchlight.testbed.linux.problem import PROBLEM_MEDIA_TYPE, problem
 from patchlight.testbed.linux.sockets import UNIX_CLIENT
-from patchlight.testbed.problem import PROBLEM_MEDIA_TYPE, problem
 
 _READS = ("GET", "HEAD", "OPTIONS")
 # Accepted in one go, before any of them is looked at.

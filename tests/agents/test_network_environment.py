@@ -21,11 +21,11 @@ from patchlight.agents.workers.network_environment import (
     publish,
 )
 from patchlight.controller.jobs.worker_specs import worker_specs
-from patchlight.testbed.agent_status import RdmaStatus
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.labfile.reader import parse_lab
 from patchlight.testbed.linux.cgroups import Limits
-from patchlight.testbed.worker_api import GidStatus, WorkerSpec
+from patchlight.testbed.wire.agent_status import RdmaStatus
+from patchlight.testbed.wire.worker_api import GidStatus, WorkerSpec
 
 LAB = """\
 name: roce

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.testbed.ocs_drivers import drivers_table
+from patchlight.testbed.lab.ocs_drivers import drivers_table
 from tests.support.emulated_devices import Running, lab_file, running
 from tests.support.programs import ROOT, python
 
@@ -17,7 +17,7 @@ RUDE_DRIVER = """
 import asyncio
 import logging
 from patchlight.controller.circuits.drivers.polatis.scpi import PolatisScpi
-from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.lab.portmap import CrossConnect
 
 class Rude(PolatisScpi):
     async def connect(self, pairs):
@@ -118,6 +118,6 @@ def test_wrong_input_is_told(arguments: tuple[str, ...], message: str) -> None:
 
 
 def test_the_documentation_has_the_table_of_drivers_as_it_is() -> None:
-    """Out of date? ``python -m patchlight.testbed.ocs_drivers`` prints it."""
+    """Out of date? ``python -m patchlight.testbed.lab.ocs_drivers`` prints it."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     assert any(drivers_table() in page.read_text(encoding="utf-8") for page in pages)

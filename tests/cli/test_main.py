@@ -11,10 +11,10 @@ import click
 import pytest
 
 from patchlight.cli import main as command_line
-from patchlight.cli.errors import require_root
-from patchlight.cli.lab_option import LabOption
+from patchlight.console.errors import require_root
+from patchlight.console.lab_option import LabOption
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
-from patchlight.testbed.files.issues import FileIssue
+from patchlight.testbed.io.issues import FileIssue
 from patchlight.testbed.labfile.reader import LabFileError
 from tests.support.programs import ROOT, patchlight, python
 from tests.support.waiting import PATIENCE_S

@@ -271,7 +271,7 @@ def test_the_lab_comes_from_the_environment_and_the_only_one_is_named(
     assert "dry-run" in result.stdout
     assert result.stderr == ""
     monkeypatch.delenv("PATCHLIGHT_LAB")
-    monkeypatch.setattr("patchlight.cli.connection.RUN_ROOT", tmp_path)
+    monkeypatch.setattr("patchlight.console.connection.RUN_ROOT", tmp_path)
     (tmp_path / "dry").mkdir()
     (tmp_path / "dry" / "lab.yaml").write_text(running.lab.read_text())
     for command in (["ocs", "list"], ["job", "list"], ["controller", "status"]):

@@ -14,21 +14,26 @@ import pytest
 import pytest_asyncio
 from fastapi import Request
 
-from patchlight.controller import heartbeats
-from patchlight.controller.agent_client import VERSION, AgentClient, AgentError, AgentIncompatible
+from patchlight.client.client import AsyncControllerClient, ControllerClient, ControllerError
 from patchlight.controller.api.admission import Admission
 from patchlight.controller.api.answers import explain, new_app
 from patchlight.controller.api.caller import IN_PROCESS, Doorman
-from patchlight.controller.client import AsyncControllerClient, ControllerClient, ControllerError
-from patchlight.controller.fleet import Fleet
-from patchlight.controller.heartbeats import Presence
+from patchlight.controller.hosts import heartbeats
+from patchlight.controller.hosts.agent_client import (
+    VERSION,
+    AgentClient,
+    AgentError,
+    AgentIncompatible,
+)
+from patchlight.controller.hosts.fleet import Fleet
+from patchlight.controller.hosts.heartbeats import Presence
 from patchlight.controller.jobs.worker_specs import worker_specs
-from patchlight.testbed.access import Access
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
 from patchlight.testbed.jobs import JobSpec
-from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.lab.access import Access
+from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
-from patchlight.testbed.worker_api import WorkerState
+from patchlight.testbed.wire.worker_api import WorkerState
 from tests.support.controller_process import ControllerProcess
 from tests.support.waiting import PATIENCE_S, eventually
 

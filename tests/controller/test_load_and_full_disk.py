@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from patchlight.cli.main import cli
-from patchlight.controller.client import ControllerClient
+from patchlight.client.client import ControllerClient
 from tests.support.controller_process import ControllerProcess
 from tests.support.waiting import PATIENCE_S, wait_until
 

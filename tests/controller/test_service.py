@@ -25,9 +25,9 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from patchlight.cli.main import cli
+from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.controller.api.caller import user_id_of
-from patchlight.controller.client import ControllerClient, ControllerError
-from patchlight.controller.store import Store
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.labfile.reader import read_lab
@@ -344,7 +344,7 @@ def test_a_job_waits_for_a_circuit_switch_that_is_gone(tmp_path: Path) -> None:
 # Asks for a change under a name of its own choosing.
 _ASK = """
 import sys
-from patchlight.controller.client import ControllerClient
+from patchlight.client.client import ControllerClient
 with ControllerClient(sys.argv[1], user="eva") as client:
     client.reconfigure({"o1": ["7-8"]})
 """

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.database import SCHEMA_VERSION, SCHEMAS
 from patchlight.controller.jobs.ledger import JobLedger
-from patchlight.controller.store import Store, open_store
+from patchlight.controller.storage.database import SCHEMA_VERSION, SCHEMAS
+from patchlight.controller.storage.store import Store, open_store
 from patchlight.testbed.errors import PatchlightError
 
 

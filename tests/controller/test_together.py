@@ -9,13 +9,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from patchlight.cli.main import cli
+from patchlight.controller.changes.colocate import bringing_together
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.policies.topology import CannotRegroup
-from patchlight.controller.together import bringing_together
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import Endpoint
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import trace_links
+from patchlight.testbed.lab.model import Endpoint
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import trace_links
 from tests.support.change_bench import LAB, START, ChangeBench, CircuitsOf, Network
 from tests.support.controller_process import ControllerProcess, OcsCommand, controller_process
 from tests.support.waiting import PATIENCE_S, wait_until

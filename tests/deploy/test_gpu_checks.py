@@ -15,7 +15,7 @@ from patchlight.deploy.facts import (
     RdmaFacts,
     ServerFacts,
 )
-from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.labfile.reader import parse_lab
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux.pci import distance

@@ -15,7 +15,7 @@ from patchlight.controller.circuits.protocols.ssh.channel import open_shell
 from patchlight.controller.circuits.protocols.ssh.host_keys import FILE_VARIABLE
 from patchlight.deploy.ssh import LoginRefused as ServerRefusedLogin
 from patchlight.deploy.ssh import Unreachable, logged_in
-from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.lab.model import Lab, Server
 from tests.support.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600), pytest.mark.usefixtures("home")]

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from patchlight import EmulatedLab
-from patchlight.controller.client import ControllerClient
+from patchlight.client.client import ControllerClient
 from patchlight.emulation.lab.status import lab_status
 from tests.support.lab_jobs import SPREAD, connected, ended
 from tests.support.lab_jobs import spread_spec as spec

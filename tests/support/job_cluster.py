@@ -10,33 +10,33 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from patchlight.controller.agent_client import (
+from patchlight.controller.changes.parts import CircuitParts, FlowHook
+from patchlight.controller.changes.transaction import Transactions
+from patchlight.controller.circuits.contract import DeviceUnreachable
+from patchlight.controller.circuits.drivers.dry_run import DryRun
+from patchlight.controller.hosts.agent_client import (
     AgentClient,
     AgentError,
     AgentSilent,
     NicDark,
     NotOnServer,
 )
-from patchlight.controller.changes.parts import CircuitParts, FlowHook
-from patchlight.controller.changes.transaction import Transactions
-from patchlight.controller.circuits.contract import DeviceUnreachable
-from patchlight.controller.circuits.drivers.dry_run import DryRun
-from patchlight.controller.fleet import Fleet
-from patchlight.controller.host_faults import HostFaults
+from patchlight.controller.hosts.fleet import Fleet
+from patchlight.controller.hosts.host_faults import HostFaults
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.job_traffic import JobTraffic
 from patchlight.controller.jobs.ledger import JobLedger
 from patchlight.controller.jobs.outputs import JobOutputs
 from patchlight.controller.jobs.scheduler import DEFAULT_DISCIPLINE, Scheduler
-from patchlight.controller.store import Store
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.jobs import JobSpec, JobState
-from patchlight.testbed.lab import CircuitSwitch, Lab
+from patchlight.testbed.lab.model import CircuitSwitch, Lab
+from patchlight.testbed.lab.policies import PolicyChoice
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.queueing import Discipline
+from patchlight.testbed.lab.wiring import Links, trace_links
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
-from patchlight.testbed.policies import PolicyChoice
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.queueing import Discipline
-from patchlight.testbed.wiring import Links, trace_links
-from patchlight.testbed.worker_api import (
+from patchlight.testbed.wire.worker_api import (
     LogPart,
     Report,
     Reports,

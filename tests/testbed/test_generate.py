@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.generate import arity, fat_tree, linear, single, tree, two_tors
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.generate.generate import arity, fat_tree, linear, single, tree, two_tors
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.labfile.reader import parse_lab
 from patchlight.testbed.labfile.values import KNOWN_DRIVERS
 from patchlight.testbed.labfile.writer import write_lab
-from patchlight.testbed.wiring import trace_links
 
 SHAPES: list[Callable[..., Lab]] = [single, linear, tree, fat_tree]
 

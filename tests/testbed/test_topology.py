@@ -5,15 +5,15 @@ from collections.abc import Mapping
 import pytest
 import yaml
 
-from patchlight.testbed import generate
-from patchlight.testbed.builder import LabBuilder
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.generate import generate
+from patchlight.testbed.generate.builder import LabBuilder
+from patchlight.testbed.generate.topology_files import FORMATS, kueue, slurm_conf, slurm_yaml
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.topology import Topology, topology_of
+from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.labfile.reader import load_lab
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.topology import Topology, topology_of
-from patchlight.testbed.topology_files import FORMATS, kueue, slurm_conf, slurm_yaml
-from patchlight.testbed.wiring import trace_links
 
 
 def seen(lab: Lab, maps: Mapping[str, PortMap] | None = None) -> Topology:

@@ -36,7 +36,7 @@ from patchlight.controller.circuits.protocols.connection import (
     FramingError,
 )
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
-from patchlight.testbed.lab import OpticalSwitch
+from patchlight.testbed.lab.model import OpticalSwitch
 
 # Without tab and line feed, which a reply of several lines has.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

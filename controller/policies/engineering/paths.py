@@ -16,8 +16,8 @@ import numpy as np
 from patchlight.controller.policies.engineering.present_light import LightPath, Ports, PresentLight
 from patchlight.controller.policies.engineering.sites import Port, Site, sites_of
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
 
 # What the program minimises: circuits made, then circuits broken that nobody wished away, then dB.
 _CIRCUIT, _BROKEN, _DB = 1000.0, 10.0, 0.01

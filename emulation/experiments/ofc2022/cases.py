@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from patchlight.controller.client import ControllerClient
-from patchlight.controller.fleet import SAMPLES_KEPT_S
+from patchlight.client.client import ControllerClient
+from patchlight.controller.hosts.fleet import SAMPLES_KEPT_S
 from patchlight.emulation.experiments.ofc2022.measurements import (
     CaseRun,
     GpuSample,
@@ -22,11 +22,11 @@ from patchlight.emulation.experiments.ofc2022.measurements import (
 from patchlight.emulation.experiments.ofc2022.scenario import given_compute_s, jobs_of
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import Iteration, JobSpec, JobState, JobStatus, Trainer
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
 
 if TYPE_CHECKING:
-    from patchlight.controller.shapes.lab import Status
+    from patchlight.testbed.wire.rest.lab import Status
 
 _STATUS_POLL_S = 0.1
 

@@ -12,7 +12,7 @@ from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.tl1_messages import Answer, Command, deny
 from patchlight.emulation.optical.protocols.tl1_server import Tl1Server, read_map_by_hand
 from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
-from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.lab.portmap import CrossConnect
 
 _CODES = {
     Reason.NO_PORT: "IIAC",

@@ -25,7 +25,7 @@ from patchlight.emulation.optical.vendors.calient import (
     model_of,
     refusal_words,
 )
-from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.lab.portmap import CrossConnect
 
 
 class CalientRestServer(HttpServer):

@@ -17,8 +17,8 @@ from patchlight.emulation.optical.protocols.netconf_server import (
 )
 from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused
 from patchlight.emulation.optical.wavelength_device import EmulatedWss
-from patchlight.testbed.colours import WavelengthSwitch
-from patchlight.testbed.spectrum import Channel, ChannelConnect
+from patchlight.testbed.lab.spectrum import Channel, ChannelConnect
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 
 CONNECTION = "http://www.lumentum.com/lumentum-ote-connection"
 _EQUIPMENT = "http://www.lumentum.com/lumentum-ote-equipment"

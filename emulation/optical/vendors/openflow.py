@@ -17,7 +17,7 @@ from patchlight.emulation.optical.protocols.openflow_wire import Flow, Kind, Mes
 from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.lab.portmap import CrossConnect
 
 SOFTWARE = "1.3-emulated"
 _PRIORITY = 100

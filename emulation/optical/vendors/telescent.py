@@ -13,7 +13,7 @@ from patchlight.controller.circuits.contract import SIDES, DirectedPort
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.ssh_server import SshServer
 from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
-from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.lab.portmap import CrossConnect
 
 PROMPT = "NTM> "
 _COLUMNS = 12

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from patchlight.cli.connection import connect, controller_options
-from patchlight.cli.rendering import say
+from patchlight.console.connection import connect, controller_options
+from patchlight.console.rendering import say
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab_api import is_beyond_this_machine
 from patchlight.testbed.linux.sockets import PortTaken, listen
+from patchlight.testbed.wire.lab_api import is_beyond_this_machine
 
 if TYPE_CHECKING:
     import uvicorn
 
-    from patchlight.controller.client import ControllerClient
+    from patchlight.client.client import ControllerClient
 
 USUAL_ADDRESS = "127.0.0.1:8480"
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import click
 
-from patchlight.cli.completion import complete_host
-from patchlight.cli.connection import offline_lab, which_lab
-from patchlight.cli.errors import require_root
 from patchlight.cli.lab.attached import attached, meant
 from patchlight.cli.lab.fibres import fibre_line, fibre_row
 from patchlight.cli.lab.tune import tune
-from patchlight.cli.lab_option import complete_lab, lab_option
-from patchlight.cli.numbers import ANY, Quantity
 from patchlight.cli.policy.options import chosen_policies, policy_options
-from patchlight.cli.rendering import (
+from patchlight.console.completion import complete_host
+from patchlight.console.connection import offline_lab, which_lab
+from patchlight.console.errors import require_root
+from patchlight.console.lab_option import complete_lab, lab_option
+from patchlight.console.numbers import ANY, Quantity
+from patchlight.console.rendering import (
     Coloured,
     Column,
     Table,
@@ -31,12 +31,12 @@ from patchlight.emulation.fabric.lab_state import recorded_labs
 from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab
 from patchlight.emulation.lab.status import lab_status, only_processes
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.issues import nearest
-from patchlight.testbed.lab_api import is_beyond_this_machine
+from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.labfile.reader import find_lab, read_lab
 from patchlight.testbed.linux.netem import Impairment
 from patchlight.testbed.linux.processes import own_program
 from patchlight.testbed.units import parse_share, parse_size, parse_time
+from patchlight.testbed.wire.lab_api import is_beyond_this_machine
 
 
 @click.group()
@@ -140,7 +140,7 @@ def up(lab: str, no_controller: bool, **options: Any) -> None:
 def _credentials(lab: str, *, switches: bool) -> dict[str, Path]:
     """What shows the controller to the agents that this user deploys to servers of the lab, and
     its ``switches`` to the controller."""
-    from patchlight.deploy.authority import Authority, authority_folder
+    from patchlight.controller.access.authority import Authority, authority_folder
 
     authority = Authority(lab, authority_folder(lab))
     folder = authority.folder.parent

@@ -6,11 +6,11 @@ from typing import Any, TypeVar
 
 import click
 
-from patchlight.cli.numbers import Quantity
-from patchlight.cli.rendering import print_document, say
-from patchlight.testbed import generate as shapes
+from patchlight.console.numbers import Quantity
+from patchlight.console.rendering import print_document, say
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.generate import generate as shapes
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reference import write_commented_lab
 from patchlight.testbed.labfile.schema import FABRICS
 from patchlight.testbed.labfile.values import KNOWN_DRIVERS

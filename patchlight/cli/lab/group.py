@@ -6,15 +6,15 @@ from typing import Any
 
 import click
 
-from patchlight.cli.connection import which_lab
 from patchlight.cli.lab.discover import discover
 from patchlight.cli.lab.generate import generate, init
 from patchlight.cli.lab.topology import lab_and_maps, map_option, start_option, topology
-from patchlight.cli.lab_option import complete_lab
-from patchlight.cli.rendering import json_option, listing_options, print_json, save_picture, say
+from patchlight.console.connection import which_lab
+from patchlight.console.lab_option import complete_lab
+from patchlight.console.rendering import json_option, listing_options, print_json, save_picture, say
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.issues import FileIssue
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.io.issues import FileIssue
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.json_schema import json_schema
 from patchlight.testbed.labfile.reader import (
     LabFileError,
@@ -182,7 +182,7 @@ def graph(lab: str | None, output: Path, map_file: str | None, at_start: bool) -
 
     The name of an emulated lab that is up draws its circuits of now.
     """
-    from patchlight.testbed.drawing import draw_lab
+    from patchlight.testbed.draw.drawing import draw_lab
 
     save_picture(output, lambda: draw_lab(*lab_and_maps(lab, map_file, at_start)[:2]))
 

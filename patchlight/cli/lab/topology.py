@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from patchlight.cli.connection import address_option, connect, labs_up, only_lab, which_lab
 from patchlight.cli.ocs.map_file import read_map_file
-from patchlight.cli.rendering import cannot_write, json_text, print_document, say
+from patchlight.console.connection import address_option, connect, labs_up, only_lab, which_lab
+from patchlight.console.rendering import cannot_write, json_text, print_document, say
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.labmaps import circuits_of, parse_map, with_spectra
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.labfile.reader import load_lab, read_lab
-from patchlight.testbed.labmaps import circuits_of, parse_map, with_spectra
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import trace_links
 
 if TYPE_CHECKING:
-    from patchlight.controller.client import ControllerClient
+    from patchlight.client.client import ControllerClient
 
 # Events after which nodes may be lit otherwise, or the circuits of a switch are known again.
 _LIGHT_MAY_DIFFER = ("circuits", "drift", "reachable", "skipped")
@@ -125,8 +125,8 @@ def topology(
     The same topology gives the same bytes. While a circuit switch does not answer, part of the
     topology is unknown: --output then leaves the file as it is.
     """
-    from patchlight.testbed.topology import topology_of
-    from patchlight.testbed.topology_files import FORMATS
+    from patchlight.testbed.generate.topology_files import FORMATS
+    from patchlight.testbed.lab.topology import topology_of
 
     if follow and output is None:
         raise BadInput("--follow needs a file to keep up to date: add --output FILE")

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 import click
 
-from patchlight.cli.errors import require_root
 from patchlight.cli.lab.attached import attached
-from patchlight.cli.lab_option import lab_option
-from patchlight.cli.rendering import Coloured, Column, Table, listing_options, print_json, say
-from patchlight.testbed.lab import Endpoint, Host
-from patchlight.testbed.spectrum import Channel
-from patchlight.testbed.tuning import LightClient
+from patchlight.console.errors import require_root
+from patchlight.console.lab_option import lab_option
+from patchlight.console.rendering import Coloured, Column, Table, listing_options, print_json, say
+from patchlight.testbed.lab.model import Endpoint, Host
+from patchlight.testbed.lab.spectrum import Channel
+from patchlight.testbed.lab.tuning import LightClient
 
 
 @click.command()

@@ -16,12 +16,12 @@ from patchlight.cli.ocs.options import (
     why_option,
 )
 from patchlight.cli.ocs.output import carry_out, print_record, say_unreachable
-from patchlight.cli.rendering import Column, Table, print_json, say, when
+from patchlight.console.rendering import Column, Table, print_json, say, when
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.labmaps import driven
+from patchlight.testbed.lab.labmaps import driven
 
 if TYPE_CHECKING:
-    from patchlight.controller.shapes.circuits import Lock
+    from patchlight.testbed.wire.rest.circuits import Lock
 
 _ports = click.argument("ports", nargs=-1, metavar="PORT…", shell_complete=complete_any_port)
 

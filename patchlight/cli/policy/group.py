@@ -10,15 +10,13 @@ from typing import Any
 
 import click
 
-from patchlight.cli.completion import complete_policy
-from patchlight.cli.connection import offline_lab
-from patchlight.cli.errors import only_some_finished
-from patchlight.cli.folders import profiles_option, results_option
-from patchlight.cli.lab_option import lab_option
-from patchlight.cli.policy.compare import compare
-from patchlight.cli.policy.fit import fit_of, say_fit
 from patchlight.cli.policy.live import COMMANDS
-from patchlight.cli.rendering import (
+from patchlight.console.completion import complete_policy
+from patchlight.console.connection import offline_lab
+from patchlight.console.errors import only_some_finished
+from patchlight.console.folders import profiles_option, results_option
+from patchlight.console.lab_option import lab_option
+from patchlight.console.rendering import (
     Column,
     Table,
     console,
@@ -27,6 +25,8 @@ from patchlight.cli.rendering import (
     progress_bar,
     say,
 )
+from patchlight.emulation.learning.commands.fit import fit_of, say_fit
+from patchlight.emulation.simulator.commands.compare import compare
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 # Options of ``evaluate`` that only partition policies have.
@@ -42,7 +42,7 @@ _LATER: Mapping[str, str] = {
     "export": "Write a trained policy as an ONNX file with its card.",
 }
 _FILE, _COUNT = click.Path(path_type=Path), click.IntRange(1, 1_000_000)
-_LATER_MODULE = "patchlight.cli.policy.learn"
+_LATER_MODULE = "patchlight.emulation.learning.commands.learn"
 
 
 class _Group(click.Group):
@@ -257,9 +257,14 @@ def evaluate(
     as 'patchlight simulate' does, which has more options. Both print a table and write result.json;
     Ctrl-C keeps what is finished.
     """
-    from patchlight.cli.policy.evaluation import as_table, faults_of, of_partition, warnings_of
-    from patchlight.cli.simulate import refuse_faults, run_simulation
+    from patchlight.emulation.experiments.commands.evaluation import (
+        as_table,
+        faults_of,
+        of_partition,
+        warnings_of,
+    )
     from patchlight.emulation.output_folder import cannot_write, check_output, write_result
+    from patchlight.emulation.simulator.commands.simulate import refuse_faults, run_simulation
 
     kinds = {_kind_of(name) for name in names}
     if len(kinds) > 1:

@@ -10,13 +10,13 @@ import pytest
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.circuits.contract import Outcome
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.controller.database import JournalError
 from patchlight.controller.openflow.forwarding import flow_tables
-from patchlight.controller.store import Store
+from patchlight.controller.storage.database import JournalError
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
-from patchlight.testbed.lab import CircuitSwitch, Endpoint, Fibre
-from patchlight.testbed.portmap import CrossConnect, PortMap
-from patchlight.testbed.wiring import Links, trace_links
+from patchlight.testbed.lab.model import CircuitSwitch, Endpoint, Fibre
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.wiring import Links, trace_links
 from tests.support.change_bench import LAB, ChangeBench, CircuitsOf, joined
 from tests.support.ocs_faults import campaign
 

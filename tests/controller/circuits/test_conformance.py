@@ -11,9 +11,9 @@ import pytest
 
 from patchlight.conformance import CHECKS, INITIAL, Check, alarms_arrive, run_check, run_checks
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.lab.model import CircuitSwitch
+from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.labfile.reader import read_lab
-from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 from tests.support.emulated_devices import Running, lab_file, running
 from tests.support.ocs_drivers import PASSWORD
 

@@ -17,11 +17,11 @@ from patchlight.controller.circuits.protocols.http.dialects import WAVESHAPER
 from patchlight.controller.circuits.protocols.tl1.dialects import CALIENT
 from patchlight.controller.circuits.registry import driver_names, open_driver, password_of
 from patchlight.emulation.optical.protocols.server import emulated_drivers, server_class
-from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import CircuitSwitch
-from patchlight.testbed.ocs_drivers import OCS_DRIVERS, OcsDriver
-from patchlight.testbed.spectrum import SpectrumMap
+from patchlight.testbed.lab.model import CircuitSwitch
+from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS, OcsDriver
+from patchlight.testbed.lab.spectrum import SpectrumMap
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from tests.support.ocs_drivers import SESSION_DRIVERS
 
 

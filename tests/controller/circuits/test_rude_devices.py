@@ -10,7 +10,7 @@ from patchlight.controller.circuits.protocols.session import Session
 from patchlight.controller.circuits.protocols.tl1.client import Tl1Client
 from patchlight.controller.circuits.protocols.tl1.dialects import CALIENT
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from tests.support.emulated_devices import Running
 from tests.support.ocs_drivers import FIRST_MAP, PASSWORD, circuits, drivers
 from tests.support.waiting import PATIENCE_S

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from patchlight.controller.database import ADD_EVENT, JournalError
+from patchlight.controller.storage.database import ADD_EVENT, JournalError
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.worker_api import WorkerState
+from patchlight.testbed.wire.worker_api import WorkerState
 from tests.support.job_cluster import Cluster, job, submit_running
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.ledger import JobLedger
-from patchlight.controller.store import Store
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 
 

@@ -8,11 +8,11 @@ from patchlight.controller.jobs.ledger import JobLedger
 from patchlight.controller.jobs.outputs import MOST_KEPT_BYTES, JobOutputs
 from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES
 from patchlight.controller.jobs.retention import Retention
-from patchlight.controller.store import Store
-from patchlight.testbed.agent_status import AgentStatus
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
-from patchlight.testbed.queueing import Discipline
-from patchlight.testbed.worker_api import WorkerState
+from patchlight.testbed.lab.queueing import Discipline
+from patchlight.testbed.wire.agent_status import AgentStatus
+from patchlight.testbed.wire.worker_api import WorkerState
 from tests.support.job_api import job_command
 from tests.support.job_cluster import at_work, finish, job, submit_running
 

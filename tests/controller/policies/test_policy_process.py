@@ -21,8 +21,8 @@ from patchlight.controller.policies.contract import (
 from patchlight.controller.policies.guard import Fault
 from patchlight.controller.policies.policy_process import PolicyProcess
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.policies import PolicyChoice
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.policies import PolicyChoice
+from patchlight.testbed.lab.portmap import PortMap
 from tests.support.waiting import PATIENCE_S
 
 SHAPE = ClusterShape(tuple(GpuSite(f"s0.g{n}", 0, 0, "M40") for n in range(4)), ("s0",), ("r0",))
@@ -202,7 +202,7 @@ def test_maps_and_placed_degrees_come_as_they_were_answered(tmp_path: Path) -> N
     path = tmp_path / "kinds.py"
     path.write_text(
         "from patchlight.controller.policies.contract import PlacedDegree\n"
-        "from patchlight.testbed.portmap import PortMap\n\n\n"
+        "from patchlight.testbed.lab.portmap import PortMap\n\n\n"
         "class Light:\n"
         "    def circuits(self, cluster, groups):\n"
         "        return {'o1': PortMap.duplex([(1, 2)])}\n\n\n"

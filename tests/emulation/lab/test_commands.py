@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from patchlight import EmulatedLab
-from patchlight.controller.client import ControllerClient
+from patchlight.client.client import ControllerClient
 from tests.support.emulated_labs import left_of
 from tests.support.waiting import PATIENCE_S, free_ports
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from patchlight import EmulatedLab, JobSpec, LabBuilder
-from patchlight.deploy.authority import Authority
+from patchlight.controller.access.authority import Authority
 from patchlight.emulation.fabric import build as fabric_build
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.generate import single
-from patchlight.testbed.lab import Fibre, Lab
+from patchlight.testbed.generate.generate import single
+from patchlight.testbed.lab.model import Fibre, Lab
 from patchlight.testbed.linux import namespaces, netem
 from patchlight.testbed.linux.netem import Impairment
 from patchlight.testbed.linux.netlink import Netlink

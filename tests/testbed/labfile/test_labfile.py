@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Emulation, OcsFault, OcsUser
+from patchlight.testbed.lab.model import Emulation, OcsFault, OcsUser
+from patchlight.testbed.lab.policies import KINDS
+from patchlight.testbed.lab.queueing import Allowance, Discipline
+from patchlight.testbed.lab.worker_policy import WorkerPolicy
 from patchlight.testbed.labfile.reader import (
     LabFileError,
     builtin_labs,
@@ -16,9 +19,6 @@ from patchlight.testbed.labfile.reader import (
 )
 from patchlight.testbed.labfile.reference import write_commented_lab
 from patchlight.testbed.labfile.writer import write_lab
-from patchlight.testbed.policies import KINDS
-from patchlight.testbed.queueing import Allowance, Discipline
-from patchlight.testbed.worker_policy import WorkerPolicy
 from tests.support.lab_files import SMALL_LAB, unmarked
 
 

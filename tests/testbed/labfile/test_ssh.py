@@ -2,9 +2,9 @@
 
 import pytest
 
+from patchlight.testbed.lab.ssh_access import JumpHost, SshAccess
 from patchlight.testbed.labfile.reader import LabFileError, parse_lab
 from patchlight.testbed.labfile.writer import write_lab
-from patchlight.testbed.ssh_access import JumpHost, SshAccess
 
 KEY, OTHER = f"SHA256:{'a' * 43}", f"SHA256:{'b' * 43}"
 FILE = f"""\

@@ -5,7 +5,7 @@ import numpy as np
 from patchlight.emulation.simulator.network.contract import Switching, checked_nodes, links
 from patchlight.emulation.simulator.network.topologies.packet import LATENCY, RATE, Ideal
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.issues import nearest
+from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.paths.schedulers import SCHEDULERS
 
 
