@@ -104,9 +104,11 @@ class ProcessRunner(Runner):
             keeper.make_gate(folder)
         (folder / "hosts").write_text(hosts_file(launch))
         user = self._user or users.user_for(self._lab, launch.spec.user)
+        if places.data is not None:
+            users.refuse_inside_workers_folders(launch.spec.id, places.data)
         if launch.spec.checkpoint is not None:
             users.ready_checkpoint(launch.spec.id, launch.spec.checkpoint, user)
-        if launch.gpu_socket is not None and not user.is_root:
+        if launch.gpu_socket is not None:
             os.chown(launch.gpu_socket, user.uid, user.gid)
         namespaces.create(launch.namespace)
         try:

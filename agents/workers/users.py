@@ -63,21 +63,24 @@ def user_for(lab: str, submitter: str) -> WorkerUser:
     return WorkerUser(number, number, f"uid-{number}")
 
 
+def refuse_inside_workers_folders(worker: str, path: str) -> None:
+    """``LaunchError`` for what another worker could replace by a link while it is being mounted."""
+    for folder in Path(os.path.realpath(path)).parents:
+        if folder.exists() and _FIRST_USER <= folder.stat().st_uid < _FIRST_USER + _USERS:
+            raise LaunchError(
+                f"worker {worker}: {path} is inside {folder}, which belongs to workers",
+                hint="name a folder beside it",
+            )
+
+
 def ready_checkpoint(worker: str, checkpoint: str, user: WorkerUser) -> None:
     """See that the worker can write to its checkpoint folder; make it if only that is missing.
 
     ``LaunchError`` if it cannot: the owner of a folder that is there is never changed.
     """
+    refuse_inside_workers_folders(worker, checkpoint)
     path = Path(os.path.realpath(checkpoint))
     remedy = f"on this server: sudo install -d -m 700 -o {user.uid} -g {user.gid} {checkpoint}"
-    for folder in path.parents:
-        # It could put a link in place of what is bound into the next worker.
-        if folder.exists() and _FIRST_USER <= folder.stat().st_uid < _FIRST_USER + _USERS:
-            raise LaunchError(
-                f"worker {worker}: its checkpoint {checkpoint} is inside {folder}, which belongs "
-                "to workers",
-                hint="name a folder beside it",
-            )
     try:
         with suppress(FileExistsError):
             path.mkdir(mode=0o700)

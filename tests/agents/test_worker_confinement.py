@@ -6,17 +6,21 @@
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from patchlight.agents.errors import LaunchError
+from patchlight.agents.gpus.contract import PhysicalGpu
 from patchlight.agents.workers import keeper
 from patchlight.agents.workers.process import ProcessRunner
 from patchlight.agents.workers.users import user_for
@@ -232,6 +236,25 @@ async def outcome(runner: ProcessRunner, desk: Desk, *command: str, **spec: Any)
     ended = await worker.ended()
     await worker.dispose()
     return "\n".join(ended.last_lines)
+
+
+async def test_a_worker_has_the_device_node_of_its_own_gpu_and_of_no_other(desk: Desk) -> None:
+    await (runner := ProcessRunner()).open()
+    launch = replace(desk.launch("ls", "/dev"), gpu=PhysicalGpu("GPU-1", 98))
+    nodes = [Path(f"/dev/nvidia{number}") for number in (98, 99)]  # more than a server has
+    with ExitStack() as stack:
+        for node in nodes:
+            os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+            stack.callback(node.unlink)
+        worker = await runner.launch(launch)
+        await eventually(partial(keeper.open_gate, launch.directory))
+        await worker.ended()
+        await worker.dispose()
+    seen = (launch.directory / keeper.OUTPUT).read_text().split()
+    assert "nvidia98" in seen
+    assert "nvidia99" not in seen
+    with pytest.raises(LaunchError, match="which device node is the GPU GPU-1"):
+        await runner.launch(replace(desk.launch("true"), gpu=PhysicalGpu("GPU-1")))
 
 
 async def test_what_another_user_saved_is_closed(desk: Desk, open_folder: Path) -> None:
