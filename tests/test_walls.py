@@ -26,10 +26,11 @@ def test_a_broken_wall_is_found(tmp_path: Path) -> None:
     root = "from patchlight"
     broken = {
         "controller/planning.py": f"def plan():\n    {root}.emulation import simulator\n",
-        "agents/service.py": "import patchlight.controller.storage.store\n",
+        "agents/service.py": "import patchlight.controller.store\n",
         "agents/old.py": "from controller import store\n",
-        "testbed/lab/model.py": f"{root} import cli\n",
-        "testbed/lab/wiring.py": f"{root}.cli.main import main\n",
+        "testbed/lab.py": f"{root} import cli\n",
+        "testbed/wiring.py": f"{root}.cli.main import main\n",
+        "emulation/fabric/wing.py": f"{root}.emulation.simulator import cluster\n",
         "controller/service.py": "import importlib\nimportlib.import_module('ryu.base')\n",
         "controller/jobs/queue.py": "from ..openflow import client\nimport eventlet\n",
         "controller/openflow/client.py": "import eventlet\n",
@@ -54,17 +55,18 @@ def test_a_broken_wall_is_found(tmp_path: Path) -> None:
         "controller/openflow/client.py:1",
         "controller/planning.py:2",
         "controller/service.py:2",
+        "emulation/fabric/wing.py:1",
         "emulation/gpus.py:1",
         "emulation/gpus.py:2",
-        "testbed/lab/model.py:1",
-        "testbed/lab/wiring.py:1",
+        "testbed/lab.py:1",
+        "testbed/wiring.py:1",
     ]
 
 
 def test_a_circle_is_found_between_files_and_between_folders(tmp_path: Path) -> None:
     files = {
-        "testbed/lab/model.py": "def f():\n    from patchlight.testbed.lab.wiring import links\n",
-        "testbed/lab/wiring.py": "from patchlight.testbed.lab.model import Lab\n",
+        "testbed/lab.py": "def f():\n    from patchlight.testbed.wiring import links\n",
+        "testbed/wiring.py": "from patchlight.testbed.lab import Lab\n",
         "controller/changes/plan.py": "from patchlight.controller.circuits.contract import C\n",
         "controller/circuits/contract.py": "",
         "controller/circuits/lock.py": "import patchlight.controller.changes.locks\n",
@@ -75,13 +77,13 @@ def test_a_circle_is_found_between_files_and_between_folders(tmp_path: Path) -> 
     _write(tmp_path, files)
     found = House(tmp_path).circles()
     assert [line.split(":")[0] for line in found] == ["patchlight.controller", "patchlight.testbed"]
-    assert "lab → wiring (testbed/lab/model.py:2)" in found[1]
+    assert "lab → wiring (testbed/lab.py:2)" in found[1]
 
 
 def test_measures_of_a_small_house(tmp_path: Path) -> None:
     files = {
-        "testbed/lab/model.py": '"""The lab."""\n\nimport os\n\n\nclass Lab: ...\n',
-        "testbed/lab/wiring.py": "from patchlight.testbed.lab.model import Lab\n\nlinks = [Lab]\n",
+        "testbed/lab.py": '"""The lab."""\n\nimport os\n\n\nclass Lab: ...\n',
+        "testbed/wiring.py": "from patchlight.testbed.lab import Lab\n\nlinks = [Lab]\n",
         "controller/service.py": "# Runs.\nimport patchlight.deploy.push\n\n\nclass Lab: ...\n",
         "deploy/push.py": "x = 1\n",
     }
@@ -89,12 +91,10 @@ def test_measures_of_a_small_house(tmp_path: Path) -> None:
     house = House(tmp_path)
     assert (house.lines(), house.lines(core=True)) == (15, 14)
     assert house.import_share() == 100 * 3 / 7
-    assert house.imported_once() == ["patchlight.deploy.push", "patchlight.testbed.lab.model"]
-    twice = {"Lab": ["patchlight.controller.service", "patchlight.testbed.lab.model"]}
+    assert house.imported_once() == ["patchlight.deploy.push", "patchlight.testbed.lab"]
+    twice = {"Lab": ["patchlight.controller.service", "patchlight.testbed.lab"]}
     assert house.names_of_several_classes() == twice
-    assert [line.split(": ")[0] for line in house.wings_in_the_core()] == [
-        "controller/service.py:2"
-    ]
+    assert [line.split(": ")[0] for line in house.violations()] == ["controller/service.py:2"]
 
 
 def test_the_modules_that_a_call_passes(tmp_path: Path) -> None:

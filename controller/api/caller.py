@@ -19,12 +19,12 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from patchlight.client.asking import UID_HEADER, USER_HEADER
 from patchlight.controller.access.tokens import Tokens
 from patchlight.controller.changes.record import ChangeOptions
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.access import Access, Role
 from patchlight.testbed.linux.sockets import UNIX_CLIENT, is_loopback
+from patchlight.testbed.wire.lab_api import UID_HEADER, USER_HEADER
 
 IN_PROCESS = "direct"
 """What ASGI's ``client`` names a request that this process makes of itself."""

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from fastapi.responses import PlainTextResponse
 
-from patchlight.client.circuit_calls import check_map_name
 from patchlight.controller.api import models
 from patchlight.controller.api.answers import Answered
 from patchlight.controller.api.caller import Operator
@@ -22,6 +21,7 @@ from patchlight.controller.changes.preflight import LockKind
 from patchlight.controller.changes.record import as_texts, fingerprint
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.generate.topology_files import FORMATS
+from patchlight.testbed.lab.labmaps import check_map_name
 from patchlight.testbed.lab.optical_links import Entry
 from patchlight.testbed.lab.spectrum import ChannelConnect
 from patchlight.testbed.lab.topology import topology_of

@@ -17,14 +17,18 @@ from patchlight.client.login import Login
 from patchlight.client.path_calls import PathCalls
 from patchlight.client.sample_calls import SampleCalls
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
-from patchlight.testbed.wire.lab_api import UNIX, LabIdentity, is_beyond_this_machine
+from patchlight.testbed.wire.lab_api import (
+    UID_HEADER,
+    UNIX,
+    USER_HEADER,
+    LabIdentity,
+    is_beyond_this_machine,
+)
 
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.circuits import OcsMap
     from patchlight.testbed.wire.rest.lab import Link, Status, TopologyShape
 
-USER_HEADER = "X-Patchlight-User"
-UID_HEADER = "X-Patchlight-Uid"
 
 # What stops things goes to the lab of that name, whichever version of its file is at hand.
 _STOPS = ("DELETE /jobs/", "DELETE /discovery", "POST /stop", "POST /drain", "POST /shutdown")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 from urllib.parse import quote
 
 from patchlight.client.calls import PAGE, Answer, Call, Calls, call
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab.labmaps import check_map_name
 
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.changes import Change, Plan
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
         StopButton,
     )
 
-_LONGEST_MAP_NAME = 100
-
 
 class HowToChange(TypedDict, total=False):
     """How a change is asked for: see ``controller.api.models.ChangeRequest``.
@@ -36,17 +34,6 @@ class HowToChange(TypedDict, total=False):
     spare_jobs: bool
     planned_from: str
     detach: bool
-
-
-def check_map_name(name: str) -> None:
-    """``BadInput`` unless maps may be saved under this name."""
-    if not 0 < len(name) <= _LONGEST_MAP_NAME or not name.isprintable() or "/" in name:
-        words = f"expected 1 to {_LONGEST_MAP_NAME} printable characters without '/'"
-    elif name in (".", ".."):
-        words = "that is a folder"
-    else:
-        return
-    raise BadInput(f"{name!r} cannot be the name of saved maps: {words}")
 
 
 class CircuitCalls(Calls):

@@ -13,6 +13,8 @@ from patchlight.testbed.lab.spectrum import Channel, SpectrumMap
 from patchlight.testbed.lab.switchmap import AnyMap
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 
+_LONGEST_MAP_NAME = 100
+
 
 class Place(NamedTuple):
     """Both sides of a port of an optical switch; of a wavelength switch maybe one channel there."""
@@ -152,3 +154,14 @@ def with_spectra(lab: Lab, maps: Mapping[str, AnyMap]) -> Lab:
         for switch in lab.wavelength_switches
     )
     return lab if now == lab.wavelength_switches else lab.with_changes(wavelength_switches=now)
+
+
+def check_map_name(name: str) -> None:
+    """``BadInput`` unless maps may be saved under this name."""
+    if not 0 < len(name) <= _LONGEST_MAP_NAME or not name.isprintable() or "/" in name:
+        words = f"expected 1 to {_LONGEST_MAP_NAME} printable characters without '/'"
+    elif name in (".", ".."):
+        words = "that is a folder"
+    else:
+        return
+    raise BadInput(f"{name!r} cannot be the name of saved maps: {words}")

@@ -1,6 +1,6 @@
 """What the maps of all optical switches have in common, whatever an entry of them is.
 
-``patchlight.testbed.lab.portmap`` has the map of a circuit switch, ``patchlight.testbed.lab.spectrum`` that
+``portmap.py`` has the map of a circuit switch, ``spectrum.py`` that
 of a wavelength switch.
 """
 

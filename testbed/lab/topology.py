@@ -2,7 +2,7 @@
 
 A *node* is a server. A *block* is the packet switches that are joined directly or by way of one
 other, like those of a pod; a *fabric* is all that reach each other. Which node is under which
-switch follows the light. ``patchlight.testbed.generate.topology_files`` writes it down for schedulers.
+switch follows the light. ``testbed/generate/topology_files.py`` writes it for schedulers.
 """
 
 from collections import Counter

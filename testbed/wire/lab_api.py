@@ -16,6 +16,8 @@ from patchlight.testbed.linux.sockets import is_loopback, split_address, unix_so
 _SYSTEM = Path("/run/patchlight")
 UNIX = "unix:"
 API_SOCKET = "api.sock"
+USER_HEADER = "X-Patchlight-User"
+UID_HEADER = "X-Patchlight-Uid"
 
 
 def api_address(lab: Lab) -> str:

@@ -11,6 +11,7 @@ import click
 import pytest
 
 from patchlight.cli import main as command_line
+from patchlight.console.commands import Command
 from patchlight.console.errors import require_root
 from patchlight.console.lab_option import LabOption
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
@@ -150,8 +151,8 @@ def run_with(
     module = types.ModuleType("patchlight_test_command")
     module.fails = fails  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    command = command_line._Command(module.__name__, "Fail.")
-    monkeypatch.setattr(command_line, "COMMANDS", {"fails": command})
+    command = Command(module.__name__, "Fail.")
+    monkeypatch.setattr(command_line.cli, "built_in", {"fails": command})
     monkeypatch.delenv("PATCHLIGHT_DEBUG", raising=False)
     with pytest.raises(SystemExit) as caught:
         command_line.main([*before, "fails"])
@@ -196,8 +197,8 @@ def test_a_bug_says_how_to_get_the_traceback(
 def test_a_command_that_is_not_installed_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    commands = {"gone": command_line._Command("patchlight.cli.gone", "Be gone.")}
-    monkeypatch.setattr(command_line, "COMMANDS", commands)
+    commands = {"gone": Command("patchlight.cli.gone", "Be gone.")}
+    monkeypatch.setattr(command_line.cli, "built_in", commands)
     with pytest.raises(SystemExit):
         command_line.main(["--help"])
     assert "Be gone." in capsys.readouterr().out
@@ -212,8 +213,8 @@ def test_a_missing_package_is_named(
 ) -> None:
     (tmp_path / "needs_much.py").write_text("import not_there.at_all\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    commands = {"much": command_line._Command("needs_much", "Need much.")}
-    monkeypatch.setattr(command_line, "COMMANDS", commands)
+    commands = {"much": Command("needs_much", "Need much.")}
+    monkeypatch.setattr(command_line.cli, "built_in", commands)
     with pytest.raises(SystemExit) as caught:
         command_line.main(["much"])
     assert caught.value.code == 1

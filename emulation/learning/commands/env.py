@@ -85,7 +85,7 @@ def show(name: str, as_json: bool) -> None:
         say(f"compared by: {found['figure']} of the last step's info, less is better")
     if recipe.registered is not None:
         say(
-            "\nimport gymnasium, patchlight.emulation.learning\n"
+            "\nimport gymnasium, patchlight.emulation.learning.envs\n"
             f'env = gymnasium.make("{recipe.name}")\n'
             "seen, info = env.reset(seed=0)\n"
             "mask = env.unwrapped.action_masks()\n"
