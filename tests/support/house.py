@@ -142,7 +142,7 @@ class House:
             for line, name in source.imported():
                 first = name.partition(".")[0]
                 other = room_of(name)
-                # The public face names for type checkers what wings bring, and imports it when used.
+                # The public face names for type checkers what wings bring.
                 below = set(ROOMS) if source.module == "patchlight" else ROOMS[room]
                 if other not in (None, room) and other not in below:
                     found.append(f"{where}:{line}: {room} must not import {name}")
