@@ -19,12 +19,11 @@ from patchlight.testbed.labfile.reader import builtin_labs, find_lab, parse_lab,
 from patchlight.testbed.labfile.values import HOST_PORT
 from patchlight.testbed.linux.processes import own_program
 from patchlight.testbed.linux.sockets import unix_socket_answers
-from patchlight.testbed.wire.lab_api import UNIX, LabIdentity, api_address
+from patchlight.testbed.wire.lab_api import RUN_ROOT, UNIX, LabIdentity, api_address
 
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
 
-RUN_ROOT = Path("/run/patchlight")
 NEWS_WITHIN_S = 20.0
 """For how long an answer may wait for news of what is followed, before it is asked for again."""
 _SAID = "patchlight.only-lab"

@@ -19,10 +19,11 @@ def complete_lab(
 ) -> list[CompletionItem]:
     """Labs that are up, built-in labs, and files."""
     # Imported late, as all that needs packages: `doctor` says which of them are missing.
-    from patchlight.emulation.fabric.lab_state import recorded_labs
     from patchlight.testbed.labfile.reader import builtin_labs
+    from patchlight.testbed.wire.lab_api import RUN_ROOT
 
-    names = dict.fromkeys([*recorded_labs(), *builtin_labs()])
+    up = sorted(path.parent.name for path in RUN_ROOT.glob("*/lab.yaml"))
+    names = dict.fromkeys([*up, *builtin_labs()])
     items = [CompletionItem(name) for name in names if name.startswith(incomplete)]
     return [*items, CompletionItem(incomplete, type="file")]
 

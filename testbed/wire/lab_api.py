@@ -13,7 +13,7 @@ from typing import Self
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.linux.sockets import is_loopback, split_address, unix_socket_answers
 
-_SYSTEM = Path("/run/patchlight")
+RUN_ROOT = Path("/run/patchlight")
 UNIX = "unix:"
 API_SOCKET = "api.sock"
 USER_HEADER = "X-Patchlight-User"
@@ -41,7 +41,7 @@ def new_api_address(lab: Lab) -> str:
 
 def system_socket(lab: str) -> Path:
     """Where the controller of a lab answers on its machine if root runs it."""
-    return _SYSTEM / lab / API_SOCKET
+    return RUN_ROOT / lab / API_SOCKET
 
 
 def own_socket(lab: str) -> str:

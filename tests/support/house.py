@@ -43,7 +43,7 @@ ROOMS = {
     "patchlight.client": _LOWER,
     "patchlight.controller": _LOWER,
     "patchlight.agents": _LOWER,
-    "patchlight.console": {*_LOWER, "patchlight.client", "patchlight.controller"},
+    "patchlight.console": _SIDES,
     "patchlight.emulation": _SIDES,
     **WINGS,
     "patchlight": _BELOW,

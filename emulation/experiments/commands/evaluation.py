@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from patchlight.console.completion import complete_policy
+from patchlight.console.connection import offline_lab
 from patchlight.console.errors import only_some_finished
 from patchlight.console.folders import profiles_option, results_option
 from patchlight.console.lab_option import lab_option

@@ -12,17 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.console.connection import (
-    RUN_ROOT,
-    connect,
-    controller_options,
-    lab_meant,
-    user_name,
-)
+from patchlight.console.connection import connect, controller_options, lab_meant, user_name
 from patchlight.console.rendering import listing_options
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.labmaps import driven
 from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.wire.lab_api import RUN_ROOT
 
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
