@@ -162,7 +162,7 @@ install_learning() {
     if .venv/bin/python - <<'PY'
 import sys
 from importlib.util import find_spec
-sys.exit(not all(map(find_spec, ["gymnasium", "onnx", "ray", "sb3_contrib", "torch"])))
+sys.exit(not all(map(find_spec, ["gymnasium", "onnx", "ray", "torch"])))
 PY
     then return; fi
     say "installing what learning needs into .venv (PyTorch: a few minutes)"

@@ -24,8 +24,6 @@ DATA = {
     "controller/policies/models": ["*.onnx", "*.json"],
     "emulation/experiments/architectures": ["*.yaml"],
     "emulation/learning/configs": ["*.yaml"],
-    "emulation/learning/configs/environments": ["*.yaml"],
-    "emulation/learning/models": ["*.json", "*.onnx"],
     "emulation/servers": ["*.sh"],
     "deploy": ["Dockerfile", "*.sh", "*.txt"],
     "deploy/prometheus": ["*.yml"],

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.cli.folders import results_option
 from patchlight.cli.rendering import Coloured, Column, Table, listing_options, print_json, say
 from patchlight.testbed.errors import BadInput, PatchlightError
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def env() -> None:
-    """List, show, check and compare learning environments, and train in them.
+    """List, show, check and compare learning environments.
 
     NAME is one of 'env list', or FILE.py:CLASS for one of your own.
     """
@@ -153,7 +152,7 @@ def check(names: tuple[str, ...], every: bool, steps: int, as_json: bool) -> Non
     "models",
     type=click.Path(path_type=Path, dir_okay=False),
     multiple=True,
-    help="A model that 'env train' wrote. May be repeated.",
+    help="An ONNX model of the environment, with its card. May be repeated.",
 )
 @listing_options
 def compare(
@@ -163,7 +162,7 @@ def compare(
 
     All play the same episodes; 'random' does anything that is allowed. Less is better.
     """
-    from patchlight.emulation.learning.baseline_files import load_baseline
+    from patchlight.emulation.learning.envs.baselines import load_baseline
     from patchlight.emulation.learning.envs.testing import baselines_of
 
     loaded = {path.stem: load_baseline(path) for path in models}
@@ -199,41 +198,6 @@ def compare(
         if number:
             say("")
         table.print()
-
-
-@env.command()
-@click.argument("name")
-@results_option("results/learning/NAME", "Folder of the run.")
-@click.option("--steps", type=click.IntRange(min=0), help="Other than the configuration's.")
-@click.option("--seed", type=click.IntRange(min=0), help="Other than the configuration's.")
-def train(name: str, output: Path | None, steps: int | None, seed: int | None) -> None:
-    """Train a baseline for the environment NAME, or as the file NAME.yaml says.
-
-    A heuristic may be imitated first; then the policy learns by sb3-contrib's MaskablePPO. The
-    folder then has the model and its card, for 'env compare --model' (docs/learning.md).
-    """
-    from patchlight.cli.policy.learn import needed
-
-    needed()
-    import dataclasses
-
-    import torch
-
-    from patchlight.emulation.learning.baselines.config import baseline_config
-    from patchlight.emulation.learning.baselines.run import BaselineRun
-
-    torch.set_num_threads(1)
-    config = baseline_config(name)
-    config = dataclasses.replace(
-        config,
-        steps=config.steps if steps is None else steps,
-        seed=config.seed if seed is None else seed,
-    )
-    folder = output or Path("results") / "learning" / config.name
-    run = BaselineRun(config, folder, say)
-    say(f"{config.environment}: {config.steps:,} steps in {folder}")
-    path = run.learn()
-    say(f"{path}: try it with  patchlight env compare {config.environment} --model {path}")
 
 
 def _number(mean: float, half_width: float) -> str:
@@ -274,7 +238,7 @@ def _described(recipe: "Recipe") -> dict[str, Any]:
         "action_count": int(getattr(made.action_space, "n", 0)),
         "observation_space": {key: _space(space) for key, space in parts.items()},
         "heuristics": list(heuristics_of(made)),
-        "trained": list(trained_of(recipe, made)),
+        "trained": list(trained_of(made)),
         "figure": getattr(made, "figure", ""),
     }
 

@@ -18,7 +18,6 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
 from patchlight.controller.policies.files import run_file
-from patchlight.emulation.learning.baseline_files import load_baseline, shipped_baselines
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.files.issues import nearest
 
@@ -172,15 +171,9 @@ def heuristics_of(env: Environment) -> Mapping[str, Heuristic]:
     return cast(Mapping[str, Heuristic], getattr(env, "heuristics", {}))
 
 
-def trained_of(recipe: Recipe, env: Environment) -> Mapping[str, Heuristic]:
-    """The trained models that an environment names, and the baselines that come along for it."""
-    ours = cast(Mapping[str, Heuristic], getattr(env, "trained", {}))
-    shipped = shipped_baselines().get(recipe.name, {})
-    return {**ours, **{name: partial(_by_baseline, path) for name, path in shipped.items()}}
-
-
-def _by_baseline(path: Path, env: Environment, seen: Any) -> int:
-    return load_baseline(path)(env, seen)
+def trained_of(env: Environment) -> Mapping[str, Heuristic]:
+    """The trained models that an environment names."""
+    return cast(Mapping[str, Heuristic], getattr(env, "trained", {}))
 
 
 def masks_of(env: Environment) -> NDArray[np.bool_]:

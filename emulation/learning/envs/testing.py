@@ -145,7 +145,7 @@ def _bytes_of(seen: Any) -> bytes:
 
 def _heuristics(recipe: Recipe) -> str:
     """Those that it names only do what is allowed."""
-    for name, rule in {**heuristics_of(env := recipe.make()), **trained_of(recipe, env)}.items():
+    for name, rule in {**heuristics_of(env := recipe.make()), **trained_of(env)}.items():
         seen, _ = env.reset(seed=2)
         for number in range(_LOOKED_AT):
             action, mask = rule(env, seen), masks_of(env)
@@ -210,9 +210,9 @@ def baselines_of(
 ) -> tuple[str, list[Baseline]]:
     """The environment's figure (less is better), and what each rule comes to on these seeds.
 
-    Beside those that it names and those that come along, trained ``models`` of a user play.
-    All play the same episodes; ``random`` does anything that is allowed. ``BadInput`` for an
-    environment that does not say what its figure is.
+    Trained ``models`` of a user play beside those that it names. All play the same episodes;
+    ``random`` does anything that is allowed. ``BadInput`` for an environment that does not say what
+    its figure is.
     """
     env = recipe.make()
     figure = getattr(env, "figure", None)
@@ -228,7 +228,7 @@ def baselines_of(
 
     rules: list[tuple[str, str, Heuristic]] = [("random", "random", anything)]
     rules += [(name, "heuristic", rule) for name, rule in heuristics_of(env).items()]
-    trained = {**trained_of(recipe, env), **(models or {})}
+    trained = {**trained_of(env), **(models or {})}
     rules += [(name, "trained", rule) for name, rule in trained.items()]
     played = [[figure_of(env, rule, seed, figure) for seed in seeds] for _, _, rule in rules]
     beside = played[min(1, len(rules) - 1)]

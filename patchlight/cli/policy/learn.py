@@ -19,9 +19,7 @@ def needed() -> None:
     """``PatchlightError`` where the packages of the extra ``learn`` are not installed."""
     from importlib.util import find_spec
 
-    missing = [
-        name for name in ("torch", "onnx", "gymnasium", "sb3_contrib") if not find_spec(name)
-    ]
+    missing = [name for name in ("torch", "onnx", "gymnasium") if not find_spec(name)]
     if missing:
         raise PatchlightError(
             f"learning needs Python packages that are not installed: {', '.join(missing)}",

@@ -1,12 +1,12 @@
-"""Trained baselines as files: an ONNX model and its card, for the environment that it plays.
+"""Reads a model of an environment: an ONNX file and its card.
 
-Needs no PyTorch. The same is refused as of other learned policies: nothing but ONNX, and only what
-its card was written for.
+Needs no PyTorch. What is refused is the same as for other learned policies: anything but ONNX, and
+anything that does not match its card.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,11 @@ from patchlight.testbed.errors import BadInput
 FORMAT, FORMAT_VERSION = "patchlight-baseline", 1
 WHOLE = "observation"
 """What an observation is called that is one array."""
-MODELS = Path(__file__).resolve().parent / "models"
 
 
 @dataclass(frozen=True)
 class BaselineCard:
-    """What a baseline says of itself: the environment it plays, what it sees, how it was trained.
+    """What a model says of itself: the environment it plays, what it sees, how it was trained.
 
     ``inputs`` are the arrays that it sees, with their shapes; ``actions`` is how many there are.
     """
@@ -47,11 +46,6 @@ class BaselineCard:
     sha256: str
     notes: str = ""
     training: Mapping[str, Any] = field(default_factory=dict)
-
-    def written(self) -> str:
-        """As JSON text that ``read_baseline_card`` takes."""
-        found = {"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(self)}
-        return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
 
 
 class Baseline:
@@ -94,8 +88,8 @@ def read_baseline_card(path: Path) -> BaselineCard:
         raise CardError(f"cannot read the card {path}: {error}") from error
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise CardError(
-            f'{path} is no card of a baseline: its "format" is not {FORMAT!r}',
-            hint="'patchlight env train' writes baselines; other policies are for 'policy'",
+            f'{path} is not the card of a model of an environment: its "format" is not {FORMAT!r}',
+            hint="policies of labs and RAMPs are for 'patchlight policy'",
         )
     if raw["format_version"] != FORMAT_VERSION:
         raise CardError(
@@ -119,16 +113,6 @@ def load_baseline(path: Path) -> Baseline:
     if wrong or len(outputs) != 1 or outputs[0][0] != OUTPUT:
         raise CardError(
             f"{path} is not as its card says: inputs {found}, outputs {outputs}",
-            hint="the card was changed, or is another model's: train and export it again",
+            hint="the card was changed, or is another model's: export the model again",
         )
     return Baseline(card, session)
-
-
-@cache
-def shipped_baselines() -> Mapping[str, Mapping[str, Path]]:
-    """Those that come along: for each environment their names and files."""
-    found: dict[str, dict[str, Path]] = {}
-    for path in sorted(MODELS.glob("*.onnx")):
-        card = read_baseline_card(path.with_suffix(".json"))
-        found.setdefault(card.environment, {})[card.name] = path
-    return found
