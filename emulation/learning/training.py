@@ -4,62 +4,88 @@ A run's folder holds ``config.json``, ``progress.csv``, ``checkpoint.pt`` (weigh
 read back as tensors only) and, at the end, the model: ``NAME.onnx`` with its card.
 """
 
+import csv
 import json
 import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
-from patchlight.emulation.learning.afterstate_worker import AfterstateWorker
 from patchlight.emulation.learning.afterstates import AfterstateLearner
 from patchlight.emulation.learning.config import Config, check
-from patchlight.emulation.learning.dqn import DqnLearner, DqnWorker
-from patchlight.emulation.learning.ensembles import Likeness, likeness_of
-from patchlight.emulation.learning.network import CHECKPOINT, CONFIG, of_this_network
-from patchlight.emulation.learning.on_ray import MakeWorker, RayRollouts
-from patchlight.emulation.learning.players import play
-from patchlight.emulation.learning.policy_iteration import PlayOutWorker, PolicyIterationLearner
-from patchlight.emulation.learning.rollouts import Experience, Progress
-from patchlight.emulation.learning.run_log import SAID_EVERY_S, RunLog
+from patchlight.emulation.learning.learner import Learner, Progress, play
+from patchlight.emulation.learning.network import (
+    CHECKPOINT,
+    CONFIG,
+    Likeness,
+    likeness_of,
+    of_this_network,
+)
+from patchlight.emulation.learning.policy_iteration import PolicyIterationLearner
 from patchlight.emulation.learning.vector_episodes import layout_of
-from patchlight.emulation.simulator.executors import Engine
-from patchlight.emulation.simulator.executors.on_ray import connected
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.graphs import ComputationGraph
 
-_KEPT_EVERY_S, _EPISODES_SHOWN = 60.0, 200
+PROGRESS, TENSORBOARD = "progress.csv", "tensorboard"
+SAID_EVERY_S = 15.0
+KEPT_EVERY_S, _EPISODES_SHOWN = 60.0, 200
 
-E = TypeVar("E", bound=Experience)
 
+class RunLog:
+    """The log of a run in ``folder`` that goes on after ``first`` of ``steps`` decisions, in which
+    ``before_s`` were spent: rows of ``progress.csv``; TensorBoard's files where it is installed.
+    """
 
-class Learner(Protocol):
-    """What a run does round for round."""
+    def __init__(self, folder: Path, steps: int, first: int, before_s: float) -> None:
+        self._folder, self._steps, self._first = folder, steps, first
+        self._before_s = before_s
+        self._board: Any = None
+        if find_spec("tensorboard"):
+            from torch.utils.tensorboard import SummaryWriter
 
-    steps: int
+            self._board = SummaryWriter(str(folder / TENSORBOARD), purge_step=first or None)
 
-    @property
-    def average(self) -> nn.Module:
-        """The scorer to evaluate and to keep."""
+    def row(self, figures: Mapping[str, float]) -> None:
+        """One more row of the table; ``figures`` are the same each time."""
+        path = self._folder / PROGRESS
+        new = not path.exists()
+        with path.open("a", newline="") as file:
+            writer = csv.writer(file)
+            if new:
+                writer.writerow(figures)
+            writer.writerow(figures.values())
 
-    def round(self) -> Progress:
-        """Plays and learns."""
+    def scalars(self, steps: int, figures: Mapping[str, float]) -> None:
+        """Figures after so many decisions, for TensorBoard, but for those that are no numbers."""
+        if self._board is not None:
+            for name, value in figures.items():
+                if math.isfinite(value):
+                    self._board.add_scalar(name, value, steps)
+            self._board.flush()
 
-    def state(self) -> dict[str, Any]:
-        """What to go on from."""
+    def words(self, steps: int, spent_s: float) -> str:
+        """How far it is, after ``spent_s`` of this sitting, and how long the rest takes."""
+        done, part = steps - self._first, min(1.0, steps / self._steps)
+        words = f"{part:4.0%}  {steps:>10,} decisions  {self._before_s + spent_s:6.0f} s"
+        left_s = max(0.0, spent_s * (self._steps - steps) / done) if done else math.nan
+        return f"{words}, {left_s:.0f} s left" if math.isfinite(left_s) else words
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+    def close(self) -> None:
+        """Nothing more comes."""
+        if self._board is not None:
+            self._board.close()
 
 
 @dataclass(frozen=True)
@@ -93,10 +119,7 @@ def scenarios_of(
 
 
 class Run:
-    """A training run in a folder. ``say`` hears of its progress, a line at a time.
-
-    ``engine`` says who plays: ``serial`` this process, ``ray`` as many workers as it has processes.
-    """
+    """A training run in a folder. ``say`` hears of its progress, a line at a time."""
 
     def __init__(
         self,
@@ -104,19 +127,12 @@ class Run:
         graphs: Sequence[ComputationGraph] | Workloads,
         folder: Path,
         say: Callable[[str], None] = lambda line: None,
-        engine: Engine | None = None,
     ) -> None:
         self.config, self.folder, self._say = config, folder, say
         self.scenarios = scenarios_of(config, graphs)
         self.models = list(self.scenarios[0].workloads.names)
         self.layout = layout_of(self.scenarios[0])
         check(config, self.layout.degrees)
-        self._engine = engine or Engine("serial")
-        if self._engine.name == "ray" and config.algorithm == "maskable-ppo":
-            raise BadInput(
-                "'maskable-ppo' learns in one process: Stable-Baselines3 plays for it",
-                hint="leave out --engine, or take another algorithm",
-            )
         self._before_s = 0.0
         self._done = 0
         self._state: dict[str, Any] | None = None
@@ -141,16 +157,14 @@ class Run:
 
     def learn(self) -> Report:
         """All rounds. Interrupted, it keeps a checkpoint first."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         if self._state is None and (self.folder / CHECKPOINT).exists():
             raise BadInput(
                 f"{self.folder} holds a run already", hint="go on with --resume, or name another"
             )
-        with ExitStack() as stack:
-            learner = self._learner(stack)
-            _write(self.folder / CONFIG, json.dumps(self.config.as_data(), indent=2) + "\n")
-            log = RunLog(self.folder, self.config.steps, learner.steps, self._before_s)
-            stack.enter_context(closing(log))
+        learner = self._learner()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _write(self.folder / CONFIG, json.dumps(self.config.as_data(), indent=2) + "\n")
+        with closing(RunLog(self.folder, self.config.steps, learner.steps, self._before_s)) as log:
             rates, spent_s = self._rounds(learner, log)
         if not rates:
             rates = self.evaluate(learner.average)
@@ -158,7 +172,6 @@ class Run:
         done: dict[str, Any] = {"config": config, "steps": learner.steps, "models": self.models}
         about = {
             "wall_s": wall_s,
-            "engine": self._engine.name,
             "torch": str(torch.__version__),
             "evaluated_blocking_rate": rates,
         }
@@ -175,7 +188,7 @@ class Run:
                 progress = learner.round()
                 playing += [each.blocking_rate for each in progress.finished]
                 now = time.monotonic()
-                if now - kept >= _KEPT_EVERY_S:
+                if now - kept >= KEPT_EVERY_S:
                     kept = now
                     self._keep(learner, now - started)
                 due = learner.steps - evaluated >= config.evaluation.every_steps
@@ -211,39 +224,18 @@ class Run:
             found[name] = round(sum(rates) / len(rates), 5)
         return found
 
-    def _learner(self, stack: ExitStack) -> Learner:
-        """Who learns; what it needs is taken down with the ``stack``."""
+    def _learner(self) -> Learner:
         config, done = self.config, self._done
         scenarios = scenarios_of(config, self.scenarios[0].workloads, training=True)
         learner: Learner
-        if config.algorithm == "maskable-ppo":
-            from patchlight.emulation.learning.ppo import PpoLearner
-
-            learner = PpoLearner(config, scenarios, done)
-        elif config.algorithm == "masked-dqn":
-            players = self._on_ray(stack, DqnWorker, scenarios)
-            workers = players.count if players else 1
-            learner = DqnLearner(config, scenarios, done, players, workers)
-        elif config.algorithm == "policy-iteration":
-            playing_out = self._on_ray(stack, PlayOutWorker, scenarios)
-            learner = PolicyIterationLearner(config, scenarios, done, playing_out)
+        if config.algorithm == "policy-iteration":
+            learner = PolicyIterationLearner(config, scenarios, done)
         else:
-            others = self._on_ray(stack, AfterstateWorker, scenarios)
-            learner = AfterstateLearner(config, scenarios, done, others)
+            learner = AfterstateLearner(config, scenarios, done)
         if self._state is not None:
             with of_this_network(f"the checkpoint in {self.folder}"):
                 learner.restore(self._state)
         return learner
-
-    def _on_ray(
-        self, stack: ExitStack, make: MakeWorker[E], scenarios: Sequence[Scenario]
-    ) -> RayRollouts[E] | None:
-        if self._engine.name != "ray":
-            return None
-        ray = stack.enter_context(connected(self._engine))
-        count = self._engine.processes or int(ray.cluster_resources()["CPU"])
-        found = RayRollouts(ray, count, make, self.config, scenarios, self._done)
-        return stack.enter_context(closing(found))
 
     def _keep(self, learner: Learner, spent_s: float) -> None:
         if not _is_finite(learner.average):
@@ -256,7 +248,7 @@ class Run:
             "ramp": list(self.layout.ramp),
             "degrees": list(self.layout.degrees),
             "observation_version": self.layout.version,
-            "discount": self.config.discount,
+            "discount": self.config.settings.gamma,
             "likenesses": self._likenesses,
             "average": learner.average.state_dict(),
         }
@@ -299,7 +291,7 @@ class Run:
             shown = "  ".join(f"{name} {rate:.4f}" for name, rate in rates.items())
         else:
             shown = f"{progress.blocked:.4f} of the latest jobs"
-        # A replay memory is filled before anything is learned.
+        # Policy iteration learns nothing before enough was played out.
         loss = "" if math.isnan(progress.loss) else f"  loss {progress.loss:.4f}"
         self._say(f"{log.words(steps, spent_s)}{loss}  blocking: {shown}")
 

@@ -21,11 +21,9 @@ from patchlight.emulation.learning.labs.network import OptionNetwork
 from patchlight.emulation.learning.labs.testing import Tested, run_test
 from patchlight.emulation.learning.labs.what_if import WhatIf
 from patchlight.emulation.learning.network import CHECKPOINT, CONFIG
-from patchlight.emulation.learning.run_log import SAID_EVERY_S, RunLog
+from patchlight.emulation.learning.training import KEPT_EVERY_S, SAID_EVERY_S, RunLog
 from patchlight.emulation.simulator.executors import Engine
 from patchlight.testbed.errors import BadInput
-
-_KEPT_EVERY_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ class LabRun:
         def told() -> None:
             nonlocal kept, said
             now = time.monotonic()
-            if now - kept >= _KEPT_EVERY_S:
+            if now - kept >= KEPT_EVERY_S:
                 kept = now
                 self._keep(now - began)
             if now - said >= SAID_EVERY_S or trials.steps >= steps:

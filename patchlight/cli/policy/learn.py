@@ -47,16 +47,16 @@ def needed() -> None:
 )
 @click.option(
     "--start",
-    metavar="RUN|MODEL",
-    help="Begin with the weights of an earlier run, by its folder, or of a model.",
+    metavar="RUN",
+    type=_FOLDER,
+    help="Begin with the weights of an earlier run, by its folder.",
 )
 @profiles_option
 @click.option(
     "--engine",
     type=click.Choice(["serial", "processes", "ray"]),
     default="serial",
-    help="Who plays what is learned from: this process, workers on Ray, or for labs also processes "
-    "of this machine.",
+    help="For labs: who looks at decisions: this process, processes of this machine, or Ray.",
 )
 @click.option("--address", help="Of a Ray cluster.  [default: one of our own, here]")
 @click.option(
@@ -71,7 +71,7 @@ def train(
     steps: int | None,
     seed: int | None,
     conditions: tuple[str, ...],
-    start: str | None,
+    start: Path | None,
     profiles: Path | None,
     engine: str,
     address: str | None,
@@ -124,24 +124,26 @@ def train(
             raise BadInput("--start is for partition policies of RAMPs: for labs all begin anew")
         _train_for_labs(file, text, output, resume, changed, played_by)
         return
-    if engine == "processes":
-        raise BadInput("--engine processes is for labs: partition policies are played on Ray")
+    if engine != "serial":
+        raise BadInput(
+            f"--engine {engine} is for labs: partition policies of RAMPs learn in one process"
+        )
     wanted = dataclasses.replace(parse_config(text, str(file)), **changed)
     if conditions:
         wanted = with_conditions(wanted, conditions)
     if start is not None:
-        wanted = with_start(wanted, start)
+        wanted = with_start(wanted, str(start))
     found = find_profiles(profiles)
     folder = output or Path("results") / "learning" / wanted.name
     say(f"models: {found.source}")
     say(f"{wanted.steps:,} steps in {folder}")
-    run = Run(wanted, found.graphs, folder, say, played_by)
+    run = Run(wanted, found.graphs, folder, say)
     if resume:
         run.resume()
     report = run.learn()
     report.training["profiles"] = "PipeDream" if found.published else found.source
-    if (reason := wanted.network.no_model) or not isinstance(report.scorer, OptionScorer):
-        say(f"{folder} has no model: it {reason}, which is for studies only")
+    if not isinstance(report.scorer, OptionScorer):
+        say(f"{folder} has no model: PAC-ML's observation is for studies only")
         return
     path = write_model(report.scorer, run.layout, wanted, report.training, folder)
     rule = wanted.environment.rule
@@ -191,18 +193,6 @@ def _train_for_labs(
 @click.option("--steps", type=click.IntRange(min=1), help="Of each, over the configurations'.")
 @profiles_option
 @click.option(
-    "--other-models",
-    multiple=True,
-    metavar="MODEL",
-    help="Test on jobs of these as well: built-in graphs, or files. May be given again.",
-)
-@click.option(
-    "--other-ramps",
-    multiple=True,
-    metavar="RAMP",
-    help="Test on this RAMP as well, like 8x8x2. May be given again.",
-)
-@click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("results/learning/study"),
@@ -216,8 +206,6 @@ def study(
     first_seed: int,
     steps: int | None,
     profiles: Path | None,
-    other_models: tuple[str, ...],
-    other_ramps: tuple[str, ...],
     output: Path,
     as_json: bool,
 ) -> None:
@@ -227,9 +215,7 @@ def study(
     seeds with its interval, the worst of them, and what that blocks less the best constant degree
     or plain rule in the same episodes; and what the networks of all seeds block when the mean of
     their scores decides, which is the model in the configuration's folder. Run again with the same
-    folder it goes on where it was; study.json and all models are there in the end. With other
-    models or RAMPs, to which jobs come so often that the load stays the same, networks are tested
-    there too, without more training.
+    folder it goes on where it was; study.json and all models are there in the end.
     """
     needed()
     import dataclasses
@@ -238,7 +224,6 @@ def study(
 
     from patchlight.emulation.experiments.pac_ml.run import find_profiles
     from patchlight.emulation.learning.config import find_config, read_config
-    from patchlight.emulation.learning.elsewhere import elsewhere
     from patchlight.emulation.learning.study import Study
 
     torch.set_num_threads(1)
@@ -252,8 +237,7 @@ def study(
         say(line, err=as_json)
 
     seeds = range(training_seeds)
-    beside = elsewhere(found.graphs, other_models, other_ramps)
-    result = Study(wanted, seeds, tested, found.graphs, output, tell, beside).run()
+    result = Study(wanted, seeds, tested, found.graphs, output, tell).run()
     if as_json:
         print_json(result)
         return
@@ -268,7 +252,7 @@ def _study_table(result: dict[str, Any]) -> Table:
     title = f"Blocking rate (%), {seeds} training seeds, episodes {first} to {last}"
     columns = ("mean", "worst", "less best rule", "together")
     numbers = [Column(name, whole=True, right=True) for name in columns]
-    more = [Column(name, wide=True, right=True) for name in ("steps", "less maximum", "as told")]
+    more = [Column(name, wide=True, right=True) for name in ("steps", "less maximum")]
     table = Table("config", "scenario", *numbers, "rule", *more, title=title)
     for row in result["rows"]:
         spread = row["ci95_over_training_seeds"]
@@ -286,7 +270,6 @@ def _study_table(result: dict[str, Any]) -> Table:
             f"{row['best_rule']} {100 * row['best_rule_rate']:.2f}",
             f"{row['steps']:,}",
             f"{100 * row['less_maximum']:.1f} %",
-            "" if row["as_told"] is None else f"{100 * row['as_told']:.1f} %",
         )
     return table
 
@@ -296,25 +279,15 @@ def _study_table(result: dict[str, Any]) -> Table:
 @click.argument("output", type=_FOLDER)
 @click.option("--name", help="Of the model.  [default: the configuration's]")
 @click.option("--notes", default="", show_default=False, help="A sentence for its card.")
-@click.option(
-    "--ramp",
-    metavar="GxRxS",
-    help="For this RAMP, where the network is told of free blocks only.  [default: the trained]",
-)
-def export(
-    runs: tuple[Path, ...], output: Path, name: str | None, notes: str, ramp: str | None
-) -> None:
+def export(runs: tuple[Path, ...], output: Path, name: str | None, notes: str) -> None:
     """Write the policy of the training RUN as an ONNX file with its card into folder OUTPUT.
 
     RUN is the folder of a run, also of one that was interrupted: its last checkpoint counts.
     Several runs that differ in their seeds make one policy: the mean of their scores decides.
-    A network of 'cluster: blocks' can be written for a RAMP of another shape, like 8x8x2, without
-    more training; the card says on which it was trained.
     """
     needed()
     import torch
 
-    from patchlight.emulation.experiments.pac_ml.variation import Variation
     from patchlight.emulation.learning.export import export as write_model
     from patchlight.emulation.learning.export import of_runs
     from patchlight.emulation.learning.labs.config import is_for_labs
@@ -324,8 +297,6 @@ def export(
     run, *others = runs
     described = run / CONFIG
     if described.is_file() and is_for_labs(described.read_text()):
-        if ramp is not None:
-            raise BadInput("--ramp is for partition policies of RAMPs: those for labs serve any")
         if others:
             raise BadInput("several runs make one policy of a RAMP: those for labs are of one run")
         from patchlight.emulation.learning.labs.export import export_lab_model
@@ -334,6 +305,5 @@ def export(
         path = export_lab_model(*load_lab_run(run), output, name, notes)
         say(f"{path} and its card {path.with_suffix('.json').name}")
         return
-    shape = None if ramp is None else Variation.parse(ramp=ramp).ramp
-    path = write_model(*of_runs(runs, shape), output, name, notes)
+    path = write_model(*of_runs(runs), output, name, notes)
     say(f"{path} and its card {path.with_suffix('.json').name}")

@@ -176,15 +176,17 @@ def test_a_card_that_does_not_say_what_it_was_trained_on(
 
 @pytest.mark.usefixtures("one_core")
 def test_shipped_models_say_what_they_were_trained_on(pipedream: Path) -> None:
-    card = read_card(MODELS / "learned-first-fit.json")
-    fixed = replace(Variation(), law_instance=0)
+    card = read_card(MODELS / "learned-first-fit-inexact.json")
     for law in "AC":
-        assert outside_training(card, fixed, law, list(SOURCES), published=True) == []
+        assert outside_training(card, Variation(), law, list(SOURCES), published=True) == []
     arguments = ["--rule", "ramp-first-fit", "--seeds", "1", "--law", "C"]
+    arguments += ["--arrivals", "fixed:800"]
     arguments += ["--profiles", str(pipedream)]
-    result = CliRunner().invoke(cli, ["policy", "evaluate", "learned-first-fit", *arguments])
+    result = CliRunner().invoke(
+        cli, ["policy", "evaluate", "learned-first-fit-inexact", *arguments]
+    )
     assert result.exit_code == 0, result.output
-    assert "trained on instance 0 of law C, made anew for each episode here" in result.stderr
+    assert "trained on fixed:1000" in result.stderr
 
 
 def test_a_changed_file_is_refused(tmp_path: Path) -> None:

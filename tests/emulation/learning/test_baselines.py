@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-onnx = pytest.importorskip("onnx", reason="onnx is not installed: extra 'learn'")
+pytest.importorskip("onnx", reason="onnx is not installed: extra 'learn'")
 pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
 
 from onnx import TensorProto, helper, numpy_helper

@@ -11,8 +11,8 @@ from patchlight.controller.policies.learned import load_learned
 from patchlight.controller.policies.model_files import CardError
 from patchlight.emulation.learning.config import ConfigError, parse_config
 from patchlight.emulation.learning.export import export, rounded
+from patchlight.emulation.learning.learner import network_of, play, player_of
 from patchlight.emulation.learning.network import OptionScorer
-from patchlight.emulation.learning.players import network_of, play, player_of
 from patchlight.emulation.learning.training import Run, scenarios_of
 from patchlight.emulation.learning.vector_episodes import VectorEpisodes
 from patchlight.emulation.simulator.ramp import Workloads, pac_ml_scenario
@@ -80,7 +80,7 @@ def test_other_blocks_than_the_first_ones_are_taken(workloads: Workloads) -> Non
     (scenario,) = scenarios_of(config, workloads)
     network = network_of(config, scenario)
     episodes = VectorEpisodes([scenario], 32, 0, blocks=4)
-    player, others, degrees = player_of(network, workloads), 0, len(episodes.layout.degrees)
+    player, others, degrees = player_of(network), 0, len(episodes.layout.degrees)
     for _ in range(30):
         actions = player.scores(episodes).argmax(axis=1)
         others += int((actions > degrees).sum())
@@ -93,8 +93,7 @@ def test_other_blocks_than_the_first_ones_are_taken(workloads: Workloads) -> Non
     ("old", "new", "message"),
     [
         ("ramp-block", "ramp-first-fit", "'blocks' is of rule ramp-block"),
-        ("steps: 3000", "steps: 3000\nalgorithm: masked-dqn", "does not choose blocks"),
-        ("hidden: [16]", "hidden: [16], graph_width: 4", "no 'graph_width'"),
+        ("hidden: [16]", "hidden: [16], observation: pac-ml", "need the observation"),
         ("blocks: 4", "blocks: 0", "from 1 to 64"),
     ],
 )

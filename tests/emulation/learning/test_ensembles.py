@@ -15,10 +15,10 @@ from click.testing import CliRunner
 from patchlight.cli.main import cli
 from patchlight.controller.policies.learned import load_learned
 from patchlight.emulation.learning.config import parse_config
-from patchlight.emulation.learning.ensembles import MeanScorer, NearestScorer
-from patchlight.emulation.learning.episode_jobs import EpisodeJobs
+from patchlight.emulation.learning.episode_arrays import EpisodeJobs
 from patchlight.emulation.learning.export import of_runs
-from patchlight.emulation.learning.players import play
+from patchlight.emulation.learning.learner import play
+from patchlight.emulation.learning.network import MeanScorer, NearestScorer
 from patchlight.emulation.learning.training import Run, scenarios_of
 from patchlight.emulation.simulator.ramp import Workloads
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode

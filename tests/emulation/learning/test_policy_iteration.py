@@ -13,11 +13,14 @@ from patchlight.controller.policies.learned import load_learned
 from patchlight.emulation.experiments.pac_ml.episodes import Faults, make_policy
 from patchlight.emulation.learning.config import parse_config
 from patchlight.emulation.learning.export import export
-from patchlight.emulation.learning.futures import Drawn, Futures, drawn
+from patchlight.emulation.learning.learner import play
 from patchlight.emulation.learning.network import OptionScorer
-from patchlight.emulation.learning.players import play
-from patchlight.emulation.learning.policy_iteration import PlayOutWorker, PolicyIterationLearner
-from patchlight.emulation.learning.rollouts import MeanRewards, Orders
+from patchlight.emulation.learning.policy_iteration import (
+    Drawn,
+    Futures,
+    PolicyIterationLearner,
+    drawn,
+)
 from patchlight.emulation.learning.training import Run, scenarios_of
 from patchlight.emulation.learning.vector_episodes import VectorEpisodes
 from patchlight.emulation.simulator.ramp import run_episode
@@ -94,16 +97,16 @@ def test_futures_are_drawn_as_the_episodes_jobs_are() -> None:
 
 def test_actions_are_compared_in_the_same_futures() -> None:
     config = parse_config(TEXT)
-    worker = PlayOutWorker(config, scenarios_of(config, GRAPHS))
+    learner = PolicyIterationLearner(config, scenarios_of(config, GRAPHS))
     for _ in range(5):
-        worker.play(Orders(0, MeanRewards.first(2)))
-    episodes = worker.episodes
+        learner.round()
+    episodes = learner.episodes
     envs = np.flatnonzero(episodes.mask.sum(axis=1) > 1)[:6]
     actions = episodes.mask[envs, 1:].argmax(axis=1) + 1
     # One that blocks the job, and twice the same that does not.
     rows, tried = np.repeat(envs, 3), np.stack([0 * actions, actions, actions], 1).ravel()
     counts = np.full(len(envs), 3)
-    values = worker._played_out(envs, counts, rows, tried).reshape(-1, 3)
+    values = learner._played_out(envs, counts, rows, tried).reshape(-1, 3)
     assert np.array_equal(values[:, 1], values[:, 2])
     assert not np.array_equal(values[:, 0], values[:, 1])
     # Of eight jobs to come, discounted, and the little that an untrained network says of the rest.
@@ -113,14 +116,14 @@ def test_actions_are_compared_in_the_same_futures() -> None:
 
 def test_only_what_is_near_the_best_is_compared_and_each_but_once() -> None:
     config = parse_config(TEXT)
-    worker = PlayOutWorker(config, scenarios_of(config, GRAPHS))
-    episodes, actions = worker.episodes, worker.episodes.mask.shape[1]
+    learner = PolicyIterationLearner(config, scenarios_of(config, GRAPHS))
+    episodes, actions = learner.episodes, learner.episodes.mask.shape[1]
     assert actions >= 5
     scores = np.full((32, actions), -np.inf)
     scores[:, 0] = 0.0
     scores[4, :5] = 0.95, 1.0, 1.0, 0.5, 0.9
     scores[9, :2] = 0.5, 1.0
-    found = worker._compared(scores)
+    found = learner.compared(scores)
     # Of environment 4, 1.0 (once), 0.95 and 0.9: four are looked at, two of which are one.
     assert found.there.tolist() == [[True, False, True, True]]
     assert found.recent == pytest.approx(episodes.recent[[4]])
