@@ -79,6 +79,7 @@ DEFAULTS: Mapping[PolicyKind, str] = {
 _GONE = {
     **dict.fromkeys(("learned-first-fit", "learned-first-fit-anew"), "learned-first-fit-any"),
     **dict.fromkeys(("learned-block", "learned-block-far"), "learned-block-choice"),
+    "learned-lab": "least-delay",
 }
 """Models of earlier versions, each with the policy to use instead."""
 _FILE = re.compile(r"(?P<path>.+?\.(?P<suffix>py|onnx))(?::(?P<rest>.*))?", re.DOTALL)

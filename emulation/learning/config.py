@@ -37,6 +37,7 @@ _GONE_CONFIGS = {
     **dict.fromkeys(("ramp-first-fit", "ramp-first-fit-anew"), "ramp-first-fit-any"),
     **dict.fromkeys(("ramp-block", "ramp-block-far"), "ramp-block-choice"),
     **dict.fromkeys(("sees-blocks", "sees-blocks-graph", "sees-blocks-now"), "sees-pac-ml"),
+    **dict.fromkeys(("lab-small", "lab-circuits", "lab-elastic", "learned-lab"), "lab-partition"),
     **dict.fromkeys(("times-told", "times-limit", "times-size", "times-graph"), "small"),
 }
 """Configurations of earlier versions, each with the one to use instead."""

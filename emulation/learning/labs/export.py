@@ -10,13 +10,7 @@ from typing import Any
 
 import torch
 
-from patchlight.controller.policies.contract import (
-    KINDS,
-    ClusterShape,
-    ClusterView,
-    GpuSite,
-    JobView,
-)
+from patchlight.controller.policies.contract import ClusterShape, ClusterView, GpuSite, JobView
 from patchlight.controller.policies.options.card import OptionsCard
 from patchlight.controller.policies.options.job_graph import MOST_OPERATIONS
 from patchlight.controller.policies.options.learned import load_options
@@ -62,9 +56,7 @@ def export_lab_model(
         json.loads(json.dumps(training)),
     )
     path = write_files(folder, name, content, card.written())
-    for kind in KINDS:
-        if kind in card.kinds:
-            load_options(path, kind)
+    load_options(path, "partition")
     return path
 
 

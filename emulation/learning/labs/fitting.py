@@ -2,12 +2,12 @@
 
 What an answer did to the jobs that happened to come is mostly chance, so decisions of every fifth
 lab are kept apart: the network is that of the epoch that predicted them best, and its correction is
-dropped for each kind of decision where its gain on them cannot be told from nothing.
+dropped where its gain on them cannot be told from nothing.
 """
 
 import copy
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from patchlight.controller.policies.contract import KINDS
 from patchlight.emulation.learning.labs.config import LabConfig
 from patchlight.emulation.learning.labs.network import OptionNetwork, joined
 from patchlight.emulation.learning.labs.what_if import Tried
@@ -26,7 +25,7 @@ APART = 5
 
 @dataclass(frozen=True)
 class Gain:
-    """What a network would have gained beside the rule on decisions of a kind, kept apart.
+    """What a network would have gained beside the rule on decisions that were kept apart.
 
     ``gain`` and ``gain_ci95`` are per decision, in times that jobs last, over ``decisions``, in
     ``changed`` of which it takes something else than the rule.
@@ -53,19 +52,19 @@ class Gain:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A network, of which epoch, and its ``gains`` by the kind of decision.
+    """A network, of which epoch, and its ``gain``: ``None`` where nothing could be fitted.
 
     Where its gain cannot be told from nothing, it is the rule.
     """
 
     network: OptionNetwork
     epoch: int
-    gains: Mapping[str, Gain]
+    gain: Gain | None
 
     @property
-    def corrects(self) -> list[str]:
-        """The kinds of decisions in which it is not the rule."""
-        return [kind for kind, gain in self.gains.items() if gain.is_one]
+    def corrects(self) -> bool:
+        """Whether it is other than the rule."""
+        return self.gain is not None and self.gain.is_one
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class _Set:
 
     @classmethod
     def join(cls, tried: Sequence[Tried]) -> "_Set":
-        seen = joined([one for each in tried for one in each.seen])
+        seen = joined([each.seen for each in tried])
         worth = torch.tensor([value for each in tried for value in each.worth])
         counts = torch.tensor([len(each.worth) for each in tried])
         of = torch.arange(len(tried)).repeat_interleave(counts)
@@ -111,7 +110,7 @@ def fit(
     apart = [each for each in tried if each.seed % APART == 0]
     learned = [each for each in tried if each.seed % APART]
     if not apart or not learned:
-        return Fitted(network, 0, {})
+        return Fitted(network, 0, None)
     optimiser = torch.optim.AdamW(
         network.parameters(), lr=fitting.learning_rate, weight_decay=fitting.weight_decay
     )
@@ -132,13 +131,9 @@ def fit(
         if error < best[0]:
             best = error, epoch, _weights(network)
     network.load_state_dict(best[2])
-    by_kind: dict[str, list[Tried]] = {}
-    for each in apart:
-        by_kind.setdefault(each.kind, []).append(each)
-    gains = {kind: _gain(network, _Set.join(of_kind)) for kind, of_kind in by_kind.items()}
-    fitted = Fitted(network, best[1], gains)
-    for kind in set(KINDS).difference(fitted.corrects):
-        network.forget(kind)
+    fitted = Fitted(network, best[1], _gain(network, kept))
+    if not fitted.corrects:
+        network.forget()
     return fitted
 
 

@@ -1,26 +1,30 @@
-"""The graph network: messages along the cluster's edges, a number for each option.
+"""The graph network: messages along the cluster's edges, a number for each option; as a policy.
 
 The score of an option is what it is predicted to cost, and a correction that is learned. It begins
 with no opinion: before any training, the option with the lowest predicted cost is taken.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from patchlight.controller.policies.contract import KINDS
+from patchlight.controller.policies.options.card import OptionsCard
 from patchlight.controller.policies.options.cluster_graph import EDGE_FEATURES, NODE_FEATURES
 from patchlight.controller.policies.options.job_graph import OPERATION_FEATURES
+from patchlight.controller.policies.options.learned import WeighsPartitions
 from patchlight.controller.policies.options.observation import (
     ARRAYS,
     COST,
     OPTION_FEATURES,
+    SCHEMA,
     STATE_FEATURES,
+    VERSION,
     Observation,
 )
-from patchlight.emulation.learning.labs.config import GraphNetwork
+from patchlight.emulation.learning.labs.config import LEARNED, GraphNetwork
 
 INPUTS = tuple(ARRAYS)
 _STUCK = 2  # the feature of an option that says that its ring has no way
@@ -66,8 +70,7 @@ class OptionNetwork(nn.Module):
     def __init__(self, network: GraphNetwork) -> None:
         super().__init__()
         width = network.width
-        # Of each kind of decision whether its scores are corrected, as the state says the kind.
-        self.register_buffer("corrects", torch.ones(len(KINDS)))
+        self.register_buffer("corrects", torch.ones(()))  # 0 where it is to be the rule
         self.cluster = Messages(NODE_FEATURES, EDGE_FEATURES, width, network.rounds)
         self.job = Messages(OPERATION_FEATURES, 0, width, min(1, network.rounds))
         # Of an option: the nodes that it touches, by how much of it is there and by how much of
@@ -96,8 +99,7 @@ class OptionNetwork(nn.Module):
         job = _mean(operations, seen["of_operation"], seen["state"])
         shared = torch.cat([whole, job, seen["state"]], -1)[seen["of_option"]]
         correction = self.judge(torch.cat([*touched, shared, options], -1)).squeeze(-1)
-        is_kind = seen["state"][:, -len(KINDS) :] @ self.corrects
-        found: Tensor = self.plain(options) + correction * is_kind[seen["of_option"]]
+        found: Tensor = self.plain(options) + correction * self.corrects
         return found
 
     @staticmethod
@@ -106,9 +108,9 @@ class OptionNetwork(nn.Module):
         found: Tensor = -options[:, COST] - 10.0 * options[:, _STUCK]
         return found
 
-    def forget(self, kind: str) -> None:
-        """Correct nothing any more where a decision is of this kind."""
-        self.corrects[KINDS.index(kind)] = 0.0
+    def forget(self) -> None:
+        """Correct nothing any more."""
+        self.corrects.zero_()
 
 
 def joined(observations: Sequence[Observation]) -> dict[str, Tensor]:
@@ -140,3 +142,29 @@ class OneDecision(nn.Module):
             seen[name] = torch.zeros_like(seen[of][:, 0], dtype=torch.int64)
         found: Tensor = self.network(seen)
         return found
+
+
+class _Input(NamedTuple):
+    name: str
+
+
+class TorchSession:
+    """A network where a policy expects a model."""
+
+    def __init__(self, network: OptionNetwork) -> None:
+        self._network = network
+
+    def get_inputs(self) -> list[_Input]:
+        """All arrays of an observation."""
+        return [_Input(name) for name in INPUTS]
+
+    def run(self, names: Sequence[str], seen: Observation) -> list[np.ndarray[Any, Any]]:
+        """The scores of one decision's options."""
+        with torch.inference_mode():
+            return [self._network(joined([seen])).numpy()]
+
+
+def policy_of(network: OptionNetwork) -> WeighsPartitions:
+    """The partition policy that a network makes, as an episode takes it."""
+    card = OptionsCard("training", LEARNED, SCHEMA, VERSION, 0, "", {}, "", "")
+    return WeighsPartitions(card, TorchSession(network))

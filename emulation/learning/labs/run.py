@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from patchlight.emulation.learning.labs.config import LabConfig, parse_lab_config
+from patchlight.emulation.learning.labs.config import LEARNED, LabConfig, parse_lab_config
 from patchlight.emulation.learning.labs.fitting import Fitted, fit
 from patchlight.emulation.learning.labs.network import OptionNetwork
 from patchlight.emulation.learning.labs.testing import Tested, run_test
@@ -77,10 +77,10 @@ class LabRun:
         trials, began = self._trials, time.monotonic()
         self._look(began)
         fitted = fit(self.config, trials.tried, self._say)
-        for kind, gain in fitted.gains.items():
-            self._say(f"on labs kept apart, {kind}: {gain.words}")
-            if kind not in fitted.corrects:
-                self._say(f"that cannot be told from nothing: for {kind} the model is the rule")
+        if fitted.gain is not None:
+            self._say(f"on labs kept apart: {fitted.gain.words}")
+            if not fitted.corrects:
+                self._say("that cannot be told from nothing: the model is the rule")
         spent_s = self._before_s + time.monotonic() - began
         self._say(f"testing on {self.config.testing.labs} labs that it has not seen")
         tested = run_test(fitted.network, self.config)
@@ -128,8 +128,9 @@ class LabRun:
 
 def about(config: LabConfig, trials: WhatIf, wall_s: float, fitted: Fitted) -> dict[str, Any]:
     """What a card says of a training run."""
-    gains = {kind: asdict(gain) for kind, gain in fitted.gains.items()}
-    found = {"epoch": fitted.epoch, "corrects": fitted.corrects, "gains": gains}
+    gains = {} if fitted.gain is None else dict.fromkeys(LEARNED, asdict(fitted.gain))
+    corrects = list(LEARNED) if fitted.corrects else []
+    found = {"epoch": fitted.epoch, "corrects": corrects, "gains": gains}
     return {
         "config": config.as_data(),
         "steps": trials.steps,

@@ -8,32 +8,16 @@ import numpy as np
 
 from patchlight.controller.policies.options.lab_range import lab_range
 from patchlight.emulation.learning.labs.config import LabConfig
-from patchlight.emulation.learning.labs.network import OptionNetwork
-from patchlight.emulation.learning.labs.policies import policies_of
-from patchlight.emulation.learning.labs.what_if import episode_of, open_for
+from patchlight.emulation.learning.labs.network import OptionNetwork, policy_of
+from patchlight.emulation.learning.labs.what_if import episode_of, play
 from patchlight.emulation.simulator.randomlabs.comparison import Policies, played_jct_s
 
-_PLAIN = tuple(
-    Policies(name) for name in ("first-fit", "consolidated", "rack-aware", "fragmentation-aware")
+_RULE = Policies("least-delay:circuits=false")
+COMPARED = (
+    _RULE,
+    *(_RULE._replace(partition=each) for each in ("maximum", "constant:4", "least-delay")),
 )
-_LIT = (*_PLAIN, Policies("regroup", "regroup"), Policies("cheapest", "cheapest"))
-
-
-def beside(kinds: Sequence[str]) -> tuple[Policies, ...]:
-    """What a model of these kinds is compared with, the rule that it begins as last."""
-    lit, ordered, elastic = (kind in kinds for kind in ("topology", "order", "elasticity"))
-    rule = Policies(
-        "least-delay" if lit else "least-delay:circuits=false",
-        "least-delay" if lit else "keep",
-        "least-delay" if ordered else "fifo",
-    )
-    others = _LIT if lit else _PLAIN if "placement" in kinds else ()
-    sorted_by = tuple(each._replace(order="srpt") for each in others if ordered)
-    resized = ("rigid", "give-and-take", "least-delay") if elastic else ("rigid",)
-    split = ("maximum", "constant:4", "least-delay") if "partition" in kinds else ()
-    rules = [rule._replace(elasticity=each) for each in resized]
-    opened = [rules[-1]._replace(partition=each) for each in split]
-    return (*others, *sorted_by, *rules, *opened)
+"""What a model is compared with, the rule that it begins as last."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +49,14 @@ def run_test(
     testing, count = config.testing, config.testing.labs
     drawn = replace(config.labs, largest=testing.largest, mixed=testing.mixed)
     tested = replace(config, labs=drawn)
-    built_in = beside(config.learns)
-    ratios: dict[str, list[float]] = {policies.name: [] for policies in built_in}
+    ratios: dict[str, list[float]] = {policies.name: [] for policies in COMPARED}
     measures: dict[str, list[float]] = {}
     for number in range(count):
         episode = episode_of(tested, testing.first_seed + number)
         for name, value in lab_range(episode.lab).items():
             measures.setdefault(name, []).append(value)
-        played = open_for(config.learns, episode)
-        learned = _mean_s(played.play(*policies_of(network, config.learns)).jobs["jct_s"])
-        for policies in built_in:
+        learned = _mean_s(play(episode.opened(), policy_of(network)).jobs["jct_s"])
+        for policies in COMPARED:
             ratios[policies.name].append(learned / _mean_s(played_jct_s(episode, policies)))
         tell(number + 1, count)
     return Tested(

@@ -80,7 +80,7 @@ def train(
     """Train a policy as CONFIG says, and export it.
 
     CONFIG is a YAML file, or the name of one that comes with Patchlight (docs/learning.md), like
-    lab-small for a placement policy of any lab, or small for a partition policy. Interrupt it when
+    small for a partition policy of a RAMP, or lab-partition for one of any lab. Interrupt it when
     you like: --resume goes on. The folder then holds NAME.onnx and its card, for 'policy evaluate'
     and for labs, and progress.csv; with the package tensorboard installed also its files.
     """
@@ -175,8 +175,7 @@ def _train_for_labs(
     for line in report.tested.words:
         say(line)
     path = export_lab_model(report.network, wanted, report.training, folder)
-    others = " ".join(f"--{kind} {path}" for kind in wanted.learns)
-    say(f"{path}: try it with  patchlight simulate --trace FILE --lab LAB {others}")
+    say(f"{path}: try it with  patchlight simulate --trace FILE --lab LAB --partition {path}")
 
 
 @click.command()

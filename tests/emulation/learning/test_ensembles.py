@@ -93,7 +93,9 @@ def test_a_condition_can_be_said_in_the_command(tmp_path: Path) -> None:
     arguments += ["--steps", "64", "--profiles", str(tmp_path / "none")]
     wrong = CliRunner().invoke(cli, [*arguments, "--condition", "never:1"])
     assert isinstance(wrong.exception, BadInput)
-    for_labs = CliRunner().invoke(cli, ["policy", "train", "lab-small", "--condition", "fixed:800"])
+    for_labs = CliRunner().invoke(
+        cli, ["policy", "train", "lab-partition", "--condition", "fixed:800"]
+    )
     assert isinstance(for_labs.exception, BadInput)
     assert "--condition is for partition policies" in str(for_labs.exception)
 

@@ -135,8 +135,9 @@ def test_learning_from_play_beats_chance() -> None:
         ("small --processes 2", "--processes is for --engine processes or ray"),
         ("small --address 127.0.0.1:6379", "engine serial has no address"),
         ("small --start nowhere", "cannot begin with 'nowhere': there is no such run"),
-        ("lab-small --start nowhere", "--start is for partition policies"),
+        ("lab-partition --start nowhere", "--start is for partition policies"),
         ("small-dqn", "configuration 'small-dqn' was removed"),
+        ("lab-small", "configuration 'lab-small' was removed"),
         ("times-graph", "configuration 'times-graph' was removed"),
     ],
 )
