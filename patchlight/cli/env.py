@@ -162,8 +162,7 @@ def compare(
 
     All play the same episodes; 'random' does anything that is allowed. Less is better.
     """
-    from patchlight.emulation.learning.envs.baselines import load_baseline
-    from patchlight.emulation.learning.envs.testing import baselines_of
+    from patchlight.emulation.learning.envs.testing import baselines_of, load_baseline
 
     loaded = {path.stem: load_baseline(path) for path in models}
     seeds, recipes = range(episodes), _chosen(names, every)

@@ -63,7 +63,7 @@ ENVIRONMENTS: tuple[Registered, ...] = (
         "patchlight/Schedule-v0",
         "which waiting job is next",
         "queue",
-        f"{_HERE}.schedule:ScheduleEnv",
+        f"{_HERE}.queued:ScheduleEnv",
     ),
     Registered(
         "patchlight/Topology-v0",
@@ -81,25 +81,25 @@ ENVIRONMENTS: tuple[Registered, ...] = (
         "patchlight/OperationPlacement-v0",
         "on which server the next part of a split model is",
         "a training step on a RAMP",
-        f"{_HERE}.operation_placement:OperationPlacementEnv",
+        f"{_HERE}.operations:OperationPlacementEnv",
     ),
     Registered(
         "patchlight/OperationOrder-v0",
         "which ready operation is next",
         "a training step on a RAMP",
-        f"{_HERE}.operation_order:OperationOrderEnv",
+        f"{_HERE}.operations:OperationOrderEnv",
     ),
     Registered(
         "patchlight/FlowSchedule-v0",
         "which flow gets the next path",
         "paths of light",
-        f"{_HERE}.flow_schedule:FlowScheduleEnv",
+        f"{_HERE}.flows:FlowScheduleEnv",
     ),
     Registered(
         "patchlight/FlowChannel-v0",
         "over which channel the next flow goes",
         "paths of light",
-        f"{_HERE}.flow_channel:FlowChannelEnv",
+        f"{_HERE}.flows:FlowChannelEnv",
     ),
 )
 

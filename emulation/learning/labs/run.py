@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from patchlight.emulation.learning.labs.config import LEARNED, LabConfig, parse_lab_config
-from patchlight.emulation.learning.labs.fitting import Fitted, fit
+from patchlight.emulation.learning.labs.fitting import Fitted, Tested, fit, run_test
 from patchlight.emulation.learning.labs.network import OptionNetwork
-from patchlight.emulation.learning.labs.testing import Tested, run_test
 from patchlight.emulation.learning.labs.what_if import WhatIf
 from patchlight.emulation.learning.network import CHECKPOINT, CONFIG
 from patchlight.emulation.learning.training import KEPT_EVERY_S, SAID_EVERY_S, RunLog

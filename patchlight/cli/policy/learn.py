@@ -162,7 +162,7 @@ def _train_for_labs(
     import dataclasses
 
     from patchlight.emulation.learning.labs.config import parse_lab_config
-    from patchlight.emulation.learning.labs.export import export_lab_model
+    from patchlight.emulation.learning.labs.network import export_lab_model
     from patchlight.emulation.learning.labs.run import LabRun
 
     wanted = dataclasses.replace(parse_lab_config(text, str(file)), **changed)
@@ -298,7 +298,7 @@ def export(runs: tuple[Path, ...], output: Path, name: str | None, notes: str) -
     if described.is_file() and is_for_labs(described.read_text()):
         if others:
             raise BadInput("several runs make one policy of a RAMP: those for labs are of one run")
-        from patchlight.emulation.learning.labs.export import export_lab_model
+        from patchlight.emulation.learning.labs.network import export_lab_model
         from patchlight.emulation.learning.labs.run import load_lab_run
 
         path = export_lab_model(*load_lab_run(run), output, name, notes)

@@ -15,9 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from patchlight.cli.main import cli
 from patchlight.controller.policies.model_files import CardError
-from patchlight.emulation.learning.envs.baselines import load_baseline
 from patchlight.emulation.learning.envs.registry import find_environment
-from patchlight.emulation.learning.envs.testing import figure_of
+from patchlight.emulation.learning.envs.testing import figure_of, load_baseline
 from patchlight.testbed.errors import BadInput
 
 # The best action is the row with the least number, but the first is never allowed.

@@ -6,9 +6,10 @@ import pytest
 pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
 
 import patchlight.emulation.learning  # noqa: F401 - registers the environments
-from patchlight.emulation.learning.envs.operation_order import OperationOrderEnv, longest_path
-from patchlight.emulation.learning.envs.operation_placement import (
+from patchlight.emulation.learning.envs.operations import (
+    OperationOrderEnv,
     OperationPlacementEnv,
+    longest_path,
     near_parents,
     ramp_first_fit,
 )
