@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from patchlight.emulation.output_folder import cannot_write, save_plot, write_result
+from patchlight.emulation import output_folder
 
 LABELS = {
     "fat_tree": "fat-tree 1:1",
@@ -25,15 +25,12 @@ _TAKES_PART = ("fat_tree", "fat_tree_2_1", "sip_ring")
 
 def write_report(result: dict[str, Any], output: Path) -> list[Path]:
     """Write ``result.json`` and the plots into ``output``; the files."""
-    try:
-        return [
-            write_result(result, output),
-            *save_plot(speedups_figure(result), output / "speedups"),
-            *save_plot(decomposition_figure(result), output / "decomposition"),
-            *save_plot(plane_figure(result), output / "f-and-c"),
-        ]
-    except OSError as error:
-        raise cannot_write(output, error) from error
+    plots = {
+        "speedups": lambda: speedups_figure(result),
+        "decomposition": lambda: decomposition_figure(result),
+        "f-and-c": lambda: plane_figure(result),
+    }
+    return output_folder.write_report(result, output, plots)
 
 
 def speedups_figure(result: dict[str, Any]) -> Figure:

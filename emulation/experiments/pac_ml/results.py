@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from patchlight.emulation.experiments.pac_ml import paper
+from patchlight.emulation.experiments import paper
 from patchlight.emulation.experiments.pac_ml.episodes import CONSTANTS, EpisodeOutcome
 from patchlight.emulation.simulator.ramp.episode_result import (
     Counting,

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from patchlight.emulation.experiments.pac_ml import paper
+from patchlight.emulation.experiments import paper
 from patchlight.emulation.experiments.pac_ml.episodes import (
     NAMES,
     ROLL_OUT,

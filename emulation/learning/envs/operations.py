@@ -1,4 +1,4 @@
-"""The operations of a model on a RAMP: on which server is the next part, and which is next in line?"""
+"""The operations of a model on a RAMP: on which server is the next part, which is next in line?"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar

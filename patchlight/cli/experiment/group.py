@@ -29,7 +29,7 @@ from patchlight.cli.experiment.oddl import oddl
 from patchlight.cli.experiment.pac_ml_load import pac_ml_load
 from patchlight.cli.folders import profiles_option, results_option
 from patchlight.cli.rendering import console, harmless, progress_bar, say, wide_option
-from patchlight.cli.results import give_to_caller
+from patchlight.cli.results import give_to_caller, results_folder, say_written
 from patchlight.testbed.jobs import JobStatus
 
 
@@ -111,7 +111,7 @@ def ofc2022(output: Path | None, cases: str | None, dashboard: bool, **chosen: A
     if cases is None:
         cases = "a" if real else "a,b,live"
     parts = [part.strip() for part in cases.split(",") if part.strip()]
-    folder = output or Path("results") / time.strftime("ofc2022-%Y%m%d-%H%M%S")
+    folder = results_folder(output, "ofc2022")
     wishes = ExperimentOptions(output=folder, parts=parts, **chosen)
     # Like Ctrl-C: an error that passes through the lab's with block, so that it is taken down.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -267,7 +267,7 @@ def pac_ml(
     )
     # Before a folder is made: wrong input leaves nothing.
     options.variation.check_models(run.find_profiles(options.profiles).graphs)
-    folder = output or Path("results") / time.strftime("pac-ml-%Y%m%d-%H%M%S")
+    folder = results_folder(output, "pac-ml")
     check_output(folder)
     out = console()
     with progress_bar("episodes", out) as tell:
@@ -281,8 +281,7 @@ def pac_ml(
             "No published figures stand beside: they are for PipeDream's profiles "
             "(patchlight graph fetch pipedream --help), with the paper's arrivals and models."
         )
-    pictures = ", ".join(file.name for file in files if file.suffix == ".png")
-    say(f"Plots ({pictures}, also as PDF and SVG) and result.json: {folder}/")
+    say_written(files, folder)
     if result["interrupted"]:
         finished, wanted = result["episodes_finished"], result["episodes_wanted"]
         only_some_finished(finished, wanted, "episodes")

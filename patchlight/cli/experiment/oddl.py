@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from patchlight.cli.rendering import (
     progress_bar,
     say,
 )
+from patchlight.cli.results import results_folder, say_written
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.units import parse_time
 
@@ -140,7 +140,7 @@ def oddl(
     """
     _refuse_the_others(context, _OF_PACKETS if flows else _OF_FLOWS, flows=flows)
     of_packets = {name: chosen.pop(name) for name in _OF_PACKETS}
-    folder = output or Path("results") / time.strftime("oddl-%Y%m%d-%H%M%S")
+    folder = results_folder(output, "oddl")
     if not flows:
         run_with_packets(folder, models, tuning_times_s, quick=quick, as_json=as_json, **of_packets)
         return
@@ -174,8 +174,7 @@ def oddl(
     _print_speedups(result)
     _print_scenarios(result)
     say(f"Jobs beside it: {result['arrivals']}; drawn {options.draws} ×, {options.placement}.")
-    pictures = ", ".join(file.name for file in files if file.suffix == ".png")
-    say(f"Plots ({pictures}, also as PDF and SVG) and result.json: {folder}/")
+    say_written(files, folder)
 
 
 def _refuse_the_others(context: click.Context, others: tuple[str, ...], *, flows: bool) -> None:

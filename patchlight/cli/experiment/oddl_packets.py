@@ -11,7 +11,7 @@ from typing import Any
 
 from patchlight.cli.errors import require_root
 from patchlight.cli.rendering import Column, Table, console, harmless, print_json, say
-from patchlight.cli.results import give_to_caller
+from patchlight.cli.results import give_to_caller, say_written
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.units import format_rate, format_time
 
@@ -65,8 +65,7 @@ def run_with_packets(
         f"Rates and bytes 1:{result['scale']:g}, then all {result['slowdown']:g} times slower: "
         f"NICs of {format_rate(result['emulated_bps'])}. Times are the job's."
     )
-    pictures = ", ".join(file.name for file in files if file.suffix == ".png")
-    say(f"Plots ({pictures}, also as PDF and SVG) and result.json: {folder}/")
+    say_written(files, folder)
 
 
 def _number(heading: str) -> Column:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from patchlight.cli.rendering import Cell, Coloured, Column, Table, say
-from patchlight.emulation.experiments.pac_ml import paper
+from patchlight.emulation.experiments import paper
 from patchlight.emulation.experiments.pac_ml.episodes import CONSTANTS
 from patchlight.emulation.experiments.pac_ml.report import rows_beside_published
 from patchlight.emulation.experiments.pac_ml.results import policies_in

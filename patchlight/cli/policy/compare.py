@@ -1,6 +1,5 @@
 """``patchlight policy compare``: policies for labs, on labs drawn by chance."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from patchlight.cli.rendering import (
     progress_bar,
     say,
 )
+from patchlight.cli.results import results_folder
 from patchlight.testbed.errors import BadInput
 
 
@@ -97,7 +97,7 @@ def compare(
 
     if not 0 < load <= 10:
         raise BadInput(f"--load {load:g}: expected more than 0, and 10 at most")
-    folder = output or Path("results") / time.strftime("compare-%Y%m%d-%H%M%S")
+    folder = results_folder(output, "compare")
     check_output(folder)
     wanted = [Policies.parse(text, order) for text in policies]
     pairs = tuple(Policies.parse(text, order) for text in others) or built_in(order)

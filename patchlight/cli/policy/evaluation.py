@@ -57,8 +57,7 @@ def of_partition(
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.experiments.pac_ml.episodes import card_of
     from patchlight.emulation.experiments.pac_ml.run import ExperimentOptions, run_policies
-    from patchlight.emulation.experiments.pac_ml.training_range import outside_training
-    from patchlight.emulation.experiments.pac_ml.variation import Variation
+    from patchlight.emulation.experiments.pac_ml.variation import Variation, outside_training
     from patchlight.emulation.simulator.executors import Engine
 
     varied = Variation.parse(milliseconds=milliseconds, remaining_error=remaining_error, **other)

@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +25,7 @@ from patchlight.cli.rendering import (
     progress_bar,
     say,
 )
+from patchlight.cli.results import results_folder
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 # Options of ``evaluate`` that only partition policies have.
@@ -294,7 +294,7 @@ def evaluate(
         return
     _refuse(("lab",), "is for jobs of a --trace: without one partition policies run PAC-ML's")
     counted = range(first_seed, first_seed + seeds)
-    folder = output or Path("results") / time.strftime("evaluate-%Y%m%d-%H%M%S")
+    folder = results_folder(output, "evaluate")
     check_output(folder)
     with progress_bar("episodes", console(stderr=as_json)) as tell:
         found = of_partition(names, counted, processes or 0, tell=tell, **of_partitions)

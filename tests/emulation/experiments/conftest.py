@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.emulation.experiments.ofc2022.measurements import (
+from patchlight.emulation.experiments.ofc2022.analysis import (
     CaseRun,
     GpuSample,
     JobRun,

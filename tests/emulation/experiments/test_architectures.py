@@ -8,12 +8,16 @@ import yaml
 from click.testing import CliRunner
 
 from patchlight.cli.main import cli
-from patchlight.emulation.experiments.architectures.mix import MIXTURE, MODELS, mixed_jobs
-from patchlight.emulation.experiments.architectures.prices import BUILT_IN, read_prices, totals
 from patchlight.emulation.experiments.architectures.run import (
+    BUILT_IN,
+    MIXTURE,
+    MODELS,
     NETWORKS,
     ExperimentOptions,
+    mixed_jobs,
+    read_prices,
     run_experiment,
+    totals,
 )
 from patchlight.emulation.simulator.network import network_of
 from patchlight.testbed.errors import BadInput

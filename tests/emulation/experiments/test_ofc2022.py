@@ -12,6 +12,8 @@ import pytest
 
 from patchlight.cli.experiment.ofc2022_table import print_table
 from patchlight.emulation.experiments.ofc2022.analysis import (
+    CaseRun,
+    GpuSample,
     busy_tenths,
     case_figures,
     iteration_ends,
@@ -19,11 +21,14 @@ from patchlight.emulation.experiments.ofc2022.analysis import (
     mean_utilization,
     reduction,
 )
-from patchlight.emulation.experiments.ofc2022.disturbance import Disturbance
-from patchlight.emulation.experiments.ofc2022.figures import case_figure, live_figure
-from patchlight.emulation.experiments.ofc2022.measurements import CaseRun, GpuSample
-from patchlight.emulation.experiments.ofc2022.report import page, rows_of, write_report
-from patchlight.emulation.experiments.ofc2022.results import Setting, result_of
+from patchlight.emulation.experiments.ofc2022.report import (
+    case_figure,
+    live_figure,
+    page,
+    rows_of,
+    write_report,
+)
+from patchlight.emulation.experiments.ofc2022.results import Disturbance, Setting, result_of
 from patchlight.emulation.experiments.ofc2022.run import plan_of
 from patchlight.emulation.experiments.ofc2022.scenario import GRADIENT_BYTES, jobs_of
 from patchlight.emulation.machine import CpuTicks, cpu_ticks

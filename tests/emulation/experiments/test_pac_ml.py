@@ -15,7 +15,8 @@ from matplotlib.patches import Rectangle
 from patchlight.cli.experiment.group import experiment
 from patchlight.cli.experiment.pac_ml_tables import print_less_maximum, print_tables
 from patchlight.controller.policies.partition import Constant
-from patchlight.emulation.experiments.pac_ml import paper, run
+from patchlight.emulation.experiments import paper
+from patchlight.emulation.experiments.pac_ml import run
 from patchlight.emulation.experiments.pac_ml.episodes import (
     NAMES,
     ROLL_OUT,
@@ -23,9 +24,12 @@ from patchlight.emulation.experiments.pac_ml.episodes import (
     TaskRunner,
     check_names,
 )
-from patchlight.emulation.experiments.pac_ml.figures import blocking_figure
 from patchlight.emulation.experiments.pac_ml.load import LoadOptions, run_loads, write_loads
-from patchlight.emulation.experiments.pac_ml.report import rows_beside_published, write_report
+from patchlight.emulation.experiments.pac_ml.report import (
+    blocking_figure,
+    rows_beside_published,
+    write_report,
+)
 from patchlight.emulation.experiments.pac_ml.run import (
     ExperimentOptions,
     find_profiles,

@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from patchlight.emulation.output_folder import cannot_write, save_plot, write_result
+from patchlight.emulation import output_folder
 
 ARM_LABELS = {
     "ideal": "ideal switch",
@@ -38,15 +38,12 @@ _STAGE_COLOURS = {
 
 def write_report(result: dict[str, Any], output: Path) -> list[Path]:
     """Write ``result.json`` and the plots into ``output``; the files."""
-    try:
-        return [
-            write_result(result, output),
-            *save_plot(sweep_figure(result), output / "tuning-time"),
-            *save_plot(stages_figure(result), output / "stages"),
-            *save_plot(isolation_figure(result), output / "isolation"),
-        ]
-    except OSError as error:
-        raise cannot_write(output, error) from error
+    plots = {
+        "tuning-time": lambda: sweep_figure(result),
+        "stages": lambda: stages_figure(result),
+        "isolation": lambda: isolation_figure(result),
+    }
+    return output_folder.write_report(result, output, plots)
 
 
 def sweep_figure(result: dict[str, Any]) -> Figure:

@@ -9,23 +9,61 @@ a result are the job's: those measured, divided by the slowdown.
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, NamedTuple
 
+from patchlight.emulation.experiments.oddl.conditions import workload
 from patchlight.emulation.experiments.oddl.packets.crew import Crew, Load, Training, crew_of
 from patchlight.emulation.experiments.oddl.packets.isolation import LEAST_PAIRS, measure_isolation
-from patchlight.emulation.experiments.oddl.packets.labs import (
-    light_lab,
-    network_of_all,
-    rate_bps,
-    switch_lab,
-)
-from patchlight.emulation.experiments.oddl.workloads import workload
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.emulation.provenance import provenance
+from patchlight.testbed.builder import LabBuilder
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.units import format_time
+from patchlight.testbed.lab import Lab
+from patchlight.testbed.labfile.reader import load_lab
+from patchlight.testbed.paths.light_networks import LightNetwork, light_networks
+from patchlight.testbed.units import format_rate, format_time
+
+_MODEL = "oddl4"
+
+
+def light_lab(tuning_time_s: float) -> Lab:
+    """The built-in lab ``oddl4``, with transceivers that take so long to be tuned."""
+    lab = load_lab(_MODEL)
+    servers = []
+    for server in lab.servers:
+        nics = []
+        for nic in server.nics:
+            assert nic.transceiver is not None
+            transceiver = replace(nic.transceiver, tuning_time_s=tuning_time_s)
+            nics.append(replace(nic, transceiver=transceiver))
+        servers.append(replace(server, nics=tuple(nics)))
+    # Nobody speaks OpenFlow here: there is no packet switch.
+    return lab.with_changes(name="oddl-light", servers=tuple(servers), fabric="bridge")
+
+
+def switch_lab() -> Lab:
+    """Its servers, with NICs of the same rate, on one switch that never has to wait."""
+    model = load_lab(_MODEL)
+    build = LabBuilder("oddl-switch", network=str(model.network), fabric="bridge")
+    build.switch("ideal")
+    for host in model.hosts:
+        rate = format_rate(host.nic.rate_bps)
+        build.fibre(build.server(host.server.name, gpus=["Generic"], rate=rate), "ideal")
+    return build.lab()
+
+
+def network_of_all(lab: Lab) -> LightNetwork:
+    """The one network of light that all hosts are in, as the lab file has the switches."""
+    (network,) = light_networks(lab, {})
+    return network
+
+
+def rate_bps(lab: Lab) -> float:
+    """Of the slowest NIC, before any scale."""
+    return min(float(host.nic.rate_bps or "inf") for host in lab.hosts)
+
 
 TUNING_TIMES_S = (1e-3, 4e-3, 16e-3, 64e-3)
 NODES = 4
