@@ -26,11 +26,12 @@ from patchlight.controller.policies.observation import (
     WORK_DEVIATION,
     Layout,
 )
-from patchlight.emulation.learning.config import Config, Network, parse_config
+from patchlight.emulation.learning.config import Config, Network, read_config
 from patchlight.emulation.learning.episode_arrays import EpisodeJobs
+from patchlight.emulation.learning.run_folder import CHECKPOINT, CONFIG, read_checkpoint
 from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE
 from patchlight.emulation.simulator.ramp.scenario import Scenario
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput
 
 # Where an action cannot succeed. Not infinite, so that softmax and export stay finite.
 IMPOSSIBLE = -1e6
@@ -219,24 +220,10 @@ def likeness_of(scenario: Scenario, layout: Layout, first_seed: int) -> Likeness
     return [(float(each.mean()), float(each.std(correction=0))) for each in told.T]
 
 
-CHECKPOINT, CONFIG = "checkpoint.pt", "config.json"
-
-
 def load_run(folder: Path) -> tuple[Config, dict[str, Any]]:
     """The configuration and the checkpoint in a run's folder; ``BadInput`` if it has none."""
-    try:
-        config = parse_config((folder / CONFIG).read_text(), str(folder / CONFIG))
-        kept = torch.load(folder / CHECKPOINT, weights_only=True)
-    except PatchlightError:
-        raise
-    except FileNotFoundError as error:
-        raise BadInput(
-            f"{folder} is no training run: it has no {Path(error.filename).name}",
-            hint="give the folder that 'patchlight policy train' wrote",
-        ) from error
-    except Exception as error:
-        raise BadInput(f"cannot read the checkpoint in {folder}: {error}") from error
-    return config, kept
+    kept = read_checkpoint(folder)
+    return read_config(folder / CONFIG), kept
 
 
 def scorer_of(config: Config, kept: dict[str, Any]) -> tuple[OptionScorer, Layout]:

@@ -1,11 +1,5 @@
-"""A training run over random labs: rounds, progress, checkpoints, and a test at the end.
+"""A training run over random labs: rounds, progress, checkpoints, and a test at the end."""
 
-A run's folder holds ``config.json``, ``progress.csv``, ``checkpoint.pt`` (read back as tensors
-only) and, at the end, the model: ``NAME.onnx`` with its card.
-"""
-
-import json
-import os
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -19,8 +13,14 @@ from patchlight.emulation.learning.labs.config import LEARNED, LabConfig, parse_
 from patchlight.emulation.learning.labs.fitting import Fitted, Tested, fit, run_test
 from patchlight.emulation.learning.labs.network import OptionNetwork
 from patchlight.emulation.learning.labs.what_if import WhatIf
-from patchlight.emulation.learning.network import CHECKPOINT, CONFIG
-from patchlight.emulation.learning.training import KEPT_EVERY_S, SAID_EVERY_S, RunLog
+from patchlight.emulation.learning.run_folder import (
+    CONFIG,
+    KEPT_EVERY_S,
+    SAID_EVERY_S,
+    RunFolder,
+    RunLog,
+    read_checkpoint,
+)
 from patchlight.emulation.simulator.executors import Engine
 from patchlight.testbed.errors import BadInput
 
@@ -48,31 +48,21 @@ class LabRun:
         say: Callable[[str], None] = lambda line: None,
         engine: Engine | None = None,
     ) -> None:
-        self.config, self.folder, self._say = config, folder, say
+        self.config, self._say = config, say
         self._engine = engine or Engine("serial")
-        self._before_s = 0.0
+        timeless = config.as_data()
+        del timeless["steps"], timeless["testing"], timeless["fitting"]
+        self._folder = RunFolder(folder, timeless, "'steps', 'fitting' and 'testing'")
         self._trials = WhatIf(config)
-        self._is_resumed = False
 
     def resume(self) -> None:
         """Go on from the folder's checkpoint; ``BadInput`` if it has none of this configuration."""
-        kept = read_checkpoint(self.folder)
-        if kept.get("config") != _timeless(self.config):
-            raise BadInput(
-                f"the checkpoint in {self.folder} is of another configuration",
-                hint="only 'steps', 'fitting' and 'testing' may change; else begin in a new folder",
-            )
-        self._trials.restore(kept["trials"])
-        self._before_s, self._is_resumed = float(kept["wall_s"]), True
+        self._trials.restore(self._folder.resume()["trials"])
 
     def learn(self) -> LabReport:
         """All rounds, and the test. Interrupted, it keeps a checkpoint first."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if not self._is_resumed and (self.folder / CHECKPOINT).exists():
-            raise BadInput(
-                f"{self.folder} holds a run already", hint="go on with --resume, or name another"
-            )
-        (self.folder / CONFIG).write_text(json.dumps(self.config.as_data(), indent=2) + "\n")
+        self._folder.check()
+        self._folder.begin(self.config.as_data())
         trials, began = self._trials, time.monotonic()
         self._look(began)
         fitted = fit(self.config, trials.tried, self._say)
@@ -80,7 +70,7 @@ class LabRun:
             self._say(f"on labs kept apart: {fitted.gain.words}")
             if not fitted.corrects:
                 self._say("that cannot be told from nothing: the model is the rule")
-        spent_s = self._before_s + time.monotonic() - began
+        spent_s = self._folder.before_s + time.monotonic() - began
         self._say(f"testing on {self.config.testing.labs} labs that it has not seen")
         tested = run_test(fitted.network, self.config)
         training = {**about(self.config, trials, spent_s, fitted), "tested": asdict(tested)}
@@ -100,26 +90,18 @@ class LabRun:
                 said = now
                 self._log(log, now - began)
 
-        with closing(RunLog(self.folder, steps, trials.steps, self._before_s)) as log:
+        with closing(RunLog(self._folder.path, steps, trials.steps, self._folder.before_s)) as log:
             try:
                 trials.look(self._engine, told)
             finally:
                 self._keep(time.monotonic() - began)
 
     def _keep(self, spent_s: float) -> None:
-        state = {
-            "config": _timeless(self.config),
-            "wall_s": self._before_s + spent_s,
-            "trials": self._trials.state(),
-        }
-        path = self.folder / CHECKPOINT
-        draft = path.with_suffix(".tmp")
-        torch.save(state, draft)
-        os.replace(draft, path)
+        self._folder.keep({"trials": self._trials.state()}, spent_s)
 
     def _log(self, log: RunLog, spent_s: float) -> None:
         steps, labs = self._trials.steps, self._trials.episodes
-        wall_s = round(self._before_s + spent_s, 1)
+        wall_s = round(self._folder.before_s + spent_s, 1)
         log.row({"steps": steps, "labs": labs, "wall_s": wall_s})
         log.scalars(steps, {"labs": labs})
         self._say(f"{log.words(steps, spent_s)}  in {labs:,} labs")
@@ -140,34 +122,12 @@ def about(config: LabConfig, trials: WhatIf, wall_s: float, fitted: Fitted) -> d
     }
 
 
-def read_checkpoint(folder: Path) -> dict[str, Any]:
-    """A run's checkpoint, as plain tensors; ``BadInput`` if there is none that can be read."""
-    path = folder / CHECKPOINT
-    try:
-        kept = torch.load(path, weights_only=True)
-    except FileNotFoundError as error:
-        raise BadInput(
-            f"{folder} is no training run: it has no {CHECKPOINT}",
-            hint="give the folder that 'patchlight policy train' wrote",
-        ) from error
-    except Exception as error:  # torch raises whatever its archive reader does
-        raise BadInput(f"cannot read the checkpoint {path}: {error}") from error
-    if not isinstance(kept, dict) or not {"config", "wall_s", "trials"} <= kept.keys():
-        raise BadInput(f"the checkpoint {path} is of another kind of training")
-    return kept
-
-
 def load_lab_run(folder: Path) -> tuple[OptionNetwork, LabConfig, dict[str, Any]]:
     """The network that a run has come to, its configuration, and what its card says of it."""
     config = parse_lab_config((folder / CONFIG).read_text(), str(folder / CONFIG))
     kept, trials = read_checkpoint(folder), WhatIf(config)
+    if "trials" not in kept:
+        raise BadInput(f"the checkpoint in {folder} is of another kind of training")
     trials.restore(kept["trials"])
     fitted = fit(config, trials.tried)
     return fitted.network, config, about(config, trials, kept["wall_s"], fitted)
-
-
-def _timeless(config: LabConfig) -> str:
-    """What may not change between a run and its resumption."""
-    found = config.as_data()
-    del found["steps"], found["testing"], found["fitting"]
-    return json.dumps(found, sort_keys=True)

@@ -290,7 +290,7 @@ def export(runs: tuple[Path, ...], output: Path, name: str | None, notes: str) -
     from patchlight.emulation.learning.export import export as write_model
     from patchlight.emulation.learning.export import of_runs
     from patchlight.emulation.learning.labs.config import is_for_labs
-    from patchlight.emulation.learning.network import CONFIG
+    from patchlight.emulation.learning.run_folder import CONFIG
 
     torch.set_num_threads(1)  # A fit of several comes to other weights than training did.
     run, *others = runs

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed: extra 'learn'")
-pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
 
-from patchlight.emulation.learning.training import TENSORBOARD, RunLog
+from patchlight.emulation.learning.run_folder import TENSORBOARD, RunLog
 
 
 def test_rows_and_what_is_left(tmp_path: Path) -> None:
