@@ -28,7 +28,15 @@ from patchlight.cli.experiment.architectures import architectures
 from patchlight.cli.experiment.oddl import oddl
 from patchlight.cli.experiment.pac_ml_load import pac_ml_load
 from patchlight.cli.folders import profiles_option, results_option
-from patchlight.cli.rendering import console, harmless, progress_bar, say, wide_option
+from patchlight.cli.rendering import (
+    Column,
+    Table,
+    console,
+    harmless,
+    progress_bar,
+    say,
+    wide_option,
+)
 from patchlight.cli.results import give_to_caller, results_folder, say_written
 from patchlight.testbed.jobs import JobStatus
 
@@ -103,7 +111,6 @@ def ofc2022(output: Path | None, cases: str | None, dashboard: bool, **chosen: A
     )
     # Not above: importing NumPy and Matplotlib takes longer than --help should.
     from patchlight.cli.dashboard.beside import dashboard_beside
-    from patchlight.cli.experiment.ofc2022_table import print_table
     from patchlight.deploy.docker import engine_with_image
     from patchlight.emulation.experiments.ofc2022.run import ExperimentOptions, run_experiment
 
@@ -122,7 +129,7 @@ def ofc2022(output: Path | None, cases: str | None, dashboard: bool, **chosen: A
     with bars.shown(), engine:
         outcome = run_experiment(wishes, bars.tell, bars.say, beside)
     give_to_caller([folder, *outcome.files])
-    print_table(outcome.result)
+    print_ofc2022(outcome.result)
     say(f"Report, plots and figures: {folder}/ (open {outcome.files[0]})")
 
 
@@ -290,3 +297,24 @@ def pac_ml(
 experiment.add_command(architectures)
 experiment.add_command(oddl)
 experiment.add_command(pac_ml_load)
+
+
+def print_ofc2022(result: dict[str, Any]) -> None:
+    """The paper's figures beside the measured ones."""
+    from patchlight.emulation.experiments.ofc2022.report import COLUMNS, rows_of, too_busy
+
+    title = "OFC 2022: static network → rewired with light"
+    if percent := result["mismatch_percent"]:
+        title += f", second job computing {percent:g} % longer"
+    case, job, paper, measured, difference = COLUMNS
+    kept = (Column(name, whole=True) for name in (measured, difference))
+    table = Table(Column(case, whole=True), Column(job, whole=True), paper, *kept, title=title)
+    previous = None
+    for row in rows_of(result):
+        if previous is not None and row[0] != previous:
+            table.end_section()
+        previous = row[0]
+        table.add_row(*row)
+    table.print()
+    if busy := too_busy(result):
+        say(busy, meaning="caution")

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import shlex
+import signal
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import click
 
-from patchlight.cli.experiment.oddl_packets import run_with_packets
+from patchlight.cli.errors import require_root
 from patchlight.cli.folders import results_option
 from patchlight.cli.rendering import (
     Column,
     Table,
     console,
+    harmless,
     listing_options,
     print_json,
     progress_bar,
     say,
 )
-from patchlight.cli.results import results_folder, say_written
+from patchlight.cli.results import give_to_caller, results_folder, say_written
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.units import parse_time
+from patchlight.testbed.units import format_rate, format_time, parse_time
 
 _COUNT = click.IntRange(min=1)
 _OF_PACKETS = ("iterations", "scale", "slowdown", "replace")
@@ -245,4 +250,111 @@ def _print_scenarios(result: dict[str, Any]) -> None:
             _times(row["paper"]),
             nowhere if needed_s is None else f"{1e3 * needed_s:.0f} ms",
         )
+    table.print()
+
+
+_QUICK_TUNING_TIMES_S = (1e-3, 16e-3)
+
+
+def run_with_packets(
+    folder: Path,
+    models: tuple[str, ...],
+    tuning_times_s: tuple[float, ...] | None,
+    *,
+    quick: bool,
+    as_json: bool,
+    **chosen: Any,
+) -> None:
+    """Run it, print tables and write plots and ``result.json`` into ``folder``."""
+    # Not above: importing NumPy and Matplotlib takes longer than --help should.
+    from patchlight.emulation.experiments.oddl.packets import figures, run
+    from patchlight.emulation.output_folder import check_output
+
+    if len(models) > 1:
+        raise BadInput("expected one --model: with packets, a single job is trained")
+    if models:
+        chosen["model"] = models[0]
+    if quick:
+        chosen |= {"rounds": 1, "tuning_times_s": _QUICK_TUNING_TIMES_S}
+    if tuning_times_s is not None:
+        chosen["tuning_times_s"] = tuning_times_s
+    options = run.PacketOptions(**chosen)
+    require_root(
+        "building labs out of network namespaces", shlex.join(["patchlight", *sys.argv[1:]])
+    )
+    check_output(folder)
+    # Like Ctrl-C: an error that passes through the labs' with blocks, so that they are taken down.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    out = console(stderr=as_json)
+
+    def tell(step: str) -> None:
+        out.print(f"{time.strftime('%H:%M:%S')} {harmless(step)}", soft_wrap=True)
+
+    result = run.run_packets(options, tell)
+    files = figures.write_report(result, folder)
+    give_to_caller([folder, *files])
+    if as_json:
+        print_json(result)
+        return
+    _print_sweep(result)
+    _print_stages(result, figures.STAGE_LABELS)
+    _print_isolation(result["isolation"], figures.ISOLATION_LABELS)
+    say(
+        f"Rates and bytes 1:{result['scale']:g}, then all {result['slowdown']:g} times slower: "
+        f"NICs of {format_rate(result['emulated_bps'])}. Times are the job's."
+    )
+    say_written(files, folder)
+
+
+def _print_sweep(result: dict[str, Any]) -> None:
+    table = Table(
+        _number("tuning time"),
+        _number("ring kept"),
+        _number("ring turned in each iteration"),
+        _number("tuning alone"),
+        title=f"{result['model']}, {result['nodes']} nodes: training time over an ideal switch's",
+    )
+    for row in result["sweep"]:
+        ratios = (f"{row[name]:.4f}" for name in ("kept", "turned", "tuning_alone"))
+        table.add_row(format_time(row["tuning_time_s"]), *ratios)
+    table.print()
+
+
+def _print_stages(result: dict[str, Any], labels: dict[str, str]) -> None:
+    arms = {"ideal": "ideal", "kept": "kept", "turned": "turned"}
+    tuning = format_time(result["sweep"][0]["tuning_time_s"])
+    table = Table(
+        Column("stage, ms"),
+        *(_number(heading) for arm in arms.values() for heading in (arm, "longest")),
+        title=f"What an iteration is made of (medians; {tuning} to tune)",
+    )
+    for stage, words in labels.items():
+        cells = []
+        for arm in arms:
+            found = result["stages"][arm].get(stage)
+            cells += ["", ""] if found is None else _milliseconds(found)
+        table.add_row(words, *cells)
+    table.print()
+
+
+def _milliseconds(found: dict[str, float]) -> list[str]:
+    return [f"{1e3 * found[name]:.2f}" for name in ("median_s", "longest_s")]
+
+
+def _print_isolation(found: dict[str, Any], labels: dict[str, str]) -> None:
+    table = Table(
+        Column("light", whole=True),
+        _number("flooded frames"),
+        _number("at the neighbour"),
+        _number("its iteration"),
+        _number("95 %"),
+        title="A job that floods on all channels, and its neighbour",
+    )
+    for way, words in labels.items():
+        row, change = found[way], ["", ""]
+        if "iteration_change" in row:
+            ends = [100 * end for end in row["iteration_change_interval"]]
+            change = [f"{100 * row['iteration_change']:+.2f} %", "{:+.2f} to {:+.2f}".format(*ends)]
+        cells = (f"{row[name]:,}" for name in ("frames_flooded", "frames_at_neighbour"))
+        table.add_row(words, *cells, *change)
     table.print()

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,7 +14,6 @@ from patchlight.cli.connection import complete_lab
 from patchlight.cli.errors import only_some_finished
 from patchlight.cli.folders import profiles_option, results_option
 from patchlight.cli.policy.compare import compare
-from patchlight.cli.policy.fit import fit_of, say_fit
 from patchlight.cli.policy.live import COMMANDS
 from patchlight.cli.rendering import (
     Column,
@@ -27,6 +26,9 @@ from patchlight.cli.rendering import (
 )
 from patchlight.cli.results import results_folder
 from patchlight.testbed.errors import BadInput, PatchlightError
+
+if TYPE_CHECKING:
+    from patchlight.controller.policies.recipe import Recipe
 
 # Options of ``evaluate`` that only partition policies have.
 _ONLY_PARTITION = (
@@ -334,3 +336,40 @@ def _kind_of(name: str) -> str:
     from patchlight.emulation.simulator.cluster.sweep import AS_ASKED
 
     return "partition" if name == AS_ASKED or name in NAMES else find(name).kind
+
+
+def fit_of(found: "Recipe", lab_name: str) -> dict[str, Any]:
+    """How a learned policy fits a lab; ``BadInput`` if it does not, or is none that could."""
+    from patchlight.controller.jobs.cluster_view import WiredLab
+    from patchlight.controller.policies.options.lab_range import (
+        FROM_JOBS,
+        missing_inputs,
+        outside_range,
+    )
+    from patchlight.testbed.labfile.reader import load_lab
+
+    policy: Any = found.factory
+    if getattr(policy, "card", None) is None:
+        raise BadInput(
+            f"{found.name} is no learned policy: --lab says what of a lab such a one would miss",
+            hint="leave --lab out",
+        )
+    lab = load_lab(lab_name)
+    policy.check_fits(WiredLab(lab, lab.initial_maps).shape, lab)
+    return {
+        "lab": lab.name,
+        "missing": missing_inputs(lab),
+        "outside": outside_range(getattr(policy.card, "tested_range", {}), lab),
+        "from_jobs": list(FROM_JOBS),
+    }
+
+
+def say_fit(fit: dict[str, Any]) -> None:
+    """The same for people."""
+    say(f"\nin lab {fit['lab']}:")
+    for what, lines in (("missing", fit["missing"]), ("not tested", fit["outside"])):
+        for line in lines or ["nothing"]:
+            say(f"  {what}: {line}")
+    say("\nwhat it sees of jobs there:")
+    for line in fit["from_jobs"]:
+        say(f"  {line}")

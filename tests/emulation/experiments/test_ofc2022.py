@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from patchlight.cli.experiment.ofc2022_table import print_table
+from patchlight.cli.experiment.group import print_ofc2022
 from patchlight.emulation.experiments.ofc2022.analysis import (
     CaseRun,
     GpuSample,
@@ -198,7 +198,7 @@ def pictures(*names: str) -> set[str]:
 
 
 def printed(result: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
-    print_table(result)
+    print_ofc2022(result)
     return capsys.readouterr().out
 
 
