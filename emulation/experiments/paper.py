@@ -34,7 +34,7 @@ class PaperCase:
 
     @property
     def model_utilization_ratio(self) -> float:
-        """What the reduction comes to in any model T = C + V/B: C is the same, T is less."""
+        """What the reduction is in any model T = C + V/B: C is the same, T is less."""
         return 1 / (1 - self.reduction)
 
 

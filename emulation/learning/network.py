@@ -233,7 +233,7 @@ def scorer_of(config: Config, kept: dict[str, Any]) -> tuple[OptionScorer, Layou
     """
     if not config.network.has_model:
         raise BadInput(
-            f"{config.name!r} learned by PAC-ML's observation, of which there are no models",
+            f"{config.name!r} learned by PAC-ML's observation, which has no models",
             hint="'patchlight policy study' compares what such networks learn",
         )
     if kept.get("observation_version", 1) == 1:

@@ -78,7 +78,7 @@ def _tensor(values: NDArray[np.float64]) -> Tensor:
 
 
 def about_jobs(episodes: VectorEpisodes, graphs: TrainingGraphs) -> Array:
-    """What is told of each environment's job and cluster besides the graph, E × (15 + A)."""
+    """What is told of each environment's job and cluster in addition to the graph, E × (15 + A)."""
     about = np.zeros((episodes.num_envs, _ABOUT), np.float32)
     about[:, :9] = graphs.about[episodes.graph]
     about[:, 9] = episodes.limit_s / max(episodes.workloads.sequential_s)

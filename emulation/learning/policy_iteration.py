@@ -64,7 +64,7 @@ def drawn(episodes: VectorEpisodes, envs: _Ints, jobs: int, rng: np.random.Gener
 
 
 class _DrawnColumns(JobColumns):
-    """The jobs of futures. They do not come to an end."""
+    """The jobs of futures. They never end."""
 
     def __init__(self, jobs: Drawn, now_s: Floats, recent: Array) -> None:
         count, many = jobs.graph.shape
@@ -101,7 +101,7 @@ class Comparisons(NamedTuple):
     """N decisions of which up to K actions were played out.
 
     ``left`` N × K × servers are the clusters that these leave behind, ``recent`` N × features,
-    both as observations have them; ``values`` N × K is what came of each, where ``there`` N × K
+    both as observations have them; ``values`` N × K is the outcome of each, where ``there`` N × K
     says that there is one.
     """
 
@@ -157,7 +157,7 @@ class PolicyIterationLearner(Learner):
         order = np.argsort(-scores, axis=1, kind="stable")[:, :most]
         sorted_scores = np.take_along_axis(scores, order, axis=1)
         near = sorted_scores >= sorted_scores[:, :1] - self.settings.near
-        # Degrees that come to the same servers and time have one score: one of them is enough.
+        # Degrees with the same servers and time have one score: one of them is enough.
         near[:, 1:] &= sorted_scores[:, 1:] < sorted_scores[:, :-1]
         chosen = np.flatnonzero(near.sum(axis=1) > 1)
         near = near[chosen]

@@ -108,7 +108,7 @@ class RunLog:
             writer.writerow(figures.values())
 
     def scalars(self, steps: int, figures: Mapping[str, float]) -> None:
-        """Figures after so many decisions, for TensorBoard, but for those that are no numbers."""
+        """Figures after so many decisions, for TensorBoard, except those that are not numbers."""
         if self._board is not None:
             for name, value in figures.items():
                 if math.isfinite(value):

@@ -176,7 +176,7 @@ def rows_of(
     rules: Mapping[str, Mapping[str, Sequence[float]]],
     together: Mapping[str, Sequence[float]] | None = None,
 ) -> list[dict[str, Any]]:
-    """What the trials of a configuration come to, scenario by scenario.
+    """The results of a configuration's trials, scenario by scenario.
 
     ``less_best`` is what the worst of the training seeds blocks less the best plain rule, paired
     by episode; ``less_maximum`` by which share the mean is less than maximum parallelisation's;

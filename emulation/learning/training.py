@@ -30,7 +30,7 @@ _EPISODES_SHOWN = 200
 
 @dataclass(frozen=True)
 class Report:
-    """What came of a run: the scorer, and what its card says of it."""
+    """The result of a run: the scorer, and what its card says of it."""
 
     scorer: nn.Module
     training: dict[str, Any]
@@ -134,12 +134,12 @@ class Run:
     def evaluate(self, scorer: nn.Module) -> dict[str, float]:
         """The mean faithful blocking rate in each scenario, over the evaluation's seeds.
 
-        ``PatchlightError`` if the scorer's weights are no numbers.
+        ``PatchlightError`` if the scorer's weights are not numbers.
         """
         evaluation, names = self.config.evaluation, self.config.environment.names
         if not _is_finite(scorer):
             raise PatchlightError(
-                f"training {self.config.name!r} has diverged: weights are no numbers any more",
+                f"training {self.config.name!r} has diverged: weights are no longer numbers",
                 hint="try a lower learning_rate; the checkpoint is the last that was sound",
             )
         found = {}

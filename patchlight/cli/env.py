@@ -158,7 +158,7 @@ def check(names: tuple[str, ...], every: bool, steps: int, as_json: bool) -> Non
 def compare(
     names: tuple[str, ...], every: bool, episodes: int, models: tuple[Path, ...], as_json: bool
 ) -> None:
-    """Compare what heuristics and trained models come to in environments.
+    """Compare heuristics and trained models in environments.
 
     All play the same episodes; 'random' does anything that is allowed. Less is better.
     """
@@ -206,7 +206,7 @@ def _number(mean: float, half_width: float) -> str:
 
 
 def _chosen(names: tuple[str, ...], every: bool) -> "list[Recipe]":
-    """The environments that somebody means; ``BadInput`` for none, or names beside ``--all``."""
+    """The environments that are named; ``BadInput`` for none, or names beside ``--all``."""
     from patchlight.emulation.learning.envs.registry import ENVIRONMENTS, find_environment
 
     if every == bool(names):

@@ -77,7 +77,7 @@ _DASHES = ("–", "-")
 class Price(NamedTuple):
     """One part's price in US dollars and its power in watts, and who says so.
 
-    Text that begins with a dash says why nobody knows.
+    Text that begins with a dash says why it is not known.
     """
 
     usd: float | str
@@ -86,7 +86,7 @@ class Price(NamedTuple):
 
 
 class Total(NamedTuple):
-    """What parts come to whose figure is known, and why it is not of the others, by part.
+    """The sum over parts whose figure is known, and why it is not of the others, by part.
 
     ``known`` is ``None`` where that is none of them.
     """
@@ -105,7 +105,9 @@ def read_prices(file: Path = BUILT_IN) -> dict[str, Price]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise BadInput(f"cannot read the price list {file}: {error}") from error
     if not isinstance(given, dict):
-        raise BadInput(f"{file} is no price list: expected parts, each with usd, watts and source")
+        raise BadInput(
+            f"{file} is not a price list: expected parts, each with usd, watts and source"
+        )
     found = {}
     for part, row in given.items():
         if not isinstance(row, dict) or set(row) != set(Price._fields):

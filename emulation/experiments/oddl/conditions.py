@@ -102,7 +102,7 @@ class Arrivals:
 
     @property
     def source(self) -> str:
-        """What jobs come by, in words."""
+        """Where the jobs come from, for people."""
         if self.trace is None:
             return "drawn by a law with the Philly trace's sizes, median and mean duration"
         return str(self.trace)

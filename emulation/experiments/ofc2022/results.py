@@ -36,7 +36,7 @@ class Disturbance:
     ``busy_before`` is the part of processor time that was used in the second before it began;
     ``steal`` the part that the host of a virtual machine gave to others meanwhile;
     ``compute_stretch`` how much longer the compute phases of the job that was hit most took than
-    they were given. ``too_busy`` says in words what is over its limit: nothing, if it was quiet.
+    they were given. ``too_busy`` says what is over its limit: nothing, if it was quiet.
     """
 
     busy_before: float

@@ -35,11 +35,11 @@ _CONSTANT: Mapping[str, int] = {f"constant-{degree}": degree for degree in CONST
 _PLAIN = ("maximum", "minimum", "sufficient", "random")
 
 NAMES = (*_CONSTANT, *_PLAIN, ROLL_OUT)
-"""Those that the experiment runs by itself, besides the learned ones that are shipped."""
+"""Those that the experiment runs by itself, in addition to the learned ones that are shipped."""
 
 
 class Faults:
-    """Counts what a policy did wrong, and keeps the first in words."""
+    """Counts what a policy did wrong, and keeps the first message."""
 
     def __init__(self) -> None:
         self.count, self.first = 0, ""
@@ -51,7 +51,7 @@ class Faults:
 
 
 def check_names(names: Iterable[str], ramp: RampShape = PAC_ML_SHAPE) -> list[str]:
-    """The names, each once; ``BadInput`` for what is no partition policy, or lacks something.
+    """The names, each once; ``BadInput`` for what is not a partition policy, or lacks something.
 
     Also for a learned one that was trained for another cluster than ``ramp``.
     """

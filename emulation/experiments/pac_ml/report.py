@@ -131,7 +131,7 @@ def rows_beside_published(result: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def faults_of(result: dict[str, Any]) -> list[str]:
-    """What policies did wrong, in words: how often, and how at first."""
+    """What policies did wrong: how often, and the first time."""
     found: dict[str, tuple[int, str]] = {}
     for laws in result["rules"].values():
         for cell in laws.values():

@@ -1,4 +1,4 @@
-"""The whole experiment: which episodes there are, and what their figures come to."""
+"""The whole experiment: its episodes, and their figures."""
 
 import datetime
 import itertools
@@ -240,7 +240,7 @@ def run_policies(options: ExperimentOptions, tell: Callable[[int, int], None]) -
 
 
 class _Done(NamedTuple):
-    """What came of the tasks that are finished."""
+    """The outcomes of the tasks that are finished."""
 
     outcomes: Mapping[Task, Any]
     interrupted: bool
@@ -307,7 +307,7 @@ def _tune(
     cells = [cell for cell in options.cells if ROLL_OUT in options.names(cell.rule)]
     if not cells:
         return {}
-    say("choosing how the roll-out looks ahead, on drawn episodes of its own")
+    say("choosing how the roll-out looks ahead, on separate drawn episodes")
     futures = QUICK_FUTURES if options.quick else FUTURES
     tunings: list[Task] = [TuningTask(cell, futures, AHEAD) for cell in cells]
     chosen = run_all(tunings, runner.run, options.engine)

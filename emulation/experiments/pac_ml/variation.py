@@ -37,7 +37,7 @@ class Variation:
 
     ``mix`` gives models their shares of the jobs by name, 0 to those that it does not name;
     without it they come as in the paper. ``law_instance`` fixes laws B, C and D, which are
-    made anew for each episode without it (``requirements.SkewNormal``). With ``milliseconds`` the
+    made for each episode without it (``requirements.SkewNormal``). With ``milliseconds`` the
     profiles' times are what they say, and jobs come and go in a thousandth of the time.
     ``remaining_error``: see ``Scenario``.
     """
@@ -91,7 +91,7 @@ class Variation:
 
     @property
     def written(self) -> dict[str, str]:
-        """What is other than in the paper, besides the laws, as users write it."""
+        """What is other than in the paper, apart from the laws, as users write it."""
         usual = Variation.parse(milliseconds=self.milliseconds)
         found: dict[str, str] = {}
         if self.ramp != usual.ramp:
@@ -181,7 +181,9 @@ def _error(text: str) -> float:
     except ValueError:
         found = -1.0
     if not 0 <= found <= MAX_ERROR:
-        raise BadInput(f"'error:{text}' is no error: expected 0 to {MAX_ERROR:g}, like error:0.3")
+        raise BadInput(
+            f"'error:{text}' is not an error: expected 0 to {MAX_ERROR:g}, like error:0.3"
+        )
     return found
 
 
@@ -207,7 +209,7 @@ def _mix(text: str) -> tuple[tuple[str, float], ...]:
 def outside_training(
     card: Card, variation: Variation, law: str, models: Sequence[str], published: bool
 ) -> list[str]:
-    """What is other here than where the model was trained, in words; none where all is as there.
+    """What is other here than where the model was trained, a line for each; none where it is alike.
 
     ``models`` are the names of those that jobs train here, ``published`` says whether their
     profiles are PipeDream's.

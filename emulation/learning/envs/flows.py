@@ -97,7 +97,7 @@ class FlowsEnv(gymnasium.Env[Observation, np.int64]):
 
     @abstractmethod
     def _features(self) -> Observation:
-        """What is seen besides nodes and flows."""
+        """What is seen in addition to nodes and flows."""
 
     # -- time and observations
 

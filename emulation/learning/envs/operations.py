@@ -298,7 +298,7 @@ class OperationOrderEnv(OperationsEnv):
         most = max((plan.max_split for plan in self._plans), default=0)
         if not 0 < 2 * most <= self.workloads.ramp.shape.size:
             raise BadInput(
-                "no order to choose: expected a model that is no chain, and degrees that "
+                "no order to choose: expected a model that is not a chain, and degrees that "
                 "leave twice as many servers",
                 hint="give workloads of a model with branches, and lower degrees",
             )

@@ -122,7 +122,7 @@ class QueuedEnv(gymnasium.Env[Observation, np.int64]):
 
     @abstractmethod
     def _features(self) -> Observation:
-        """What is seen besides the cluster."""
+        """What is seen in addition to the cluster."""
 
     # -- time
 
@@ -205,7 +205,7 @@ def default_cluster() -> Cluster:
 
 
 def fifo(env: "ScheduleEnv", seen: Observation) -> int:
-    """The job that came first, and nobody before it."""
+    """The job that came first, and no other before it."""
     mask = seen["action_mask"]
     return 0 if mask[0] or not mask[env.wait] else env.wait
 

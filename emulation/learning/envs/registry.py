@@ -160,7 +160,7 @@ def _in_file(name: str, path: Path, called: str) -> Recipe:
     found = there[called]
     if not (isinstance(found, type) and issubclass(found, gymnasium.Env)):
         raise BadInput(
-            f"{name} is no environment: expected a subclass of gymnasium.Env",
+            f"{name} is not an environment: expected a subclass of gymnasium.Env",
             hint="docs/learning.md has an example of 40 lines",
         )
     return Recipe(name, None, found, lambda count: SyncVectorEnv([found] * count))

@@ -1,4 +1,4 @@
-"""Environments checked, and played by rules and models to compare what these come to.
+"""Environments checked, and played by rules and models to compare their results.
 
 A user's model is an ONNX file and its card. What is refused is the same as for other learned
 policies: anything but ONNX, and anything that does not match its card.
@@ -62,7 +62,7 @@ class Checked:
 
     @property
     def is_good(self) -> bool:
-        """Whether there is no problem."""
+        """Whether all checks passed."""
         return not any(check.problem for check in self.checks)
 
 
@@ -224,7 +224,7 @@ class Compared(NamedTuple):
 def baselines_of(
     recipe: Recipe, seeds: range, models: Mapping[str, Heuristic] | None = None
 ) -> tuple[str, list[Compared]]:
-    """The environment's figure (less is better), and what each rule comes to on these seeds.
+    """The environment's figure (less is better), and each rule's result on these seeds.
 
     Trained ``models`` of a user play beside those that it names. All play the same episodes;
     ``random`` does anything that is allowed. ``BadInput`` for an environment that does not say what

@@ -221,7 +221,7 @@ def export_lab_model(
 
 
 def _notes(training: Mapping[str, Any]) -> str:
-    """How little it was trained, and what came of it."""
+    """How much it was trained, and its test."""
     said = f"Learned from {training['steps']:,} decisions in {training['labs']:,} random labs"
     if "tested" not in training:
         return f"{said}; never tested."

@@ -27,7 +27,7 @@ from patchlight.testbed.errors import BadInput
 
 @dataclass(frozen=True)
 class LabReport:
-    """What came of a run: the network, its test, and what its card says of the training."""
+    """The result of a run: the network, its test, and what its card says of the training."""
 
     network: OptionNetwork
     tested: Tested
@@ -123,7 +123,7 @@ def about(config: LabConfig, trials: WhatIf, wall_s: float, fitted: Fitted) -> d
 
 
 def load_lab_run(folder: Path) -> tuple[OptionNetwork, LabConfig, dict[str, Any]]:
-    """The network that a run has come to, its configuration, and what its card says of it."""
+    """The network that a run has trained, its configuration, and what its card says of it."""
     config = parse_lab_config((folder / CONFIG).read_text(), str(folder / CONFIG))
     kept, trials = read_checkpoint(folder), WhatIf(config)
     if "trials" not in kept:

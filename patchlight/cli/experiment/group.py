@@ -177,7 +177,7 @@ _COUNT = click.IntRange(min=1)
     "--first-seed",
     type=click.IntRange(min=0),
     default=0,
-    help="Seeds count from this one: with another, on episodes that nobody has seen.",
+    help="Seeds count from this one: with another, on unseen episodes.",
 )
 @click.option("--quick", is_flag=True, help="Fewer seeds, and a roll-out that looks ahead less.")
 @profiles_option
@@ -202,7 +202,7 @@ _COUNT = click.IntRange(min=1)
     "--milliseconds",
     is_flag=True,
     help="The profiles' times are milliseconds, not seconds as in the paper's simulator: all takes "
-    "a thousandth of the time, and communication is no longer next to nothing.",
+    "a thousandth of the time, and communication then matters.",
 )
 @click.option(
     "--law-instance",

@@ -107,7 +107,7 @@ def _times_s(
 @click.option(
     "--control-delay",
     metavar="TIME",
-    help="Flows: from a node to whoever grants paths, and as much back.  [default: as nodes among "
+    help="Flows: one-way from a node to the path scheduler.  [default: as nodes among "
     "themselves took, 100us]",
 )
 @click.option(

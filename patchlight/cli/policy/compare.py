@@ -43,7 +43,7 @@ from patchlight.testbed.errors import BadInput
 )
 @click.option("--labs", type=click.IntRange(2, 10_000), default=40, help="How many labs.")
 @click.option("--first-seed", type=click.IntRange(0), default=0, help="That of the first lab.")
-@click.option("--jobs", type=click.IntRange(2, 100_000), default=120, help="That come to each lab.")
+@click.option("--jobs", type=click.IntRange(2, 100_000), default=120, help="Jobs of each lab.")
 @click.option(
     "--load", type=ANY, default=1.1, help="The part of a lab's GPUs that the jobs would hold."
 )

@@ -13,9 +13,9 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What came of it: a row for each law and policy, and ``result.json``'s content around them.
+    """The result: a row for each law and policy, and ``result.json``'s content around them.
 
-    ``interrupted``: the rows are of those episodes that were finished when somebody pressed
+    ``interrupted``: the rows are of those episodes that were finished at
     Ctrl-C.
     """
 

@@ -351,7 +351,7 @@ def fit_of(found: "Recipe", lab_name: str) -> dict[str, Any]:
     policy: Any = found.factory
     if getattr(policy, "card", None) is None:
         raise BadInput(
-            f"{found.name} is no learned policy: --lab says what of a lab such a one would miss",
+            f"{found.name} is not a learned policy: only of those --lab says what a lab lacks",
             hint="leave --lab out",
         )
     lab = load_lab(lab_name)

@@ -121,7 +121,7 @@ def train(
         if conditions:
             raise BadInput("--condition is for partition policies of RAMPs: labs have 'labs'")
         if start is not None:
-            raise BadInput("--start is for partition policies of RAMPs: for labs all begin anew")
+            raise BadInput("--start is for partition policies of RAMPs: for labs there is none")
         _train_for_labs(file, text, output, resume, changed, played_by)
         return
     if engine != "serial":
@@ -292,7 +292,7 @@ def export(runs: tuple[Path, ...], output: Path, name: str | None, notes: str) -
     from patchlight.emulation.learning.labs.config import is_for_labs
     from patchlight.emulation.learning.run_folder import CONFIG
 
-    torch.set_num_threads(1)  # A fit of several comes to other weights than training did.
+    torch.set_num_threads(1)  # With several threads a fit gives other weights than training did.
     run, *others = runs
     described = run / CONFIG
     if described.is_file() and is_for_labs(described.read_text()):

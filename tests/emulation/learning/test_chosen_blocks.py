@@ -127,5 +127,5 @@ def test_a_condition_says_how_far_off_remaining_times_are(workloads: Workloads) 
     assert plain.mix is None
     assert other.mix == (0.0, 1.0, 0.0)
     for wrong in ("error:much", "error:-1", "error:4"):
-        with pytest.raises(ConfigError, match=f"'{wrong}' is no error: expected 0 to 3"):
+        with pytest.raises(ConfigError, match=f"'{wrong}' is not an error: expected 0 to 3"):
             parse_config(TINY.replace("blocks: 4", f"conditions: ['fixed:800 {wrong}']"))

@@ -114,7 +114,7 @@ def crew_of(
 
 
 def _set_neighbours(hosts: Sequence[EmulatedHost]) -> None:
-    """Tell each host the others' MACs, as agents tell workers: nobody can ask in the dark."""
+    """Tell each host the others' MACs, as agents tell workers: ARP does not work in the dark."""
     macs = [(host.address, str(host.host.nic.mac)) for host in hosts]
     for host in hosts:
         netlink = Netlink(host.namespace())

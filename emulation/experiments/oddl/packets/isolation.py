@@ -59,7 +59,7 @@ class Arrivals:
 
     def count(self) -> dict[str, int]:
         """How many have come in since the last count."""
-        # The kernel counts those that nobody reads, too, and begins anew with each answer.
+        # The kernel also counts those that are not read, and starts over with each answer.
         return {
             name: int(struct.unpack("=II", ear.getsockopt(_SOL_PACKET, _STATISTICS, 8))[0])
             for name, ear in self._ears.items()
@@ -167,7 +167,7 @@ _CONFIDENCE = 0.95
 
 
 class Pairs(NamedTuple):
-    """Iterations of the neighbour in turns, in seconds: while nobody floods, and while one does."""
+    """Iterations of the neighbour in turns, in seconds: without a flood, and with one."""
 
     quiet_s: list[float]
     flooded_s: list[float]

@@ -39,7 +39,7 @@ def light_lab(tuning_time_s: float) -> Lab:
             transceiver = replace(nic.transceiver, tuning_time_s=tuning_time_s)
             nics.append(replace(nic, transceiver=transceiver))
         servers.append(replace(server, nics=tuple(nics)))
-    # Nobody speaks OpenFlow here: there is no packet switch.
+    # There is no packet switch here, so no OpenFlow.
     return lab.with_changes(name="oddl-light", servers=tuple(servers), fabric="bridge")
 
 
@@ -98,8 +98,7 @@ class PacketOptions:
             )
         if workload(self.model).tokens_bytes:
             raise BadInput(
-                f"{self.model} sends tokens besides gradients: expected a model that only "
-                "all-reduces",
+                f"{self.model} sends tokens and gradients: expected a model that only all-reduces",
                 hint="patchlight experiment oddl --flows takes it",
             )
         if not (self.scale >= 1 and self.slowdown >= 1):
