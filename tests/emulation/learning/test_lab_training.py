@@ -195,7 +195,7 @@ def test_shipped_configurations_are_read() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name: a\nlearns: [weather]\n", "'weather' is not a kind"),
+        ("name: a\nlearns: [weather]\n", r"'learns' is \['weather'\]: expected"),
         ("name: a\nlearns: [placement]\n", "'placement' was removed.*use the rule 'least-delay'"),
         ("name: a\nlearns: [partition, elasticity]\n", "'elasticity' was removed"),
         ("name: a\nlearns: []\n", r"'learns' is \[\]: expected \['partition'\]"),
