@@ -1,18 +1,28 @@
-"""A training run over random labs: rounds, progress, checkpoints, and a test at the end."""
+"""A training run over random labs: decisions tried out, a network fitted to them, a test at the end.
 
+What an answer did to the jobs that happened to come is mostly chance, so decisions of every fifth
+lab are kept apart: the network is that of the epoch that predicted them best, and its correction is
+dropped where its gain on them cannot be told from nothing.
+"""
+
+import copy
+import math
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor, nn
 
+from patchlight.controller.policies.options.lab_range import lab_range
 from patchlight.emulation.learning.labs.config import LEARNED, LabConfig, parse_lab_config
-from patchlight.emulation.learning.labs.fitting import Fitted, Tested, fit, run_test
-from patchlight.emulation.learning.labs.network import OptionNetwork
-from patchlight.emulation.learning.labs.what_if import WhatIf
+from patchlight.emulation.learning.labs.network import OptionNetwork, joined, policy_of
+from patchlight.emulation.learning.labs.what_if import Tried, WhatIf, episode_of, play
 from patchlight.emulation.learning.run_folder import (
     CONFIG,
     KEPT_EVERY_S,
@@ -22,7 +32,207 @@ from patchlight.emulation.learning.run_folder import (
     read_checkpoint,
 )
 from patchlight.emulation.simulator.executors import Engine
+from patchlight.emulation.simulator.randomlabs.comparison import Policies, played_jct_s
 from patchlight.testbed.errors import BadInput
+
+APART = 5
+"""The decisions of one lab in so many are kept apart."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a network would have gained beside the rule on decisions that were kept apart.
+
+    ``gain`` and ``gain_ci95`` are per decision, in times that jobs last, over ``decisions``, in
+    ``changed`` of which it takes something else than the rule.
+    """
+
+    gain: float
+    gain_ci95: float
+    changed: int
+    decisions: int
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it can be told from nothing."""
+        return self.decisions > 1 and self.gain > self.gain_ci95
+
+    @property
+    def words(self) -> str:
+        """In a few words."""
+        return (
+            f"{self.changed} of {self.decisions} are others than the rule's: "
+            f"{self.gain:+.3f} ± {self.gain_ci95:.3f} of a job's time for each"
+        )
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A network, of which epoch, and its ``gain``: ``None`` where nothing could be fitted.
+
+    Where its gain cannot be told from nothing, it is the rule.
+    """
+
+    network: OptionNetwork
+    epoch: int
+    gain: Gain | None
+
+    @property
+    def corrects(self) -> bool:
+        """Whether it is other than the rule."""
+        return self.gain is not None and self.gain.is_one
+
+
+@dataclass(frozen=True)
+class _Set:
+    """Decisions side by side; ``of`` says of which each option is, ``worth`` is centred in each."""
+
+    seen: dict[str, Tensor]
+    of: Tensor
+    worth: Tensor
+    count: int
+
+    @classmethod
+    def join(cls, tried: Sequence[Tried]) -> "_Set":
+        seen = joined([each.seen for each in tried])
+        worth = torch.tensor([value for each in tried for value in each.worth])
+        counts = torch.tensor([len(each.worth) for each in tried])
+        of = torch.arange(len(tried)).repeat_interleave(counts)
+        return cls(seen, of, worth.float(), len(tried))
+
+    def centred(self, values: Tensor) -> Tensor:
+        """Values less the mean over the options of the same decision."""
+        sums = torch.zeros(self.count).index_add(0, self.of, values)
+        counts = torch.zeros(self.count).index_add(0, self.of, torch.ones_like(values))
+        return values - (sums / counts)[self.of]
+
+    def loss(self, scores: Tensor) -> Tensor:
+        """How far scores are from what options are worth."""
+        return nn.functional.huber_loss(self.centred(scores), self.centred(self.worth))
+
+    def chosen(self, scores: Tensor) -> Tensor:
+        """The row of the best option of each decision."""
+        best = torch.full((self.count,), -torch.inf).scatter_reduce(0, self.of, scores, "amax")
+        rows = torch.where(scores == best[self.of], torch.arange(len(scores)), len(scores))
+        return torch.full((self.count,), len(scores)).scatter_reduce(0, self.of, rows, "amin")
+
+
+def fit(
+    config: LabConfig, tried: Sequence[Tried], say: Callable[[str], None] = lambda line: None
+) -> Fitted:
+    """The network of a configuration, fitted to what was tried; the same each time."""
+    torch.manual_seed(config.seed)
+    network, fitting = OptionNetwork(config.network), config.fitting
+    apart = [each for each in tried if each.seed % APART == 0]
+    learned = [each for each in tried if each.seed % APART]
+    if not apart or not learned:
+        return Fitted(network, 0, None)
+    optimiser = torch.optim.AdamW(
+        network.parameters(), lr=fitting.learning_rate, weight_decay=fitting.weight_decay
+    )
+    draw, kept = random.Random(f"fit {config.seed}"), _Set.join(apart)
+    best: tuple[float, int, dict[str, Any]] = _loss(network, kept), 0, _weights(network)
+    first_loss = best[0]
+    for epoch in range(1, fitting.n_epochs + 1):
+        order = draw.sample(learned, len(learned))
+        for start in range(0, len(order), fitting.batch_size):
+            batch = _Set.join(order[start : start + fitting.batch_size])
+            optimiser.zero_grad()
+            loss: Any = batch.loss(network(batch.seen))
+            loss.backward()
+            nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            optimiser.step()
+        error = _loss(network, kept)
+        say(f"epoch {epoch}: loss on labs kept apart {error:.4f}, {first_loss:.4f} by the rule")
+        if error < best[0]:
+            best = error, epoch, _weights(network)
+    network.load_state_dict(best[2])
+    fitted = Fitted(network, best[1], _gain(network, kept))
+    if not fitted.corrects:
+        network.forget()
+    return fitted
+
+
+def _gain(network: OptionNetwork, kept: _Set) -> Gain:
+    with torch.inference_mode():
+        rule = kept.chosen(network.plain(kept.seen["options"]))
+        chosen = kept.chosen(network(kept.seen))
+    gains = (kept.worth[chosen] - kept.worth[rule]).numpy()
+    spread = 1.96 * float(np.std(gains)) / len(gains) ** 0.5
+    return Gain(float(gains.mean()), spread, int((chosen != rule).sum()), kept.count)
+
+
+def _loss(network: OptionNetwork, kept: _Set) -> float:
+    with torch.inference_mode():
+        return float(kept.loss(network(kept.seen)))
+
+
+def _weights(network: OptionNetwork) -> dict[str, Any]:
+    return copy.deepcopy(network.state_dict())
+
+
+_RULE = Policies("least-delay:circuits=false")
+COMPARED = (
+    _RULE,
+    *(_RULE._replace(partition=each) for each in ("maximum", "constant:4", "least-delay")),
+)
+"""What a model is compared with, the rule that it begins as last."""
+
+
+@dataclass(frozen=True)
+class Tested:
+    """The mean completion time over that of each built-in choice, lab by lab: mean and 95 %.
+
+    ``tested_range`` has the lowest and highest of each measure of these labs.
+    """
+
+    labs: int
+    jct_over: Mapping[str, tuple[float, float]]
+    tested_range: Mapping[str, tuple[float, float]]
+
+    @property
+    def words(self) -> list[str]:
+        """A line for each it is compared with."""
+        return [
+            f"mean JCT over that of {name}: {mean:.3f} ± {spread:.3f} ({self.labs} labs)"
+            for name, (mean, spread) in self.jct_over.items()
+        ]
+
+
+def run_test(
+    network: OptionNetwork,
+    config: LabConfig,
+    tell: Callable[[int, int], None] = lambda done, of: None,
+) -> Tested:
+    """Play the labs of the configuration's test with the network and with each built-in choice."""
+    testing, count = config.testing, config.testing.labs
+    drawn = replace(config.labs, largest=testing.largest, mixed=testing.mixed)
+    tested = replace(config, labs=drawn)
+    ratios: dict[str, list[float]] = {policies.name: [] for policies in COMPARED}
+    measures: dict[str, list[float]] = {}
+    for number in range(count):
+        episode = episode_of(tested, testing.first_seed + number)
+        for name, value in lab_range(episode.lab).items():
+            measures.setdefault(name, []).append(value)
+        learned = _mean_s(play(episode.opened(), policy_of(network)).jobs["jct_s"])
+        for policies in COMPARED:
+            ratios[policies.name].append(learned / _mean_s(played_jct_s(episode, policies)))
+        tell(number + 1, count)
+    return Tested(
+        count,
+        {name: _interval(each) for name, each in ratios.items()},
+        {name: (min(each), max(each)) for name, each in measures.items()},
+    )
+
+
+def _mean_s(jct_s: Sequence[float]) -> float:
+    return float(np.mean(jct_s))
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half-width of the 95 % interval, both rounded."""
+    spread = 1.96 * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return round(float(np.mean(values)), 4), round(spread, 4)
 
 
 @dataclass(frozen=True)

@@ -267,7 +267,8 @@ def run_with_packets(
 ) -> None:
     """Run it, print tables and write plots and ``result.json`` into ``folder``."""
     # Not above: importing NumPy and Matplotlib takes longer than --help should.
-    from patchlight.emulation.experiments.oddl.packets import figures, run
+    from patchlight.emulation.experiments.oddl import figures
+    from patchlight.emulation.experiments.oddl.packets import run
     from patchlight.emulation.output_folder import check_output
 
     if len(models) > 1:
@@ -291,7 +292,7 @@ def run_with_packets(
         out.print(f"{time.strftime('%H:%M:%S')} {harmless(step)}", soft_wrap=True)
 
     result = run.run_packets(options, tell)
-    files = figures.write_report(result, folder)
+    files = figures.write_packets_report(result, folder)
     give_to_caller([folder, *files])
     if as_json:
         print_json(result)

@@ -25,9 +25,8 @@ from patchlight.emulation.learning.labs.config import (
     is_for_labs,
     parse_lab_config,
 )
-from patchlight.emulation.learning.labs.fitting import fit
 from patchlight.emulation.learning.labs.network import OptionNetwork, policy_of
-from patchlight.emulation.learning.labs.run import LabRun, load_lab_run
+from patchlight.emulation.learning.labs.run import LabRun, fit, load_lab_run
 from patchlight.emulation.learning.labs.what_if import (
     Looking,
     Script,
