@@ -16,7 +16,13 @@ import torch
 from numpy.typing import NDArray
 
 from patchlight.emulation.learning.config import Config
-from patchlight.emulation.learning.learner import Floats, Learner, Progress, explored, player_of
+from patchlight.emulation.learning.learner import (
+    Floats,
+    Learner,
+    RoundProgress,
+    explored,
+    player_of,
+)
 from patchlight.emulation.learning.vector_episodes import Finished, VectorEpisodes
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 
@@ -117,7 +123,7 @@ class AfterstateLearner(Learner):
             self._teacher = Teacher(self.episodes, degrees)
         self._control_variate = ControlVariate(self.episodes)
 
-    def round(self) -> Progress:
+    def round(self) -> RoundProgress:
         """Learns from ``n_steps`` decisions in every environment."""
         self._slow_down(1e-5)
         inputs, targets, finished = self._play()
@@ -129,7 +135,7 @@ class AfterstateLearner(Learner):
             found = self._player.predict(*(each[rows] for each in given))
             total += self._descend(((found - y[rows]) ** 2).mean()) * len(rows)
         self.steps += settings.n_steps * self.episodes.num_envs
-        return Progress(total / len(y), 1 - float(self.means.mean()), finished)
+        return RoundProgress(total / len(y), 1 - float(self.means.mean()), finished)
 
     def _play(self) -> tuple[list[NDArray[np.generic]], Floats, list[Finished]]:
         """What the network is to be given of what was played, the values that it is to say, and

@@ -101,7 +101,7 @@ def play(
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RoundProgress:
     """One round of learning: its mean error, the part of the latest jobs that was blocked on
     arrival, and the episodes that ended in it.
     """
@@ -176,7 +176,7 @@ class Learner:
         self.rng = np.random.default_rng([config.seed, done])
         self.learning_rng = np.random.default_rng([config.seed, done, 1])
 
-    def round(self) -> Progress:
+    def round(self) -> RoundProgress:
         """Plays and learns."""
         raise NotImplementedError
 

@@ -23,7 +23,7 @@ from patchlight.emulation.learning.learner import (
     AfterstatePlayer,
     Floats,
     Learner,
-    Progress,
+    RoundProgress,
     explored,
 )
 from patchlight.emulation.learning.network import OptionScorer
@@ -33,7 +33,7 @@ from patchlight.emulation.simulator.ramp.scenario import Scenario
 _Ints = NDArray[np.intp]
 
 
-class Drawn(NamedTuple):
+class DrawnJobs(NamedTuple):
     """The jobs of N futures, N × J each: how long after the one before each comes, of which model
     it is, and what it asks for.
     """
@@ -42,12 +42,12 @@ class Drawn(NamedTuple):
     graph: _Ints
     beta: Floats
 
-    def at(self, rows: _Ints) -> "Drawn":
+    def at(self, rows: _Ints) -> "DrawnJobs":
         """The futures in these places."""
-        return Drawn(self.wait_s[rows], self.graph[rows], self.beta[rows])
+        return DrawnJobs(self.wait_s[rows], self.graph[rows], self.beta[rows])
 
 
-def drawn(episodes: VectorEpisodes, envs: _Ints, jobs: int, rng: np.random.Generator) -> Drawn:
+def drawn(episodes: VectorEpisodes, envs: _Ints, jobs: int, rng: np.random.Generator) -> DrawnJobs:
     """Futures of these environments: the job that waits, and ``jobs`` after it.
 
     Those are drawn, putting back, from all jobs of the episode, so that they follow its law. This
@@ -60,13 +60,13 @@ def drawn(episodes: VectorEpisodes, envs: _Ints, jobs: int, rng: np.random.Gener
         wait_s[row, 1:] = np.diff(known.arrived_s, prepend=0.0)[chosen]
         graph[row, 1:], beta[row, 1:] = known.graph[chosen], known.beta[chosen]
     graph[:, 0], beta[:, 0] = episodes.graph[envs], episodes.beta[envs]
-    return Drawn(wait_s, graph.astype(int), beta)
+    return DrawnJobs(wait_s, graph.astype(int), beta)
 
 
 class _DrawnColumns(JobColumns):
     """The jobs of futures. They never end."""
 
-    def __init__(self, jobs: Drawn, now_s: Floats, recent: Array) -> None:
+    def __init__(self, jobs: DrawnJobs, now_s: Floats, recent: Array) -> None:
         count, many = jobs.graph.shape
         self.arrived_s = now_s[:, None] + np.cumsum(jobs.wait_s, axis=1)
         self.graph, self.beta = jobs.graph, jobs.beta
@@ -84,7 +84,7 @@ class Futures(VectorEpisodes):
     def __init__(self, episodes: VectorEpisodes) -> None:
         super().__init__(episodes.scenarios[:1], 1, 0, blocks=episodes.blocks)
 
-    def begin(self, episodes: VectorEpisodes, envs: _Ints, jobs: Drawn) -> None:
+    def begin(self, episodes: VectorEpisodes, envs: _Ints, jobs: DrawnJobs) -> None:
         """As the clusters of ``envs`` are now, N of them, with a future of ``jobs`` for each."""
         columns = _DrawnColumns(jobs, episodes.now_s[envs], episodes.recent[envs])
         self._columns = columns
@@ -127,7 +127,7 @@ class PolicyIterationLearner(Learner):
         self._memory: list[NDArray[Any]] = []
         self._kept = self._next = 0
 
-    def round(self) -> Progress:
+    def round(self) -> RoundProgress:
         """Plays, and learns once enough was played out."""
         settings, episodes, means = self.settings, self.episodes, self._followed()
         epsilon = settings.epsilon * (1 - self._part)
@@ -149,7 +149,7 @@ class PolicyIterationLearner(Learner):
             self._slow_down(1e-6)
             losses = [self._learn() for _ in range(settings.gradient_steps)]
         loss = sum(losses) / len(losses) if losses else float("nan")
-        return Progress(loss, 1 - float(self.means.mean()), finished)
+        return RoundProgress(loss, 1 - float(self.means.mean()), finished)
 
     def compared(self, scores: Floats) -> Comparisons:
         """The decisions in which other actions than the best one are near it."""

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from patchlight.emulation.experiments.pac_ml.episodes import Faults, make_policy
+from patchlight.emulation.experiments.pac_ml.episodes import PolicyFaults, make_policy
 from patchlight.emulation.learning.config import Config
 from patchlight.emulation.learning.export import export, of_runs
 from patchlight.emulation.learning.learner import play
 from patchlight.emulation.learning.network import OptionScorer
 from patchlight.emulation.learning.run_folder import CHECKPOINT
-from patchlight.emulation.learning.training import Run, scenarios_of
+from patchlight.emulation.learning.training import TrainingRun, scenarios_of
 from patchlight.emulation.simulator.ramp.episode_result import mean_and_interval, paired_difference
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
 from patchlight.emulation.simulator.ramp.scenario import Scenario
@@ -124,7 +124,7 @@ class Study:
             if found["episodes"] == wanted and list(found["rates"]) == list(scenarios):
                 return Trial(config.name, config.seed, found["steps"], found["rates"])
         self._say(f"{config.name}, training seed {config.seed}")
-        run = Run(config, self._workloads, folder, self._say)
+        run = TrainingRun(config, self._workloads, folder, self._say)
         if (folder / CHECKPOINT).exists():
             run.resume()
         report = run.learn()
@@ -158,7 +158,7 @@ class Study:
         """What plain rules block in the same episodes."""
 
         def rate(name: str, seed: int) -> float:
-            policy = make_policy(name, scenario, seed, None, Faults())
+            policy = make_policy(name, scenario, seed, None, PolicyFaults())
             return run_episode(scenario, policy, seed).blocking_rate()
 
         return {name: [rate(name, seed) for seed in self.episodes] for name in RULES}

@@ -15,7 +15,7 @@ from torch import nn
 
 from patchlight.emulation.learning.afterstates import AfterstateLearner
 from patchlight.emulation.learning.config import Config, check
-from patchlight.emulation.learning.learner import Learner, Progress, play
+from patchlight.emulation.learning.learner import Learner, RoundProgress, play
 from patchlight.emulation.learning.network import Likeness, likeness_of, of_this_network
 from patchlight.emulation.learning.policy_iteration import PolicyIterationLearner
 from patchlight.emulation.learning.run_folder import KEPT_EVERY_S, SAID_EVERY_S, RunFolder, RunLog
@@ -29,7 +29,7 @@ _EPISODES_SHOWN = 200
 
 
 @dataclass(frozen=True)
-class Report:
+class TrainingReport:
     """The result of a run: the scorer, and what its card says of it."""
 
     scorer: nn.Module
@@ -58,7 +58,7 @@ def scenarios_of(
     return found
 
 
-class Run:
+class TrainingRun:
     """A training run in a folder. ``say`` hears of its progress, a line at a time."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Run:
         self._done = int(kept["steps"])
         self._state = kept["learner"]
 
-    def learn(self) -> Report:
+    def learn(self) -> TrainingReport:
         """All rounds. Interrupted, it keeps a checkpoint first."""
         folder = self._folder
         folder.check()
@@ -102,7 +102,7 @@ class Run:
             "torch": str(torch.__version__),
             "evaluated_blocking_rate": rates,
         }
-        return Report(learner.average, done | about)
+        return TrainingReport(learner.average, done | about)
 
     def _rounds(self, learner: Learner, log: RunLog) -> tuple[dict[str, float], float]:
         """All rounds: what the last evaluation found, and how long they took."""
@@ -195,7 +195,7 @@ class Run:
         log: RunLog,
         steps: int,
         spent_s: float,
-        progress: Progress,
+        progress: RoundProgress,
         playing: Collection[float],
         rates: dict[str, float],
         is_new: bool,

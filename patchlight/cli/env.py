@@ -9,7 +9,7 @@ from patchlight.cli.rendering import Coloured, Column, Table, listing_options, p
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 if TYPE_CHECKING:
-    from patchlight.emulation.learning.envs.registry import Recipe
+    from patchlight.emulation.learning.envs.registry import EnvironmentRecipe
 
 
 @click.group()
@@ -205,7 +205,7 @@ def _number(mean: float, half_width: float) -> str:
     return f"{mean:,.{places}f} ± {half_width:,.{places}f}"
 
 
-def _chosen(names: tuple[str, ...], every: bool) -> "list[Recipe]":
+def _chosen(names: tuple[str, ...], every: bool) -> "list[EnvironmentRecipe]":
     """The environments that are named; ``BadInput`` for none, or names beside ``--all``."""
     from patchlight.emulation.learning.envs.registry import ENVIRONMENTS, find_environment
 
@@ -217,7 +217,7 @@ def _chosen(names: tuple[str, ...], every: bool) -> "list[Recipe]":
     return [find_environment(n) for n in names or [each.name for each in ENVIRONMENTS]]
 
 
-def _described(recipe: "Recipe") -> dict[str, Any]:
+def _described(recipe: "EnvironmentRecipe") -> dict[str, Any]:
     """An environment as JSON."""
     import inspect
 

@@ -74,7 +74,7 @@ BUILT_IN = Path(__file__).with_name("prices.yaml")
 _DASHES = ("–", "-")
 
 
-class Price(NamedTuple):
+class PartPrice(NamedTuple):
     """One part's price in US dollars and its power in watts, and who says so.
 
     Text that begins with a dash says why it is not known.
@@ -95,7 +95,7 @@ class Total(NamedTuple):
     unknown: Mapping[str, str]
 
 
-def read_prices(file: Path = BUILT_IN) -> dict[str, Price]:
+def read_prices(file: Path = BUILT_IN) -> dict[str, PartPrice]:
     """The price list in a YAML file: for each part ``usd``, ``watts`` and ``source``.
 
     ``BadInput`` if it cannot be read, or says something else.
@@ -110,10 +110,10 @@ def read_prices(file: Path = BUILT_IN) -> dict[str, Price]:
         )
     found = {}
     for part, row in given.items():
-        if not isinstance(row, dict) or set(row) != set(Price._fields):
+        if not isinstance(row, dict) or set(row) != set(PartPrice._fields):
             raise BadInput(f"{file}: {part}: expected usd, watts and source, and nothing else")
         usd, watts = (_figure(f"{file}: {part}: {key}", row[key]) for key in ("usd", "watts"))
-        found[str(part)] = Price(usd, watts, str(row["source"]))
+        found[str(part)] = PartPrice(usd, watts, str(row["source"]))
     return found
 
 
@@ -128,7 +128,7 @@ def _figure(place: str, value: Any) -> float | str:
     return float(value)
 
 
-def totals(parts: Mapping[str, float], prices: Mapping[str, Price]) -> tuple[Total, Total]:
+def totals(parts: Mapping[str, float], prices: Mapping[str, PartPrice]) -> tuple[Total, Total]:
     """US dollars and watts of so many parts; ``BadInput`` if the list lacks one."""
     if missing := sorted(set(parts) - set(prices)):
         raise BadInput(
@@ -165,7 +165,7 @@ NETWORKS = (
 
 
 @dataclass(frozen=True)
-class ExperimentOptions:
+class ArchitectureOptions:
     """Which networks, how many jobs, drawn with which seed, placed how, and whose prices."""
 
     networks: tuple[str, ...] = NETWORKS
@@ -176,7 +176,9 @@ class ExperimentOptions:
     models: tuple[str, ...] = field(default=(*MODELS, MIXTURE))
 
 
-def run_experiment(options: ExperimentOptions, tell: Callable[[int, int], None]) -> dict[str, Any]:
+def run_experiment(
+    options: ArchitectureOptions, tell: Callable[[int, int], None]
+) -> dict[str, Any]:
     """What ``result.json`` holds. ``tell`` hears of networks that are done, of how many.
 
     ``BadInput`` for networks of different sizes: the same jobs would not be the same load.
@@ -216,8 +218,8 @@ def run_experiment(options: ExperimentOptions, tell: Callable[[int, int], None])
 def _measure(
     network: Network,
     jobs: Sequence[QueueJob],
-    options: ExperimentOptions,
-    prices: Mapping[str, Price],
+    options: ArchitectureOptions,
+    prices: Mapping[str, PartPrice],
 ) -> dict[str, Any]:
     usage = Usage(np.zeros(len(network.capacity_bps)))
     faults: list[str] = []

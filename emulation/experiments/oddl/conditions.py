@@ -88,7 +88,7 @@ class Surroundings(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Arrivals:
+class JobArrivals:
     """Jobs of a ``trace``, or without one of a law with the Philly trace's published statistics.
 
     They come to the cluster that ``network`` names so fast that they would hold 90 % of it, and
@@ -159,7 +159,7 @@ _TIMED, _BEFORE = 8, 4
 _LATENCY = "500ns"
 
 
-class Light(NamedTuple):
+class LightTimes(NamedTuple):
     """What the experiment is free to say of ODDL and of messages; times in seconds.
 
     ``tuning_s`` and ``control_s`` are those of ``Switching``; ``message_s`` is what each message
@@ -195,7 +195,7 @@ class Scene(NamedTuple):
     radix: int
     model: str
     surroundings: Surroundings
-    light: Light = Light()
+    light: LightTimes = LightTimes()
     seed: int = 0
 
     @property

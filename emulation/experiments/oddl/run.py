@@ -9,9 +9,9 @@ import numpy as np
 
 from patchlight.emulation.experiments.oddl.conditions import (
     MODELS,
-    Arrivals,
     Conditions,
-    Light,
+    JobArrivals,
+    LightTimes,
     Scene,
     Workload,
     descriptions,
@@ -40,7 +40,7 @@ HEADLINE = "compute"
 """The step whose speedup is given for the whole: everything but overlap is in it."""
 
 
-class Step(NamedTuple):
+class SpeedupStep(NamedTuple):
     """What is put in, the speedup with it, by what it changed the one before; ODDL's iteration."""
 
     step: str
@@ -49,7 +49,7 @@ class Step(NamedTuple):
     oddl_s: float
 
 
-def decomposed(scene: Scene, compared: str) -> list[Step]:
+def decomposed(scene: Scene, compared: str) -> list[SpeedupStep]:
     """The speedup step by step: the factors' product is the last one's.
 
     It begins with a job alone on the first nodes, whose communication is all that takes time, on
@@ -67,11 +67,11 @@ def decomposed(scene: Scene, compared: str) -> list[Step]:
     steps.append(("neighbours", now := now._replace(beside=True)))
     steps.append(("compute", now := now._replace(computes=True)))
     steps.append(("overlap", now._replace(overlapped=True)))
-    found: list[Step] = []
+    found: list[SpeedupStep] = []
     for step, conditions in steps:
         other_s, oddl_s = (scene.iteration_s(each, conditions) for each in (kind, "oddl"))
         before = found[-1].speedup if found else 1.0
-        found.append(Step(step, other_s / oddl_s, other_s / oddl_s / before, oddl_s))
+        found.append(SpeedupStep(step, other_s / oddl_s, other_s / oddl_s / before, oddl_s))
     return found
 
 
@@ -82,7 +82,7 @@ _TUNING_S = (10e-9, 1e-6, 25e-6, 1e-3)
 _CHANNELS = (48, 96, 192)
 
 
-def sensitivity(models: Sequence[str], nodes: int, light: Light) -> list[dict[str, Any]]:
+def sensitivity(models: Sequence[str], nodes: int, light: LightTimes) -> list[dict[str, Any]]:
     """Rows: what is varied, and an iteration's time over that on an ideal switch, by model."""
     base = {"scheduler": light.scheduler, "control_s": 0.0, "tuning_s": light.tuning_s}
     variants: list[dict[str, Any]] = [
@@ -105,7 +105,7 @@ def sensitivity(models: Sequence[str], nodes: int, light: Light) -> list[dict[st
     return rows
 
 
-def _iteration_s(spec: str, name: str, nodes: int, light: Light) -> float:
+def _iteration_s(spec: str, name: str, nodes: int, light: LightTimes) -> float:
     model = workload(name)
     ranks = np.arange(nodes)
     job = PlacedJob(ranks, model.compute_s, model.rounds(nodes), ONCE, messages_s=light.message_s)
@@ -117,7 +117,7 @@ _SHARES = (16, 4)
 _TIMED, _BEFORE = 4, 2
 
 
-class Scenario(NamedTuple):
+class CommunicationCase(NamedTuple):
     """Communication that takes ``f`` times as long as on ODDL, where it takes ``oddl_s``.
 
     ``speedup`` is with the model's computing time, ``communication`` without. ``paper`` is the
@@ -136,7 +136,7 @@ class Scenario(NamedTuple):
 
 def scenarios(
     radix: int, model: Workload, paper: Mapping[str, float], message_s: float, seed: int
-) -> list[Scenario]:
+) -> list[CommunicationCase]:
     """All of them, of a job on all nodes of a cluster of k³/4, and of jobs that fill it."""
     nodes = radix**3 // 4
     found = []
@@ -148,7 +148,7 @@ def scenarios(
         if published is not None and f > published:
             needed_s = oddl_s * (f - published) / (published - 1)
         speedup = (model.compute_s + f * oddl_s) / (model.compute_s + oddl_s)
-        found.append(Scenario(compared, words, f, oddl_s, speedup, published, needed_s))
+        found.append(CommunicationCase(compared, words, f, oddl_s, speedup, published, needed_s))
     return found
 
 
@@ -214,7 +214,7 @@ class FlowOptions:
     placement: str = "first-fit"
     draws: int = 3
     seed: int = 0
-    light: Light = field(default_factory=Light)
+    light: LightTimes = field(default_factory=LightTimes)
     engine: Engine = field(default_factory=Engine)
 
     def __post_init__(self) -> None:
@@ -233,12 +233,12 @@ class Task(NamedTuple):
     seed: int
 
 
-Steps = dict[str, list[Step]]
+Steps = dict[str, list[SpeedupStep]]
 """The steps by what is compared."""
 
 
 @dataclass(frozen=True)
-class Worker:
+class FlowWorker:
     """Does tasks, in another process too."""
 
     options: FlowOptions
@@ -254,10 +254,10 @@ class Worker:
         return found
 
 
-def arrivals_of(options: FlowOptions, seed: int) -> Arrivals:
+def arrivals_of(options: FlowOptions, seed: int) -> JobArrivals:
     """The jobs that come with a seed."""
     network = f"fat-tree:k={options.radix}"
-    return Arrivals(network, options.trace, options.placement, seed)
+    return JobArrivals(network, options.trace, options.placement, seed)
 
 
 def run_flows(options: FlowOptions, tell: Callable[[int, int], None]) -> dict[str, Any]:
@@ -282,7 +282,7 @@ def run_flows(options: FlowOptions, tell: Callable[[int, int], None]) -> dict[st
         done += 1
         tell(done, len(tasks))
 
-    results = run_all(tasks, Worker(options), options.engine, count)
+    results = run_all(tasks, FlowWorker(options), options.engine, count)
     found: dict[str, dict[str, list[Steps]]] = {model: {} for model in options.models}
     for task, result in zip(tasks, results, strict=True):
         for model, steps in result.items():
@@ -318,7 +318,7 @@ def run_flows(options: FlowOptions, tell: Callable[[int, int], None]) -> dict[st
     }
 
 
-def _headline(steps: Sequence[Step]) -> float:
+def _headline(steps: Sequence[SpeedupStep]) -> float:
     return next(each.speedup for each in steps if each.step == HEADLINE)
 
 
@@ -327,7 +327,7 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.exp(np.mean(np.log(values))))
 
 
-def _steps(draws: Sequence[Sequence[Step]]) -> list[dict[str, Any]]:
+def _steps(draws: Sequence[Sequence[SpeedupStep]]) -> list[dict[str, Any]]:
     """Steps averaged over the draws."""
     return [
         {
@@ -341,7 +341,7 @@ def _steps(draws: Sequence[Sequence[Step]]) -> list[dict[str, Any]]:
 
 
 def _each(
-    found: dict[str, dict[str, list[Steps]]], made: Callable[[list[list[Step]]], Any]
+    found: dict[str, dict[str, list[Steps]]], made: Callable[[list[list[SpeedupStep]]], Any]
 ) -> dict[str, Any]:
     """By model, nodes and what is compared."""
     return {

@@ -31,7 +31,7 @@ class PortRate:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuSample:
+class GpuUse:
     """The share of the second before ``at`` in which ``gpu`` computed, 0…1."""
 
     at: float
@@ -40,7 +40,7 @@ class GpuSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Reconfiguration:
+class MeasuredChange:
     """One change of the optical switches' maps; ``stages_s`` is in the order they ran."""
 
     id: str
@@ -83,8 +83,8 @@ class CaseRun:
     wiring: Wiring
     jobs: tuple[JobRun, ...]
     ports: tuple[PortRate, ...]
-    gpus: tuple[GpuSample, ...]
-    reconfigurations: tuple[Reconfiguration, ...] = field(default=())
+    gpus: tuple[GpuUse, ...]
+    reconfigurations: tuple[MeasuredChange, ...] = field(default=())
     trainer: Trainer = "synthetic"
 
 
@@ -230,7 +230,7 @@ def busy_tenths(job: JobRun, rank: int) -> tuple[NDArray[np.float64], NDArray[np
     return np.add(edges[:-1], start + TENTH_S / 2), busy / TENTH_S
 
 
-def mean_utilization(samples: Iterable[GpuSample], gpus: Sequence[str]) -> dict[float, float]:
+def mean_utilization(samples: Iterable[GpuUse], gpus: Sequence[str]) -> dict[float, float]:
     """The mean utilisation of these GPUs by the middle of each second, as sampled."""
     found: dict[int, list[float]] = {}
     for sample in samples:
@@ -264,7 +264,7 @@ def live_figures(run: CaseRun) -> LiveFigures:
     )
 
 
-def the_change(run: CaseRun) -> Reconfiguration:
+def the_change(run: CaseRun) -> MeasuredChange:
     """The reconfiguration of a live run; ``PatchlightError`` if there was not just one."""
     if len(run.reconfigurations) != 1:
         raise PatchlightError(

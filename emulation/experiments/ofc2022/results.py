@@ -95,7 +95,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PaperComparison:
     """A measured figure beside the paper's; ``difference`` is the measured one less the paper's.
 
     ``relative_difference`` is the same as a share of the paper's: too much counts like too little.
@@ -108,7 +108,7 @@ class Comparison:
     relative_difference: float
 
     @classmethod
-    def of(cls, name: str, paper: float, measured: float) -> "Comparison":
+    def of(cls, name: str, paper: float, measured: float) -> "PaperComparison":
         """Of two figures."""
         return cls(name, paper, measured, measured - paper, measured / paper - 1)
 
@@ -193,9 +193,9 @@ def _case(
     return found
 
 
-def comparisons_of(figures: Mapping[tuple[str, Wiring], CaseFigures]) -> list[Comparison]:
+def comparisons_of(figures: Mapping[tuple[str, Wiring], CaseFigures]) -> list[PaperComparison]:
     """The measured figures that the paper has too; only of what was run."""
-    comparisons: list[Comparison] = []
+    comparisons: list[PaperComparison] = []
     for case, paper in PAPER.items():
         static, optical = figures.get((case, "static")), figures.get((case, "optical"))
         if static is None or optical is None:
@@ -204,5 +204,5 @@ def comparisons_of(figures: Mapping[tuple[str, Wiring], CaseFigures]) -> list[Co
             ("reduction", paper.reduction, reduction(static, optical)),
             ("gpu_utilization_ratio", paper.utilization_ratio, utilization_ratio(static, optical)),
         ):
-            comparisons.append(Comparison.of(f"cases.{case}.{key}", published, measured))
+            comparisons.append(PaperComparison.of(f"cases.{case}.{key}", published, measured))
     return comparisons

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from patchlight.controller.client import ControllerClient
 from patchlight.emulation.experiments.ofc2022.analysis import (
     CaseRun,
-    GpuSample,
+    GpuUse,
     JobRun,
+    MeasuredChange,
     PortRate,
-    Reconfiguration,
     Wiring,
 )
 from patchlight.emulation.experiments.ofc2022.scenario import given_compute_s, jobs_of
@@ -69,18 +69,18 @@ class ExperimentClient:
                 )
             time.sleep(_STATUS_POLL_S)
 
-    def reconfigure(self, maps: Mapping[str, PortMap]) -> Reconfiguration:
+    def reconfigure(self, maps: Mapping[str, PortMap]) -> MeasuredChange:
         """Give each of these circuit switches just this map."""
         asked = {name: [str(c) for c in port_map] for name, port_map in maps.items()}
         return _committed(
             self._controller.reconfigure(asked, only=True, why="the wiring a case starts with")
         )
 
-    def regroup(self, job_ids: Sequence[str]) -> Reconfiguration:
+    def regroup(self, job_ids: Sequence[str]) -> MeasuredChange:
         """Bring each of these running jobs under a packet switch of its own."""
         return _committed(self._controller.regroup(job_ids))
 
-    def reconfigurations(self, since: float) -> tuple[Reconfiguration, ...]:
+    def reconfigurations(self, since: float) -> tuple[MeasuredChange, ...]:
         """Those that began after the Unix time ``since`` and changed something."""
         rows = self._controller.reconfigurations()
         return tuple(_committed(r) for r in rows if r["started_at"] > since and r["changes"])
@@ -112,17 +112,17 @@ class ExperimentClient:
         rows = self._controller.ports(since)
         return tuple(PortRate(r["at"], r["host"], r["rx_bps"], r["tx_bps"]) for r in rows)
 
-    def gpus(self, since: float) -> tuple[GpuSample, ...]:
+    def gpus(self, since: float) -> tuple[GpuUse, ...]:
         """GPU samples of every second that ended after the Unix time ``since``."""
         rows = self._controller.gpus(since)
-        return tuple(GpuSample(r["at"], r["gpu"], r["utilization"]) for r in rows)
+        return tuple(GpuUse(r["at"], r["gpu"], r["utilization"]) for r in rows)
 
 
-def _committed(row: Mapping[str, Any]) -> Reconfiguration:
+def _committed(row: Mapping[str, Any]) -> MeasuredChange:
     if row["state"] != "committed":
         raise PatchlightError(f"reconfiguration {row['id']} is {row['state']}: {row['message']}")
     changes = row["changes"].values()
-    return Reconfiguration(
+    return MeasuredChange(
         id=str(row["id"]),
         stages_s=dict(row["stages_s"]),
         cross_connects_changed=sum(len(each["breaks"]) + len(each["makes"]) for each in changes),
@@ -158,7 +158,7 @@ def run_case(
     since = time.time()
     ids = [job.id for job in client.submit(specs, regroup=wiring == "optical")]
     at_half = specs[0].iterations // 2
-    changes: list[Reconfiguration] = []
+    changes: list[MeasuredChange] = []
 
     def live_change(jobs: Sequence[JobStatus]) -> None:
         first = jobs[0]
@@ -235,7 +235,7 @@ _LOOK_S = 1.0  # how long one looks at how busy the machine is before
 
 
 @dataclass(frozen=True, slots=True)
-class ExperimentOptions:
+class Ofc2022Options:
     """What the user wants. ``lab`` is a file or a built-in lab's name.
 
     ``name`` calls the emulated lab otherwise than its file does; ``replace`` removes a lab of
@@ -265,7 +265,7 @@ class ExperimentResult:
     files: Sequence[Path]
 
 
-class Run(NamedTuple):
+class WiredCase(NamedTuple):
     """One run of the experiment."""
 
     case: str
@@ -277,25 +277,25 @@ class Run(NamedTuple):
         return f"case ({self.case}), {self.wiring}{real}"
 
 
-def plan_of(parts: Sequence[str], trainer: Trainer = "synthetic") -> list[Run]:
+def plan_of(parts: Sequence[str], trainer: Trainer = "synthetic") -> list[WiredCase]:
     """The runs that make up these parts; ``BadInput`` for one that there is not."""
     if not parts:
         raise BadInput(f"no case to run: expected some of {','.join(PARTS)}")
     for part in parts:
         if part not in PARTS:
             raise BadInput(f"there is no case {part!r}: expected some of {','.join(PARTS)}")
-    plan: list[Run] = []
+    plan: list[WiredCase] = []
     for case in (part for part in PARTS if part in parts and part in CASES):
-        plan += [Run(case, "static"), Run(case, "optical")]
+        plan += [WiredCase(case, "static"), WiredCase(case, "optical")]
     if "live" in parts:
-        plan.append(Run(LIVE_CASE, "live"))
+        plan.append(WiredCase(LIVE_CASE, "live"))
     if trainer == "torch":
-        plan += [Run(REAL_CASE, "static", trainer), Run(REAL_CASE, "optical", trainer)]
+        plan += [WiredCase(REAL_CASE, "static", trainer), WiredCase(REAL_CASE, "optical", trainer)]
     return plan
 
 
 def run_experiment(
-    wishes: ExperimentOptions,
+    wishes: Ofc2022Options,
     tell: Tell,
     say: Callable[[str], None],
     beside: Callable[[str], AbstractContextManager[object]] = nullcontext,

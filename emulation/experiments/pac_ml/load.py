@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from patchlight.emulation.experiments.pac_ml.run import ExperimentOptions, run_policies
+from patchlight.emulation.experiments.pac_ml.run import PacMlOptions, run_policies
 from patchlight.emulation.experiments.pac_ml.variation import Variation
 from patchlight.emulation.output_folder import write_report
 from patchlight.emulation.simulator.executors import Engine
@@ -33,11 +33,11 @@ class LoadOptions:
     profiles: Path | None = None
     engine: Engine = _SERIAL
 
-    def at(self, interval_s: float) -> ExperimentOptions:
+    def at(self, interval_s: float) -> PacMlOptions:
         """The experiment at one load: as many jobs as at any other."""
         kind = "poisson" if self.poisson else "fixed"
         varied = Variation.parse(arrivals=f"{kind}:{interval_s:g}", mix=self.mix)
-        return ExperimentOptions(
+        return PacMlOptions(
             seeds=self.seeds,
             first_seed=self.first_seed,
             profiles=self.profiles,

@@ -113,7 +113,7 @@ def register_all() -> None:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class EnvironmentRecipe:
     """How an environment is made, one or several; ``registered`` is what is known of ours."""
 
     name: str
@@ -122,7 +122,7 @@ class Recipe:
     make_many: Callable[[int], VectorEnv[Any, Any, Any]]
 
 
-def find_environment(name: str) -> Recipe:
+def find_environment(name: str) -> EnvironmentRecipe:
     """One of ours, with or without ``patchlight/`` and version, or ``FILE.py:CLASS``.
 
     ``BadInput`` for what is neither; a file is executed, as any program that its user runs.
@@ -138,7 +138,7 @@ def find_environment(name: str) -> Recipe:
     make = partial(_made, found.name)
     in_turns = None if found.vector_entry_point else "sync"
     many = partial(gymnasium.make_vec, found.name, vectorization_mode=in_turns)
-    return Recipe(found.name, found, make, many)
+    return EnvironmentRecipe(found.name, found, make, many)
 
 
 def _short(name: str) -> str:
@@ -149,7 +149,7 @@ def _made(name: str) -> Environment:
     return gymnasium.make(name).unwrapped
 
 
-def _in_file(name: str, path: Path, called: str) -> Recipe:
+def _in_file(name: str, path: Path, called: str) -> EnvironmentRecipe:
     there = vars(run_file(path, "environment's file"))
     if called not in there:
         kinds = [
@@ -163,7 +163,7 @@ def _in_file(name: str, path: Path, called: str) -> Recipe:
             f"{name} is not an environment: expected a subclass of gymnasium.Env",
             hint="docs/learning.md has an example of 40 lines",
         )
-    return Recipe(name, None, found, lambda count: SyncVectorEnv([found] * count))
+    return EnvironmentRecipe(name, None, found, lambda count: SyncVectorEnv([found] * count))
 
 
 def heuristics_of(env: Environment) -> Mapping[str, Heuristic]:

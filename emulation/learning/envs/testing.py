@@ -30,8 +30,8 @@ from patchlight.controller.policies.model_files import (
 )
 from patchlight.emulation.learning.envs.registry import (
     Environment,
+    EnvironmentRecipe,
     Heuristic,
-    Recipe,
     heuristics_of,
     masks_of,
     trained_of,
@@ -44,7 +44,7 @@ MOST_STEPS = 1_000_000
 _LOOKED_AT = 300  # Steps of an episode that are checked.
 
 
-class Check(NamedTuple):
+class EnvironmentCheck(NamedTuple):
     """One thing that was checked; ``problem`` is empty where it is as it should be."""
 
     what: str
@@ -56,7 +56,7 @@ class Checked:
     """An environment's checks, and the steps per second of processor time of ``num_envs``."""
 
     name: str
-    checks: tuple[Check, ...]
+    checks: tuple[EnvironmentCheck, ...]
     num_envs: int
     steps_per_s: float
 
@@ -66,7 +66,7 @@ class Checked:
         return not any(check.problem for check in self.checks)
 
 
-def check_environment(recipe: Recipe, steps: int = 4000) -> Checked:
+def check_environment(recipe: EnvironmentRecipe, steps: int = 4000) -> Checked:
     """Gymnasium's own checks, and ours: masks, what a seed fixes, several at once.
 
     ``steps`` are what the speed is measured over, all environments together. An environment that
@@ -78,7 +78,7 @@ def check_environment(recipe: Recipe, steps: int = 4000) -> Checked:
         ("a seed fixes the episode", lambda: _seeds(recipe)),
         ("heuristics", lambda: _heuristics(recipe)),
     )
-    checks = [Check(what, _problem_of(part)) for what, part in parts]
+    checks = [EnvironmentCheck(what, _problem_of(part)) for what, part in parts]
     num_envs, rate = (256 if recipe.registered and recipe.registered.vector_entry_point else 8), 0.0
 
     def measure() -> str:
@@ -86,7 +86,7 @@ def check_environment(recipe: Recipe, steps: int = 4000) -> Checked:
         rate = _steps_per_s(recipe, num_envs, steps)
         return ""
 
-    checks.append(Check("several at once", _problem_of(measure)))
+    checks.append(EnvironmentCheck("several at once", _problem_of(measure)))
     return Checked(recipe.name, tuple(checks), num_envs, rate)
 
 
@@ -99,7 +99,7 @@ def _problem_of(part: Any) -> str:
         return f"{type(error).__name__}: {str(error).strip() or 'no message'}"
 
 
-def _gymnasium(recipe: Recipe) -> str:
+def _gymnasium(recipe: EnvironmentRecipe) -> str:
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         check_env(recipe.make(), skip_render_check=True)
@@ -107,7 +107,7 @@ def _gymnasium(recipe: Recipe) -> str:
     return said[0] if said else ""
 
 
-def _masks(recipe: Recipe) -> str:
+def _masks(recipe: EnvironmentRecipe) -> str:
     """Under allowed actions nothing is forbidden, and all that is seen is in its space."""
     env = recipe.make()
     count, rng = _actions(env), np.random.default_rng(0)
@@ -133,7 +133,7 @@ def _masks(recipe: Recipe) -> str:
     return ""
 
 
-def _seeds(recipe: Recipe) -> str:
+def _seeds(recipe: EnvironmentRecipe) -> str:
     """The same seed and actions give the same; another seed something else."""
     one, same, other = (_played(recipe.make(), seed) for seed in (3, 3, 4))
     if one != same:
@@ -159,7 +159,7 @@ def _bytes_of(seen: Any) -> bytes:
     return b"".join(np.asarray(part).tobytes() for part in parts)
 
 
-def _heuristics(recipe: Recipe) -> str:
+def _heuristics(recipe: EnvironmentRecipe) -> str:
     """Those that it names only do what is allowed."""
     for name, rule in {**heuristics_of(env := recipe.make()), **trained_of(env)}.items():
         seen, _ = env.reset(seed=2)
@@ -181,7 +181,7 @@ def _actions(env: Environment) -> int:
     return int(env.action_space.n)
 
 
-def _steps_per_s(recipe: Recipe, num_envs: int, steps: int) -> float:
+def _steps_per_s(recipe: EnvironmentRecipe, num_envs: int, steps: int) -> float:
     """Steps a second of processor time of several, under any allowed actions.
 
     The same steps are played twice and measured the second time: what is computed when it is
@@ -222,7 +222,7 @@ class Compared(NamedTuple):
 
 
 def baselines_of(
-    recipe: Recipe, seeds: range, models: Mapping[str, Heuristic] | None = None
+    recipe: EnvironmentRecipe, seeds: range, models: Mapping[str, Heuristic] | None = None
 ) -> tuple[str, list[Compared]]:
     """The environment's figure (less is better), and each rule's result on these seeds.
 

@@ -41,7 +41,7 @@ from patchlight.testbed.random_lab import random_lab
 _MOST = 10.0  # of a difference, in times that jobs last; more is as good as that
 
 
-class Decision(NamedTuple):
+class NotedDecision(NamedTuple):
     """One that the rule made, after so many answers before it; ``ranked`` has its choice first.
 
     Of options that look the same only one is there. ``latest`` is the last job that had come.
@@ -65,7 +65,7 @@ class Script:
     given: Sequence[int | None] = ()
     policy: WeighsPartitions | None = None
     answers: list[int | None] = field(default_factory=list)
-    decisions: list[Decision] = field(default_factory=list)
+    decisions: list[NotedDecision] = field(default_factory=list)
 
     def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int | None:
         """As the contract says."""
@@ -96,7 +96,7 @@ class Script:
             if len(ranked) > 1:
                 unit_s, latest = typical_s(outlook.cluster, options), cluster.recent[-1].name
                 number = len(self.answers)
-                self.decisions.append(Decision(number, seen, answers, ranked, unit_s, latest))
+                self.decisions.append(NotedDecision(number, seen, answers, ranked, unit_s, latest))
         return answers[by_cost[0]]
 
 

@@ -65,7 +65,7 @@ def architectures(
     if prices is not None:
         given["prices"] = prices
     count = jobs or (_QUICK_JOBS if quick else _JOBS)
-    options = run.ExperimentOptions(jobs=count, **given, **chosen)
+    options = run.ArchitectureOptions(jobs=count, **given, **chosen)
     folder = results_folder(output, "architectures")
     check_output(folder)
     with progress_bar("networks", console(stderr=as_json)) as tell:

@@ -112,14 +112,14 @@ def ofc2022(output: Path | None, cases: str | None, dashboard: bool, **chosen: A
     # Not above: importing NumPy and Matplotlib takes longer than --help should.
     from patchlight.cli.dashboard.beside import dashboard_beside
     from patchlight.deploy.docker import engine_with_image
-    from patchlight.emulation.experiments.ofc2022.run import ExperimentOptions, run_experiment
+    from patchlight.emulation.experiments.ofc2022.run import Ofc2022Options, run_experiment
 
     real = chosen["trainer"] == "torch"
     if cases is None:
         cases = "a" if real else "a,b,live"
     parts = [part.strip() for part in cases.split(",") if part.strip()]
     folder = results_folder(output, "ofc2022")
-    wishes = ExperimentOptions(output=folder, parts=parts, **chosen)
+    wishes = Ofc2022Options(output=folder, parts=parts, **chosen)
     # Like Ctrl-C: an error that passes through the lab's with block, so that it is taken down.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     out = console()
@@ -264,7 +264,7 @@ def pac_ml(
     from patchlight.emulation.output_folder import check_output
     from patchlight.emulation.simulator.executors import Engine
 
-    options = run.ExperimentOptions(
+    options = run.PacMlOptions(
         engine=Engine(engine, processes or 0, address),
         variation=replace(
             Variation.parse(arrivals=arrivals, mix=mix, milliseconds=milliseconds),

@@ -153,7 +153,7 @@ def oddl(
         raise BadInput("expected one --tuning-time with --flows")
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.experiments.oddl import figures, run
-    from patchlight.emulation.experiments.oddl.conditions import Light
+    from patchlight.emulation.experiments.oddl.conditions import LightTimes
     from patchlight.emulation.output_folder import check_output
     from patchlight.emulation.simulator.executors import Engine
 
@@ -164,7 +164,7 @@ def oddl(
         given["nodes"] = nodes
     if draws is not None:
         given["draws"] = draws
-    light = Light((tuning_times_s or (_TUNING_IN_FLOWS_S,))[0])
+    light = LightTimes((tuning_times_s or (_TUNING_IN_FLOWS_S,))[0])
     if control_delay is not None:
         light = light._replace(control_s=parse_time(control_delay))
     given["light"] = light

@@ -56,12 +56,12 @@ def of_partition(
     """
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.experiments.pac_ml.episodes import card_of
-    from patchlight.emulation.experiments.pac_ml.run import ExperimentOptions, run_policies
+    from patchlight.emulation.experiments.pac_ml.run import PacMlOptions, run_policies
     from patchlight.emulation.experiments.pac_ml.variation import Variation, outside_training
     from patchlight.emulation.simulator.executors import Engine
 
     varied = Variation.parse(milliseconds=milliseconds, remaining_error=remaining_error, **other)
-    options = ExperimentOptions(
+    options = PacMlOptions(
         seeds=len(seeds),
         first_seed=seeds.start,
         laws=tuple(laws) or ("A",),

@@ -100,7 +100,7 @@ def train(
     from patchlight.emulation.learning.export import export as write_model
     from patchlight.emulation.learning.labs.config import is_for_labs
     from patchlight.emulation.learning.network import OptionScorer
-    from patchlight.emulation.learning.training import Run
+    from patchlight.emulation.learning.training import TrainingRun
     from patchlight.emulation.simulator.executors import Engine
     from patchlight.testbed.files.reader import read_text
 
@@ -137,7 +137,7 @@ def train(
     folder = output or Path("results") / "learning" / wanted.name
     say(f"models: {found.source}")
     say(f"{wanted.steps:,} steps in {folder}")
-    run = Run(wanted, found.graphs, folder, say)
+    run = TrainingRun(wanted, found.graphs, folder, say)
     if resume:
         run.resume()
     report = run.learn()

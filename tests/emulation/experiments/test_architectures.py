@@ -13,7 +13,7 @@ from patchlight.emulation.experiments.architectures.run import (
     MIXTURE,
     MODELS,
     NETWORKS,
-    ExperimentOptions,
+    ArchitectureOptions,
     mixed_jobs,
     read_prices,
     run_experiment,
@@ -47,7 +47,7 @@ def test_the_command_writes_figures_of_each_network(tmp_path: Path) -> None:
 
 
 def test_networks_of_several_sizes_are_refused() -> None:
-    options = ExperimentOptions(networks=("ideal:nodes=16", "fat-tree:k=8"))
+    options = ArchitectureOptions(networks=("ideal:nodes=16", "fat-tree:k=8"))
     with pytest.raises(BadInput, match="one size"):
         run_experiment(options, lambda done, count: None)
 

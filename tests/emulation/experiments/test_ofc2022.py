@@ -13,7 +13,7 @@ import pytest
 from patchlight.cli.experiment.group import print_ofc2022
 from patchlight.emulation.experiments.ofc2022.analysis import (
     CaseRun,
-    GpuSample,
+    GpuUse,
     busy_tenths,
     case_figures,
     iteration_ends,
@@ -397,8 +397,8 @@ def test_tenths_of_a_second_add_up_to_the_schedule(simulate: Simulate) -> None:
 
 
 def test_the_average_is_over_a_jobs_gpus() -> None:
-    samples = [GpuSample(10.2, "x", 1.0), GpuSample(10.4, "y", 0.5), GpuSample(11.3, "x", 0.2)]
-    other = GpuSample(10.3, "z", 0.0)
+    samples = [GpuUse(10.2, "x", 1.0), GpuUse(10.4, "y", 0.5), GpuUse(11.3, "x", 0.2)]
+    other = GpuUse(10.3, "z", 0.0)
     assert mean_utilization([*samples, other], ("x", "y")) == {9.5: 0.75, 10.5: 0.2}
 
 

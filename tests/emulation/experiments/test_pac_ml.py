@@ -20,7 +20,7 @@ from patchlight.emulation.experiments.pac_ml import run
 from patchlight.emulation.experiments.pac_ml.episodes import (
     NAMES,
     ROLL_OUT,
-    Cell,
+    TableCell,
     TaskRunner,
     check_names,
 )
@@ -30,11 +30,7 @@ from patchlight.emulation.experiments.pac_ml.report import (
     rows_beside_published,
     write_report,
 )
-from patchlight.emulation.experiments.pac_ml.run import (
-    ExperimentOptions,
-    find_profiles,
-    run_experiment,
-)
+from patchlight.emulation.experiments.pac_ml.run import PacMlOptions, find_profiles, run_experiment
 from patchlight.emulation.output_folder import PLOT_FORMATS
 from patchlight.emulation.simulator.executors import Engine
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
@@ -42,7 +38,7 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import builtin_graph
 from patchlight.testbed.graphs.profiles import SOURCES
 
-SHORT = ExperimentOptions(
+SHORT = PacMlOptions(
     seeds=2,
     quick=True,
     laws=("A", "D"),
@@ -64,7 +60,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "AHEAD", 5)
 
 
-def quietly(options: ExperimentOptions) -> dict[str, Any]:
+def quietly(options: PacMlOptions) -> dict[str, Any]:
     return run_experiment(options, lambda words: None, lambda done, total: None)
 
 
@@ -100,7 +96,7 @@ def test_figures_are_those_of_the_episodes() -> None:
     result = quietly(replace(SHORT, laws=("A",)))
     cell = result["rules"]["ramp-block"]["A"]
     runner = TaskRunner([builtin_graph(name) for name in result["profiles"]["models"]], 6e4)
-    scenario = runner.scenario(Cell("ramp-block", "A"))
+    scenario = runner.scenario(TableCell("ramp-block", "A"))
     episodes = [run_episode(scenario, Constant(8), seed) for seed in range(2)]
     figures = cell["policies"]["constant-8"]
     rates = [each.blocking_rate() for each in episodes]
@@ -167,14 +163,14 @@ def test_published_figures_stand_beside_only_with_the_published_profiles(
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ExperimentOptions(laws=("A", "E")), "no requirement law 'E'"),
-        (lambda: ExperimentOptions(laws=()), "no laws to run"),
-        (lambda: ExperimentOptions(rules=("ramp-blok",)), "did you mean 'ramp-block'"),
-        (lambda: ExperimentOptions(policies=("constant-3",)), "no policy 'constant-3'"),
-        (lambda: ExperimentOptions(seeds=0), "cannot run 0 seeds"),
-        (lambda: ExperimentOptions(first_seed=-1), "the first seed is -1"),
-        (lambda: ExperimentOptions(added=("constant",)), "has to be told 'degree'"),
-        (lambda: ExperimentOptions(added=("fifo",)), "no policy 'fifo'"),
+        (lambda: PacMlOptions(laws=("A", "E")), "no requirement law 'E'"),
+        (lambda: PacMlOptions(laws=()), "no laws to run"),
+        (lambda: PacMlOptions(rules=("ramp-blok",)), "did you mean 'ramp-block'"),
+        (lambda: PacMlOptions(policies=("constant-3",)), "no policy 'constant-3'"),
+        (lambda: PacMlOptions(seeds=0), "cannot run 0 seeds"),
+        (lambda: PacMlOptions(first_seed=-1), "the first seed is -1"),
+        (lambda: PacMlOptions(added=("constant",)), "has to be told 'degree'"),
+        (lambda: PacMlOptions(added=("fifo",)), "no policy 'fifo'"),
         (lambda: find_profiles(Path("/nowhere")), "/nowhere is not a folder"),
     ],
 )
@@ -465,7 +461,7 @@ def test_laws_arrivals_and_models_are_what_the_user_says(tmp_path: Path) -> None
     assert 0 < cell["policies"]["maximum"]["jct_mean_s"] < 60
     for wrong in ("uniform:0.6:0.2", "values:2", "skewed:x", "E"):
         with pytest.raises(BadInput, match="law"):
-            ExperimentOptions(laws=(wrong,))
+            PacMlOptions(laws=(wrong,))
 
 
 def test_what_is_less_than_maximum_parallelisation_stands_beside_the_papers(

@@ -13,7 +13,7 @@ from patchlight.emulation.learning.config import ConfigError, parse_config
 from patchlight.emulation.learning.export import export, rounded
 from patchlight.emulation.learning.learner import network_of, play, player_of
 from patchlight.emulation.learning.network import OptionScorer
-from patchlight.emulation.learning.training import Run, scenarios_of
+from patchlight.emulation.learning.training import TrainingRun, scenarios_of
 from patchlight.emulation.learning.vector_episodes import VectorEpisodes
 from patchlight.emulation.simulator.ramp import Workloads, pac_ml_scenario
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
@@ -61,7 +61,7 @@ def test_each_degree_is_offered_on_different_free_blocks(workloads: Workloads) -
 
 def test_what_is_trained_is_what_the_model_does(tmp_path: Path, workloads: Workloads) -> None:
     config = parse_config(TINY)
-    run = Run(config, workloads, tmp_path / "run")
+    run = TrainingRun(config, workloads, tmp_path / "run")
     report = run.learn()
     assert isinstance(report.scorer, OptionScorer)
     path = export(report.scorer, run.layout, config, report.training, tmp_path)
@@ -106,7 +106,7 @@ def test_a_card_that_lies_about_its_blocks(tmp_path: Path, workloads: Workloads)
     with pytest.raises(BadInput, match="a block is chosen under ramp-block"):
         VectorEpisodes([pac_ml_scenario(workloads, "A")], 2, 0, blocks=2)
     config = parse_config(TINY)
-    run = Run(config, workloads, tmp_path / "run")
+    run = TrainingRun(config, workloads, tmp_path / "run")
     scorer = network_of(config, run.scenarios[0])
     assert isinstance(scorer, OptionScorer)
     path = export(scorer, run.layout, config, {}, tmp_path)

@@ -19,7 +19,7 @@ from patchlight.emulation.learning.episode_arrays import EpisodeJobs
 from patchlight.emulation.learning.export import of_runs
 from patchlight.emulation.learning.learner import play
 from patchlight.emulation.learning.network import MeanScorer, NearestScorer
-from patchlight.emulation.learning.training import Run, scenarios_of
+from patchlight.emulation.learning.training import TrainingRun, scenarios_of
 from patchlight.emulation.simulator.ramp import Workloads
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
 from patchlight.testbed.errors import BadInput
@@ -49,7 +49,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, workloads: Workloads) -> list
     # The last learned under the same condition as the first, with another seed.
     for number, conditions in enumerate((*CONDITIONS, CONDITIONS[0])):
         config = parse_config(TINY.format(seed=number, conditions=conditions))
-        Run(config, workloads, folder / str(number)).learn()
+        TrainingRun(config, workloads, folder / str(number)).learn()
     return [folder / str(number) for number in range(4)]
 
 

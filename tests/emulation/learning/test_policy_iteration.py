@@ -10,18 +10,18 @@ pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'lear
 pytest.importorskip("onnx", reason="onnx is not installed: extra 'learn'")
 
 from patchlight.controller.policies.learned import load_learned
-from patchlight.emulation.experiments.pac_ml.episodes import Faults, make_policy
+from patchlight.emulation.experiments.pac_ml.episodes import PolicyFaults, make_policy
 from patchlight.emulation.learning.config import parse_config
 from patchlight.emulation.learning.export import export
 from patchlight.emulation.learning.learner import play
 from patchlight.emulation.learning.network import OptionScorer
 from patchlight.emulation.learning.policy_iteration import (
-    Drawn,
+    DrawnJobs,
     Futures,
     PolicyIterationLearner,
     drawn,
 )
-from patchlight.emulation.learning.training import Run, scenarios_of
+from patchlight.emulation.learning.training import TrainingRun, scenarios_of
 from patchlight.emulation.learning.vector_episodes import VectorEpisodes
 from patchlight.emulation.simulator.ramp import run_episode
 from patchlight.testbed.errors import BadInput
@@ -62,7 +62,7 @@ def test_a_future_of_the_jobs_to_come_is_what_comes(text: str) -> None:
     envs = np.array([3, 3, 7, 0, 12])
     known = [episodes.jobs[env] for env in envs]
     ahead = slice(12, 33)
-    jobs = Drawn(
+    jobs = DrawnJobs(
         np.stack([np.diff(each.arrived_s[ahead], prepend=each.arrived_s[12]) for each in known]),
         np.stack([each.graph[ahead] for each in known]),
         np.stack([each.beta[ahead] for each in known]),
@@ -142,7 +142,7 @@ def test_it_learns_what_brings_more_and_beats_chance() -> None:
     assert np.mean(errors[-5:]) < 0.8 * np.mean(errors[:2])
     chance = [
         run_episode(
-            scenarios[1], make_policy("random", scenarios[1], seed, None, Faults()), seed
+            scenarios[1], make_policy("random", scenarios[1], seed, None, PolicyFaults()), seed
         ).blocking_rate()
         for seed in range(500, 504)
     ]
@@ -151,14 +151,14 @@ def test_it_learns_what_brings_more_and_beats_chance() -> None:
 
 def test_a_run_is_exported_gone_on_with_and_begun_with(tmp_path: Path) -> None:
     config = parse_config(TEXT.replace("3000", "600"))
-    run = Run(config, GRAPHS, tmp_path / "run")
+    run = TrainingRun(config, GRAPHS, tmp_path / "run")
     report = run.learn()
     assert isinstance(report.scorer, OptionScorer)
     policy = load_learned(export(report.scorer, run.layout, config, report.training, tmp_path))
     kept = policy.card.training["config"]
     assert kept["policy_iteration"]["futures"] == 2
     assert "afterstates" not in kept
-    again = Run(parse_config(TEXT.replace("3000", "900")), GRAPHS, tmp_path / "run")
+    again = TrainingRun(parse_config(TEXT.replace("3000", "900")), GRAPHS, tmp_path / "run")
     again.resume()
     report = again.learn()
     assert report.training["steps"] >= 900

@@ -21,7 +21,7 @@ from patchlight.cli.policy.learn import train as train_command  # noqa: E402
 from patchlight.controller.policies.learned import load_learned, read_card  # noqa: E402
 from patchlight.controller.policies.model_files import MODELS  # noqa: E402
 from patchlight.controller.policies.observation import INTERVAL, Layout  # noqa: E402
-from patchlight.emulation.experiments.pac_ml.episodes import Faults, make_policy  # noqa: E402
+from patchlight.emulation.experiments.pac_ml.episodes import PolicyFaults, make_policy  # noqa: E402
 from patchlight.emulation.learning.afterstates import AfterstateLearner, Teacher  # noqa: E402
 from patchlight.emulation.learning.config import (  # noqa: E402
     CONFIGS,
@@ -40,7 +40,7 @@ from patchlight.emulation.learning.learner import play  # noqa: E402
 from patchlight.emulation.learning.network import ClusterValue, OptionScorer, load_run, scorer_of  # noqa: E402
 from patchlight.emulation.learning.policy_iteration import PolicyIterationLearner  # noqa: E402
 from patchlight.emulation.learning.study import Study  # noqa: E402
-from patchlight.emulation.learning.training import Run, scenarios_of  # noqa: E402
+from patchlight.emulation.learning.training import TrainingRun, scenarios_of  # noqa: E402
 from patchlight.emulation.simulator.ramp import Workloads, run_episode  # noqa: E402
 from patchlight.emulation.simulator.ramp.requirements import law  # noqa: E402
 from patchlight.testbed.errors import BadInput, PatchlightError  # noqa: E402
@@ -64,7 +64,7 @@ def test_a_tiny_run_learns_writes_a_model_and_goes_on(tmp_path: Path) -> None:
     lines: list[str] = []
     shorter = TINY.replace("4000", "1500").replace("2000", "700")
     config = parse_config(shorter)
-    run = Run(config, GRAPHS, tmp_path / "run", lines.append)
+    run = TrainingRun(config, GRAPHS, tmp_path / "run", lines.append)
     report = run.learn()
     assert report.training["steps"] >= 1500
     assert len(lines) >= 2
@@ -83,15 +83,15 @@ def test_a_tiny_run_learns_writes_a_model_and_goes_on(tmp_path: Path) -> None:
     assert rates == pytest.approx(play(rounded(report.scorer), scenario, 500, 2))
 
     with pytest.raises(BadInput, match="holds a run already"):
-        Run(config, GRAPHS, tmp_path / "run").learn()
-    longer = Run(parse_config(shorter.replace("1500", "2500")), GRAPHS, tmp_path / "run")
+        TrainingRun(config, GRAPHS, tmp_path / "run").learn()
+    longer = TrainingRun(parse_config(shorter.replace("1500", "2500")), GRAPHS, tmp_path / "run")
     longer.resume()
     assert longer.learn().training["steps"] >= 2500
-    other = Run(parse_config(shorter.replace("[16]", "[8]")), GRAPHS, tmp_path / "run")
+    other = TrainingRun(parse_config(shorter.replace("[16]", "[8]")), GRAPHS, tmp_path / "run")
     with pytest.raises(BadInput, match="another configuration"):
         other.resume()
     with pytest.raises(BadInput, match=r"no checkpoint\.pt"):
-        Run(config, GRAPHS, tmp_path / "nothing").resume()
+        TrainingRun(config, GRAPHS, tmp_path / "nothing").resume()
     # A checkpoint beside the configuration of another network.
     (tmp_path / "mixed").mkdir()
     shutil.copy(tmp_path / "run" / "checkpoint.pt", tmp_path / "mixed")
@@ -120,7 +120,7 @@ def test_learning_from_play_beats_chance() -> None:
     for _ in range(8):
         learner.round()
     drawn = [
-        run_episode(scenario, make_policy("random", scenario, seed, None, Faults()), seed)
+        run_episode(scenario, make_policy("random", scenario, seed, None, PolicyFaults()), seed)
         for seed in range(500, 504)
     ]
     chance = np.mean([episode.blocking_rate() for episode in drawn])
@@ -177,7 +177,7 @@ def test_a_seed_fixes_the_weights(algorithm: str, make: Any, sooner: str) -> Non
 def test_weights_that_are_no_numbers_end_a_run(tmp_path: Path) -> None:
     config = parse_config(TINY + "afterstates: {learning_rate: 1e30}\n")
     with pytest.raises(PatchlightError, match="'tiny' has diverged"):
-        Run(config, GRAPHS, tmp_path / "run").learn()
+        TrainingRun(config, GRAPHS, tmp_path / "run").learn()
 
 
 def test_the_teacher_keeps_to_its_rule() -> None:
@@ -243,10 +243,10 @@ def test_all_mistakes_are_named_at_once() -> None:
 def test_a_teacher_of_a_degree_that_is_not_there_is_refused(tmp_path: Path) -> None:
     config = parse_config(TINY + "afterstates: {teacher: {A: 5, D: 2}}\n")
     with pytest.raises(BadInput, match="degree 5"):
-        Run(config, GRAPHS, tmp_path)
+        TrainingRun(config, GRAPHS, tmp_path)
     config = parse_config(TINY + "afterstates: {teacher: {D: 2}}\n")
     with pytest.raises(BadInput, match="no degree for law A"):
-        Run(config, GRAPHS, tmp_path)
+        TrainingRun(config, GRAPHS, tmp_path)
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
@@ -393,7 +393,7 @@ def test_a_study_trains_and_compares_what_sees_graphs_in_two_ways(tmp_path: Path
 
 def test_a_run_begins_with_the_weights_of_an_earlier_one(tmp_path: Path) -> None:
     config = parse_config(TINY.replace("4000", "500"))
-    report = Run(config, GRAPHS, tmp_path / "run").learn()
+    report = TrainingRun(config, GRAPHS, tmp_path / "run").learn()
     begun = with_start(config, str(tmp_path / "run"))
     assert begun == parse_config(
         TINY.replace("4000", "500") + f"afterstates: {{start: {tmp_path / 'run'}}}\n"

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 
 from patchlight.controller.circuits.protocols.ssh.host_keys import FILE_VARIABLE
 from patchlight.controller.standalone import direct_client
-from patchlight.emulation.experiments.oddl.packets.crew import Load, crew_of
+from patchlight.emulation.experiments.oddl.packets.crew import NodeLoad, crew_of
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.emulation.lab.hosts import EmulatedHost
 from patchlight.testbed.errors import PatchlightError
@@ -39,7 +39,7 @@ _ON_A_CHANNEL_S = 0.05
 _FULL_S = 0.001
 
 
-class Arrivals:
+class FrameArrivals:
     """Counts the flooded frames that come in at hosts, by their names; needs root."""
 
     def __init__(self, hosts: Sequence[EmulatedHost]) -> None:
@@ -174,7 +174,7 @@ class Pairs(NamedTuple):
 
 
 def measure_isolation(
-    emulated: EmulatedLab, load: Load, pairs: int, slowdown: float, say: Callable[[str], None]
+    emulated: EmulatedLab, load: NodeLoad, pairs: int, slowdown: float, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """The first job of a lab ``oddl4`` that is up trains, and the second floods.
 
@@ -188,7 +188,7 @@ def measure_isolation(
     trains = [emulated.host(name) for name in own.hosts]
     floods = [host for host in hosts if host.name not in own.hosts]
     found: dict[str, Any] = {}
-    with Arrivals(hosts) as arrivals:
+    with FrameArrivals(hosts) as arrivals:
 
         def arrived(frames: int) -> dict[str, int]:
             count = arrivals.count()

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from patchlight.emulation.experiments.oddl.conditions import workload
-from patchlight.emulation.experiments.oddl.packets.crew import Crew, Load, Training, crew_of
+from patchlight.emulation.experiments.oddl.packets.crew import Crew, CrewTraining, NodeLoad, crew_of
 from patchlight.emulation.experiments.oddl.packets.isolation import LEAST_PAIRS, measure_isolation
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.emulation.provenance import provenance
@@ -122,19 +122,19 @@ class PacketOptions:
         """Of iterations with and without a neighbour that floods: as many as are in all rounds."""
         return max(LEAST_PAIRS, self.rounds * self.iterations)
 
-    def load(self, nodes: int = NODES) -> Load:
+    def load(self, nodes: int = NODES) -> NodeLoad:
         """What a node of so many does in an iteration of the emulated lab."""
         work = workload(self.model)
         nbytes = max(4, round(work.gradient_bytes / self.scale / 4) * 4)
         sent_bits = 8 * nbytes * 2 * (nodes - 1) / nodes
-        return Load(nbytes, work.compute_s * self.slowdown, sent_bits / self.emulated_bps)
+        return NodeLoad(nbytes, work.compute_s * self.slowdown, sent_bits / self.emulated_bps)
 
 
 class _Point(NamedTuple):
     """What was measured with one tuning time: rounds of trainings by arm, frames that were lost."""
 
     tuning_time_s: float
-    rounds: Sequence[dict[str, Training]]
+    rounds: Sequence[dict[str, CrewTraining]]
     losses: dict[str, dict[str, int]]
 
 
@@ -193,7 +193,7 @@ def run_packets(options: PacketOptions, say: Callable[[str], None]) -> dict[str,
     }
 
 
-def _round(ideal: Crew, oddl: Crew, iterations: int) -> dict[str, Training]:
+def _round(ideal: Crew, oddl: Crew, iterations: int) -> dict[str, CrewTraining]:
     """Each in its turn, so that what else the machine does falls on all of them."""
     return {
         "ideal": ideal.train(iterations),
@@ -228,21 +228,21 @@ def _result(points: Sequence[_Point], slowdown: float) -> dict[str, Any]:
     }
 
 
-def _ratio(rounds: Sequence[dict[str, Training]], arm: str) -> float:
+def _ratio(rounds: Sequence[dict[str, CrewTraining]], arm: str) -> float:
     """The training time of an arm over that on the switch, for as many iterations."""
     return _total_s(rounds, arm) / _total_s(rounds, "ideal")
 
 
-def _total_s(rounds: Sequence[dict[str, Training]], arm: str) -> float:
+def _total_s(rounds: Sequence[dict[str, CrewTraining]], arm: str) -> float:
     return sum(each[arm].took_s for each in rounds)
 
 
-def _mean_iteration_s(rounds: Sequence[dict[str, Training]], arm: str) -> float:
+def _mean_iteration_s(rounds: Sequence[dict[str, CrewTraining]], arm: str) -> float:
     return _total_s(rounds, arm) / sum(len(each[arm].iterations) for each in rounds)
 
 
 def _stages(
-    rounds: Sequence[dict[str, Training]], arm: str, slowdown: float
+    rounds: Sequence[dict[str, CrewTraining]], arm: str, slowdown: float
 ) -> dict[str, dict[str, float]]:
     """Of each stage the median and the longest time of a node, in the job's seconds."""
     found: defaultdict[str, list[float]] = defaultdict(list)
