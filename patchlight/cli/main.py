@@ -3,10 +3,12 @@
 import atexit
 import gc
 import importlib
+import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import click
 
@@ -78,6 +80,16 @@ class _LazyGroup(click.Group):
             raise BadInput(f"patchlight has no command {name!r}: {hint}")
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        # Left to themselves, click and rich end with 1 when whoever reads the output has gone.
+        try:
+            return super().invoke(ctx)
+        except (BrokenPipeError, SystemExit) as error:
+            gone = error if isinstance(error, BrokenPipeError) else error.__context__
+            if not isinstance(gone, BrokenPipeError):
+                raise
+            return report(gone, ctx.obj)
+
 
 def _load(name: str, command: _Command) -> click.Command:
     try:
@@ -115,6 +127,7 @@ def cli(settings: CrashReport | None, debug: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 failed, 2 bad input, 3 outcome unknown."""
     settings = CrashReport(traceback=bool(os.environ.get("PATCHLIGHT_DEBUG")))
+    _mend_streams()
     # All memory goes with the process: Python need not look for garbage in it at the end.
     atexit.register(gc.freeze)
     try:
@@ -123,6 +136,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BaseException as error:
         code = report(error, settings)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _mend_streams() -> None:
+    """Have all three standard streams, and let output take any character."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # The caller closed it. A file that is opened later must not get its number.
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # In a locale without UTF-8: \xd7 rather than an error.
+            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

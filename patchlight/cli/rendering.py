@@ -77,12 +77,12 @@ def say(text: str, *, err: bool = False, meaning: Meaning | None = None) -> None
 
 
 def print_json(value: Any, *, one_line: bool = False) -> None:
-    """Print a value as JSON, keys in their own order; indented, or on one line."""
+    """Print a value as JSON in UTF-8, keys in their own order; indented, or on one line."""
     text = json.dumps(value, indent=None if one_line else 2, ensure_ascii=False)
     if not text.replace("\n", "").isprintable():
         # Such characters only stand inside texts, where JSON has an escape for them.
         text = "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
-    click.echo(text)
+    click.echo(text.encode())
 
 
 def when(at: float) -> str:
@@ -91,8 +91,8 @@ def when(at: float) -> str:
 
 
 def print_document(text: str) -> None:
-    """Print a file's whole text as it is, in a format of its own."""
-    click.echo(text, nl=False)
+    """Print a file's whole text as it is, in UTF-8 and a format of its own."""
+    click.echo(text.encode(), nl=False)
 
 
 # Where there is no terminal for a bar.

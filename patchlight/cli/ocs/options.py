@@ -17,6 +17,7 @@ from patchlight.cli.rendering import listing_options
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab import Lab
 from patchlight.testbed.labmaps import driven
+from patchlight.testbed.linux.private_folder import user_folder
 
 if TYPE_CHECKING:
     from patchlight.controller.client import ControllerClient
@@ -72,8 +73,7 @@ def _state_of(lab: Lab) -> Path:
         return RUN_ROOT / lab.name / "controller"
     if os.geteuid() == 0:
         return Path("/var/lib/patchlight") / lab.name
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
-    return Path(home) / "patchlight" / lab.name
+    return user_folder("XDG_STATE_HOME", ".local/state") / "patchlight" / lab.name
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from patchlight.controller.circuits.contract import DeviceUnreachable
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.linux.private_folder import user_folder
 
 log = logging.getLogger("patchlight.ocs.http")
 
@@ -39,8 +40,7 @@ def pins_file() -> Path:
     """Where the pins are kept."""
     if named := os.environ.get(PINS_VARIABLE):
         return Path(named)
-    config = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(config) if config else Path.home() / ".config") / "patchlight" / "tls-pins"
+    return user_folder("XDG_CONFIG_HOME", ".config") / "patchlight" / "tls-pins"
 
 
 def fingerprint(certificate: bytes) -> str:

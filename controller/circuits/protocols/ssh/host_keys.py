@@ -17,6 +17,7 @@ import paramiko
 from paramiko.hostkeys import InvalidHostKey
 
 from patchlight.controller.circuits.contract import LoginRefused
+from patchlight.testbed.linux.private_folder import user_folder
 
 FILE_VARIABLE = "PATCHLIGHT_KNOWN_HOSTS"
 POLICY_VARIABLE = "PATCHLIGHT_HOST_KEYS"
@@ -73,8 +74,7 @@ def pins_path() -> Path:
     """The file of pins."""
     if named := os.environ.get(FILE_VARIABLE):
         return Path(named)
-    config = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(config) if config else Path.home() / ".config") / "patchlight" / "known_hosts"
+    return user_folder("XDG_CONFIG_HOME", ".config") / "patchlight" / "known_hosts"
 
 
 def _pin(path: Path, line: str, name: str) -> None:
