@@ -1,9 +1,12 @@
 # make demo      the OFC 2022 experiment, end to end, on this machine, with a dashboard to look at
 # make lab-demo  servers with an sshd each: deploy to them, train, regroup, take it all away
 # make test      every check that CI runs
+# make os-ken    the OpenFlow tests and a lab where Ryu is not installed; make test does this first
 # make coverage  the tests that need no root, and which lines they ran
 # make bench     the benchmarks; writes benchmarks.json
 # make house     size and structure of the source, beside their limits
+# make audit     known vulnerabilities of the packages in deploy/lock.txt, where a database can be reached
+# make release   the wheel, and an SBOM of what it runs on (CycloneDX), in dist
 # make lint      format, lint, types and a strict build of the documentation
 # make docs      the documentation, in build/site
 # make clean     removes what the others made here
@@ -19,7 +22,7 @@ LAB_DEMO_ARGS ?=
 # The variable silences a notice about a successor of mkdocs.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-.PHONY: demo lab-demo test bytecode coverage bench house lint docs clean
+.PHONY: demo lab-demo test os-ken bytecode coverage bench house audit release lint docs clean
 
 demo:
 	@deploy/bootstrap.sh
@@ -35,13 +38,19 @@ ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 # Four processes: whole labs, agents and servers, what else needs root, and the rest, which all of
 # them share in the end.
 test: PYTEST_ARGS ?= --numprocesses=4
-test:
+test: $(if $(PYTEST_ARGS),,os-ken)
 	@deploy/bootstrap.sh --test
 	@$(MAKE) --no-print-directory --jobs=2 lint bytecode
 	@for docker in "" --docker; do $(ROOT_RUN) deploy/server-base.sh $$docker >/dev/null || \
 	    echo "make test: the tests of rehearsal servers try again" >&2; done
 	$(ROOT_RUN) $(ONE_THREAD) deploy/with-docker-engine.sh $(BIN)/python -m pytest -p no:cacheprovider \
 	    $(PYTEST_ARGS)
+
+os-ken:
+	@deploy/bootstrap.sh --test
+	$(ROOT_RUN) $(ONE_THREAD) PYTHONPATH=$(CURDIR)/tests/support/without_ryu $(BIN)/python -m pytest \
+	    -p no:cacheprovider --numprocesses=4 tests/controller/openflow \
+	    tests/emulation/lab/test_operations.py::test_light_and_jobs_from_python_and_what_lab_show_says
 
 # What the tests import, compiled once and as who called make: hundreds of processes that do not
 # write bytecode then read it.
@@ -74,6 +83,22 @@ docs:
 bench:
 	@deploy/bootstrap.sh --bench
 	$(ROOT_RUN) $(BIN)/python -m benchmarks --output benchmarks.json $(BENCH_ARGS)
+
+audit:
+	@deploy/bootstrap.sh --release
+	@deploy/audit.sh
+
+# The SBOM lists what deploy/lock.txt has for those who run Patchlight: nothing of the tests.
+release: VERSION := $(shell sed -n 's/^version = //p' setup.cfg)
+release:
+	@deploy/bootstrap.sh --release
+	@mkdir -p build dist
+	@rm -rf build/lib build/bdist.*
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@printf '[project]\nname = "patchlight"\nversion = "$(VERSION)"\n' >build/pyproject.toml
+	@sed '1,/^# --- dashboard$$/d; /^# --- ryu$$/,$$d' deploy/lock.txt >build/runs-on.txt
+	$(BIN)/cyclonedx-py requirements --pyproject build/pyproject.toml --output-reproducible \
+	    --output-file dist/patchlight-$(VERSION).cdx.json build/runs-on.txt
 
 clean:
 	$(SUDO) rm -rf build dist results benchmarks.json .coverage *.egg-info \

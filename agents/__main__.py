@@ -24,7 +24,7 @@ def main() -> int:
         "--gpu-rate", type=float, default=SAMPLES_PER_S, metavar="HZ", help="how often NVML is read"
     )
     add("--gpu-access", default="auto", choices=CHOICES)
-    add("--worker-user", default="root", metavar="USER|dynamic")
+    add("--worker-user", metavar="USER|dynamic", help="instead of the lab file's")
     add("--fork-from", type=Path, metavar="SOCKET", help="where workers of ours are forked")
     add("--light", type=Path, metavar="PATH", help="the socket of an emulated lab's light")
     add("--state", type=Path, required=True, metavar="DIR", help="where leases are kept")

@@ -13,14 +13,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from patchlight.agents.errors import AgentError, Conflict
 from patchlight.agents.metrics import AgentMetrics
 from patchlight.agents.service import AgentService
-from patchlight.testbed import worker_api
-from patchlight.testbed.agent_status import AgentStatus
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.io.mistakes import joined, mistake_in_words
 from patchlight.testbed.linux.credentials import controller_name, prometheus_name
 from patchlight.testbed.linux.sockets import UNIX_CLIENT
-from patchlight.testbed.mistakes import joined, mistake_in_words
-from patchlight.testbed.path_api import PathBounds, PathNodeStatus
-from patchlight.testbed.probe_api import ProbeAnswer, ProbeRequest
+from patchlight.testbed.wire import worker_api
+from patchlight.testbed.wire.agent_status import AgentStatus
+from patchlight.testbed.wire.path_api import PathBounds, PathNodeStatus
+from patchlight.testbed.wire.probe_api import ProbeAnswer, ProbeRequest
 
 _USUAL_LOG_BYTES, _MOST_LOG_BYTES = 64 * 1024, 1024 * 1024
 
@@ -126,6 +126,10 @@ def _routes(service: AgentService) -> APIRouter:
     @routes.post("/workers/{name}/stop-at")
     async def stop_at(name: str, request: worker_api.StopAtRequest) -> worker_api.GateAnswer:
         return worker_api.GateAnswer(iteration=await service.stop_at(name, request.iteration))
+
+    @routes.post("/workers/{name}/end")
+    async def end(name: str) -> worker_api.WorkerStatus:
+        return await service.end(name)
 
     @routes.delete("/workers/{name}")
     async def delete(name: str) -> worker_api.WorkerStatus:

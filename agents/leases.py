@@ -20,7 +20,7 @@ from patchlight.agents.errors import AgentError
 from patchlight.agents.nics.state import NicState
 from patchlight.agents.workers.contract import WorkerHandle
 from patchlight.testbed.linux.private_folder import private_folder
-from patchlight.testbed.worker_api import WorkerSpec, WorkerState
+from patchlight.testbed.wire.worker_api import WorkerSpec, WorkerState
 
 _log = logging.getLogger("patchlight.agent")
 

@@ -18,8 +18,8 @@ from prometheus_client.process_collector import ProcessCollector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from patchlight.agents.service import VERSION, AgentService
-from patchlight.testbed.agent_status import API_VERSION
-from patchlight.testbed.worker_api import WorkerState
+from patchlight.testbed.wire.agent_status import API_VERSION
+from patchlight.testbed.wire.worker_api import WorkerState
 
 _REQUEST_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 

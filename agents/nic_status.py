@@ -6,9 +6,9 @@ from patchlight.agents.errors import NicError
 from patchlight.agents.nics import watch
 from patchlight.agents.nics.moving import find_way
 from patchlight.agents.worker_life import Worker
-from patchlight.testbed.agent_status import NicStatus
-from patchlight.testbed.lab import Nic
+from patchlight.testbed.lab.model import Nic
 from patchlight.testbed.linux import namespaces
+from patchlight.testbed.wire.agent_status import NicStatus
 
 
 def nic_status(nic: Nic, home: Path, holder: Worker | None) -> NicStatus:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from patchlight.agents.errors import NicError
 from patchlight.testbed.linux import ethtool
-from patchlight.testbed.probe_frames import (
+from patchlight.testbed.wire.probe_frames import (
     ETHERTYPE,
     ETHERTYPE_LLDP,
     TO_THE_NEAREST,

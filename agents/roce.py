@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from pathlib import Path
 
-from patchlight.testbed.worker_api import GidStatus
+from patchlight.testbed.wire.worker_api import GidStatus
 
 SYSFS = Path("/sys")
 _CLASS = Path("class/infiniband")

@@ -8,7 +8,6 @@ import multiprocessing
 import signal
 import socket
 import ssl
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +17,11 @@ from patchlight.agents.errors import AgentError
 from patchlight.agents.gpus import SAMPLES_PER_S, gpu_backend
 from patchlight.agents.workers.backends import BackendOptions, make_runner
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.linux.credentials import Credentials, agent_name, read_credentials
 from patchlight.testbed.linux.private_folder import private_folder
 from patchlight.testbed.linux.sockets import bind_unix, listen, split_address
+from patchlight.testbed.logs import log_to_stderr
 
 _log = logging.getLogger("patchlight.agent")
 
@@ -40,7 +40,7 @@ class Options:
     tls: Path | None = None
     gpu_rate: float = SAMPLES_PER_S
     gpu_access: str = "auto"
-    worker_user: str = "root"
+    worker_user: str | None = None
     fork_from: Path | None = None
     light: Path | None = None
 
@@ -50,9 +50,7 @@ def run_agent(options: Options) -> None:
 
     Errors in the options, and whatever keeps the agent from starting, are raised.
     """
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
-    )
+    log_to_stderr(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
     from patchlight.testbed.labfile.reader import load_lab
 
     lab = load_lab(str(options.lab))
@@ -71,7 +69,7 @@ def run_agent(options: Options) -> None:
             server.name,
             options.image,
             options.gpu_access,
-            options.worker_user,
+            options.worker_user or lab.workers.user,
             options.fork_from,
         )
         service = AgentService(

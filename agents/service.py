@@ -22,12 +22,18 @@ from patchlight.agents.permitted import permitted
 from patchlight.agents.tenancy import Site
 from patchlight.agents.worker_life import Worker
 from patchlight.agents.workers.contract import Runner
-from patchlight.testbed.agent_status import API_VERSION, AgentStatus, GpuStatus, NicStatus
 from patchlight.testbed.errors import in_words
-from patchlight.testbed.lab import Gpu, Lab, Nic, Server
+from patchlight.testbed.lab.model import Gpu, Lab, Nic, Server
 from patchlight.testbed.linux import namespaces
-from patchlight.testbed.probe_api import HeardLldp, ProbeAnswer, ProbedNic, ProbeRequest
-from patchlight.testbed.worker_api import LogPart, Report, WorkerSpec, WorkerState, WorkerStatus
+from patchlight.testbed.wire.agent_status import API_VERSION, AgentStatus, GpuStatus, NicStatus
+from patchlight.testbed.wire.probe_api import HeardLldp, ProbeAnswer, ProbedNic, ProbeRequest
+from patchlight.testbed.wire.worker_api import (
+    LogPart,
+    Report,
+    WorkerSpec,
+    WorkerState,
+    WorkerStatus,
+)
 
 MOST_ENDED = 200
 """Of so many workers that have ended it is known what became of them, should nobody delete them."""
@@ -206,6 +212,12 @@ class AgentService:
         """Have it end just before the all-reduce of ``iteration``."""
         return await self._known(name).stop_at(iteration)
 
+    async def end(self, name: str) -> WorkerStatus:
+        """Stop it and take its NIC and GPU back; what is known of it stays, its output too."""
+        worker = self._known(name)
+        await worker.end()
+        return worker.status()
+
     async def delete(self, name: str) -> WorkerStatus:
         """Stop it, take its NIC and GPU back and forget it. A worker not here is stopped.
 
@@ -235,6 +247,7 @@ class AgentService:
             api=API_VERSION,
             runner=self._runner.name,
             gpu_access=self._runner.gpu_access,
+            worker_user=self._runner.worker_user,
             gpus=list(await asyncio.gather(*map(self._gpu_status, self._server.gpus))),
             nics=await asyncio.to_thread(lambda: [*map(self._nic_status, self._server.nics)]),
             workers=self.workers(),

@@ -23,14 +23,15 @@ from patchlight.agents.nics.state import RENDEZVOUS, NicState, WorkerNetwork, na
 from patchlight.agents.nics.watch import NicPlace, NicProblem
 from patchlight.agents.nics.ways import NicWay
 from patchlight.agents.paths.nodes import PathNodes
+from patchlight.agents.permitted import permitted
 from patchlight.agents.workers.contract import Runner, RunningWorker, WorkerLaunch
 from patchlight.agents.workers.limits import limits_of, memory_share
 from patchlight.agents.workers.network_environment import publish
-from patchlight.testbed.agent_status import RdmaStatus
 from patchlight.testbed.errors import PatchlightError, in_words
-from patchlight.testbed.lab import Lab, Nic, Server
+from patchlight.testbed.lab.model import Lab, Nic, Server
 from patchlight.testbed.linux import namespace_processes, namespaces
-from patchlight.testbed.worker_api import WorkerSpec
+from patchlight.testbed.wire.agent_status import RdmaStatus
+from patchlight.testbed.wire.worker_api import WorkerSpec
 
 RELOCK_WITH_RDMA_S = 10.0
 """So long an RDMA port and its GID may take to be back, where the lab file does not say."""
@@ -184,7 +185,7 @@ class Tenancy:
         self.folder.mkdir(mode=0o700, parents=True)
         running = await site.runner.launch(
             WorkerLaunch(
-                spec=spec,
+                spec=permitted(spec, site.lab.workers),
                 directory=self.folder,
                 namespace=name,
                 interface=name_inside(way.interface, way.mode, nic.vlan),
@@ -194,6 +195,7 @@ class Tenancy:
                 gpu_socket=site.gpus.socket_of(spec.gpu) if spec.gpu else None,
                 gpu=gpu,
                 cpus=site.pairings.cpus_near(spec.gpu, nic),
+                hosts=site.lab.names_by_address,
                 limits=limits_of(spec, gpu, memory_share(site.server), site.lab.workers),
             )
         )

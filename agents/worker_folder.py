@@ -19,10 +19,10 @@ from pydantic import ValidationError
 
 from patchlight.agents.errors import AgentError, Conflict
 from patchlight.agents.workers.contract import ExitInfo
+from patchlight.testbed.io.mistakes import mistakes_in_words
 from patchlight.testbed.linux.plain_files import open_plain
-from patchlight.testbed.mistakes import mistakes_in_words
 from patchlight.testbed.units import format_size
-from patchlight.testbed.worker_api import Report, WorkerState
+from patchlight.testbed.wire.worker_api import Report, WorkerState
 
 _LARGEST_STATE_BYTES = 64 * 1024
 _LONGEST_REPORT_BYTES = 16 * 1024

@@ -31,9 +31,9 @@ from patchlight.agents.workers import keeper, output
 from patchlight.agents.workers.contract import ExitInfo, RunningWorker
 from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import in_words
-from patchlight.testbed.lab import Nic
+from patchlight.testbed.lab.model import Nic
 from patchlight.testbed.linux.processes import boot_id
-from patchlight.testbed.worker_api import LogPart, WorkerSpec, WorkerState, WorkerStatus
+from patchlight.testbed.wire.worker_api import LogPart, WorkerSpec, WorkerState, WorkerStatus
 
 UNSTARTED_S = 600.0
 """A worker that is not told to start for so long is ended: nobody knows of it any more."""

@@ -20,11 +20,11 @@ from benchmarks import figure
 from patchlight.emulation.fabric import links, redirects
 from patchlight.emulation.fabric.openvswitch import datapath_type, new_bridge
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab.optical_links import Light
+from patchlight.testbed.lab.spectrum import Channel
 from patchlight.testbed.labfile.reader import parse_lab
-from patchlight.testbed.light import Light
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.netlink import Netlink
-from patchlight.testbed.spectrum import Channel
 from tests.support.private_ovs import PrivateOvs
 
 FRAMES, ROUNDS = 50_000, 5

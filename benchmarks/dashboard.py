@@ -19,9 +19,9 @@ from patchlight.cli.dashboard.door import Visitors
 from patchlight.cli.dashboard.lab_view import LabView, job_colours
 from patchlight.cli.dashboard.site import dashboard_app
 from patchlight.cli.dashboard.watching import LabWatch
-from patchlight.controller.client import ControllerClient
-from patchlight.testbed.generate import two_tors
-from patchlight.testbed.lab import Lab
+from patchlight.client.client import ControllerClient
+from patchlight.testbed.generate.generate import two_tors
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.linux.http_server import http_server
 from patchlight.testbed.linux.sockets import listen
 from tests.support.dashboard import browser_page

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks import figure
 from patchlight import EmulatedLab
-from patchlight.deploy.authority import Authority
+from patchlight.controller.access.authority import Authority
 from patchlight.deploy.bundle import FromHere, Part, Role, Supply, Target, bundle_file, here
 from patchlight.deploy.everywhere import everywhere
 from patchlight.deploy.installed import Servers
@@ -27,8 +27,8 @@ from patchlight.deploy.ssh import Passwords
 from patchlight.emulation.fabric.lab_state import disk_dir
 from patchlight.emulation.servers.disk import USER
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.generate import tree
-from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.generate.generate import tree
+from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux.processes import command_line, process_ids
 from tests.support.far_ends import small_wheel

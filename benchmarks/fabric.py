@@ -29,9 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import figure
-from patchlight.testbed import generate
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.generate import generate
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.writer import write_lab
 from tests.support.private_ovs import PrivateOvs
 

@@ -19,19 +19,19 @@ import numpy as np
 
 from benchmarks import figure
 from patchlight import EmulatedLab
-from patchlight.controller.client import ControllerClient
+from patchlight.client.client import ControllerClient
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.placement import Consolidated
 from patchlight.emulation.simulator.cluster import LabCluster, Policies, Settings, simulate
 from patchlight.emulation.simulator.cluster.lab_jobs import jobs_of_specs
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.policies import PolicyChoice
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.policies import PolicyChoice
 from tests.support.lab_jobs import connected
 
 if TYPE_CHECKING:
-    from patchlight.controller.shapes.jobs import Job
+    from patchlight.testbed.wire.rest.jobs import Job
 
 SEED = 0
 COMPRESSION = 6.0

@@ -14,7 +14,7 @@ from benchmarks import figure
 from patchlight.agents.gpus import SAMPLES_PER_S
 from patchlight.agents.gpus.nvml import NvmlGpus
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Gpu, Server
+from patchlight.testbed.lab.model import Gpu, Server
 from tests.support import nvml
 
 GPUS = 8

@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks import figure
 from patchlight import EmulatedLab
-from patchlight.controller.client import ControllerClient
+from patchlight.client.client import ControllerClient
 from patchlight.testbed.jobfile.reader import Jobs
 from patchlight.testbed.jobs import JobSpec, JobState
 from tests.support.controller_process import ControllerProcess

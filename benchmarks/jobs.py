@@ -14,11 +14,11 @@ from typing import Any
 
 from benchmarks import figure
 from patchlight import EmulatedLab
-from patchlight.controller.client import ControllerClient
-from patchlight.testbed import generate
+from patchlight.client.client import ControllerClient
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.generate import generate
 from patchlight.testbed.jobs import JobSpec, JobState
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
 from tests.support.lab_jobs import connected
 from tests.support.waiting import wait_until
 

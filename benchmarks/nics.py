@@ -16,8 +16,8 @@ from benchmarks import figure
 from patchlight.agents.nics.moving import give_nic, read_nic, take_nic_back
 from patchlight.agents.nics.state import WorkerNetwork
 from patchlight.agents.nics.ways import NicWay
+from patchlight.testbed.lab.nic import NicMode
 from patchlight.testbed.linux import namespaces
-from patchlight.testbed.nic import NicMode
 
 ROUNDS = 60
 LIMIT_MS = 50

@@ -33,9 +33,9 @@ from patchlight.controller.changes.planning import plan
 from patchlight.controller.changes.record import to_row
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.controller.store import Store
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import (
+from patchlight.testbed.lab.model import (
     CircuitSwitch,
     Endpoint,
     Fibre,
@@ -46,8 +46,8 @@ from patchlight.testbed.lab import (
     Server,
     default_mac,
 )
+from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.writer import write_lab
-from patchlight.testbed.portmap import PortMap
 from tests.support.bare_client import BareClient, RecordingLoop
 from tests.support.emulated_devices import Running, running
 from tests.support.ocs_faults import campaign

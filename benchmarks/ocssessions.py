@@ -20,7 +20,7 @@ from benchmarks import figure
 from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT, Connection, LineFramer
 from patchlight.controller.circuits.protocols.tl1.messages import Framer
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.ocs_drivers import OCS_DRIVERS
+from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
 from tests.controller.circuits.test_faulty_sessions import session
 
 SESSIONS = {

@@ -23,8 +23,8 @@ from benchmarks.following_light import (
 )
 from patchlight.emulation.simulator.cluster import Policies as QueuePolicies
 from patchlight.emulation.simulator.randomlabs.comparison import Policies
+from patchlight.testbed.lab.policies import PolicyChoice
 from patchlight.testbed.labfile.reader import load_lab
-from patchlight.testbed.policies import PolicyChoice
 
 CHOICES = (
     Policies("learned-lab", "learned-lab", "learned-lab"),

@@ -40,7 +40,7 @@ print(json.dumps({
 _STEPPING = """
 import sys, time
 import gymnasium, numpy as np
-import patchlight.emulation.learning
+import patchlight.emulation.learning.envs
 name, steps, count = sys.argv[1], int(sys.argv[2]), 8
 envs = gymnasium.make_vec(name, num_envs=count, vectorization_mode="sync")
 observation, _ = envs.reset(seed=0)

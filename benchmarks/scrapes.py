@@ -17,8 +17,8 @@ from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.metrics.exposition import ControllerMetrics
 from patchlight.controller.parts import Controller, Settings
 from patchlight.testbed.jobs import JobSpec
-from patchlight.testbed.lab import CircuitSwitch, Endpoint, Fibre, Gpu, Lab, Nic, Server
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.model import CircuitSwitch, Endpoint, Fibre, Gpu, Lab, Nic, Server
+from patchlight.testbed.lab.portmap import PortMap
 from tests.support.waiting import eventually
 from tests.support.watched_lab import TellingAgent
 

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from patchlight.controller.agent_client import VERSION
-from patchlight.controller.agent_tls import AgentTls
-from patchlight.controller.audit import Attempt, AuditLog
+from patchlight.controller.access.audit import Attempt, AuditLog
 from patchlight.controller.background import Background
 from patchlight.controller.changes.device_watch import DeviceWatch
+from patchlight.controller.changes.operations import CircuitOperations
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILING_DBM, Tolerances
 from patchlight.controller.changes.transaction import Transactions
@@ -19,30 +18,31 @@ from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.discovery.discovery import Discovery
 from patchlight.controller.discovery.listening import Listening
 from patchlight.controller.discovery.window import Window
-from patchlight.controller.fleet import Fleet
+from patchlight.controller.hosts.agent_client import VERSION
+from patchlight.controller.hosts.agent_tls import AgentTls
+from patchlight.controller.hosts.fleet import Fleet
+from patchlight.controller.hosts.nic_macs import NicMacs
+from patchlight.controller.hosts.nic_settings import differences
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.job_traffic import JobTraffic
 from patchlight.controller.jobs.ledger import JobLedger
 from patchlight.controller.jobs.outputs import JobOutputs
 from patchlight.controller.jobs.retention import Retention
 from patchlight.controller.jobs.scheduler import Scheduler
-from patchlight.controller.nic_macs import NicMacs
-from patchlight.controller.nic_settings import differences
 from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.packet_switches import PacketSwitches
 from patchlight.controller.openflow.speaker_process import SpeakerOptions, SwitchTls
 from patchlight.controller.openflow.unknown_switches import UnknownSwitches
-from patchlight.controller.operations import CircuitOperations
 from patchlight.controller.paths.bounds_service import BoundsService
 from patchlight.controller.paths.service import PathService
-from patchlight.controller.store import open_store
-from patchlight.controller.timeseries.recorder import Recorder
-from patchlight.controller.timeseries.series_store import open_series
+from patchlight.controller.recorder import Recorder
+from patchlight.controller.storage.series_store import open_series
+from patchlight.controller.storage.store import open_store
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.lab_api import LabIdentity
-from patchlight.testbed.policies import NOTHING_SAID, PolicyChoice
-from patchlight.testbed.switchmap import AnyMap
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.policies import NOTHING_SAID, PolicyChoice
+from patchlight.testbed.lab.switchmap import AnyMap
+from patchlight.testbed.wire.lab_api import LabIdentity
 
 
 @dataclass(frozen=True)
@@ -156,6 +156,7 @@ class Controller:
 
     def status(self) -> dict[str, Any]:
         """Who is there and who is not."""
+        connected, second_from = self.switches.connected(), self.switches.second_from(time.time())
         return {
             "lab": self.lab.name,
             "version": VERSION,
@@ -173,8 +174,8 @@ class Controller:
                 {
                     "name": s.name,
                     "datapath_id": s.datapath_id,
-                    "connected": self.switches.connected()[s.name],
-                    "second_from": self.switches.second_from().get(s.name),
+                    "connected": connected[s.name],
+                    "second_from": second_from.get(s.name),
                 }
                 for s in self.lab.packet_switches
             ],
@@ -192,8 +193,8 @@ class Controller:
 
     def on_event(self, event: dict[str, Any]) -> None:
         """Hear what the OpenFlow speaker reports."""
-        self.switches.on_event(event)
         kind, now = event["event"], time.time()
+        self.switches.on_event(event, now)
         told: dict[str, Any] | None = event
         if kind == "unknown-switch":
             told = self.unknown_switches.connected(event["datapath_id"], event["address"], now)

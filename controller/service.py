@@ -15,7 +15,8 @@ from patchlight.controller.metrics.exposition import ControllerMetrics
 from patchlight.controller.metrics.job_traces import JobTraces, sending_to
 from patchlight.controller.metrics.listening import LOCAL_NAMES, listen_for_metrics
 from patchlight.controller.parts import Controller, Settings
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.logs import log_to_stderr, log_trouble
 
 if TYPE_CHECKING:
     import uvicorn
@@ -29,8 +30,7 @@ def serve(lab: Lab, settings: Settings, on_ready: Callable[[], None]) -> None:
     ``on_ready`` is called once it serves. ``BadInput`` or ``PatchlightError`` before that for what
     it cannot be run with; an address that is refused leaves no trace.
     """
-    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(level=logging.INFO, format=form)
+    log_to_stderr(logging.INFO, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     for chatty in ("httpx", "httpcore"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     with contextlib.ExitStack() as stack:
@@ -57,6 +57,7 @@ async def _run(
     on_ready: Callable[[], None],
 ) -> None:
     """Serve until SIGTERM or Ctrl-C. Circuits and flow entries outlive the controller."""
+    asyncio.get_running_loop().set_exception_handler(log_trouble)
     metrics = ControllerMetrics(controller)
     told_to_stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
@@ -95,6 +96,7 @@ async def _run(
         controller.background.start("light", controller.scheduler.follower.run)
         controller.background.start("job traffic", controller.traffic.watch)
         controller.background.start("retention", controller.retention.run)
+        controller.background.start("journal", controller.store.keep_writing)
         controller.background.start("fleet", controller.fleet.watch)
         controller.background.start("time series", controller.recorder.run)
         controller.background.start("device watch", controller.device_watch.run)

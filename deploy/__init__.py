@@ -1,0 +1,9 @@
+"""Patchlight on the servers of a lab, over SSH."""
+
+from patchlight.console.commands import Command
+
+_HERE = "patchlight.deploy.commands"
+COMMANDS = {
+    "deploy": Command(f"{_HERE}.group", "Put Patchlight on a lab's servers."),
+    "doctor": Command(f"{_HERE}.doctor", "Check this machine's prerequisites."),
+}

@@ -8,7 +8,7 @@ from typing import Any
 
 from patchlight.deploy.remote import ConnectionCut, Remote
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.linux.credentials import Credentials, agent_name
 from patchlight.testbed.linux.sockets import split_address
 

@@ -6,9 +6,13 @@
 #   deploy/bootstrap.sh --docs    also what builds the documentation
 #   deploy/bootstrap.sh --test    also what `make test` needs
 #   deploy/bootstrap.sh --bench   also the peers that `make bench` measures beside us
+#   deploy/bootstrap.sh --release also what `make release` and `make audit` need
 #   deploy/bootstrap.sh --learn   also what `patchlight policy train` needs (PyTorch), and Ray
 #
 # --test and --bench bring in what --learn does, --test also what --docs does.
+#
+# With CPython 3.11 on x86-64 Linux the Python packages are those of deploy/lock.txt, each with its
+# hash; with any other, and with --unlocked, the newest that setup.cfg allows. PyTorch always is.
 #
 # PYTHON=/path/to/python3 chooses the interpreter (3.11 or newer).
 set -euo pipefail
@@ -17,17 +21,19 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 fail() { printf 'bootstrap: %s\n' "$*" >&2; exit 1; }
 say() { printf 'bootstrap: %s\n' "$*" >&2; }
 
-packages=(openvswitch-switch docker.io iproute2 ethtool iputils-ping util-linux mmdebstrap)
+packages=(openvswitch-switch docker.io bubblewrap iproute2 ethtool iputils-ping libseccomp2 util-linux mmdebstrap)
 # A kernel with AppArmor on lets Docker start containers only where its parser is there too.
 if grep -qs Y /sys/module/apparmor/parameters/enabled; then packages+=(apparmor); fi
-learn='' docs=''
+learn='' docs='' release='' unlocked=''
 for option in "$@"; do
     case $option in
         --test) packages+=(gcc libc6-dev prometheus chromium); learn=yes docs=yes ;;
         --docs) docs=yes ;;
         --bench) packages+=(mininet openvswitch-testcontroller iperf3 python3-simgrid chromium); learn=yes ;;
         --learn) learn=yes ;;
-        *) fail "unknown option $option (known: --docs, --test, --bench, --learn)" ;;
+        --release) release=yes ;;
+        --unlocked) unlocked=yes ;;
+        *) fail "unknown option $option (known: --docs, --test, --bench, --learn, --release, --unlocked)" ;;
     esac
 done
 
@@ -109,15 +115,57 @@ choose_python() {
 }
 
 fingerprint() {
-    { cat setup.cfg pyproject.toml deploy/ryu-constraint.txt
+    { cat setup.cfg pyproject.toml deploy/ryu-constraint.txt deploy/lock.txt
+      echo "$unlocked"
       .venv/bin/python -c 'import sys; print(sys.version, sys.prefix)'
       pwd; } 2>/dev/null | sha256sum
+}
+
+# Whether these packages were installed since what decides about them changed.
+is_current() { [ "$(cat ".venv/patchlight-stamp-$1" 2>/dev/null)" = "$(fingerprint)" ]; }
+now_current() { fingerprint >".venv/patchlight-stamp-$1"; }
+
+locked() {
+    [ -z "$unlocked" ] && .venv/bin/python -c 'import platform as p, sys
+sys.exit((p.python_implementation(), sys.version_info[:2], sys.platform, p.machine())
+         != ("CPython", (3, 11), "linux", "x86_64"))'
+}
+
+pip_install() { .venv/bin/python -m pip install --quiet "$@"; }
+
+# Installs sections of the lock, which has all that they need: what it lacks is not looked for.
+install_locked() {
+    local section file status=0
+    file=$(mktemp)
+    for section in "$@"; do
+        sed -n "/^# --- $section\$/,/^# --- /p" deploy/lock.txt >>"$file"
+    done
+    pip_install --no-deps --no-build-isolation --require-hashes --requirement "$file" || status=1
+    rm -f "$file"
+    return $status
+}
+
+# Installs Patchlight and what these extras need.
+install_extras() {
+    if ! locked; then
+        pip_install --constraint deploy/learn-constraint.txt --editable ".[$(IFS=,; echo "$*")]"
+    elif install_locked "$@"; then
+        # It warns of folders that have the name of the package; ours is meant.
+        PYTHONWARNINGS=ignore pip_install --no-deps --no-build-isolation --editable .
+    else
+        fail "could not install deploy/lock.txt (see above); --unlocked takes what setup.cfg allows"
+    fi
 }
 
 # Ryu 4.34 builds only with an old setuptools, so it is built first, alone. PIP_CONSTRAINT holds
 # for the build up to pip 25, PIP_BUILD_CONSTRAINT after it.
 install_ryu() {
     local ryu
+    if locked; then
+        .venv/bin/python -m pip show --quiet ryu 2>/dev/null || install_locked build
+        install_locked ryu
+        return
+    fi
     ryu=$(.venv/bin/python - <<'PY'
 import configparser
 config = configparser.ConfigParser()
@@ -126,11 +174,11 @@ print(config["options.extras_require"]["ryu"].strip().replace(" ", ""))
 PY
     )
     PIP_CONSTRAINT=$PWD/deploy/ryu-constraint.txt PIP_BUILD_CONSTRAINT=$PWD/deploy/ryu-constraint.txt \
-        .venv/bin/python -m pip install --quiet --no-deps --use-pep517 "$ryu"
+        pip_install --no-deps --use-pep517 "$ryu"
 }
 
 make_venv() {
-    local python extras=test
+    local python extras=(dashboard test)
     if ! is_new_enough .venv/bin/python; then
         python=$(choose_python)
         # Debian's python3 comes without the module that puts pip into a new environment.
@@ -143,44 +191,46 @@ make_venv() {
         say "making .venv with $python"
         "$python" -m venv --clear .venv
     fi
-    [ "$(cat .venv/patchlight-stamp 2>/dev/null)" = "$(fingerprint)" ] && return
+    if is_current base; then return; fi
     say "installing the Python packages into .venv"
     if install_ryu; then
-        extras=test,ryu
+        extras+=(ryu)
     else
         say "Ryu could not be built (see above): going on with OS-Ken as the only OpenFlow engine"
     fi
-    .venv/bin/python -m pip install --quiet --editable ".[$extras,dashboard]"
+    install_extras "${extras[@]}"
     # Without Ryu there is no stamp: the next run tries again.
-    if [ $extras = test,ryu ]; then fingerprint >.venv/patchlight-stamp; fi
+    if [[ ${extras[*]} = *ryu ]]; then now_current base; fi
 }
 
 # PyTorch comes first and alone, and where there is no GPU its build for processors: a later
 # package would draw in the build for GPUs, which is gigabytes.
 install_learning() {
     local torch
-    if .venv/bin/python - <<'PY'
-import sys
-from importlib.util import find_spec
-sys.exit(not all(map(find_spec, ["gymnasium", "onnx", "ray", "sb3_contrib", "torch"])))
-PY
-    then return; fi
+    if is_current learn; then return; fi
     say "installing what learning needs into .venv (PyTorch: a few minutes)"
     torch=$(cat deploy/learn-constraint.txt)
-    if command -v nvidia-smi >/dev/null || ! .venv/bin/python -m pip install --quiet \
-        --retries 1 --index-url https://download.pytorch.org/whl/cpu "$torch"; then
-        .venv/bin/python -m pip install --quiet "$torch" ||
+    if command -v nvidia-smi >/dev/null || ! pip_install --retries 1 \
+        --index-url https://download.pytorch.org/whl/cpu "$torch"; then
+        pip_install "$torch" ||
             fail "could not install PyTorch ($torch): is there a wheel for this Python?"
     fi
-    .venv/bin/python -m pip install --quiet --constraint deploy/learn-constraint.txt \
-        --editable ".[learn,ray]"
+    install_extras learn ray
+    now_current learn
 }
 
 install_docs() {
-    .venv/bin/python -c 'import material, mkdocstrings_handlers.python' 2>/dev/null &&
-        return
+    if is_current docs; then return; fi
     say "installing what builds the documentation into .venv"
-    .venv/bin/python -m pip install --quiet --editable ".[docs]"
+    install_extras docs
+    now_current docs
+}
+
+install_release() {
+    if is_current release; then return; fi
+    say "installing what a release needs into .venv"
+    install_extras release
+    now_current release
 }
 
 # As root, `make` writes no bytecode into a user's checkout. Without any, each process of a lab
@@ -193,4 +243,5 @@ install_packages "${packages[@]}"
 make_venv
 if [ -n "$learn" ]; then install_learning; fi
 if [ -n "$docs" ]; then install_docs; fi
+if [ -n "$release" ]; then install_release; fi
 compile_ours

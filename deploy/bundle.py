@@ -36,7 +36,7 @@ INSTALLER = "installer"
 # What an agent and its workers import, of all that Patchlight requires.
 _AGENT_NEEDS = """
     click cryptography docker fastapi h11 httpx numpy nvidia-ml-py prometheus-client pydantic
-    pyroute2 PyYAML rich uvicorn
+    pyroute2 pyseccomp PyYAML rich uvicorn
 """
 _SCHEMA = 1
 _MANIFEST = "bundle.json"

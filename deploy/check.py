@@ -12,7 +12,7 @@ from patchlight.deploy.facts_over_ssh import facts_over_ssh
 from patchlight.deploy.host_keys import HostKeyRefused
 from patchlight.deploy.ssh import Connections, LoginRefused, Passwords, Unreachable, ssh_place
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.lab.model import Lab, Server
 
 _AT_ONCE = 32
 _STAGES: Mapping[type[PatchlightError], str] = {

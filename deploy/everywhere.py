@@ -10,7 +10,7 @@ import paramiko
 from patchlight.deploy.remote import Remote
 from patchlight.deploy.ssh import Connections, Passwords
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.lab.model import Lab, Server
 
 R = TypeVar("R")
 _AT_ONCE = 32

@@ -91,8 +91,8 @@ class ServerFacts:
     are those of ``/opt``; ``systemd`` its version. ``pci`` and ``nics`` are by address and name;
     ``modules`` says of a kernel module whether it is ``loaded``, ``there`` or ``absent``.
     ``driver`` is the version of NVIDIA's, ``smi_refusal`` what ``nvidia-smi`` said instead of
-    naming GPUs, ``toolkit`` the version of the container toolkit, ``cdi`` the files that tell
-    engines of NVIDIA's GPUs.
+    naming GPUs, ``toolkit`` and ``bwrap`` are versions of programs, ``cdi`` the files that tell
+    engines of NVIDIA's GPUs; ``gpu_sockets`` the folder of emulated ones.
     """
 
     clock_offset_s: float
@@ -111,7 +111,9 @@ class ServerFacts:
     gpus: tuple[GpuFacts, ...] = ()
     smi_refusal: str | None = None
     toolkit: str | None = None
+    bwrap: str | None = None
     cdi: tuple[str, ...] = ()
+    gpu_sockets: str | None = None
     docker: DockerFacts | None = None
 
 
@@ -157,6 +159,8 @@ def _facts(told: Mapping[str, list[str]], began: float, ended: float) -> ServerF
         gpus=tuple(_gpu(line) for line in told.get("gpu", [])),
         smi_refusal=one("smi"),
         toolkit=one("toolkit"),
+        gpu_sockets=one("gpu-sockets"),
+        bwrap=one("bwrap"),
         cdi=tuple(
             spec[1] for spec in (line.split(" ", 1) for line in told.get("cdi", [])) if spec[0]
         ),

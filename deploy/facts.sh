@@ -93,8 +93,12 @@ if command -v nvidia-smi >/dev/null; then
         echo "smi $(echo "$gpus" | head -n 1)"
     fi
 fi
+[ -d "$root/dev/patchlight-gpus" ] && echo "gpu-sockets /dev/patchlight-gpus"
 if command -v nvidia-ctk >/dev/null; then
     echo "toolkit $(nvidia-ctk --version | head -n 1 | sed 's/.* //')"
+fi
+if command -v bwrap >/dev/null; then
+    echo "bwrap $(bwrap --version | sed 's/.* //')"
 fi
 for folder in "$root/etc/cdi" "$root/var/run/cdi"; do
     for spec in "$folder"/*.yaml "$folder"/*.json; do

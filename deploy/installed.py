@@ -8,7 +8,7 @@ from patchlight.deploy.agent_door import AgentDoesNotAnswer, AgentDoor
 from patchlight.deploy.push import wait_until_it_answers
 from patchlight.deploy.remote import Remote
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Server
+from patchlight.testbed.lab.model import Server
 
 
 class WorkersRun(PatchlightError):
@@ -143,7 +143,7 @@ class Servers:
                 f"nothing is deployed to {remote.server}",
                 hint="'patchlight deploy push LAB' does that.",
             )
-        return sorted(found["services"])
+        return sorted(found["services"].keys() - {"gpus"})  # workers would lose them
 
 
 def _running(answer: dict[str, Any]) -> int:

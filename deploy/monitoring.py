@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.linux.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE, agent_name
 
 _HERE = Path(__file__).parent

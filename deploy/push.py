@@ -4,6 +4,8 @@ Each step finds out first whether there is anything to do: so it can be interrup
 run again, and a second push of the same changes nothing.
 """
 
+import getpass
+import shlex
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -12,17 +14,22 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import paramiko
+
+from patchlight.controller.access.authority import Authority
 from patchlight.deploy.agent_door import AgentDoesNotAnswer, AgentDoor, listening_at
-from patchlight.deploy.authority import Authority
 from patchlight.deploy.bundle import BundleFile, Part, Role, Supply
+from patchlight.deploy.host_keys import known_name
 from patchlight.deploy.remote import Remote
-from patchlight.deploy.units import Run, agent_command, controller_command
+from patchlight.deploy.ssh import openssh_words, ssh_place
+from patchlight.deploy.units import HOME, Run, agent_command, controller_command, gpus_command
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Lab, Server
-from patchlight.testbed.lab_api import UNIX, system_socket
+from patchlight.testbed.lab.model import Lab, Server
+from patchlight.testbed.lab.ssh_access import SshAccess
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE, Credentials
-from patchlight.testbed.ssh_access import SshAccess
+from patchlight.testbed.linux.processes import own_program
+from patchlight.testbed.wire.lab_api import UNIX, is_beyond_this_machine, system_socket
 
 _PATIENCE_S = 90.0
 _LAST_LINES = 12
@@ -74,6 +81,7 @@ class Push:
         self._authority = authority
         self._own = authority.for_controller(self._credentials / "controller")
         self.door = AgentDoor(lab, self._own)
+        self._controller: tuple[Server, paramiko.PKey] | None = None
 
     def server(self, server: Server, remote: Remote) -> Pushed:
         """Deploy to one server, and wait until its agent answers."""
@@ -108,7 +116,12 @@ class Push:
                 },
             )
         changed = remote.ask("configure", files=self._configuration(server, roles))
-        gpus = "socket:/dev/patchlight-gpus" if found["gpu_sockets"] else "nvml"
+        runs, gpus = dict[str, Run](), "nvml"
+        if found["gpu_sockets"]:
+            gpus = "socket:/dev/patchlight-gpus"
+        elif server.emulated_gpus:
+            command, folder = gpus_command(self._lab.name, server.name)
+            runs["gpus"], gpus = Run(self._lab.name, "gpus", command), f"socket:{folder}"
         command = agent_command(
             self._lab.name,
             server.name,
@@ -117,7 +130,7 @@ class Push:
             gpus=gpus,
             image=self._settings.image,
         )
-        runs = {"agent": Run(self._lab.name, "agent", command)}
+        runs["agent"] = Run(self._lab.name, "agent", command)
         if "controller" in roles:
             command = controller_command(self._lab.name, self._api)
             runs["controller"] = Run(self._lab.name, "controller", command)
@@ -126,7 +139,30 @@ class Push:
         answered = wait_until_it_answers(self.door, server, remote)
         if "controller" in roles:
             _wait_for_controller(remote, self._api)
+            self._controller = server, remote.host_key
         return Pushed(release, changed, copied, answered["version"])
+
+    def ways_to_controller(self, lab_file: str) -> list[str]:
+        """Commands that reach the controller if this push has touched it, each with its place."""
+        if self._controller is None:
+            return []
+        (server, key), lab = self._controller, self._lab
+        known_hosts = self._credentials / "known_hosts"
+        where = known_name(*ssh_place(server))
+        known_hosts.write_text(f"{where} {key.get_name()} {key.get_base64()}\n")
+        on_server = f"sudo {HOME}/{lab.name}/current/bin/patchlight"
+        over_ssh = f"{shlex.join(openssh_words(server, known_hosts))} {on_server}"
+        ways = [
+            f"ask the controller on {server.name}: {on_server} status --lab {lab.name}",
+            f"ask it from here: {over_ssh} status --lab {lab.name}",
+        ]
+        if lab.controller_api and is_beyond_this_machine(lab.controller_api):
+            here, file = own_program(), shlex.quote(lab_file)
+            token = f"{over_ssh} token create --lab {lab.name} --role admin {getpass.getuser()}"
+            login = f"{here} login --ca {self._own.folder / CA_FILE} --token-file - --lab {file}"
+            ways.append(f"log in from here: {token.replace(' -t', '', 1)} | {login}")
+            ways.append(f"then ask it from here without SSH: {here} status --lab {file}")
+        return ways
 
     def _configuration(self, server: Server, roles: list[Role]) -> dict[str, tuple[str, int]]:
         """The files of a server's configuration, with their modes."""

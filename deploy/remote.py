@@ -93,6 +93,12 @@ class Remote:
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
             self._channel.close()  # which says goodbye, to a connection that may be cut
 
+    @property
+    def host_key(self) -> paramiko.PKey:
+        """The key that the server showed, and that was found right."""
+        transport = self._channel.get_transport()
+        return transport.get_remote_server_key()
+
     def ask(self, request: str, **fields: Any) -> Any:
         """The answer to a request. ``ServerRefused`` or ``ConnectionCut`` where there is none."""
         with self._cut(request):

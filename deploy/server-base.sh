@@ -10,8 +10,8 @@
 set -euo pipefail
 
 CACHE=${PATCHLIGHT_CACHE:-/var/cache/patchlight}
-PACKAGES=openssh-server,sudo,python3,python3-venv,iproute2,ethtool,ca-certificates
-RECIPE=1 # to be raised when what is in the root file system changes
+PACKAGES=bubblewrap,openssh-server,sudo,python3,python3-venv,iproute2,ethtool,ca-certificates
+RECIPE=2 # to be raised when what is in the root file system changes
 LOCK_WAIT_S=900
 
 fail() { printf 'server-base: %s\n' "$*" >&2; exit 1; }

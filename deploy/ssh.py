@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from paramiko.pkey import UnknownKeyType
 
 from patchlight.deploy.host_keys import KnownHosts, OnlyVouchedFor, known_name, other_key
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Server
+from patchlight.testbed.lab.model import Server
+from patchlight.testbed.legacy_ssh import allow_legacy, explained
 from patchlight.testbed.linux.sockets import split_address
 
 _PATIENCE_S = 15.0
@@ -68,13 +69,15 @@ class Place:
     user: str | None
     identity: str | None
     host_key: str | None
+    legacy: bool = False
     is_server: bool = True
 
     @classmethod
     def of(cls, server: Server) -> "Place":
         """A server itself; ``Unreachable`` where the lab file names no host."""
         ssh = server.ssh
-        return cls(server.name, *ssh_place(server), ssh.user, ssh.identity, ssh.host_key)
+        login = ssh.user, ssh.identity, ssh.host_key
+        return cls(server.name, *ssh_place(server), *login, ssh.legacy)
 
     @classmethod
     def before(cls, server: Server) -> "Place | None":
@@ -84,7 +87,24 @@ class Place:
             return None
         user = jump.user or ssh.user
         name = f"jump host {jump.host}"
-        return cls(name, jump.host, jump.port, user, ssh.identity, ssh.jump_host_key, False)
+        login = user, ssh.identity, ssh.jump_host_key
+        return cls(name, jump.host, jump.port, *login, is_server=False)
+
+
+def openssh_words(server: Server, known_hosts: Path) -> list[str]:
+    """How OpenSSH's client logs in to a server as the lab file says.
+
+    ``known_hosts`` has its host key, where the lab file vouches for that.
+    """
+    place, words = Place.of(server), ["ssh", "-t"]
+    for option, value in (
+        ("-o", place.host_key and f"UserKnownHostsFile={known_hosts}"),
+        ("-i", place.identity),
+        ("-p", place.port != 22 and str(place.port)),
+        ("-J", server.ssh.jump),
+    ):
+        words += [option, value] if value else []
+    return [*words, f"{place.user}@{place.host}" if place.user else place.host]
 
 
 class Connections:
@@ -155,7 +175,7 @@ class Connections:
             sock = (server and self.channel(server)) or socket.create_connection(
                 (place.host, place.port), _PATIENCE_S
             )
-            with paramiko.Transport(sock) as transport:
+            with _transport(sock, place) as transport:
                 transport.banner_timeout = _PATIENCE_S
                 # Of several keys, the one of a kind that is known: as when it is logged in to.
                 options, kinds = transport.get_security_options(), self._known_kinds(place)
@@ -208,7 +228,7 @@ class Connections:
                     place.user,
                     password,
                     sock=sock,
-                    transport_factory=_transport,
+                    transport_factory=partial(_transport, place=place),
                     timeout=_PATIENCE_S,
                     banner_timeout=_PATIENCE_S,
                     auth_timeout=_PATIENCE_S,
@@ -227,9 +247,11 @@ class Connections:
             raise _unreachable(place, error) from error
 
 
-def _transport(sock: Any, **options: Any) -> paramiko.Transport:
+def _transport(sock: Any, place: Place, **options: Any) -> paramiko.Transport:
     """paramiko's, with the ciphers first that processors compute fastest: AES-GCM needs no hash."""
     transport = paramiko.Transport(sock, **options)
+    if place.legacy:
+        allow_legacy(transport, place.name)
     security = transport.get_security_options()
     security.ciphers = sorted(security.ciphers, key=lambda cipher: "-gcm@" not in cipher)
     return transport
@@ -244,9 +266,18 @@ def logged_in(server: Server, passwords: Passwords | None = None) -> Iterator[pa
 
 def _unreachable(place: Place, error: Exception) -> Unreachable:
     return Unreachable(
-        f"connecting to {place.name} at {place.host} port {place.port}: {error or 'it hung up'}",
-        hint="Is the server on, its sshd running, and the address in the lab file right?",
+        f"connecting to {place.name} at {place.host} port {place.port}: "
+        + explained(error, "ssh: {legacy: true}"),
+        hint="Is the server on, its sshd running, and the address in the lab file right?"
+        + _unread(),
     )
+
+
+def _unread() -> str:
+    """What OpenSSH reads, and we do not: the lab file is for all users of a lab."""
+    if not Path("~/.ssh/config").expanduser().exists():
+        return ""
+    return " ~/.ssh/config is not read: what it says of the host goes under 'ssh' of the server."
 
 
 def _refused(place: Place, error: Exception, *, may_ask: bool) -> LoginRefused:
@@ -256,6 +287,7 @@ def _refused(place: Place, error: Exception, *, may_ask: bool) -> LoginRefused:
     )
     if may_ask and "password" in getattr(error, "allowed_types", ["password"]):
         hint += " Or give its password: --ask-password."
+    hint += _unread()
     return LoginRefused(
         f"logging in to {place.name} as {place.user or 'yourself'}: {error}", hint=hint
     )

@@ -13,6 +13,10 @@ _PATIENCE_S = 30.0
 _MOST_BYTES = 1 << 16
 
 
+class NoCommands(PatchlightError):
+    """The server runs no commands for the user who logged in."""
+
+
 class SudoRefused(PatchlightError):
     """``sudo`` does not let us be root."""
 
@@ -24,7 +28,8 @@ def as_root(
 
     Whoever logs in as root needs no sudo. The password goes to sudo's standard input, and only
     once sudo has asked for it, so that it never is a command's input. ``SudoRefused`` where sudo
-    wants what we have not; ``server`` is the name for that message.
+    wants what we have not, ``NoCommands`` where it did not get as far; ``server`` is the name for
+    messages.
     """
     transport = client.get_transport()
     if transport is None:
@@ -60,7 +65,13 @@ def _let_in(
             raise _refused(server, _words(said, prompt) or "it says nothing") from error
         said += byte
         if not byte or len(said) > _MOST_BYTES:
-            raise _refused(server, _words(said, prompt) or "it ended")
+            words = _words(said + channel.recv(_MOST_BYTES), prompt)
+            if "sudo" in words:
+                raise _refused(server, words)
+            raise NoCommands(
+                f"running a command on {server}: it said {words!r} and ended",
+                hint="Does the shell of the user who logs in there run commands?",
+            )
         if said.endswith(prompt):
             if password is None:
                 raise _refused(server, "a password is required")

@@ -13,7 +13,7 @@ import paramiko
 from patchlight.deploy.host_keys import USER_FILE, is_named, known_name
 from patchlight.deploy.ssh import Connections, Place
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.labfile.edit import with_host_keys
 
 _AT_ONCE = 32

@@ -53,12 +53,12 @@ NoNewPrivileges=yes
 SystemCallArchitectures=native
 SystemCallFilter=@system-service
 """
-_LIMITS = {"agent": _AGENT_LIMITS, "controller": _CONTROLLER_LIMITS}
+_LIMITS = {"agent": _AGENT_LIMITS, "controller": _CONTROLLER_LIMITS, "gpus": _CONTROLLER_LIMITS}
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One program of a lab on a server: its role (``agent``, ``controller``) and its command."""
+    """A program of a lab on a server: its role (agent, controller, gpus) and its command."""
 
     lab: str
     role: str
@@ -145,6 +145,14 @@ def agent_command(
     }
     words = [word for option in options.items() for word in option]
     return [f"{home}/current/bin/patchlight", "agent", "run", *words]
+
+
+def gpus_command(lab: str, server: str) -> tuple[list[str], str]:
+    """The command that emulates a server's GPUs, and the folder of their sockets."""
+    home, folder = f"{HOME}/{lab}", f"/run/patchlight-services/{lab}/gpus"
+    command = [f"{home}/current/bin/python", "-m", "patchlight.emulation.lab.gpus"]
+    command += ["--lab", f"{home}/configuration/lab.yaml", "--server", server, "--dir", folder]
+    return command, folder
 
 
 def controller_command(lab: str, api: str) -> list[str]:

@@ -10,8 +10,8 @@ from mkdocs.exceptions import PluginError
 
 from patchlight.cli.main import cli
 from patchlight.testbed.jobfile.reference import job_file_reference
+from patchlight.testbed.lab.ocs_drivers import drivers_table
 from patchlight.testbed.labfile.reference import lab_file_reference
-from patchlight.testbed.ocs_drivers import drivers_table
 
 # What a browser would fetch by itself: a link to click on is none of these.
 FETCHED = re.compile(

@@ -14,7 +14,7 @@ import sys
 
 from patchlight import PortMap
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.lab.model import CircuitSwitch
 
 
 async def connect(address: str) -> None:

@@ -13,8 +13,8 @@ tor1.7 – tor2.7  10Gbps, 0.3 dB
 import sys
 
 from patchlight import builtin_lab, read_lab
+from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.units import format_rate
-from patchlight.testbed.wiring import trace_links
 
 name = sys.argv[1]
 lab = read_lab(name if name.endswith(".yaml") else builtin_lab(name))

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from patchlight.controller.client import AsyncControllerClient, ControllerClient
+    from patchlight.client.client import AsyncControllerClient, ControllerClient
     from patchlight.controller.policies.contract import (
         ElasticityPolicy,
         OrderPolicy,
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
     from patchlight.emulation.lab.emulated_lab import EmulatedLab
     from patchlight.emulation.simulator.cluster import Policies, TwoLevel, queue_jobs, simulate
     from patchlight.emulation.simulator.traces import read_trace
-    from patchlight.testbed.builder import LabBuilder
     from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
+    from patchlight.testbed.generate.builder import LabBuilder
     from patchlight.testbed.graphs import ComputationGraph, builtin_graph, read_graph
     from patchlight.testbed.jobs import JobSpec
-    from patchlight.testbed.lab import Lab
+    from patchlight.testbed.lab.model import Lab
+    from patchlight.testbed.lab.portmap import CrossConnect, PortMap
     from patchlight.testbed.labfile.reader import builtin_lab, read_lab
     from patchlight.testbed.labfile.writer import write_lab
-    from patchlight.testbed.portmap import CrossConnect, PortMap
 
 # Loaded when first asked for: reading a lab file needs neither NumPy nor a web framework.
 _NAMES_IN = {
-    "controller.client": "AsyncControllerClient ControllerClient",
+    "client.client": "AsyncControllerClient ControllerClient",
     "controller.policies.contract": (
         "ElasticityPolicy OrderPolicy PartitionPolicy PlacementPolicy TopologyPolicy"
     ),
     "emulation.lab.emulated_lab": "EmulatedLab",
     "emulation.simulator.cluster": "Policies TwoLevel queue_jobs simulate",
     "emulation.simulator.traces": "read_trace",
-    "testbed.builder": "LabBuilder",
+    "testbed.generate.builder": "LabBuilder",
     "testbed.errors": "BadInput OutcomeUnknown PatchlightError",
     "testbed.graphs": "ComputationGraph builtin_graph read_graph",
     "testbed.jobs": "JobSpec",
-    "testbed.lab": "Lab",
+    "testbed.lab.model": "Lab",
     "testbed.labfile.reader": "builtin_lab read_lab",
     "testbed.labfile.writer": "write_lab",
-    "testbed.portmap": "CrossConnect PortMap",
+    "testbed.lab.portmap": "CrossConnect PortMap",
 }
 _PUBLIC = {name: module for module, names in _NAMES_IN.items() for name in names.split()}
 

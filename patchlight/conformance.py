@@ -31,9 +31,9 @@ from typing import Any, cast
 
 import click
 
-from patchlight.cli.errors import CrashReport, report
 from patchlight.cli.ocs.emulate import send_fault
-from patchlight.cli.rendering import Coloured, Column, Table, say
+from patchlight.console.errors import CrashReport, report
+from patchlight.console.rendering import Coloured, Column, Table, say
 from patchlight.controller.circuits.conformance import (
     CHECKS,
     WAVELENGTH_CHECKS,
@@ -51,11 +51,11 @@ from patchlight.controller.circuits.conformance_run import (
 )
 from patchlight.controller.circuits.device_lock import device_lock
 from patchlight.controller.circuits.registry import DriverFactory, open_driver, password_of
-from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import CircuitSwitch
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.spectrum import Grid, SpectrumMap
+from patchlight.testbed.lab.model import CircuitSwitch
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.spectrum import Grid, SpectrumMap
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from patchlight.testbed.units import parse_time
 
 __all__ = ["CHECKS", "INITIAL", "PORTS", "Check", "CheckFailed", "CheckResult", "NewDriver"]
@@ -64,9 +64,9 @@ __all__ += ["WAVELENGTH_CHECKS", "RaiseAlarm", "alarms_arrive", "run_check", "ru
 
 @click.command(
     context_settings={"show_default": True},
-    epilog="The checks make and break circuits on ports 1 to 24; of a wavelength switch, channels "
-    "from and to port 1. A device that carries light is left alone unless it is that of --initial; "
-    "in the end it has its map again. "
+    epilog="The checks make and break circuits on ports 1 to 24; of a wavelength switch, "
+    "channels from and to port 1. A device that carries light is left alone unless it is that of "
+    "--initial; in the end it has its map again. "
     "Exit codes: 0 all passed, 1 some failed, 2 wrong input or a device in use: nothing was done.",
 )
 @click.argument("driver", metavar="MODULE:CLASS|NAME")

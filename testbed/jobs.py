@@ -23,8 +23,8 @@ from patchlight.testbed.commands import (
     Variable,
 )
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.issues import nearest, short
-from patchlight.testbed.mistakes import joined, mistake_in_words
+from patchlight.testbed.io.issues import nearest, short
+from patchlight.testbed.io.mistakes import joined, mistake_in_words
 
 MOST_ITERATIONS = 10_000_000
 MOST_JOBS = 1000

@@ -38,8 +38,9 @@ DATA = {
 def _modules() -> list[Path]:
     """Every module of the distribution, each once: ``patchlight`` has links to the folders."""
     ours = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
-    command = (ROOT / "patchlight" / "cli").rglob("*.py")
-    return [*ours, *command, *(ROOT / "patchlight").glob("*.py")]
+    rooms = [ROOT / "patchlight" / name for name in ("cli", "client", "console")]
+    ours += [path for room in rooms for path in room.rglob("*.py")]
+    return [*ours, *(ROOT / "patchlight").glob("*.py")]
 
 
 def _in_wheel(path: Path) -> str:

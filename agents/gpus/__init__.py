@@ -8,7 +8,7 @@ from pathlib import Path
 
 from patchlight.agents.gpus.contract import GpuBackend
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Server
+from patchlight.testbed.lab.model import Server
 
 SAMPLES_PER_S = 10.0
 """How often NVIDIA GPUs are read."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from patchlight.testbed.agent_status import GpuTelemetry
+from patchlight.testbed.wire.agent_status import GpuTelemetry
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from patchlight.agents.errors import GpuError
 from patchlight.agents.gpus.contract import GpuBackend, GpuReading, PhysicalGpu
 from patchlight.agents.gpus.nvml_card import NvmlCard
 from patchlight.testbed.errors import in_words
-from patchlight.testbed.lab import Gpu, Server
+from patchlight.testbed.lab.model import Gpu, Server
 
 _SLOW_S = 1.0
 # A driver that does not come back from a call for so long has lost its GPU.

@@ -12,7 +12,7 @@ from typing import Any
 
 from patchlight.agents.errors import GpuError
 from patchlight.agents.gpus.contract import GpuReading, PhysicalGpu
-from patchlight.testbed.agent_status import GpuTelemetry
+from patchlight.testbed.wire.agent_status import GpuTelemetry
 
 FALLEN_OFF_XID = 79
 """XID 79: "GPU has fallen off the bus" (NVIDIA's catalogue of XID errors)."""

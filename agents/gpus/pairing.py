@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from patchlight.agents.gpus.contract import GpuBackend
-from patchlight.testbed.lab import Nic, Server
+from patchlight.testbed.lab.model import Nic, Server
 from patchlight.testbed.linux.cpu_lists import cpu_list, cpus_of
 from patchlight.testbed.linux.pci import Distance, distance
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from patchlight.agents.errors import GpuError
 from patchlight.agents.gpus.contract import GpuBackend, GpuReading
-from patchlight.testbed.lab import Server
+from patchlight.testbed.lab.model import Server
 
 
 class SocketGpus(GpuBackend):

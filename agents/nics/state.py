@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from patchlight.agents.roce import RdmaDevice
-from patchlight.testbed.lab import Lab, Nic
+from patchlight.testbed.lab.model import Lab, Nic
+from patchlight.testbed.lab.nic import NicMode, Rendezvous
 from patchlight.testbed.linux.rate_limits import SavedLimit
-from patchlight.testbed.nic import NicMode, Rendezvous
-from patchlight.testbed.worker_api import SyntheticTask, WorkerSpec
+from patchlight.testbed.wire.worker_api import SyntheticTask, WorkerSpec
 
 RENDEZVOUS = "rdv0"
 """What a worker's second interface is called, where it has one."""

@@ -9,7 +9,7 @@ from typing import Any
 from patchlight.agents.errors import NicError
 from patchlight.agents.nics.kernel import index_of, rtnetlink
 from patchlight.agents.nics.state import RENDEZVOUS, FunctionState, NicState
-from patchlight.testbed.nic import Rendezvous
+from patchlight.testbed.lab.nic import Rendezvous
 
 _WITH_FUNCTIONS = 1
 _IFF_UP = 1

@@ -9,9 +9,9 @@ from patchlight.agents import roce
 from patchlight.agents.errors import NicError
 from patchlight.agents.nics.state import FunctionState
 from patchlight.agents.roce import RdmaDevice
+from patchlight.testbed.lab.nic import Nic, NicMode
 from patchlight.testbed.linux import rdma
 from patchlight.testbed.linux.rdma import NamespaceMode
-from patchlight.testbed.nic import Nic, NicMode
 
 
 @dataclass(frozen=True, slots=True)

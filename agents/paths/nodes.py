@@ -16,12 +16,12 @@ from patchlight.agents.errors import BadRequest, Conflict, NotHere
 from patchlight.agents.paths.door import PathDoor
 from patchlight.agents.paths.node import LitPath, PathNode
 from patchlight.testbed.errors import PatchlightError, in_words
-from patchlight.testbed.lab import Endpoint, Nic, Server
+from patchlight.testbed.lab.model import Endpoint, Nic, Server
+from patchlight.testbed.lab.tuning import LightClient
 from patchlight.testbed.linux.private_folder import private_folder
-from patchlight.testbed.path_api import PathBounds, PathNodeStatus
 from patchlight.testbed.paths.agreement import Asking
-from patchlight.testbed.tuning import LightClient
-from patchlight.testbed.worker_api import SyntheticTask, WorkerSpec
+from patchlight.testbed.wire.path_api import PathBounds, PathNodeStatus
+from patchlight.testbed.wire.worker_api import SyntheticTask, WorkerSpec
 
 _log = logging.getLogger("patchlight.agent")
 

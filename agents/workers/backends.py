@@ -14,6 +14,7 @@ from pathlib import Path
 
 from patchlight.agents.workers.contract import Runner
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab.worker_policy import DYNAMIC
 
 GROUP = "patchlight.worker_backends"
 DEFAULT_IMAGE = "patchlight-worker:latest"
@@ -28,7 +29,7 @@ class BackendOptions:
     server: str
     image: str = DEFAULT_IMAGE
     gpu_access: str = "auto"
-    worker_user: str = "root"
+    worker_user: str = DYNAMIC
     fork_from: Path | None = None
 
 
@@ -49,14 +50,16 @@ def make_runner(choice: str, options: BackendOptions) -> Runner:
 def _process(options: BackendOptions) -> Runner:
     from patchlight.agents.workers.process import ProcessRunner
 
-    return ProcessRunner(options.worker_user, options.fork_from)
+    return ProcessRunner(options.worker_user, options.fork_from, options.lab)
 
 
 def _docker(options: BackendOptions) -> Runner:
     # Imported only here: it takes a third of a second, and not every server has it.
     from patchlight.agents.workers.docker import DockerRunner
 
-    return DockerRunner(options.lab, options.server, options.image, options.gpu_access)
+    return DockerRunner(
+        options.lab, options.server, options.image, options.gpu_access, options.worker_user
+    )
 
 
 def _installed() -> dict[str, Callable[[BackendOptions], Runner]]:

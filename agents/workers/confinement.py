@@ -1,80 +1,220 @@
-"""What a worker that is a process may do: as which user, without which rights, within which limits.
+"""What a worker that is a process may see and do: as which user, with which rights and limits.
 
-It loses all capabilities and can gain none (``no_new_privs``), root's too, as in a container, by
-tools of util-linux.
+bubblewrap gives it process, IPC, host name and mount namespaces of its own, util-linux its user and
+no capabilities, libseccomp refuses it system calls. All of them are begun with a fixed environment:
+nothing of a job reaches them.
 """
 
+import functools
+import json
 import os
-import pwd
-from collections.abc import Sequence
-from dataclasses import dataclass
+import select
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from patchlight.agents.errors import LaunchError
+from patchlight.agents.workers import keeper
 from patchlight.agents.workers.contract import WorkerLaunch
-from patchlight.testbed.errors import BadInput
+from patchlight.agents.workers.network_environment import hostname
+from patchlight.agents.workers.output import last_lines
+from patchlight.agents.workers.users import WorkerUser
 from patchlight.testbed.linux.cgroups import Cgroups
 from patchlight.testbed.linux.cpu_lists import cpus_of
+from patchlight.testbed.linux.rights import refused_calls
+from patchlight.testbed.wire.worker_api import TorchTask
 
-DYNAMIC = "dynamic"
-# The kernel numbers namespaces from 0xF0000000 on, and users of that range are nobody's.
-_USERS_BELOW_NAMESPACES = 0x80000000
+ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+"""What everything that runs before the worker's own program finds."""
+
+# An emulated lab finds all its processes by it, also those that left their namespace.
+_MARK = "PATCHLIGHT_RUN"
+# What it forked before it is within its limits would not be.
+_WHEN_TOLD = 'read -r _ && exec "$@" </dev/null'
+_DEADLINE_S = 30.0
+_NOBODY = 65534
 _NO_RIGHTS = ("--no-new-privs", "--bounding-set=-all", "--inh-caps=-all")
+_APART = ("--unshare-pid", "--as-pid-1", "--unshare-ipc", "--unshare-uts", "--new-session")
+_MADE_ANEW = ("proc", "dev", "run", "tmp")
+# Root without capabilities could still write to most of /proc/sys.
+_KERNEL_FILES = (
+    *("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys"),
+    *("--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"),
+)
+_STATE = Path("/var/lib/patchlight")
+# What CUDA needs beside the GPU's own node.
+_NVIDIA = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerUser:
-    """A user of this machine, or of nobody else; ``name`` is for messages."""
-
-    uid: int
-    gid: int
-    name: str
-
-    @property
-    def is_root(self) -> bool:
-        """Whether files of the server are open to it."""
-        return self.uid == 0
-
-
-def named_user(choice: str) -> WorkerUser | None:
-    """The user of that name or number; ``None`` for ``dynamic``. ``BadInput`` if there is none."""
-    if choice == DYNAMIC:
-        return None
+def check_possible() -> None:
+    """``LaunchError`` that says what is missing, unless workers can be confined here."""
     try:
-        known = pwd.getpwuid(int(choice)) if choice.isdecimal() else pwd.getpwnam(choice)
-    except (KeyError, OverflowError):
-        raise BadInput(
-            f"--worker-user {choice}: this machine has no such user",
-            hint=f"make one: useradd --system --no-create-home {choice}; or give {DYNAMIC}, for a "
-            "user of its own for each worker",
-        ) from None
-    return WorkerUser(known.pw_uid, known.pw_gid, known.pw_name)
+        rules = refused_calls()
+    except (ImportError, OSError, RuntimeError) as error:
+        raise LaunchError(
+            f"workers as processes need libseccomp: {error}", hint="apt install libseccomp2"
+        ) from error
+    nobody = WorkerUser(_NOBODY, _NOBODY, "nobody")
+    with _readable(rules) as number:
+        view = ["--ro-bind", "/", "/", *_KERNEL_FILES, "--tmpfs", "/tmp"]
+        command = [_tool("bwrap"), *_APART, *view, "--seccomp", str(number)]
+        done = subprocess.run(
+            [*command, "--", *_become(nobody, ["--nproc=1000"]), "true"],
+            env=ENVIRONMENT,
+            pass_fds=[number],
+            capture_output=True,
+            text=True,
+        )
+    if done.returncode:
+        raise LaunchError(
+            f"confining workers with bubblewrap: {done.stderr.strip()}",
+            hint="run the agent where root may make namespaces and mount /proc (a container has to "
+            "be privileged), or with --workers docker",
+        )
 
 
-def user_of_namespace(inode: int) -> WorkerUser:
-    """A user that no other worker of the machine has: as no other has its network namespace."""
-    number = inode - _USERS_BELOW_NAMESPACES
-    return WorkerUser(number, number, f"user {number}")
+def begin(
+    command: Sequence[str],
+    launch: WorkerLaunch,
+    user: WorkerUser,
+    groups: Sequence[Path],
+    processes: int | None,
+    code: Iterable[Path],
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Begin ``command`` confined, within its cgroups by the files ``groups``, and with so many
+    processes; ``code`` are folders of programs that it has to see.
+
+    The child, and the number of the process that ``command`` is: the worker's first, with which
+    all others end.
+    """
+    limits = [] if processes is None else [f"--nproc={processes}"]
+    if launch.rdma_devices:
+        limits.append("--memlock=unlimited")
+    environment = ENVIRONMENT | ({_MARK: os.environ[_MARK]} if _MARK in os.environ else {})
+    log = launch.directory / keeper.OUTPUT
+    with ExitStack() as stack:
+        told, tell = os.pipe()
+        said = stack.enter_context(os.fdopen(told, "rb"))
+        saying = stack.enter_context(os.fdopen(tell, "wb"))
+        rules = stack.enter_context(_readable(refused_calls()))
+        own = [*_APART, "--chdir", "/", "--hostname", hostname(launch)]
+        own += [*_view(launch, user, code), "--seccomp", str(rules)]
+        words = "\0".join([*own, "--info-fd", str(saying.fileno())])
+        arguments = stack.enter_context(_readable(words.encode(errors="surrogateescape")))
+        output = stack.enter_context(log.open("ab"))
+        bwrap = [_tool("bwrap"), "--args", str(arguments), "--"]
+        child = subprocess.Popen(
+            ["/bin/sh", "-c", _WHEN_TOLD, "sh", *bwrap, *_become(user, limits), *command],
+            cwd="/",
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            pass_fds=[saying.fileno(), rules, arguments],
+            start_new_session=True,  # Ctrl-C is for the agent alone
+        )
+        try:
+            saying.close()
+            assert child.stdin is not None
+            with child.stdin as go:
+                limit(child.pid, launch, groups)
+                go.write(b"\n")
+            if not select.select([said], [], [], _DEADLINE_S)[0]:
+                raise ValueError("bubblewrap hangs")
+            return child, int(json.loads(said.read())["child-pid"])
+        except BaseException as error:
+            child.kill()
+            child.wait()
+            if not isinstance(error, (KeyError, ValueError)):
+                raise
+            why = " | ".join(last_lines(log)) or "bubblewrap does not say why"
+            raise LaunchError(f"confining worker {launch.spec.id}: {why}") from error
 
 
-def check_reach(user: WorkerUser, path: Path) -> None:
-    """``LaunchError`` if others than its owner cannot come to ``path`` through its folders."""
-    if user.is_root:
-        return
-    for folder in reversed(path.parents):
-        if not folder.stat().st_mode & 0o001:
+@functools.cache
+def _tool(name: str) -> str:
+    package = {"bwrap": "bubblewrap"}.get(name, "util-linux")
+    if (found := shutil.which(name, path=ENVIRONMENT["PATH"])) is None:
+        raise LaunchError(
+            f"workers as processes need the program {name}", hint=f"apt install {package}"
+        )
+    return found
+
+
+@contextmanager
+def _readable(content: bytes) -> Iterator[int]:
+    """A descriptor of a file without a name that has this content, at its start."""
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.seek(0)
+        yield file.fileno()
+
+
+def _view(launch: WorkerLaunch, user: WorkerUser, code: Iterable[Path]) -> list[str]:
+    """bubblewrap's arguments for the files that a worker sees.
+
+    The server's own to be read, but none of other users' and Patchlight's; and its own.
+    """
+    folder, spec = launch.directory, launch.spec
+    patchlight = (_STATE, Path(os.path.realpath(folder.parent.parent)))
+    hidden = [Path(each) for each in ("/run", "/tmp", "/var/tmp")]
+    shown = [("--ro-bind", each) for each in code]
+    if launch.gpu_socket is not None:
+        shown.append(("--bind", launch.gpu_socket))
+    if isinstance(spec.task, TorchTask) and spec.task.data is not None:
+        shown.append(("--ro-bind", Path(spec.task.data)))
+    own = [("--bind", folder)]
+    if spec.checkpoint is not None:
+        own.append(("--bind", Path(spec.checkpoint)))
+
+    def is_hidden(path: Path) -> bool:
+        return any(path.is_relative_to(each) for each in hidden)
+
+    ways = (Path(os.path.realpath(path)) for _, path in (*shown, *own))
+    for closed in (*patchlight, *map(user.closed, ways)):
+        if closed is not None and closed.exists() and not is_hidden(closed):
+            hidden.append(closed)
+    mounts = {}
+    for how, path in (*shown, *own):
+        real = Path(os.path.realpath(path))
+        place = path if is_hidden(path) else real
+        if (how, path) in own or is_hidden(place):
+            mounts[place] = [how, str(real), str(place)]
+    arguments = list[str]()
+    for entry in sorted(os.scandir("/"), key=lambda each: each.name):
+        if entry.is_symlink():
+            arguments += ["--symlink", os.readlink(entry), entry.path]
+        elif entry.is_dir() and entry.name not in _MADE_ANEW:
+            arguments += ["--ro-bind", entry.path, entry.path]
+    arguments += _KERNEL_FILES
+    for path in hidden:
+        mode = "1777" if path.name == "tmp" else "0755"
+        arguments += ["--perms", mode, "--tmpfs", str(path)]
+    for place in sorted(mounts):
+        for above in filter(is_hidden, reversed(place.parents)):
+            arguments += ["--perms", "0755", "--dir", str(above)]
+        arguments += mounts[place]
+    for device in _devices(launch):
+        arguments += ["--dev-bind-try", device, device]
+    hosts = Path("/etc/hosts")
+    if hosts.exists():
+        arguments += ["--ro-bind", str(folder / "hosts"), os.path.realpath(hosts)]
+    return arguments
+
+
+def _devices(launch: WorkerLaunch) -> Iterator[str]:
+    if launch.gpu is not None:
+        if launch.gpu.minor is None:
             raise LaunchError(
-                f"a worker of {user.name} cannot reach {path}: {folder} is closed to it",
-                hint=f"chmod o+x {folder}; or run the agent with --worker-user root",
+                f"worker {launch.spec.id}: the driver does not say which device node is the GPU "
+                f"{launch.gpu.uuid}",
+                hint="run the agent with --workers docker",
             )
-
-
-def hand_over(user: WorkerUser, folder: Path) -> None:
-    """Make a worker's folder, and what is in it, the user's own."""
-    if user.is_root:
-        return
-    for path in (*folder.iterdir(), folder):
-        os.chown(path, user.uid, user.gid, follow_symlinks=False)
+        yield from (f"/dev/{each}" for each in (f"nvidia{launch.gpu.minor}", *_NVIDIA))
+    yield from map(str, launch.rdma_devices)
 
 
 def most_processes(launch: WorkerLaunch, user: WorkerUser, cgroups: Cgroups) -> int | None:
@@ -87,20 +227,10 @@ def most_processes(launch: WorkerLaunch, user: WorkerUser, cgroups: Cgroups) -> 
     return None if counted else launch.limits.processes
 
 
-def confined(
-    command: Sequence[str], launch: WorkerLaunch, user: WorkerUser, processes: int | None
-) -> list[str]:
-    """``command`` as that user with so many processes, without any right.
-
-    It lowers its own limits first.
-    """
-    limits = []
-    if processes is not None:
-        limits.append(f"--nproc={processes}")
-    if launch.rdma_devices:
-        limits.append("--memlock=unlimited")
-    become = [f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups", *_NO_RIGHTS]
-    return [*(["prlimit", *limits] if limits else []), "setpriv", *become, *command]
+def _become(user: WorkerUser, limits: Sequence[str]) -> list[str]:
+    ids = [f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups"]
+    lower = [_tool("prlimit"), *limits] if limits else []
+    return [*lower, _tool("setpriv"), *ids, *_NO_RIGHTS]
 
 
 def limit(pid: int, launch: WorkerLaunch, groups: Sequence[Path]) -> None:

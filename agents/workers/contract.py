@@ -1,6 +1,6 @@
 """What a runner of workers does: processes and containers alike."""
 
-from collections.abc import Container
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -8,7 +8,7 @@ from typing import Protocol
 from patchlight.agents.gpus.contract import PhysicalGpu
 from patchlight.agents.roce import RdmaDevice
 from patchlight.testbed.linux.cgroups import Limits
-from patchlight.testbed.worker_api import WorkerSpec
+from patchlight.testbed.wire.worker_api import WorkerSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,8 @@ class WorkerLaunch:
     is to be kept under, and ``interface`` what its NIC will be called in there, beside
     ``rendezvous_interface`` if it gets a second one. ``rdma`` is its RDMA device, and ``dscp``
     what its packets are marked with. ``cpus`` are those that are near its GPU and NIC, as Linux
-    lists them (``0-15,32-47``), empty for all.
+    lists them (``0-15,32-47``), empty for all. ``hosts`` are the names of the lab's hosts by
+    address, each host's full name first.
     """
 
     spec: WorkerSpec
@@ -33,6 +34,13 @@ class WorkerLaunch:
     rdma: RdmaDevice | None = None
     dscp: int | None = None
     cpus: str = ""
+    hosts: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        """The address of its NIC."""
+        spec = self.spec
+        return next(str(member.address) for member in spec.ring if member.rank == spec.rank)
 
     @property
     def gpu_uuid(self) -> str | None:
@@ -105,11 +113,13 @@ class RunningWorker(Protocol):
 class Runner(Protocol):
     """Launches workers: a network namespace, kept under a name, with a program in it.
 
-    Workers outlive the runner. ``gpu_access`` says how they get an NVIDIA GPU, once it is open.
+    Workers outlive the runner. ``gpu_access`` says how they get an NVIDIA GPU, once it is open;
+    ``worker_user`` whom they run as, where that is a user of the server.
     """
 
     name: str
     gpu_access: str = ""
+    worker_user: str = ""
 
     async def open(self) -> None:
         """Check that workers can be run here; ``LaunchError`` that says what is missing."""

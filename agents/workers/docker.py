@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import re
 import threading
 import time
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,9 +21,10 @@ from docker.types import LogConfig, Mount, Ulimit
 from patchlight import testbed
 from patchlight.agents.errors import LaunchError
 from patchlight.agents.gpus.contract import PhysicalGpu
-from patchlight.agents.workers import keeper, output
+from patchlight.agents.workers import keeper, output, users
 from patchlight.agents.workers.contract import ExitInfo, RunningWorker, WorkerHandle, WorkerLaunch
 from patchlight.agents.workers.gpu_access import NO_GPU, container_settings, find_access
+from patchlight.agents.workers.network_environment import hostname, hosts_file
 from patchlight.agents.workers.programs import (
     TRAINING,
     TRAINING_IN_PATH,
@@ -34,12 +37,12 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import deploy_file, namespace_processes, namespaces
 from patchlight.testbed.linux.processes import boot_id
 from patchlight.testbed.linux.scheduling import favour_like_this_process
-from patchlight.testbed.worker_api import SyntheticTask, Task, TorchTask
+from patchlight.testbed.wire.worker_api import SyntheticTask, Task, TorchTask
 
 T = TypeVar("T")
 
 _CODE = "/opt/patchlight"
-_FOLDER = "/run/worker"
+_FOLDER, _HOSTS = "/run/worker", "hosts"
 _GPU_SOCKET = "/run/gpu.sock"
 _CHECKPOINT, _DATA = "/run/checkpoint", "/run/data"
 _TORCH_IMAGE = "patchlight-worker-torch:latest"
@@ -52,14 +55,20 @@ _ENGINE_RESTARTED = (
 )
 # The engine says no, or is not there: requests' errors are OSErrors.
 _REFUSED = (DockerException, OSError)
+_log = logging.getLogger("patchlight.agent")
 
 
 class DockerRunner:
-    """Runs workers on the Docker engine of ``$DOCKER_HOST`` (default: the host's)."""
+    """Runs workers on the Docker engine of ``$DOCKER_HOST`` (default: the host's).
+
+    They run as ``user`` (see ``ProcessRunner``), or as root where that is another user outside.
+    """
 
     name = "docker"
+    _mapped_root: users.WorkerUser | None = None
 
-    def __init__(self, lab: str, server: str, image: str, gpu_access: str = "auto") -> None:
+    def __init__(self, lab: str, server: str, image: str, gpu_access: str, user: str) -> None:
+        self._lab, self.worker_user, self._user = lab, user, users.named_user(user)
         self._labels = {"patchlight.lab": lab, "patchlight.server": server}
         self._image, self.gpu_access = image, gpu_access
         self._client: Any = None
@@ -80,7 +89,12 @@ class DockerRunner:
                 "agent with --workers process",
             ) from exc
         self._check_image(self._image)
-        self.gpu_access = find_access(self.gpu_access, self._client.info())
+        engine = self._client.info()
+        self.gpu_access = find_access(self.gpu_access, engine)
+        self._mapped_root = mapped_root(engine)
+        if self._mapped_root is not None:
+            self.worker_user = f"{self._mapped_root.name}, which is root in the containers"
+        _log.info("containers run as this user of the server: %s", self.worker_user)
 
     def _check_image(self, image: str) -> None:
         try:
@@ -138,20 +152,29 @@ class DockerRunner:
 
     def _settings(self, launch: WorkerLaunch) -> dict[str, Any]:
         spec, task = launch.spec, launch.spec.task
+        (launch.directory / _HOSTS).write_text(hosts_file(launch))
         program = program_of(launch, _places(launch))
         if program.gated:
             keeper.make_gate(launch.directory)
+        user = self._mapped_root or self._user or users.user_for(self._lab, spec.user)
+        if spec.checkpoint is not None:
+            users.ready_checkpoint(spec.id, spec.checkpoint, user)
+        users.hand_over(user, launch.directory)
+        if launch.gpu_socket is not None:
+            os.chown(launch.gpu_socket, user.uid, user.gid)
         gpu = container_settings(self.gpu_access, launch.gpu) if launch.gpu else {}
-        environment = {"PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp", **program.environment}
+        environment = {"PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp", "USER": user.name}
+        environment |= program.environment
         environment |= gpu.pop("environment", NO_GPU)
         settings: dict[str, Any] = {
             "name": launch.namespace,
+            "hostname": hostname(launch),
             "entrypoint": ["sh"],
             "command": _kept(program, launch.gpu)[1:],
             "labels": {**self._labels, "patchlight.worker": spec.id, "patchlight.job": spec.job},
             "environment": environment,
             "mounts": _mounts(launch),
-            "user": "0:0",  # who owns the worker's folder; without capabilities that is all it can
+            "user": "0:0" if self._mapped_root else f"{user.uid}:{user.gid}",
             "network_mode": "none",
             "cap_drop": ["ALL"],
             "security_opt": ["no-new-privileges"],
@@ -191,6 +214,18 @@ class DockerRunner:
             await asyncio.to_thread(self._client.close)
 
 
+def mapped_root(engine: Mapping[str, Any]) -> users.WorkerUser | None:
+    """Who root in a container is outside, if another user: the engine's folder is called so."""
+    if not any("name=userns" in each for each in engine.get("SecurityOptions") or ()):
+        return None
+    if found := re.search(r"/(\d+)\.(\d+)$", engine.get("DockerRootDir", "")):
+        return users.WorkerUser(int(found[1]), int(found[2]), f"uid-{found[1]}")
+    raise LaunchError(
+        "the Docker engine has user namespaces, and does not say who is root in them",
+        hint="run the agent with --workers process, or the engine without userns-remap",
+    )
+
+
 def _places(launch: WorkerLaunch) -> Places:
     return Places(
         folder=_FOLDER,
@@ -224,7 +259,6 @@ def _rdma(devices: Iterable[Path]) -> dict[str, Any]:
     """The device files of one NIC, and memory that is locked as RDMA needs it."""
     return {
         "devices": [f"{path}:{path}:rw" for path in devices],
-        "cap_add": ["IPC_LOCK"],
         "ulimits": [Ulimit(name="memlock", soft=-1, hard=-1)],
     }
 
@@ -235,6 +269,7 @@ def _mounts(launch: WorkerLaunch) -> list[Mount]:
     mounts = [
         Mount(f"{_CODE}/{TRAINING_IN_PATH}", str(TRAINING), type="bind", read_only=True),
         Mount(_FOLDER, str(launch.directory), type="bind"),
+        Mount("/etc/hosts", str(launch.directory / _HOSTS), type="bind", read_only=True),
     ]
     if launch.gpu_socket is not None:
         mounts.append(Mount(_GPU_SOCKET, str(launch.gpu_socket), type="bind"))

@@ -3,10 +3,10 @@
 import os
 
 from patchlight.agents.gpus.contract import PhysicalGpu
-from patchlight.testbed.lab import Server
+from patchlight.testbed.lab.model import Server
+from patchlight.testbed.lab.worker_policy import WorkerPolicy
 from patchlight.testbed.linux.cgroups import Limits
-from patchlight.testbed.worker_api import SyntheticTask, WorkerSpec
-from patchlight.testbed.worker_policy import WorkerPolicy
+from patchlight.testbed.wire.worker_api import SyntheticTask, WorkerSpec
 
 _MIB = 2**20
 # The server itself needs some of its memory.

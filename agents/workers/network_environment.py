@@ -11,7 +11,7 @@ from pathlib import Path
 
 from patchlight.agents.nics.watch import NicPlace
 from patchlight.agents.workers.contract import WorkerLaunch
-from patchlight.testbed.agent_status import RdmaStatus
+from patchlight.testbed.wire.agent_status import RdmaStatus
 
 FILE = "network.json"
 
@@ -20,6 +20,7 @@ _IB_TIMEOUT, _IB_RETRIES = "22", "7"
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 # ECN-capable transport: congested switches mark packets that say so, instead of dropping them.
 _ECN_CAPABLE = 0b10
+_LONGEST_HOSTNAME = 64
 
 
 def network_environment(launch: WorkerLaunch, folder: str) -> dict[str, str]:
@@ -41,10 +42,9 @@ def network_environment(launch: WorkerLaunch, folder: str) -> dict[str, str]:
         return {**variables, "NCCL_IB_DISABLE": "1"}
     if launch.rendezvous_interface is not None and launch.spec.rendezvous is not None:
         variables["NCCL_SOCKET_IFNAME"] = f"={launch.rendezvous_interface}"
-    own = next(member for member in launch.spec.ring if member.rank == launch.spec.rank)
     variables |= {
         "NCCL_IB_HCA": f"={device.name}:{device.port}",
-        "NCCL_IB_ADDR_RANGE": f"{own.address}/32",
+        "NCCL_IB_ADDR_RANGE": f"{launch.address}/32",
     }
     return variables
 
@@ -57,6 +57,21 @@ def network_defaults(launch: WorkerLaunch) -> dict[str, str]:
     if launch.dscp is not None:
         variables["NCCL_IB_TC"] = str(launch.dscp << 2 | _ECN_CAPABLE)
     return variables
+
+
+def hostname(launch: WorkerLaunch) -> str:
+    """What a worker's own host is called in there: the lab's name of its NIC's host."""
+    return next(iter(launch.hosts.get(launch.address, ())), launch.spec.id)[:_LONGEST_HOSTNAME]
+
+
+def hosts_file(launch: WorkerLaunch) -> str:
+    """A worker's ``/etc/hosts``: every name of the lab, and its hostname at its own address."""
+    own, name = launch.address, hostname(launch)
+    lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback"]
+    for address, names in {own: (), **launch.hosts}.items():
+        aliases = dict.fromkeys((name, *names) if address == own else names)
+        lines.append(f"{address} {' '.join(aliases)}")
+    return "\n".join([*lines, ""])
 
 
 def publish(folder: Path, place: NicPlace, rdma: RdmaStatus | None) -> None:

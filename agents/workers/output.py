@@ -7,7 +7,7 @@ from pathlib import Path
 from patchlight.agents.errors import AgentError
 from patchlight.testbed.linux import sparse_files
 from patchlight.testbed.linux.plain_files import open_plain
-from patchlight.testbed.worker_api import LogPart
+from patchlight.testbed.wire.worker_api import LogPart
 
 MOST_KEPT_BYTES = 64 * 2**20
 """Of a longer output the beginning is dropped, down to half of this."""

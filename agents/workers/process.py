@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import logging
 import os
-import shutil
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,8 +14,7 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 
 from patchlight.agents.errors import BadRequest, LaunchError
-from patchlight.agents.workers import confinement, forking, keeper, output
-from patchlight.agents.workers.confinement import WorkerUser
+from patchlight.agents.workers import confinement, forking, keeper, output, users
 from patchlight.agents.workers.contract import (
     ExitInfo,
     Runner,
@@ -23,6 +22,7 @@ from patchlight.agents.workers.contract import (
     WorkerHandle,
     WorkerLaunch,
 )
+from patchlight.agents.workers.network_environment import hosts_file
 from patchlight.agents.workers.programs import (
     TRAINING,
     TRAINING_IN_PATH,
@@ -30,18 +30,17 @@ from patchlight.agents.workers.programs import (
     Program,
     program_of,
 )
+from patchlight.agents.workers.users import WorkerUser
 from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab.worker_policy import DYNAMIC
 from patchlight.testbed.linux import namespace_processes, namespaces
 from patchlight.testbed.linux.cgroups import Cgroups
 from patchlight.testbed.linux.cpu_lists import cpus_of
 from patchlight.testbed.linux.processes import boot_id, process_start
-from patchlight.testbed.worker_api import SyntheticTask, TorchTask
+from patchlight.testbed.wire.worker_api import SyntheticTask, TorchTask
 
-# An emulated lab finds all its processes by the last one, also those that left their namespace.
-_INHERITED = ("PATH", "LANG", "HOME", "PATCHLIGHT_RUN")
-# What it forked before it is within its limits would not be.
-_WHEN_TOLD = 'read -r _ && exec "$@" </dev/null'
+_INHERITED = ("PATH", "LANG", "PATCHLIGHT_RUN")
 _log = logging.getLogger("patchlight.agent")
 
 # How to find a worker, and its keeper if that is a child of this process.
@@ -51,30 +50,28 @@ _Begun = tuple[WorkerHandle, subprocess.Popen[bytes] | None]
 class ProcessRunner(Runner):
     """Runs workers as children of this process that go on when it ends.
 
-    ``user`` is whom they run as: a user of this machine, or ``dynamic``, one of nobody else's for
-    each worker. With ``fork_from``, workers of ours are forked there (``forking.py``).
+    ``user`` is whom they run as: a user of this machine, or ``dynamic``, one for each person who
+    submits jobs to the ``lab``. With ``fork_from``, workers of ours are forked there
+    (``forking.py``).
     """
 
     name = "process"
 
-    def __init__(self, user: str = "root", fork_from: Path | None = None) -> None:
-        self._user, self._fork_from = confinement.named_user(user), fork_from
+    def __init__(self, user: str = DYNAMIC, fork_from: Path | None = None, lab: str = "") -> None:
+        self.worker_user, self._user = user, users.named_user(user)
+        self._fork_from, self._lab = fork_from, lab
 
     @functools.cached_property
     def _cgroups(self) -> Cgroups:
         return Cgroups()
 
     async def open(self) -> None:
-        """Workers need root to be made, and tools of util-linux."""
+        """Workers need root to be made, and what confines them."""
         if os.geteuid() != 0:
             raise LaunchError(
                 "workers need network namespaces, and those need root", hint="run the agent as root"
             )
-        if not (shutil.which("setpriv") and shutil.which("prlimit")):
-            raise LaunchError(
-                "workers as processes need the programs setpriv and prlimit",
-                hint="apt install util-linux",
-            )
+        await asyncio.to_thread(confinement.check_possible)
         unlimited = {"memory", "pids"} - set(self._cgroups.controllers)
         if unlimited:
             _log.warning(
@@ -105,20 +102,32 @@ class ProcessRunner(Runner):
         program = program_of(launch, places)
         if program.gated:
             keeper.make_gate(folder)
+        (folder / "hosts").write_text(hosts_file(launch))
+        user = self._user or users.user_for(self._lab, launch.spec.user)
+        if places.data is not None:
+            users.refuse_inside_workers_folders(launch.spec.id, places.data)
+        if launch.spec.checkpoint is not None:
+            users.ready_checkpoint(launch.spec.id, launch.spec.checkpoint, user)
+        if launch.gpu_socket is not None:
+            os.chown(launch.gpu_socket, user.uid, user.gid)
         namespaces.create(launch.namespace)
         try:
-            user = self._user_of(launch)
             groups = self._cgroups.make(launch.namespace, launch.limits)
             most = confinement.most_processes(launch, user, self._cgroups)
-            plain = program.needs_numpy_alone and not launch.rdma_devices
-            if self._fork_from is not None and plain:
+            if self._fork_from is not None and _can_be_forked(program, launch, user):
+                users.hand_over(user, folder)
                 with contextlib.suppress(OSError):  # nobody is there: it is slower without
                     return _fork(self._fork_from, program, launch, user, groups, most), None
+            command = _write_program(program, launch, user)
+            (folder / keeper.OUTPUT).touch()  # what confines it writes there, too
+            users.hand_over(user, folder)
+            kept = keeper.kept(command, str(folder), gated=program.gated, waited_for=False)
             # A process begins in the namespace of the thread that makes it.
             with namespaces.entered(namespaces.namespace_path(launch.namespace)):
-                child = _start(program, launch, user, groups, most)
-            started = process_start(child.pid)
-            return WorkerHandle(pid=child.pid, started=started, boot=boot_id()), child
+                child, pid = confinement.begin(
+                    ["/bin/sh", *kept[1:]], launch, user, groups, most, _code()
+                )
+            return WorkerHandle(pid=pid, started=process_start(pid), boot=boot_id()), child
         except (OSError, PatchlightError) as exc:
             with contextlib.suppress(PatchlightError):  # one may be there that did not answer
                 namespace_processes.end_all(launch.namespace)
@@ -128,31 +137,6 @@ class ProcessRunner(Runner):
             if isinstance(exc, PatchlightError):
                 raise
             raise LaunchError(f"starting worker {launch.spec.id}: {exc}") from exc
-
-    def _user_of(self, launch: WorkerLaunch) -> WorkerUser:
-        """Whom this worker runs as, once all that is the worker's is the user's, too."""
-        user = self._user
-        if user is None:
-            inode = namespaces.inode(namespaces.namespace_path(launch.namespace))
-            assert inode is not None
-            user = confinement.user_of_namespace(inode)
-            if launch.spec.checkpoint is not None:
-                raise LaunchError(
-                    f"worker {launch.spec.id} has a checkpoint, and its user is of its own: the "
-                    "next attempt could not read it",
-                    hint="run the agent with --worker-user NAME, whose checkpoints they are then",
-                )
-        if not user.is_root:
-            folder = launch.directory
-            for ours in (folder.parent, folder.parent.parent):
-                ours.chmod(ours.stat().st_mode | 0o011)  # what is in them stays closed
-            for path in (folder, TRAINING, Path(sys.executable), Path(os.__file__)):
-                confinement.check_reach(user, path)
-            confinement.hand_over(user, folder)
-            if launch.gpu_socket is not None:
-                confinement.check_reach(user, launch.gpu_socket)
-                os.chown(launch.gpu_socket, user.uid, user.gid)
-        return user
 
     async def adopt(self, handle: WorkerHandle, namespace: str, directory: Path) -> RunningWorker:
         """The keeper of that number, unless it has become somebody else's."""
@@ -173,11 +157,46 @@ def _numpy_folder() -> str | None:
     return str(Path(found.origin).parent.parent) if found and found.origin else None
 
 
+def _code() -> list[Path]:
+    """The folders of Python, its packages and our training code, wherever they are installed."""
+    python = Path(os.path.realpath(sys.executable)).parents[1]
+    numpy = _numpy_folder()
+    prefixes = {Path(sys.prefix), Path(sys.base_prefix), python, *([Path(numpy)] if numpy else [])}
+    return [*sorted(prefixes), TRAINING, TRAINING.parents[1] / "testbed"]
+
+
+def _can_be_forked(program: Program, launch: WorkerLaunch, user: WorkerUser) -> bool:
+    """Whether it runs our code alone, with nothing on its way closed to the user."""
+    if not program.needs_numpy_alone or launch.rdma_devices:
+        return False
+    own = launch.directory
+    for ours in (own.parent, own.parent.parent):
+        ours.chmod(ours.stat().st_mode | 0o011)  # what is in them stays closed
+    needed = [own, *_code(), *([launch.gpu_socket] if launch.gpu_socket else [])]
+    return not any(map(user.closed, needed))
+
+
 def _environment(program: Program, launch: WorkerLaunch, user: WorkerUser) -> dict[str, str]:
     keep = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    if not user.is_root:
-        keep["HOME"] = str(launch.directory)
-    return {**keep, **program.environment}
+    who = dict.fromkeys(("USER", "LOGNAME"), user.name)
+    return {**keep, **who, "HOME": str(launch.directory), **program.environment}
+
+
+def _write_program(program: Program, launch: WorkerLaunch, user: WorkerUser) -> list[str]:
+    """The command that runs the program: nothing of a job stands in it, nor in what runs before.
+
+    Its variables and folder are set by a script that the worker's user alone can read, and does.
+    """
+    variables = _environment(program, launch, user).items()
+    lines = [
+        f"cd {shlex.quote(program.directory)} || exit 126",
+        *(f"export {name}={shlex.quote(value)}" for name, value in variables),
+        f"exec {shlex.join(program.command)}",
+    ]
+    path = launch.directory / "program"
+    path.touch(mode=0o600)
+    path.write_text("\n".join([*lines, ""]), errors="surrogateescape")
+    return ["/bin/sh", str(path)]
 
 
 def _fork(
@@ -204,37 +223,6 @@ def _fork(
     except forking.NotForked as exc:
         raise LaunchError(f"starting worker {launch.spec.id}: {exc}") from exc
     return WorkerHandle(pid=pid, started=started, boot=boot_id())
-
-
-def _start(
-    program: Program,
-    launch: WorkerLaunch,
-    user: WorkerUser,
-    groups: Sequence[Path],
-    most: int | None,
-) -> subprocess.Popen[bytes]:
-    folder = str(launch.directory)
-    command = keeper.kept(program.command, folder, gated=program.gated, waited_for=False)
-    confined = confinement.confined(command, launch, user, most)
-    child = subprocess.Popen(
-        ["sh", "-c", _WHEN_TOLD, "patchlight-keeper", *confined],
-        cwd=program.directory,
-        env=_environment(program, launch, user),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for the agent alone
-    )
-    try:
-        assert child.stdin is not None
-        with child.stdin as go:
-            confinement.limit(child.pid, launch, groups)
-            go.write(b"\n")
-    except BaseException:
-        child.kill()
-        child.wait()
-        raise
-    return child
 
 
 def _refuse_containers_things(launch: WorkerLaunch) -> None:
@@ -265,7 +253,7 @@ class _ProcessWorker:
         self._gone = asyncio.Event()
         self._descriptor = _pidfd(handle)
         if self._descriptor is None:
-            self._reap()
+            self._gone.set()
         else:
             asyncio.get_running_loop().add_reader(self._descriptor, self._on_exit)
 
@@ -274,11 +262,6 @@ class _ProcessWorker:
         asyncio.get_running_loop().remove_reader(self._descriptor)
         os.close(self._descriptor)
         self._descriptor = None
-        self._reap()
-
-    def _reap(self) -> None:
-        if self._child is not None:
-            self._child.wait()
         self._gone.set()
 
     @property
@@ -315,6 +298,8 @@ class _ProcessWorker:
         # One that forks faster than it is found would never be gone.
         self._cgroups.forbid_forks(self._namespace)
         namespace_processes.end_all(self._namespace)
+        if self._child is not None:
+            self._child.wait()
         self._cgroups.remove(self._namespace)
         with contextlib.suppress(OSError):  # from now on the agent alone reads it
             os.chown(self._directory, 0, 0)

@@ -12,7 +12,7 @@ from patchlight import agents
 from patchlight.agents.workers.contract import WorkerLaunch
 from patchlight.agents.workers.network_environment import network_defaults, network_environment
 from patchlight.testbed.commands import CommandTask
-from patchlight.testbed.worker_api import SyntheticTask, TorchTask, WorkerSpec
+from patchlight.testbed.wire.worker_api import SyntheticTask, TorchTask, WorkerSpec
 
 TRAINING = Path(agents.__file__).absolute().parent / "training"
 TRAINING_IN_PATH = Path("patchlight/agents/training")

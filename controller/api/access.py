@@ -7,19 +7,19 @@ from annotated_types import Ge, Le
 from fastapi import APIRouter
 from pydantic import Field
 
-from patchlight.controller.api import models
-from patchlight.controller.api.caller import Admin, Viewer
-from patchlight.controller.api.describing import gives
-from patchlight.controller.audit import AuditLog
-from patchlight.controller.shapes import access as shapes
-from patchlight.controller.tokens import (
+from patchlight.controller.access.audit import AuditLog
+from patchlight.controller.access.tokens import (
     LONGEST_LIFETIME_S,
     USUAL_LIFETIME_S,
     Token,
     Tokens,
     without_tokens,
 )
-from patchlight.testbed.access import Role
+from patchlight.controller.api import models
+from patchlight.controller.api.caller import Admin, Viewer
+from patchlight.controller.api.describing import gives
+from patchlight.testbed.lab.access import Role
+from patchlight.testbed.wire.rest import access as shapes
 
 Answer = dict[str, Any]
 

@@ -7,15 +7,17 @@ from typing import Any
 from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from patchlight.controller.access.audit import Attempt, AuditLog
+from patchlight.controller.access.tokens import without_tokens
 from patchlight.controller.api.answers import explained, problem_answer
 from patchlight.controller.api.caller import Caller, Doorman, NotKnown
 from patchlight.controller.api.exchange import Exchange
 from patchlight.controller.api.idempotency import KEY_HEADER, KeptAnswers
 from patchlight.controller.api.slowdown import Slowdown
-from patchlight.controller.audit import Attempt, AuditLog
-from patchlight.controller.tokens import without_tokens
+from patchlight.controller.storage.database import JournalError
 
 _READS = ("GET", "HEAD", "OPTIONS")
+_STOP = "/v1/stop"
 _LONGEST_TEXT = 1000
 
 
@@ -47,7 +49,9 @@ class Admission:
         except NotKnown as error:
             await self._turn_away(request, exchange, error)
             return
-        scope.setdefault("state", {})["caller"] = caller
+        state = scope.setdefault("state", {})
+        state["caller"] = caller
+        state.get("connection", {})["owner"] = caller.by, caller.place
         if request.method in _READS:
             await self._app(scope, receive, send)
         elif self._slowdown.is_full(caller.place):
@@ -61,7 +65,12 @@ class Admission:
         if self._kept is not None and key is not None:
             body = await exchange.whole_request()
             what = f"{request.method} {request.url.path}"
-            if (again := self._kept.begin(caller.by, key, what, body)) is not None:
+            try:
+                again = self._kept.begin(caller.by, key, what, body)
+            except JournalError as error:
+                # The stop button has its effect once by itself.
+                again = None if request.url.path.startswith(_STOP) else explained(error)
+            if again is not None:
                 await again(request.scope, exchange.receive, exchange.send)
                 return
         try:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
@@ -15,9 +16,10 @@ from patchlight.controller.api.caller import NotAllowed, NotKnown, as_viewer
 from patchlight.controller.api.describing import PROBLEMS
 from patchlight.controller.api.examples import DescribedByExample
 from patchlight.controller.changes.record import Refused
+from patchlight.controller.storage.database import JournalError
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
-from patchlight.testbed.mistakes import joined, mistake_in_words
-from patchlight.testbed.problem import PROBLEM_MEDIA_TYPE, Outcome, problem
+from patchlight.testbed.io.mistakes import joined, mistake_in_words
+from patchlight.testbed.linux.problem import PROBLEM_MEDIA_TYPE, Outcome, problem
 
 _STATUS: Mapping[type[PatchlightError], int] = {
     BadInput: 422,
@@ -65,6 +67,7 @@ def new_app(title: str) -> FastAPI:
     app.exception_handler(PatchlightError)(explain)
     app.exception_handler(RequestValidationError)(explain_request)
     app.exception_handler(HTTPException)(explain_http)
+    app.exception_handler(Exception)(explain_bug)
     return app
 
 
@@ -83,6 +86,8 @@ def problem_answer(
 def explained(error: PatchlightError) -> JSONResponse:
     """An error of ours: what is wrong, and what to do next."""
     status = next((s for kind, s in _STATUS.items() if isinstance(error, kind)), 0)
+    if isinstance(error, JournalError) and error.may_pass:
+        status = HTTPStatus.INSUFFICIENT_STORAGE  # before anything was done
     outcome: Outcome = "nothing-done" if status else "failed"
     if isinstance(error, OutcomeUnknown):
         outcome = "unknown"
@@ -95,6 +100,14 @@ async def explain(_: Request, error: Exception) -> JSONResponse:
     """An error that a route raised."""
     assert isinstance(error, PatchlightError)
     return explained(error)
+
+
+async def explain_bug(request: Request, error: Exception) -> JSONResponse:
+    """What nobody expected; the log has more of it."""
+    what = f"{request.method} {request.url.path[:200]}"
+    outcome: Outcome = "failed" if request.method == "GET" else "unknown"
+    words = f"the controller failed at {what}: unexpected {type(error).__name__}"
+    return problem_answer(500, words, "the controller's log says where; report it", outcome)
 
 
 async def explain_request(_: Request, error: Exception) -> JSONResponse:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse
 
+from patchlight.controller.access.audit import AuditLog
+from patchlight.controller.access.tokens import Tokens
 from patchlight.controller.api.access import access_routes
 from patchlight.controller.api.admission import Admission
 from patchlight.controller.api.answers import new_app
@@ -24,11 +26,9 @@ from patchlight.controller.api.idempotency import KeptAnswers
 from patchlight.controller.api.jobs import job_routes
 from patchlight.controller.api.paths import path_routes
 from patchlight.controller.api.samples import sample_routes
-from patchlight.controller.audit import AuditLog
-from patchlight.controller.shapes import lab as shapes
-from patchlight.controller.tokens import Tokens
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.labfile.writer import write_lab
+from patchlight.testbed.wire.rest import lab as shapes
 
 if TYPE_CHECKING:
     from patchlight.controller.parts import Controller

@@ -9,6 +9,7 @@ import asyncio
 import grp
 import os
 import pwd
+import re
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
@@ -18,12 +19,12 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from patchlight.controller.asking import UID_HEADER, USER_HEADER
+from patchlight.controller.access.tokens import Tokens
 from patchlight.controller.changes.record import ChangeOptions
-from patchlight.controller.tokens import Tokens
-from patchlight.testbed.access import Access, Role
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab.access import Access, Role
 from patchlight.testbed.linux.sockets import UNIX_CLIENT, is_loopback
+from patchlight.testbed.wire.lab_api import UID_HEADER, USER_HEADER
 
 IN_PROCESS = "direct"
 """What ASGI's ``client`` names a request that this process makes of itself."""
@@ -226,13 +227,14 @@ def user_id_of(client: tuple[str, int], server: tuple[str, int | None] | None) -
         return None
     ours, theirs = _as_kernel(client), _as_kernel((server[0], server[1]))
     try:
-        lines = _TABLES[address.version].read_text().splitlines()[1:]
+        table = _TABLES[address.version].read_text()
     except OSError:
         return None
-    for line in lines:
-        local, remote, uid, inode = (line.split(maxsplit=10)[n] for n in (1, 2, 7, 9))
+    # The table may be long: only the line that counts is taken apart.
+    for line in re.findall(f": {ours} {theirs} (.*)", table):
+        uid, inode = (line.split(maxsplit=7)[n] for n in (4, 6))
         # A socket that its process has closed has no inode, and is shown as root's.
-        if local == ours and remote == theirs and inode != _NOBODYS:
+        if inode != _NOBODYS:
             return int(uid)
     return None
 

@@ -10,7 +10,10 @@ from patchlight.controller.api import models
 from patchlight.controller.api.answers import Answered
 from patchlight.controller.api.caller import Caller, Operator
 from patchlight.controller.api.describing import begins, gives
+from patchlight.controller.changes.colocate import bringing_together
 from patchlight.controller.changes.device_maps import Decide
+from patchlight.controller.changes.operations import CircuitOperations
+from patchlight.controller.changes.optical_paths import lighting
 from patchlight.controller.changes.planning import Plan, wanted_maps
 from patchlight.controller.changes.record import (
     Reconfiguration,
@@ -18,13 +21,10 @@ from patchlight.controller.changes.record import (
     fingerprint,
     to_row,
 )
-from patchlight.controller.lighting import lighting
-from patchlight.controller.operations import CircuitOperations
-from patchlight.controller.shapes import changes as shapes
-from patchlight.controller.together import bringing_together
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.labmaps import parse_map
-from patchlight.testbed.switchmap import AnyMap
+from patchlight.testbed.lab.labmaps import parse_map
+from patchlight.testbed.lab.switchmap import AnyMap
+from patchlight.testbed.wire.rest import changes as shapes
 
 Answer = dict[str, Any]
 
@@ -45,7 +45,7 @@ def change_routes(operations: CircuitOperations) -> APIRouter:
         def decide(maps: Mapping[str, AnyMap]) -> dict[str, AnyMap]:
             return wanted_maps(lab, maps, asked, dropped, only=request.only)
 
-        return await _run(operations, decide, request, caller, asked, why="asked by the user")
+        return await _run(operations, decide, request, caller, asked)
 
     @routes.get("/reconfigurations", **gives(shapes.Changes))
     async def reconfigurations(
@@ -63,17 +63,23 @@ def change_routes(operations: CircuitOperations) -> APIRouter:
             rows = parts.store.reconfigurations(last, after)
         else:
             rows = parts.store.past_reconfigurations((since, until), last, before)
-        return {"reconfigurations": [_with_progress(row) for row in rows]}
+        return {"reconfigurations": _as_known(rows)}
 
-    def _with_progress(row: Answer) -> Answer:
-        record = transactions.under_way(row["id"]) if row["state"] == "intent" else None
-        return row if record is None else _as_it_is(record)
+    def _as_known(rows: list[Answer]) -> list[Answer]:
+        """With the progress of those under way, and which change undid the others."""
+        undone = parts.store.undone_by(min((row["id"] for row in rows), default=0))
+        known = []
+        for row in rows:
+            record = transactions.under_way(row["id"]) if row["state"] == "intent" else None
+            by = {"undone_by": undone[row["id"]]} if row["id"] in undone else {}
+            known.append({**row, **by} if record is None else _as_it_is(record))
+        return known
 
     def _change(number: int) -> Answer:
         record = parts.store.reconfiguration(number)
         if record is None:
             raise BadInput(f"there is no change {number}: 'patchlight ocs history' shows them")
-        return _with_progress(record)
+        return _as_known([record])[0]
 
     @routes.get("/reconfigurations/{number}", **gives(shapes.Change))
     async def reconfiguration(
@@ -152,7 +158,7 @@ async def _run(
     caller: Caller,
     adopts: Mapping[str, AnyMap],
     *,
-    why: str,
+    why: str = "",
     reverts: int | None = None,
 ) -> Any:
     shown, spare_jobs = request.planned_from or caller.planned_from, request.spare_jobs
@@ -165,9 +171,10 @@ async def _run(
         jobs, committed = parts.traffic.jobs_using(plan.moved), parts.committed.maps
         planned = _plan_as_json(plan, objections, jobs, committed)
         return Answered(planned, headers={"ETag": f'"{planned["planned_from"]}"'})
+    why = ": ".join(filter(None, (why, request.why))) or "asked by the user"
     if not caller.detaches:
-        return to_row(await operations.transactions.change(decide, request.why or why, options))
-    record = await operations.transactions.begin(decide, request.why or why, options)
+        return to_row(await operations.transactions.change(decide, why, options))
+    record = await operations.transactions.begin(decide, why, options)
     return begun(record)
 
 

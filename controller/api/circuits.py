@@ -14,20 +14,20 @@ from patchlight.controller.api import models
 from patchlight.controller.api.answers import Answered
 from patchlight.controller.api.caller import Operator
 from patchlight.controller.api.describing import gives
+from patchlight.controller.changes.operations import CircuitOperations, DriftReport, PowerReport
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.power import PortReading
 from patchlight.controller.changes.preflight import LockKind
 from patchlight.controller.changes.record import as_texts, fingerprint
-from patchlight.controller.circuit_calls import check_map_name
-from patchlight.controller.operations import CircuitOperations, DriftReport, PowerReport
-from patchlight.controller.shapes import circuits as shapes
-from patchlight.controller.shapes.lab import Links, TopologyShape
-from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.light import Entry
-from patchlight.testbed.spectrum import ChannelConnect
-from patchlight.testbed.topology import topology_of
-from patchlight.testbed.topology_files import FORMATS
+from patchlight.testbed.generate.topology_files import FORMATS
+from patchlight.testbed.lab.labmaps import check_map_name
+from patchlight.testbed.lab.optical_links import Entry
+from patchlight.testbed.lab.spectrum import ChannelConnect
+from patchlight.testbed.lab.topology import topology_of
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
+from patchlight.testbed.wire.rest import circuits as shapes
+from patchlight.testbed.wire.rest.lab import Links, TopologyShape
 
 Answer = dict[str, Any]
 
@@ -206,16 +206,19 @@ def _operate(routes: APIRouter, operations: CircuitOperations) -> None:
         gone = parts.locks.unlock(request.ocs, places, caller.by, request.why)
         return {"locks": [asdict(lock) for lock in gone]}
 
+    def button() -> Answer:
+        return {"pressed": parts.stop.pressed, "unwritten": parts.stop.unwritten}
+
     @routes.get("/stop", **gives(shapes.StopButton))
     async def stopped() -> Answer:
-        return {"pressed": parts.stop.pressed}
+        return button()
 
     @routes.post("/stop", **gives(shapes.StopButton))
     async def press(request: models.StopRequest, caller: Operator) -> Answer:
         parts.stop.press(caller.by, request.why)
-        return {"pressed": parts.stop.pressed}
+        return button()
 
     @routes.post("/stop/clear", **gives(shapes.StopButton))
     async def clear(request: models.StopRequest, caller: Operator) -> Answer:
         parts.stop.clear(caller.by, request.why)
-        return {"pressed": parts.stop.pressed}
+        return button()

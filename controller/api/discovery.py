@@ -11,7 +11,7 @@ from patchlight.controller.api.answers import Answered
 from patchlight.controller.api.caller import Operator
 from patchlight.controller.api.describing import gives, under_way
 from patchlight.controller.discovery.discovery import Wanted
-from patchlight.controller.shapes.discovery import Search, SearchPlan
+from patchlight.testbed.wire.rest.discovery import Search, SearchPlan
 
 if TYPE_CHECKING:
     from patchlight.controller.discovery.discovery import Discovery

@@ -13,8 +13,8 @@ from fastapi.responses import StreamingResponse
 from patchlight.controller.api import models
 from patchlight.controller.api.answers import as_json
 from patchlight.controller.api.describing import gives
-from patchlight.controller.shapes import events as shapes
-from patchlight.controller.store import Store
+from patchlight.controller.storage.store import Store
+from patchlight.testbed.wire.rest import events as shapes
 
 Answer = dict[str, Any]
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from starlette.responses import Response
 
 from patchlight.controller.api.answers import problem_answer
-from patchlight.controller.database import Database
-from patchlight.testbed.problem import PROBLEM_MEDIA_TYPE
+from patchlight.controller.storage.database import Database
+from patchlight.testbed.linux.problem import PROBLEM_MEDIA_TYPE
 
 KEY_HEADER = "Idempotency-Key"
 KEPT_S = 86_400.0
@@ -59,7 +59,8 @@ class KeptAnswers:
         if not status or body is None:
             return  # it is not known what came of it
         if status >= 400 and json.loads(body).get("outcome") == "nothing-done":
-            self._store.write("DELETE FROM answered WHERE who = ? AND key = ?", who, key)
+            sql = "DELETE FROM answered WHERE who = ? AND key = ?"
+            self._store.write_soon((sql, (who, key)), always=True)
             return
         sql = "UPDATE answered SET status = ?, body = ? WHERE who = ? AND key = ?"
-        self._store.write(sql, status, body, who, key)
+        self._store.write_soon((sql, (status, body, who, key)), always=True)

@@ -10,21 +10,21 @@ from annotated_types import Ge, Le
 from fastapi import APIRouter, Response
 from pydantic_core import to_json
 
-from patchlight.controller.agent_client import NotOnServer
 from patchlight.controller.api import models
 from patchlight.controller.api.answers import Answered
 from patchlight.controller.api.caller import UNKNOWN, Caller, NotAllowed, Operator, User
 from patchlight.controller.api.changes import begun
 from patchlight.controller.api.describing import begins, gives
 from patchlight.controller.changes.record import to_row
+from patchlight.controller.hosts.agent_client import NotOnServer
 from patchlight.controller.jobs.live_light import record_of
 from patchlight.controller.policies.registry import is_built_in
-from patchlight.controller.shapes import jobs as shapes
-from patchlight.controller.shapes.changes import Change
-from patchlight.testbed.access import Role
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobStatus
-from patchlight.testbed.policies import KINDS, PolicyChoice
+from patchlight.testbed.lab.access import Role
+from patchlight.testbed.lab.policies import KINDS, PolicyChoice
+from patchlight.testbed.wire.rest import jobs as shapes
+from patchlight.testbed.wire.rest.changes import Change
 
 if TYPE_CHECKING:
     from patchlight.controller.jobs.job_table import JobTable

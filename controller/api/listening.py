@@ -13,12 +13,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from patchlight.testbed.access import Access, Role
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.lab_api import UNIX, own_socket
+from patchlight.testbed.lab.access import Access, Role
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.linux.credentials import controller_name, new_context, read_credentials
 from patchlight.testbed.linux.sockets import bind_unix, is_loopback, listen, split_address
+from patchlight.testbed.wire.lab_api import UNIX, own_socket
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 

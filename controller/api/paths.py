@@ -11,8 +11,8 @@ from patchlight.controller.api.describing import gives
 from patchlight.controller.paths.book import LONGEST_LEASE_S, SHORTEST_LEASE_S, Wanted
 from patchlight.controller.paths.bounds_service import BoundsService
 from patchlight.controller.paths.service import PathService
-from patchlight.controller.shapes import paths as shapes
-from patchlight.testbed.access import Role
+from patchlight.testbed.lab.access import Role
+from patchlight.testbed.wire.rest import paths as shapes
 
 Answer = dict[str, Any]
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 
 from patchlight.controller.api import models
 from patchlight.controller.api.describing import gives
-from patchlight.controller.shapes import lab as shapes
+from patchlight.testbed.wire.rest import lab as shapes
 
 if TYPE_CHECKING:
     from patchlight.controller.parts import Controller

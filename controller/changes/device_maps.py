@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 from patchlight.controller.changes.planning import Plan, plan
 from patchlight.controller.changes.record import CommittedMaps, Refused
 from patchlight.controller.circuits.contract import Alarm, DeviceUnreachable, Drivers, LoginRefused
-from patchlight.controller.store import Store
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.labmaps import circuits_of, driven, recorded_map
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.switchmap import AnyMap, SwitchMap
-from patchlight.testbed.wiring import Links, lab_links
+from patchlight.testbed.lab.labmaps import circuits_of, driven, recorded_map
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.switchmap import AnyMap, SwitchMap
+from patchlight.testbed.lab.wiring import Links, lab_links
 
 log = logging.getLogger("patchlight.circuits")
 

@@ -21,12 +21,12 @@ from patchlight.controller.circuits.contract import (
     Outcome,
     Refusal,
 )
-from patchlight.controller.store import BaselineKey
+from patchlight.controller.storage.store import BaselineKey
 from patchlight.testbed.errors import OutcomeUnknown
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.labmaps import places_of, recorded_map
-from patchlight.testbed.switchmap import AnyMap, MapChange
-from patchlight.testbed.wiring import Links, lab_links
+from patchlight.testbed.lab.labmaps import places_of, recorded_map
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.switchmap import AnyMap, MapChange
+from patchlight.testbed.lab.wiring import Links, lab_links
 
 # A device that just dropped the connection gets a moment to take a new one.
 _PAUSES_S = (0.05, 0.5, 2.0)

@@ -7,10 +7,10 @@ that tells channels apart says anything of one of them.
 from collections.abc import Mapping, Sequence
 
 from patchlight.controller.circuits.contract import AnyDriver, DirectedPort, TellsChannelPowers
-from patchlight.testbed.colours import WavelengthSwitch
-from patchlight.testbed.lab import OpticalSwitch
-from patchlight.testbed.light import Entry
-from patchlight.testbed.spectrum import ChannelConnect
+from patchlight.testbed.lab.model import OpticalSwitch
+from patchlight.testbed.lab.optical_links import Entry
+from patchlight.testbed.lab.spectrum import ChannelConnect
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 
 
 def measures_each(switch: OpticalSwitch, driver: AnyDriver) -> bool:

@@ -15,9 +15,9 @@ from patchlight.controller.changes.power import (
 from patchlight.controller.changes.preflight import Locks, PortStates, PreflightChecks, StopButton
 from patchlight.controller.changes.record import CommittedMaps
 from patchlight.controller.circuits.contract import Drivers
-from patchlight.controller.store import Store
-from patchlight.testbed.lab import Endpoint, Lab
-from patchlight.testbed.wiring import Links
+from patchlight.controller.storage.store import Store
+from patchlight.testbed.lab.model import Endpoint, Lab
+from patchlight.testbed.lab.wiring import Links
 
 Ports = Mapping[str, Collection[int]]
 """Ports by OCS."""

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from patchlight.testbed.lab import Endpoint, Lab
-from patchlight.testbed.labmaps import Place, check_map, entries_at
-from patchlight.testbed.switchmap import AnyMap, MapChange
-from patchlight.testbed.wiring import Links, lab_links
+from patchlight.testbed.lab.labmaps import Place, check_map, entries_at
+from patchlight.testbed.lab.model import Endpoint, Lab
+from patchlight.testbed.lab.switchmap import AnyMap, MapChange
+from patchlight.testbed.lab.wiring import Links, lab_links
 
 Changes = Mapping[str, MapChange[Any]]
 """What changes on each optical switch, by name."""

@@ -12,12 +12,12 @@ from typing import Literal, NamedTuple
 from patchlight.controller.changes.measuring import measures_each, powers_of
 from patchlight.controller.changes.record import StepFailed
 from patchlight.controller.circuits.contract import AnyDriver, DirectedPort, TellsFactoryLosses
-from patchlight.controller.store import BaselineKey, Store
-from patchlight.testbed.lab import Endpoint, Lab
-from patchlight.testbed.light import Entry, launch_power_dbm
-from patchlight.testbed.portmap import CrossConnect
-from patchlight.testbed.spectrum import ChannelConnect
-from patchlight.testbed.wiring import Links
+from patchlight.controller.storage.store import BaselineKey, Store
+from patchlight.testbed.lab.model import Endpoint, Lab
+from patchlight.testbed.lab.optical_links import Entry, launch_power_dbm
+from patchlight.testbed.lab.portmap import CrossConnect
+from patchlight.testbed.lab.spectrum import ChannelConnect
+from patchlight.testbed.lab.wiring import Links
 
 VerdictKind = Literal["ok", "degraded", "unverified", "failed"]
 

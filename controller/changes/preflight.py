@@ -16,13 +16,14 @@ from patchlight.controller.changes.planning import Changes, Plan
 from patchlight.controller.changes.power import POWER_CEILING_DBM
 from patchlight.controller.changes.record import ChangeOptions, StepFailed
 from patchlight.controller.circuits.contract import DirectedPort, Drivers, PortState
-from patchlight.controller.store import Store
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import Endpoint, Lab
-from patchlight.testbed.labmaps import Place, check_place, in_order
-from patchlight.testbed.spectrum import Channel
+from patchlight.testbed.lab.labmaps import Place, check_place, in_order
+from patchlight.testbed.lab.model import Endpoint, Lab
+from patchlight.testbed.lab.spectrum import Channel
 
 _MARK = "stop"
+_PRESSED_BY_SOMEBODY = {"by": "", "why": "its record could not be read", "at": 0.0}
 
 LockKind = Literal["locked", "kept", "bad"]
 
@@ -92,7 +93,8 @@ class Locks:
     ) -> list[PortLock]:
         at = time.time()
         new = [PortLock(ocs, p.port, kind, by, why, at, str(p.channel or "")) for p in places]
-        self._store.save_locks([asdict(lock) for lock in new])
+        # What nothing certain is known of is kept from others whatever the disk says.
+        self._store.save_locks([asdict(lock) for lock in new], soon=kind == "bad")
         self._locks.update({_key(lock): lock for lock in new})
         event = {"ocs": ocs, "ports": _in_json(places), "lock": kind, "by": by, "why": why}
         self._store.add_event(at, "locked", event)
@@ -140,11 +142,17 @@ def _in_json(places: Iterable[Place]) -> list[int | str]:
     return [place.port if place.channel is None else str(place) for place in places]
 
 
+def _pressed(row: dict[str, Any]) -> dict[str, Any]:
+    return {"by": str(row["by"]), "why": str(row["why"]), "at": float(row["at"])}
+
+
 class StopButton:
-    """Whether changes may go on; kept in the store."""
+    """Whether changes may go on; kept in the store, and in memory while that takes nothing."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._latest: dict[str, Any] | None = None
+        self._is_unwritten = False
 
     @property
     def pressed(self) -> dict[str, Any] | None:
@@ -152,7 +160,14 @@ class StopButton:
 
         Read each time: with ``--direct`` somebody else presses it, in another process.
         """
-        return self._store.mark(_MARK)
+        if self.unwritten:
+            return self._latest
+        return self._store.mark(_MARK, _pressed, _PRESSED_BY_SOMEBODY)
+
+    @property
+    def unwritten(self) -> str:
+        """Why what was pressed or cleared last is not on disk yet; empty where it is."""
+        return self._store.unwritten_because if self._is_unwritten else ""
 
     @property
     def message(self) -> str:
@@ -164,16 +179,18 @@ class StopButton:
         return f"the stop button was pressed by {who}{why}"
 
     def press(self, by: str, why: str) -> None:
-        """Halt what is under way and refuse what comes."""
+        """Halt what is under way and refuse what comes, at once, also with a full disk."""
         pressed = {"by": by, "why": why, "at": time.time()}
-        self._store.set_mark(_MARK, pressed)
-        self._store.add_event(time.time(), "stopped", pressed)
+        self._set(pressed, "stopped", pressed)
 
     def clear(self, by: str, why: str) -> None:
         """Let changes begin again; no error if it was not pressed."""
         if self.pressed is not None:
-            self._store.set_mark(_MARK, None)
-            self._store.add_event(time.time(), "stop-cleared", {"by": by, "why": why})
+            self._set(None, "stop-cleared", {"by": by, "why": why})
+
+    def _set(self, pressed: dict[str, Any] | None, kind: str, event: Mapping[str, Any]) -> None:
+        self._latest = pressed
+        self._is_unwritten = not self._store.set_mark_soon(_MARK, pressed, kind, event)
 
     def check(self) -> None:
         """``StepFailed`` if it is pressed: called between the steps of a change."""

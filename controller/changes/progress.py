@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from patchlight.controller.news import News
+from patchlight.controller.changes.notifier import News
 
 WAITING = "waiting"
 # From the first stage after these on, what was wanted stands, or is being undone already.

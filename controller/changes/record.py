@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from patchlight.controller.changes.planning import Plan
 from patchlight.controller.changes.progress import ChangeProgress
-from patchlight.controller.store import Store
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.labmaps import recorded_map
-from patchlight.testbed.switchmap import AnyMap, MapChange
+from patchlight.testbed.lab.labmaps import recorded_map
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.switchmap import AnyMap, MapChange
 
 State = Literal["intent", "committed", "refused", "rolled-back", "unknown"]
 

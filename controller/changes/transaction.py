@@ -130,7 +130,10 @@ class Transactions:
                 raise
             change.give_up()
         for hear in (*self.on_end, *((at_end,) if at_end else ())):
-            hear(change.record)
+            try:
+                hear(change.record)
+            except Exception:  # the change came to what it came to
+                log.exception("after change %d", change.record.id)
         return change.record
 
     async def preview(

@@ -26,8 +26,8 @@ from patchlight.controller.circuits.contract import (
     WavelengthDriver,
 )
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.portmap import CrossConnect, PortMap
-from patchlight.testbed.spectrum import ChannelConnect, SpectrumMap
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.spectrum import ChannelConnect, SpectrumMap
 
 ENTRIES = (CrossConnect, ChannelConnect)
 
@@ -93,7 +93,7 @@ async def connects_one(driver: Any) -> None:
 
 
 async def connects_many_at_once(driver: Any) -> None:
-    """So are 16 in one call; of circuits inputs to outputs of the same number."""
+    """So are up to 16 in one call; of circuits inputs to outputs of the same number."""
     entries = ground_of(driver).many
     outcome = await driver.connect(entries)
     _expect("done", outcome.done, tuple(entries))
@@ -189,7 +189,7 @@ async def nothing_asked_is_nothing_done(driver: Any) -> None:
 
 
 async def overlapping_calls_keep_in_order(driver: Any) -> None:
-    """Six calls at once, and a read among them, all come to their end."""
+    """Up to six calls at once, and a read among them, all come to their end."""
     entries = ground_of(driver).many[1:7]
     calls = [asyncio.create_task(_complete(driver.connect([entry]))) for entry in entries]
     try:
@@ -266,14 +266,16 @@ async def power_where_there_are_monitors(driver: Driver) -> None:
 async def light_comes_out_where_it_is_led(driver: CircuitDriver) -> None:
     """Where light arrives, a new circuit lets it out, with no more power than came in.
 
-    On devices that measure both, and only where anything arrives at inputs 1 to 12.
+    On devices that measure both, and only where anything arrives at the first 12 inputs, or at the
+    first half where they are fewer.
     """
     if not (driver.capabilities.power_in and driver.capabilities.power_out):
         return
-    inputs = [DirectedPort("in", n) for n in range(1, 13)]
+    half = min(12, driver.ports // 2)
+    inputs = [DirectedPort("in", n) for n in range(1, half + 1)]
     lit = [port.number for port, dbm in (await driver.power(inputs)).items() if dbm is not None]
     await _complete(driver.disconnect(INITIAL))
-    made = [CrossConnect(inp, inp + 12) for inp in lit]
+    made = [CrossConnect(inp, inp + half) for inp in lit]
     await _complete(driver.connect(made))
     for c in made:
         there, here = DirectedPort("in", c.inp), DirectedPort("out", c.out)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort, WavelengthDriver
-from patchlight.testbed.portmap import CrossConnect, PortMap
-from patchlight.testbed.spectrum import Channel, ChannelConnect, Grid, SpectrumMap
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.spectrum import Channel, ChannelConnect, Grid, SpectrumMap
 
-PORTS = 24
+PORTS = 8
 """How many ports on each side the checks need of a circuit switch."""
 BRANCHES = 4
 """How many inputs or outputs they need of a wavelength switch, on the side that has more."""
@@ -23,8 +23,8 @@ Driver = CircuitDriver | WavelengthDriver
 class Ground:
     """Entries of one kind of switch.
 
-    ``initial``: the map that each check begins with. ``many``: 16 that can be made beside it,
-    and all together. ``single``: two such. ``busy``: two that need what an entry of ``initial``
+    ``initial``: the map that each check begins with. ``many``: up to 16 that can be made beside
+    it, and all together. ``single``: two such. ``busy``: two that need what an entry of ``initial``
     has. ``beside``: one that needs what the first of these needs beside that. ``wrong``: lists that
     are ``BadInput``, alone or with the last ``single``; the first of them for a port outside.
     """
@@ -69,16 +69,17 @@ def large_enough(driver: Driver) -> str:
 
 
 def _circuits(ports: int) -> Ground:
-    no_ports = [(3, ports + 1), (0, 3), (-1, 9), (3, -9), (True, 9)]
+    no_ports = [(3, ports + 1), (0, 3), (-1, 4), (3, -4), (True, 4)]
+    free = [*range(3, 7), *range(9, ports + 1)]
     return Ground(
         initial=INITIAL,
-        many=[CrossConnect(n, n) for n in range(9, PORTS + 1)],
-        single=[CrossConnect(3, 9), CrossConnect(5, 11)],
-        busy=[CrossConnect(1, 10), CrossConnect(4, 8)],
-        beside=CrossConnect(3, 10),
+        many=[CrossConnect(n, n) for n in free[:16]],
+        single=[CrossConnect(3, 4), CrossConnect(5, 6)],
+        busy=[CrossConnect(1, 3), CrossConnect(4, 8)],
+        beside=CrossConnect(3, 3),
         wrong=[
             *([CrossConnect(*pair)] for pair in no_ports),
-            [CrossConnect(3, 9), CrossConnect(3, 10)],
+            [CrossConnect(3, 4), CrossConnect(3, 3)],
         ],
         wrong_ports=[DirectedPort("in", n) for n in (0, -1, True, ports + 1)],
         map_of=PortMap.of,

@@ -23,8 +23,8 @@ from patchlight.controller.circuits.conformance_ground import (
     ports_of,
 )
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.spectrum import SpectrumMap
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.spectrum import SpectrumMap
 
 
 class _Heard(logging.Handler):

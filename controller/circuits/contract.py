@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.portmap import CrossConnect, JoinsPorts, PortMap
-from patchlight.testbed.spectrum import Channel, ChannelConnect, Grid, SpectrumMap
+from patchlight.testbed.lab.portmap import CrossConnect, JoinsPorts, PortMap
+from patchlight.testbed.lab.spectrum import Channel, ChannelConnect, Grid, SpectrumMap
 
 C = TypeVar("C", bound=JoinsPorts)
 M_co = TypeVar("M_co", covariant=True)

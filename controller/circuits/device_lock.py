@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import OpticalSwitch
+from patchlight.testbed.lab.model import OpticalSwitch
 from patchlight.testbed.linux.private_folder import user_folder
 
 ROOT_FOLDER = Path("/run/patchlight-locks")

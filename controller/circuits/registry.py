@@ -1,4 +1,4 @@
-"""Drivers by name: ours (``testbed/ocs_drivers.py``), and those that other packages add.
+"""Drivers by name: ours (``testbed/lab/ocs_drivers.py``), and those that other packages add.
 
 A package adds one with an entry point in the group ``patchlight.ocs_drivers``: its name is
 the driver's, and it loads a callable ``(CircuitSwitch, password) -> CircuitDriver``. In the group
@@ -14,16 +14,16 @@ from pkgutil import resolve_name
 from typing import cast, overload
 
 from patchlight.controller.circuits.contract import CircuitDriver, WavelengthDriver
-from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import CircuitSwitch, OpticalSwitch
-from patchlight.testbed.ocs_drivers import (
+from patchlight.testbed.lab.model import CircuitSwitch, OpticalSwitch
+from patchlight.testbed.lab.ocs_drivers import (
     DRIVER_GROUP,
     OCS_DRIVERS,
     WSS_DRIVER_GROUP,
     WSS_DRIVERS,
     OcsDriver,
 )
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 
 DriverFactory = Callable[[CircuitSwitch, str], CircuitDriver]
 _AnyFactory = Callable[[OpticalSwitch, str], CircuitDriver | WavelengthDriver]

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from patchlight.controller.changes.notifier import News
 from patchlight.controller.changes.record import ChangeOptions, Refused
 from patchlight.controller.discovery.listening import Listened, Listening
 from patchlight.controller.discovery.search import (
@@ -21,9 +22,8 @@ from patchlight.controller.discovery.search import (
 )
 from patchlight.controller.discovery.window import Window
 from patchlight.controller.discovery.wiring import FoundWiring, expected_ends, found_wiring
-from patchlight.controller.news import News
 from patchlight.testbed.errors import PatchlightError, in_words
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
 
 _log = logging.getLogger(__name__)
 

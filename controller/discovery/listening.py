@@ -4,16 +4,21 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from patchlight.controller.agent_client import AgentClient
 from patchlight.controller.discovery.search import LIGHT, Heard
-from patchlight.controller.fleet import Fleet
+from patchlight.controller.hosts.agent_client import AgentClient
+from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.packet_switches import PacketSwitches
 from patchlight.controller.openflow.protocol import Message
 from patchlight.testbed.errors import PatchlightError, in_words
-from patchlight.testbed.lab import Endpoint, Lab, PacketSwitch, Server
-from patchlight.testbed.probe_api import LONGEST_LISTEN_S
-from patchlight.testbed.probe_frames import Neighbour, lldp_neighbour, probe_frame, probe_source
+from patchlight.testbed.lab.model import Endpoint, Lab, PacketSwitch, Server
+from patchlight.testbed.wire.probe_api import LONGEST_LISTEN_S
+from patchlight.testbed.wire.probe_frames import (
+    Neighbour,
+    lldp_neighbour,
+    probe_frame,
+    probe_source,
+)
 
 _SEND_EVERY_S = 0.2
 

@@ -19,7 +19,7 @@ from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.scheduler import Scheduler
 from patchlight.controller.openflow.packet_switches import PacketSwitches
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 
 _log = logging.getLogger(__name__)
 
@@ -61,8 +61,7 @@ class Window:
     @property
     def opened(self) -> Opened | None:
         """The window that is open, also one that an earlier controller left so."""
-        mark = self._parts.store.mark(_MARK)
-        return None if mark is None else Opened(**mark)
+        return self._parts.store.mark(_MARK, lambda row: Opened(**row))
 
     async def ports(self, wanted: Mapping[str, Collection[int]]) -> dict[str, list[int]]:
         """Those of the wanted ports (all, if none are named) that can be lit, by OCS.

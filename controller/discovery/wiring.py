@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from patchlight.controller.discovery.search import LIGHT, Findings, Heard, OcsPort
-from patchlight.testbed.lab import Endpoint, Fibre, Lab
+from patchlight.testbed.lab.model import Endpoint, Fibre, Lab
 
 Verdict = Literal["as said", "differs", "not told", "free"]
 

@@ -9,12 +9,12 @@ from patchlight.controller.jobs.cluster_view import graph_of
 from patchlight.controller.jobs.worker_specs import command_task, scaled_gradient_bytes
 from patchlight.controller.policies.registry import is_built_in
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.issues import nearest
 from patchlight.testbed.graphs import builtin_graph
+from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.jobs import JobSpec, checked_specs
-from patchlight.testbed.lab import Host, Lab
-from patchlight.testbed.policies import PolicyChoice
-from patchlight.testbed.worker_api import LARGEST_TASK_GRADIENT_BYTES
+from patchlight.testbed.lab.model import Host, Lab
+from patchlight.testbed.lab.policies import PolicyChoice
+from patchlight.testbed.wire.worker_api import LARGEST_TASK_GRADIENT_BYTES
 
 
 def check_policies(specs: Sequence[JobSpec], choice: PolicyChoice) -> None:

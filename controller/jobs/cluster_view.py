@@ -22,11 +22,11 @@ from patchlight.controller.prediction.load import Training, training_load
 from patchlight.testbed.graphs import ComputationGraph, builtin_graph
 from patchlight.testbed.graphs.jsonformat import graph_from_json
 from patchlight.testbed.jobs import JobState, JobStatus
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.labmaps import with_spectra
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.switchmap import AnyMap
-from patchlight.testbed.wiring import trace_links
+from patchlight.testbed.lab.labmaps import with_spectra
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.switchmap import AnyMap
+from patchlight.testbed.lab.wiring import trace_links
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from patchlight.controller.policies.contract import (
     Running,
 )
 from patchlight.controller.prediction.load import Load, Training
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
 
 A = TypeVar("A")
 

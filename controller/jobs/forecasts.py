@@ -8,8 +8,8 @@ from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.prediction.completion import PlacedJob, Prediction, predict_on
 from patchlight.controller.prediction.network import LabNetwork
 from patchlight.testbed.jobs import JobState, JobStatus
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.wiring import Links
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.wiring import Links
 
 _AT_WORK = (JobState.RUNNING, JobState.PAUSED)
 

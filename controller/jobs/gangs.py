@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from patchlight.controller.database import JournalError
-from patchlight.controller.fleet import Fleet
+from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.outcomes import CannotGoOn, Outcomes
 from patchlight.controller.jobs.running_job import RunningJob, run_all
-from patchlight.controller.store import Store
+from patchlight.controller.storage.database import JournalError
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.jobs import JobState, JobStatus
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
 
 _START_S = 2.0  # Until a gang was seen to start.
 
@@ -109,7 +109,8 @@ class Gangs:
 
         hosts = tuple(self._lab.host(name) for name in status.hosts)
         job = RunningJob(
-            status.id, status.spec, hosts, on_reports, status.attempt, status.first_iteration
+            *(status.id, status.spec, hosts, on_reports),
+            *(status.attempt, status.first_iteration, status.by),
         )
         return job
 

@@ -17,8 +17,8 @@ from patchlight.controller.jobs.policies_in_use import PoliciesInUse
 from patchlight.controller.jobs.policy_set import named
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.wiring import Links
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.wiring import Links
 
 
 class Intake:

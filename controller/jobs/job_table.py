@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from patchlight.controller.database import Period
 from patchlight.controller.jobs.ledger import JobLedger
 from patchlight.controller.jobs.outputs import JobOutputs
 from patchlight.controller.jobs.running_job import RunningJob
+from patchlight.controller.storage.database import Period
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobState, JobStatus
 

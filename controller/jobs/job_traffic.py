@@ -9,8 +9,8 @@ from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.lab import Endpoint, Host
-from patchlight.testbed.wiring import Links
+from patchlight.testbed.lab.model import Endpoint, Host
+from patchlight.testbed.lab.wiring import Links
 
 _log = logging.getLogger(__name__)
 

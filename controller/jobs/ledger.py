@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from patchlight.controller.database import ADD_EVENT, Database, Period
+from patchlight.controller.storage.database import ADD_EVENT, Database, Period, numbered
 from patchlight.testbed.jobs import JobState, JobStatus
 
 Record = Mapping[str, Any]
@@ -19,7 +19,8 @@ _ENDED = ", ".join(f"'{state}'" for state in JobState if state.is_final)
 _FORGETTABLE = f"""
 SELECT id FROM jobs WHERE state IN ({_ENDED}) AND (finished_at < ? OR rowid <=
     (SELECT rowid FROM jobs WHERE state IN ({_ENDED}) ORDER BY rowid DESC LIMIT 1 OFFSET ?))
-AND id NOT IN (SELECT value FROM jobs AS waiting, json_each(waiting.record, '$.spec.after')
+AND id NOT IN (SELECT value FROM jobs AS waiting,
+    json_each(iif(json_valid(waiting.record), waiting.record, 'null'), '$.spec.after')
     WHERE waiting.state NOT IN ({_ENDED}))
 ORDER BY rowid LIMIT ?"""
 # A record that cannot be read is read all the same, and set aside.
@@ -118,7 +119,7 @@ class JobLedger:
         return [s for job_id in ids if (s := known.get(job_id) or found.get(job_id)) is not None]
 
     def _read(self, which: str, *values: object) -> list[JobStatus]:
-        return self._database.each("jobs", which, JobStatus.from_json, values=values)
+        return self._database.each("jobs", which, JobStatus.from_json, values=values, decode=str)
 
     def add_iterations(self, job_id: str, records: Sequence[Record]) -> None:
         """Append what a job's workers reported."""
@@ -132,21 +133,19 @@ class JobLedger:
 
         At most ``limit`` of them, where that is not negative.
         """
-        rows = self._database.rows(
-            "SELECT number, record FROM iterations WHERE job = ? AND number > ? "
-            "ORDER BY number LIMIT ?",
-            job_id,
-            after,
-            limit,
-        )
-        return [json.loads(record) for _, record in rows], rows[-1][0] if rows else after
+        which = "WHERE job = ? AND number > ? ORDER BY number LIMIT ?"
+        found = self._reports(which, job_id, after, limit)
+        return [report for report, _ in found], found[-1][1] if found else after
 
     def latest_iterations(self, job_id: str, most: int) -> list[dict[str, Any]]:
         """The latest reports of a job's workers, oldest first."""
-        rows = self._database.rows(
-            "SELECT record FROM iterations WHERE job = ? ORDER BY number DESC LIMIT ?", job_id, most
+        found = self._reports("WHERE job = ? ORDER BY number DESC LIMIT ?", job_id, most)
+        return [report for report, _ in reversed(found)]
+
+    def _reports(self, which: str, *values: object) -> list[tuple[dict[str, Any], int]]:
+        return self._database.each(
+            "iterations", which, lambda row, number: (row, number), "number", values=values
         )
-        return [json.loads(record) for (record,) in reversed(rows)]
 
     def reported(self, job_id: str) -> int:
         """The number of a job's latest report, for ``iterations`` to go on after; 0 without one."""
@@ -157,7 +156,7 @@ class JobLedger:
         """The states that a job came to, oldest first: ``at``, ``state`` and ``message``."""
         rows = self._database.rows(
             "SELECT at, substr(kind, 5), json_extract(record, '$.message') FROM events "
-            "WHERE job = ? AND kind LIKE 'job-%' ORDER BY number",
+            "WHERE job = ? AND kind LIKE 'job-%' AND json_valid(record) ORDER BY number",
             job_id,
         )
         return [{"at": at, "state": state, "message": words or ""} for at, state, words in rows]
@@ -167,7 +166,8 @@ class JobLedger:
         return dict(
             self._database.rows(
                 "SELECT json_extract(record, '$.rank'), count(*) FROM iterations WHERE job = ? "
-                "AND coalesce(json_extract(record, '$.attempt'), 0) = ? GROUP BY 1",
+                "AND iif(json_valid(record), coalesce(json_extract(record, '$.attempt'), 0), -1) "
+                "= ? GROUP BY 1",
                 job_id,
                 attempt,
             )
@@ -186,10 +186,8 @@ class JobLedger:
 
     def decisions(self, job_id: str) -> list[dict[str, Any]]:
         """What policies decided of a job, oldest first, each with its number and time."""
-        rows = self._database.rows(
-            "SELECT number, at, record FROM decisions WHERE job = ? ORDER BY number", job_id
-        )
-        return [{"number": number, "at": at, **json.loads(record)} for number, at, record in rows]
+        which = "WHERE job = ? ORDER BY number"
+        return self._database.each("decisions", which, numbered, "number", "at", values=(job_id,))
 
     def forget(self, before: float, keep: int, most: int = 20) -> tuple[list[str], bool]:
         """Drop jobs that ended before then, and of the rest all but the latest ``keep`` ended ones.

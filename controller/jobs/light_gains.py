@@ -12,7 +12,7 @@ from typing import Any
 from patchlight.controller.changes.record import Reconfiguration
 from patchlight.controller.jobs.forecasts import Forecasts
 from patchlight.controller.jobs.job_table import JobTable
-from patchlight.controller.store import Store
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.jobs import JobState, JobStatus
 
 _ITERATIONS = 20

@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
-from patchlight.controller.database import JournalError
 from patchlight.controller.jobs.discipline.accounts import Usage, UserAccounts, admission
 from patchlight.controller.jobs.discipline.contract import Fate, OrderTraits
 from patchlight.controller.jobs.discipline.elastic import resize_jobs
@@ -22,10 +21,11 @@ from patchlight.controller.jobs.gangs import Gang, Gangs
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.lab_site import GangEntry, Hosts, LabSite, Started
 from patchlight.controller.jobs.placement import Look, Placement
-from patchlight.controller.store import Store
+from patchlight.controller.storage.database import JournalError
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
-from patchlight.testbed.queueing import Discipline, Waiting, WaitReason
+from patchlight.testbed.lab.queueing import Discipline, Waiting, WaitReason
 
 _log = logging.getLogger(__name__)
 
@@ -51,9 +51,8 @@ class LineUp:
         self.why: dict[str, str] = {}
         self._store, self._table, self._gangs = store, table, gangs
         self._settings, self._placement = discipline, placement
-        kept = store.mark(_USAGE) or {}
-        usage = {user: Usage(*numbers) for user, numbers in kept.items()}
-        books = UserAccounts(discipline, usage)
+        usage = store.mark(_USAGE, lambda row: {user: Usage(*each) for user, each in row.items()})
+        books = UserAccounts(discipline, usage or {})
         self._site = ElasticLabSite(table, placement, books, start_s=lambda: gangs.last_start_s)
         self._numbers = itertools.count()
         self._waiting: dict[str, GangEntry] = {}

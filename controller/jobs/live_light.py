@@ -17,9 +17,9 @@ from patchlight.controller.jobs.light_gains import LightGains
 from patchlight.controller.jobs.placement import LabView, Look, Placement
 from patchlight.controller.jobs.policies_in_use import PoliciesInUse
 from patchlight.controller.policies.defragment import MINIMUM_GAIN_S, Proposal, defragment
-from patchlight.controller.store import Store
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.portmap import PortMap
 
 DEFRAGMENT = "defragment"
 # What jobs wait for in a change, beside the dark time, which is in ``make``.

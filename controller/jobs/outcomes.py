@@ -11,11 +11,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from patchlight.controller.database import JournalError
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.jobs.worker_specs import JobFailed
-from patchlight.controller.store import Store
+from patchlight.controller.storage.database import JournalError
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 
@@ -66,6 +66,7 @@ class Outcomes:
     async def give_back(self, job: RunningJob) -> None:
         """Take from a job all that it has; what its workers printed is kept."""
         if self._table.outputs is not None:
+            await job.end()  # what a worker prints as it is told to end is output, too
             await self._table.outputs.keep(job)
         messages = await job.give_back()
         await self.on_record(lambda: self._left_behind(messages))

@@ -6,10 +6,9 @@ import logging
 import shutil
 from pathlib import Path
 
-from patchlight.controller.jobs.rank import Worker
+from patchlight.controller.hosts.agent_client import AgentClient, NotOnServer
 from patchlight.controller.jobs.running_job import RunningJob
-from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.worker_api import LogPart
+from patchlight.testbed.wire.worker_api import LogPart
 
 _log = logging.getLogger(__name__)
 
@@ -34,20 +33,24 @@ class JobOutputs:
 
         An agent that does not answer keeps nobody waiting for long, and is no error.
         """
-        await asyncio.gather(*(self._fetch(job.id, worker) for worker in job.workers))
+        asked = [w for w in job.workers if not w.is_silent]
+        fetches = (self.fetch(w.agent, w.spec.id, job.id, w.spec.rank) for w in asked)
+        answers = await asyncio.gather(*fetches, return_exceptions=True)
+        # Some may never have been made.
+        if lost := [each for each in answers if each and not isinstance(each, NotOnServer)]:
+            why = str(lost[0]) or f"no answer within {_PATIENCE_S:g} s"
+            _log.warning(
+                "of job %s the output of %d workers is not kept: %s", job.id, len(lost), why
+            )
 
-    async def _fetch(self, job_id: str, worker: Worker) -> None:
-        if worker.is_silent:
-            return
-        try:
-            async with asyncio.timeout(_PATIENCE_S):
-                end = (await worker.agent.log(worker.spec.id, _BEYOND, 4)).next
-                first = max(0, end - MOST_KEPT_BYTES)
-                part = await worker.agent.log(worker.spec.id, first, MOST_KEPT_BYTES)
-            if part.text:
-                await asyncio.to_thread(self._write, job_id, worker.spec.rank, part)
-        except (PatchlightError, TimeoutError, OSError) as error:
-            _log.warning("the output of worker %s is not kept: %s", worker.spec.id, error)
+    async def fetch(self, agent: AgentClient, worker: str, job_id: str, rank: int) -> None:
+        """Keep what one worker printed; ``PatchlightError`` or ``OSError`` if that fails."""
+        async with asyncio.timeout(_PATIENCE_S):
+            end = (await agent.log(worker, _BEYOND, 4)).next
+            first = max(0, end - MOST_KEPT_BYTES)
+            part = await agent.log(worker, first, MOST_KEPT_BYTES)
+        if part.text:
+            await asyncio.to_thread(self._write, job_id, rank, part)
 
     def _write(self, job_id: str, rank: int, part: LogPart) -> None:
         folder = self._of(job_id)

@@ -12,9 +12,10 @@ from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES, PolicySet, in_words
 from patchlight.controller.policies.guard import Fault
-from patchlight.controller.store import Store
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.policies import NOTHING_SAID, PolicyChoice
+from patchlight.controller.storage.database import JournalError
+from patchlight.controller.storage.store import Store
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.policies import NOTHING_SAID, PolicyChoice
 
 _log = logging.getLogger(__name__)
 
@@ -57,11 +58,11 @@ class PoliciesInUse:
 
     def _kept(self) -> PolicyChoice:
         """What ``use`` chose in an earlier life, if the controller is given the same as then."""
-        kept = self._store.mark(_MARK)
-        if kept is None or kept["given"] != self._given.said:
+        kept = self._store.mark(_MARK, lambda row: (row["given"], PolicyChoice(**row["used"])))
+        if kept is None or kept[0] != self._given.said:
             self._keep(NOTHING_SAID)
             return NOTHING_SAID
-        return PolicyChoice(**kept["used"])
+        return kept[1]
 
     def _keep(self, used: PolicyChoice) -> None:
         self._store.set_mark(_MARK, {"given": self._given.said, "used": used.said})
@@ -75,10 +76,14 @@ class PoliciesInUse:
         used = choice.over(self._used)
         whole = self._whole(used)
         policies = await asyncio.to_thread(self._made, whole)
+        try:
+            self._keep(used)
+        except JournalError:
+            policies.close()
+            raise
         if self._next is not None:
             self._next.close()
         self._next, self._used, self.choice = policies, used, whole
-        self._keep(used)
         self._store.add_event(time.time(), "policies", {"policies": self.words})
         self._wanted()
 

@@ -19,8 +19,8 @@ from patchlight.controller.policies.guard import (
 from patchlight.controller.policies.policy_process import PolicyProcess
 from patchlight.controller.policies.registry import DEFAULTS, is_built_in, load_policy
 from patchlight.controller.policies.topology import CannotRegroup
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.policies import KINDS, PolicyChoice, PolicyKind
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.policies import KINDS, PolicyChoice, PolicyKind
 
 G = TypeVar("G")
 
@@ -106,7 +106,7 @@ class PolicySet:
             self._topologies[name] = self._guarded(guard, "topology", name)
             if self._lab is not None and self._lab.has_trunks:
                 # Light over several OCSs is planned with SciPy: imported before a job waits for it.
-                import_module("patchlight.controller.policies.engineering.paths")
+                import_module("scipy.optimize")
         return self._topologies[name]
 
     def _guarded(self, guard: Callable[..., G], kind: PolicyKind, name: str) -> G:

@@ -4,11 +4,11 @@ import re
 import time
 from dataclasses import dataclass, field
 
-from patchlight.controller.agent_client import AgentClient, AgentError, AgentSilent, NicDark
-from patchlight.controller.heartbeats import Heartbeat, Presence
+from patchlight.controller.hosts.agent_client import AgentClient, AgentError, AgentSilent, NicDark
+from patchlight.controller.hosts.heartbeats import Heartbeat, Presence
 from patchlight.controller.jobs.worker_specs import JobFailed
-from patchlight.testbed.lab import Host
-from patchlight.testbed.worker_api import Report, WorkerSpec, WorkerState, WorkerStatus
+from patchlight.testbed.lab.model import Host
+from patchlight.testbed.wire.worker_api import Report, WorkerSpec, WorkerState, WorkerStatus
 
 _LOST_RANK = re.compile(r"lost rank (\d+) ")
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from patchlight.controller.jobs.ledger import JobLedger
 from patchlight.controller.jobs.outputs import JobOutputs
-from patchlight.controller.store import Store
-from patchlight.testbed.queueing import Discipline
+from patchlight.controller.storage.store import Store
+from patchlight.testbed.lab.queueing import Discipline
 
 _EVERY_S = 600.0
 # Between two pieces, whoever wants to write has its turn.

@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any
 
-from patchlight.controller.agent_client import AgentError, AgentSilent, NicDark
-from patchlight.controller.fleet import Fleet
+from patchlight.controller.hosts.agent_client import AgentError, AgentSilent, NicDark
+from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.jobs.rank import Worker
 from patchlight.controller.jobs.worker_specs import JobFailed, worker_specs
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec
-from patchlight.testbed.lab import Host, Lab
-from patchlight.testbed.worker_api import WorkerState, WorkerStatus
+from patchlight.testbed.lab.model import Host, Lab
+from patchlight.testbed.wire.worker_api import WorkerState, WorkerStatus
 
 _PREPARE_DEADLINE_S = 90.0
 _POLL_S = 0.2
@@ -29,7 +29,8 @@ _BLAME_S = 5.0
 class RunningJob:
     """One job while it has workers. ``on_reports`` gets what the workers tell.
 
-    It is the job's ``attempt``, counted from 0, and begins at ``first_iteration``. While it is to
+    It is the job's ``attempt``, counted from 0, and begins at ``first_iteration``; ``user`` has
+    submitted it. While it is to
     go on elsewhere, ``next_hosts`` says where, and ``changes_because`` why.
     """
 
@@ -39,6 +40,7 @@ class RunningJob:
     on_reports: Callable[[list[dict[str, Any]]], Awaitable[None]]
     attempt: int = 0
     first_iteration: int = 0
+    user: str = ""
     workers: list[Worker] = field(default_factory=list)
     dark_since: float = 0.0
     next_hosts: tuple[Host, ...] = ()
@@ -82,7 +84,8 @@ class RunningJob:
         """Say which workers it has, or is to have, and how many reports of each rank are known."""
         seen = reports or {}
         specs = worker_specs(
-            self.id, self.spec, self.hosts, lab, self.attempt, self.first_iteration, fleet.macs.of
+            *(self.id, self.spec, self.hosts, lab, self.attempt, self.first_iteration),
+            *(fleet.macs.of, self.user),
         )
         self.workers = [
             Worker(
@@ -276,6 +279,11 @@ class RunningJob:
             for worker in self.workers
             if worker.status.energy_j is not None
         }
+
+    async def end(self) -> None:
+        """End the workers that run; ``give_back`` tries again, and says what failed."""
+        running = [w for w in self.workers if not (w.state.is_final or w.is_silent)]
+        await asyncio.gather(*(w.agent.end(w.spec.id) for w in running), return_exceptions=True)
 
     async def give_back(self) -> list[str]:
         """Stop whatever workers there are; who could not be stopped, in words."""

@@ -13,9 +13,8 @@ from typing import Any
 
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.changes.transaction import Transactions
-from patchlight.controller.database import JournalError, Period
-from patchlight.controller.fleet import Fleet
-from patchlight.controller.host_faults import unfit_hosts
+from patchlight.controller.hosts.fleet import Fleet
+from patchlight.controller.hosts.host_faults import unfit_hosts
 from patchlight.controller.jobs.forecasts import Forecasts
 from patchlight.controller.jobs.gangs import Gang, Gangs
 from patchlight.controller.jobs.intake import Intake
@@ -31,12 +30,13 @@ from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.jobs.takeover import Takeover
 from patchlight.controller.jobs.worker_specs import JobFailed
 from patchlight.controller.policies.registry import DEFAULTS
-from patchlight.controller.store import Store
+from patchlight.controller.storage.database import JournalError, Period
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.policies import NOTHING_SAID, PolicyChoice
-from patchlight.testbed.queueing import Discipline
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.policies import NOTHING_SAID, PolicyChoice
+from patchlight.testbed.lab.queueing import Discipline
 
 _log = logging.getLogger(__name__)
 
@@ -220,7 +220,7 @@ class Scheduler:
     @property
     def drained(self) -> bool:
         """Whether no job is started."""
-        return self._store.mark(_DRAINED) is not None
+        return self._store.mark(_DRAINED, dict[str, Any], {}) is not None
 
     # -- the queue -----------------------------------------------------------------------
 

@@ -1,15 +1,18 @@
 """What a controller takes over from the one before, and from whoever left workers behind."""
 
+import contextlib
 import logging
 import time
 
-from patchlight.controller.agent_client import AgentError
-from patchlight.controller.fleet import Fleet
+from patchlight.controller.hosts.agent_client import AgentClient, AgentError
+from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.jobs.gangs import Gang, Gangs, gangs_of
 from patchlight.controller.jobs.job_table import JobTable
-from patchlight.controller.store import Store
-from patchlight.testbed.agent_status import AgentStatus
+from patchlight.controller.jobs.worker_specs import worker_id
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.jobs import JobState
+from patchlight.testbed.wire.agent_status import AgentStatus
+from patchlight.testbed.wire.worker_api import WorkerStatus
 
 _log = logging.getLogger(__name__)
 
@@ -47,10 +50,20 @@ class Takeover:
         for worker in agent.workers:
             if worker.id in ours:
                 continue
+            client = self._fleet.agent_of(agent.server)
             try:
-                await self._fleet.agent_of(agent.server).delete(worker.id)
+                with contextlib.suppress(AgentError, OSError):
+                    await self._keep_output(client, worker)
+                await client.delete(worker.id)
             except AgentError as error:
                 _log.warning("worker %s, which is nobody's: %s", worker.id, error)
             else:
                 about = f"{worker.id} on {agent.server} was of no job that runs, and was ended"
                 self._store.add_event(time.time(), "worker-swept", {"message": about})
+
+    async def _keep_output(self, agent: AgentClient, worker: WorkerStatus) -> None:
+        """End a worker and keep what it printed, if it is of the last attempt of a job."""
+        job, outputs = self._table.find(worker.job), self._table.outputs
+        if outputs and job and worker.id == worker_id(job.id, job.attempt, worker.rank):
+            await agent.end(worker.id)
+            await outputs.fetch(agent, worker.id, job.id, worker.rank)

@@ -7,10 +7,10 @@ from pydantic import ValidationError
 from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.graphs import builtin_graph
+from patchlight.testbed.io.mistakes import mistakes_in_words
 from patchlight.testbed.jobs import JobSpec
-from patchlight.testbed.lab import Host, Lab
-from patchlight.testbed.mistakes import mistakes_in_words
-from patchlight.testbed.worker_api import (
+from patchlight.testbed.lab.model import Host, Lab
+from patchlight.testbed.wire.worker_api import (
     Neighbour,
     RingMember,
     SyntheticTask,
@@ -36,6 +36,11 @@ class JobFailed(PatchlightError):
         self.last_lines, self.hosts = tuple(last_lines), tuple(hosts)
 
 
+def worker_id(job_id: str, attempt: int, rank: int) -> str:
+    """Workers of another attempt are others: one that is left behind is not taken for them."""
+    return f"{job_id}.{attempt}-{rank}" if attempt else f"{job_id}-{rank}"
+
+
 def worker_specs(
     job_id: str,
     spec: JobSpec,
@@ -44,10 +49,9 @@ def worker_specs(
     attempt: int = 0,
     first_iteration: int = 0,
     mac_of: Callable[[Host], str] = lambda host: host.nic.mac,
+    user: str = "",
 ) -> list[WorkerSpec]:
     """What the agents are asked for, one for each rank; ``JobFailed`` if they cannot take it."""
-    # Workers of another attempt are others: one that is left behind is not taken for them.
-    stem = f"{job_id}.{attempt}" if attempt else job_id
     try:
         ring = [
             RingMember(rank=rank, address=host.nic.address, port=RING_PORT)
@@ -58,8 +62,9 @@ def worker_specs(
         first = rendezvous[0].address.ip if rendezvous[0] and all(rendezvous) else None
         return [
             WorkerSpec(
-                id=f"{stem}-{rank}",
+                id=worker_id(job_id, attempt, rank),
                 job=job_id,
+                user=user,
                 rank=rank,
                 gpu=host.gpu.name if host.gpu else None,
                 nic=host.nic.name,

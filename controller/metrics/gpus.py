@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from patchlight.controller.metrics.families import Family, by_name, counter, gauge
-from patchlight.testbed.agent_status import GpuStatus, GpuTelemetry
+from patchlight.testbed.wire.agent_status import GpuStatus, GpuTelemetry
 
 _PER_BYTE = 1 / 8
 _GAUGES = {

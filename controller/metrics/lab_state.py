@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from itertools import product
 from typing import TYPE_CHECKING, get_args
 
-from patchlight.controller.agent_client import VERSION
 from patchlight.controller.changes.preflight import LockKind
 from patchlight.controller.changes.record import State
 from patchlight.controller.circuits.contract import Severity
+from patchlight.controller.hosts.agent_client import VERSION
 from patchlight.controller.jobs.policy_set import named
 from patchlight.controller.metrics.families import Family, by_name, counter, gauge, single
 from patchlight.controller.metrics.gpus import gpu_metrics
 from patchlight.controller.metrics.openflow import openflow_metrics
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.policies import KINDS
+from patchlight.testbed.lab.policies import KINDS
 
 if TYPE_CHECKING:
     from patchlight.controller.parts import Controller
@@ -137,6 +137,9 @@ def _servers(controller: Controller) -> Iterator[Family]:
     agents = fleet.status()
     up = {agent["server"]: float(agent["reachable"]) for agent in agents}
     yield gauge("agent_up", "Whether an agent answers.", ("server",), by_name(up))
+    as_root = dict.fromkeys(fleet.with_root_workers(), 1.0)
+    about = "Agents whose workers are processes of root."
+    yield gauge("agent_root_workers", about, ("server",), by_name(as_root))
     silence = {agent["server"]: float(agent["silence_s"]) for agent in agents}
     about = "For how long an agent has not answered."
     yield gauge("agent_silence_seconds", about, ("server",), by_name(silence))
@@ -159,5 +162,7 @@ def _controllers_own(controller: Controller) -> Iterator[Family]:
     about = "Whether a background part of the controller runs."
     yield gauge("part_running", about, ("part",), by_name(runs))
     faults = {part["name"]: float(part["faults"]) for part in parts}
+    about = "Records of the journal that could not be read, wait to be written, or are lost."
+    yield gauge("journal_records", about, ("kind",), by_name(controller.store.troubles()))
     about = "How often a background part failed and began again."
     yield counter("part_faults", about, ("part",), by_name(faults))

@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from patchlight.controller.changes.operations import CircuitOperations, PowerReport
 from patchlight.controller.changes.power import PortReading
 from patchlight.controller.metrics.families import Family, gauge
-from patchlight.controller.operations import CircuitOperations, PowerReport
 from patchlight.testbed.errors import in_words
-from patchlight.testbed.labmaps import Place
+from patchlight.testbed.lab.labmaps import Place
 
 _log = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from patchlight.controller.openflow.ways import (
     nearer_ports,
     trunks_of,
 )
-from patchlight.testbed.lab import Endpoint, Host, Lab
-from patchlight.testbed.wiring import Links
+from patchlight.testbed.lab.model import Endpoint, Host, Lab
+from patchlight.testbed.lab.wiring import Links
 
 ETHERTYPE_ARP = 0x0806
 ARP_REQUEST = 1

@@ -12,15 +12,17 @@ from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.flow_sync import FlowSync
 from patchlight.controller.openflow.flowtable import FlowEntry, FlowTable, Match
 from patchlight.controller.openflow.forwarding import PRIORITY_ARP, Forwarding, assumed_mac
-from patchlight.testbed.lab import Endpoint, Host, Lab
-from patchlight.testbed.probe_frames import ETHERTYPE, ETHERTYPE_LLDP
-from patchlight.testbed.wiring import Links
+from patchlight.testbed.lab.model import Endpoint, Host, Lab
+from patchlight.testbed.lab.wiring import Links
+from patchlight.testbed.wire.probe_frames import ETHERTYPE, ETHERTYPE_LLDP
 
 _log = logging.getLogger(__name__)
 
-# About an hour of samples of 64 NICs.
-_RATES_KEPT = 3600 * 64
+# Samples come once a second; the time series on disk have what was before.
+_RATES_KEPT_S = 600
 _LATELY_S = 10.0
+# One that comes again and again is told of once a minute.
+_SECOND_FOR_S = 120.0
 _CONTROLLER_PORT = 0xFFFFFFFD
 # What a switch needs to tell whose frames come in at its ports.
 _EARS = frozenset(
@@ -48,12 +50,12 @@ class PacketSwitches:
         self._following = asyncio.Lock()
         self._name_of = {s.datapath_id: s.name for s in lab.packet_switches}
         self._connected: set[int] = set()
-        self._second_from: dict[int, str] = {}
+        self._second_from: dict[int, tuple[str, float]] = {}
         self._traffic: dict[str, Mapping[str, Any]] = {}
         self.refused: Mapping[str, int] = {}
         self._host_at: dict[tuple[int, int], str] = {}
         self._last: dict[tuple[int, int], tuple[float, int, int]] = {}
-        self.port_rates: deque[dict[str, Any]] = deque(maxlen=_RATES_KEPT)
+        self.port_rates: deque[dict[str, Any]] = deque(maxlen=_RATES_KEPT_S * len(lab.hosts))
 
     async def close(self) -> None:
         """Stop keeping the flow tables; what is in the switches stays."""
@@ -106,12 +108,17 @@ class PacketSwitches:
         """Which switches have a connection to the speaker."""
         return {name: datapath_id in self._connected for datapath_id, name in self._name_of.items()}
 
-    def second_from(self) -> dict[str, str]:
-        """Where another switch with the datapath id of a connected one came from, last.
+    def second_from(self, now: float) -> dict[str, str]:
+        """Where another switch with the datapath id of a connected one came from in the last
+        minutes (``now`` is Unix time).
 
         It was left alone: the one that was there first answers.
         """
-        return {self._name_of[d]: address for d, address in self._second_from.items()}
+        return {
+            self._name_of[datapath_id]: address
+            for datapath_id, (address, at) in self._second_from.items()
+            if now - at < _SECOND_FOR_S
+        }
 
     def traffic_by_switch(self) -> Mapping[str, Mapping[str, Any]]:
         """What the speaker told last of each switch: its ``traffic`` event; empty before that."""
@@ -122,15 +129,15 @@ class PacketSwitches:
         for switch in await self._speaker.request("switches"):
             self._connected.add(int(switch["datapath_id"]))
 
-    def on_event(self, event: Mapping[str, Any]) -> None:
-        """Take in what the speaker tells: who is connected, and what the ports counted."""
+    def on_event(self, event: Mapping[str, Any], now: float) -> None:
+        """Take in what the speaker tells at that time: who is connected, what ports counted."""
         kind = event["event"]
         if kind == "switch-up":
             self._connected.add(event["datapath_id"])
         elif kind == "switch-down":
             self._connected.discard(event["datapath_id"])
         elif kind == "second-switch":
-            self._second_from[event["datapath_id"]] = event["address"]
+            self._second_from[event["datapath_id"]] = event["address"], now
         elif kind == "traffic":
             told = {self._name_of[each["datapath_id"]]: each for each in event["switches"]}
             self._traffic, self.refused = told, event["refused"]

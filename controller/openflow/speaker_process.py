@@ -13,7 +13,7 @@ from pathlib import Path
 
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.processes import processor_ticks
-from patchlight.testbed.progress import Progress
+from patchlight.testbed.wire.progress import Progress
 
 LOG = logging.getLogger("patchlight.speaker")
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from patchlight.controller.changes.record import Refused
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.issues import nearest
+from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.paths.contract import FlowRequest
 from patchlight.testbed.paths.light_networks import LightNetwork
 from patchlight.testbed.paths.schedulers import path_scheduler

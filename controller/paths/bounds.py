@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from patchlight.testbed.lab import Host
-from patchlight.testbed.path_api import PathBounds, PathNodeStatus
+from patchlight.testbed.lab.model import Host
 from patchlight.testbed.paths.light_networks import LightNetwork
+from patchlight.testbed.wire.path_api import PathBounds, PathNodeStatus
 
 _MARGIN_US = 50_000
 _LEAST_LEASE_S, _LONGEST_LEASE_S = 2.0, 1800.0

@@ -5,13 +5,13 @@ import logging
 import time
 from typing import Any
 
-from patchlight.controller.agent_client import AgentError
-from patchlight.controller.fleet import Fleet
+from patchlight.controller.hosts.agent_client import AgentError
+from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.paths.bounds import Order, PathJob, PathShares, why_no_paths
 from patchlight.controller.paths.service import PathService
 from patchlight.testbed.jobs import JobState, JobStatus
-from patchlight.testbed.lab import Endpoint, Lab
+from patchlight.testbed.lab.model import Endpoint, Lab
 
 _PERIOD_S = 0.5
 _MOST_SAID = 1000

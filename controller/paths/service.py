@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Mapping
 
 from patchlight.controller.paths.book import Path, PathBook, Wanted
-from patchlight.controller.store import Store
-from patchlight.testbed.lab import Lab
+from patchlight.controller.storage.store import Store
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.switchmap import AnyMap
 from patchlight.testbed.paths.light_networks import light_networks
-from patchlight.testbed.switchmap import AnyMap
 
 _LONGEST_PAUSE_S = 5.0
 _MARK = "paths"
@@ -33,8 +33,8 @@ class PathService:
         store: Store | None = None,
     ) -> None:
         self._store = store
-        found = (store.mark(_MARK) if store else None) or {"until": 0.0, "last": 0}
-        self._marked_until, self._marked_last = float(found["until"]), int(found["last"])
+        found = store and store.mark(_MARK, lambda row: (float(row["until"]), int(row["last"])))
+        self._marked_until, self._marked_last = found or (0.0, 0)
         self.book = PathBook(quiet_until=self._marked_until, last=self._marked_last)
         self._lab, self._maps, self._clock = lab, maps, clock
         self._seen: Mapping[str, AnyMap] | None = None

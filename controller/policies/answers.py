@@ -14,7 +14,7 @@ from patchlight.controller.policies.contract import (
     PolicyKind,
 )
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.portmap import PortMap
 
 _SHOWN = 80
 

@@ -12,7 +12,7 @@ from patchlight.controller.policies.placement import Consolidated, FirstFit, Reg
 from patchlight.controller.policies.price import Maps, Price, Prices, placed
 from patchlight.controller.policies.ring_order import ring_order
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.portmap import PortMap
 
 _KEEP: Maps = {}
 

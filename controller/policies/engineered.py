@@ -6,6 +6,7 @@ others are broken only where their ports are needed.
 """
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 
 import numpy as np
 
@@ -16,12 +17,17 @@ from patchlight.controller.policies.engineering.circuits import circuits_for, si
 from patchlight.controller.policies.engineering.sites import Site, between_sites, order_of
 from patchlight.controller.policies.engineering.traffic import Matrix, fitted, of_cluster
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.portmap import PortMap
 
 Groups = Sequence[Sequence[int]]
 
 
-class Ring:
+class _Engineered:
+    def __init__(self) -> None:
+        import_module("scipy.optimize")  # now, and not in a decision, which has a deadline
+
+
+class Ring(_Engineered):
     """Each job's ring is closed through the OCS: every site is joined to the next one.
 
     Sites are the NICs at an OCS, or the packet switches with ports there; a ring over three or more
@@ -37,7 +43,7 @@ class Ring:
         return circuits_for(cluster, wanted, groups)
 
 
-class Matching:
+class Matching(_Engineered):
     """Circuits for the heaviest traffic, as many at each site as it has ports.
 
     A maximum-weight matching for each port, what a pair has already counting less (Helios, SIGCOMM
@@ -46,6 +52,7 @@ class Matching:
     """
 
     def __init__(self, measured: bool = False) -> None:
+        super().__init__()
         self._measured = measured
 
     def circuits(self, cluster: ClusterView, groups: Groups) -> Mapping[str, PortMap]:
@@ -60,7 +67,7 @@ class Matching:
         return circuits_for(cluster, wanted, groups)
 
 
-class Totient:
+class Totient(_Engineered):
     """TopoOpt: each job has ``rings`` that visit all its sites, far apart, the rest by matching.
 
     Wang et al., NSDI 2023: TotientPerms, then matchings for the traffic that no ring joins.
@@ -69,6 +76,7 @@ class Totient:
     def __init__(self, rings: int = 2) -> None:
         if rings < 1:
             raise BadInput(f"{rings} rings: expected 1 or more")
+        super().__init__()
         self._rings = rings
 
     def circuits(self, cluster: ClusterView, groups: Groups) -> Mapping[str, PortMap]:

@@ -15,7 +15,7 @@ from types import ModuleType
 
 from patchlight.controller.policies.contract import METHODS, kind_of
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.issues import nearest
+from patchlight.testbed.io.issues import nearest
 
 
 def load_object(path: Path, name: str | None) -> object:

@@ -31,7 +31,7 @@ from patchlight.controller.policies.contract import (
     TopologyPolicy,
 )
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.portmap import PortMap
 
 DEADLINE_S = 1.0
 

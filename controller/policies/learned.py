@@ -43,7 +43,7 @@ from patchlight.controller.policies.observation import (
 )
 from patchlight.controller.policies.sets import members
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
 
 
 @dataclass(frozen=True)

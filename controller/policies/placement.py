@@ -14,8 +14,8 @@ from patchlight.controller.policies.contract import ClusterView, JobView
 from patchlight.controller.policies.free_groups import FreeByPlace, Taken
 from patchlight.controller.policies.ring_order import ring_order
 from patchlight.controller.policies.sets import lowest, members, pack
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.wiring import circuit_ports
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.wiring import circuit_ports
 
 
 class FirstFit:

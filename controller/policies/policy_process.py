@@ -1,16 +1,20 @@
 """Policies of users in a process of their own, which can be ended at the deadline.
 
 ``PolicyProcess`` is the controller's end. The other end is this module run as a program: it
-makes the policy, and answers what comes through a socket pair, pickled, as both ends are ours. A
-policy that holds the interpreter, ends its process or takes its memory so stops nobody else.
+makes the policy, and answers what comes through a socket pair. Questions are pickled; answers are
+JSON, as a user's code may write them: what it writes is never run here. A policy that holds the
+interpreter, ends its process or takes its memory so stops nobody else.
 """
 
 import contextlib
 import io
+import json
+import math
 import os
 import pickle
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -19,15 +23,17 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.controller.policies.answers import CHECKS, PolicyFailed
-from patchlight.controller.policies.contract import ClusterShape, PolicyKind
+from patchlight.controller.policies.contract import ClusterShape, PlacedDegree, PolicyKind
 from patchlight.controller.policies.guard import Elsewhere, answer_of, raised
 from patchlight.controller.policies.registry import load_policy
 from patchlight.controller.policies.weighed import checked_explanation, explanation_of
 from patchlight.testbed.errors import BadInput, PatchlightError, in_words
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
 
 # Python, NumPy and ONNX Runtime are imported first, on a machine that may be busy.
 _START_S = 60.0
+_LONGEST_ANSWER = 16 << 20
 
 
 class PolicyProcess(Elsewhere):
@@ -57,6 +63,9 @@ class PolicyProcess(Elsewhere):
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
+        # Half a message is not waited for longer than that.
+        at_most = struct.pack("ll", math.ceil(self._deadline_s), 0)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, at_most)
         command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno())]
         # What can be imported here can be imported there, and nothing that lies about here.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -89,13 +98,14 @@ class PolicyProcess(Elsewhere):
                 self._kill()
                 self._end()
                 raise PolicyFailed(late)
-            went_well, answer, more = self._connection.recv()
+            went_well, told, more = json.loads(self._connection.recv_bytes(_LONGEST_ANSWER))
+            answer = _from_json(told, self._kind) if went_well else str(told)
         except PolicyFailed:
             raise
         except Exception as error:  # it hung up, or somebody there wrote what is no answer
             raise PolicyFailed(f"its process ended: {self._end()}") from error
         if not went_well:
-            raise PolicyFailed(str(answer), hint=more)
+            raise PolicyFailed(answer, hint=more if isinstance(more, str) else None)
         return answer, more
 
     def _end(self) -> str:
@@ -163,7 +173,28 @@ def _unpacked(packed: bytes, lab: Lab | None) -> Any:
     return Unpickler(io.BytesIO(packed)).load()
 
 
+def _as_json(answer: Any) -> Any:
+    """A checked answer, as ``_from_json`` reads it."""
+    if isinstance(answer, PlacedDegree):
+        return {"degree": int(answer), "gpus": hex(answer.gpus)}
+    if isinstance(answer, dict):
+        return {name: _as_json(each) for name, each in answer.items()}
+    return answer.one_way_texts if isinstance(answer, PortMap) else answer
+
+
+def _from_json(told: Any, kind: PolicyKind) -> Any:
+    """The answer of a policy of that kind, which may be none that it may give."""
+    if kind == "partition" and isinstance(told, dict):
+        return PlacedDegree(int(told["degree"]), int(told["gpus"], 16))
+    if kind == "topology" and told is not None:
+        return {ocs: PortMap.parse(texts) for ocs, texts in told.items()}
+    return told
+
+
 def _serve(connection: Connection) -> None:
+    def reply(*parts: Any) -> None:
+        connection.send_bytes(json.dumps(parts).encode())
+
     text, kind, deadline_s, shape, lab = connection.recv()
     try:
         policy: Any = load_policy(text, kind)
@@ -172,22 +203,22 @@ def _serve(connection: Connection) -> None:
     except BaseException as error:  # a file that is run may raise anything
         hint = error.hint if isinstance(error, PatchlightError) else None
         words = in_words(error) if isinstance(error, Exception) else raised(error)
-        connection.send((False, words, hint))
+        reply(False, words, hint)
         return
-    connection.send((True, None, None))
+    reply(True, None, None)
     while True:
         arguments = _unpacked(connection.recv_bytes(), lab)
         # The controller ends who is late; should it be gone, the kernel does.
         signal.setitimer(signal.ITIMER_REAL, 5.0 + 2.0 * deadline_s)
         try:
             answer = answer_of(policy, kind, *arguments)
-            reply: tuple[bool, Any, Any] = (True, answer, explanation_of(policy))
+            parts: tuple[bool, Any, Any] = (True, _as_json(answer), explanation_of(policy))
         except PolicyFailed as error:
-            reply = (False, error.message, None)
+            parts = (False, error.message, None)
         except BaseException as error:
-            reply = (False, f"it raised {raised(error)}", None)
+            parts = (False, f"it raised {raised(error)}", None)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        connection.send(reply)
+        reply(*parts)
 
 
 def main() -> None:

@@ -14,9 +14,9 @@ from patchlight.controller.policies.topology import CannotRegroup, regroup
 from patchlight.controller.prediction.completion import RingWork, completions_s, units_s
 from patchlight.controller.prediction.load import Load, training_load
 from patchlight.controller.prediction.network import LabNetwork
-from patchlight.testbed.lab import Endpoint, Lab
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import trace_links
+from patchlight.testbed.lab.model import Endpoint, Lab
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import trace_links
 
 HORIZON_S = 3600.0
 """Of a job whose end nobody knows, what it would do in this time at its present pace counts."""

@@ -11,7 +11,7 @@ from typing import Any, cast, get_args
 from patchlight.controller.policies.contract import Policy, PolicyKind, kind_of
 from patchlight.controller.policies.files import check_methods
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.files.issues import nearest
+from patchlight.testbed.io.issues import nearest
 
 # ``*args`` and ``**kwargs``: nobody has to give these.
 _ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

@@ -19,7 +19,7 @@ from patchlight.controller.policies.contract import KINDS, Policy, PolicyKind, k
 from patchlight.controller.policies.files import load_object
 from patchlight.controller.policies.recipe import Recipe, with_written
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.issues import nearest
+from patchlight.testbed.io.issues import nearest
 
 GROUP = "patchlight.policies"
 """Entry points of this group are policies; each is called ``KIND.NAME``."""

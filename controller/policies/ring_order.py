@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from patchlight.controller.openflow.ways import Trunks, trunks_of
 from patchlight.controller.policies.contract import ClusterView
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import trace_links
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import trace_links
 
 # Up to so many switches the shortest round is found by trying; beyond, one along a tree is taken.
 _TRIED_RACKS = 8

@@ -22,9 +22,9 @@ from patchlight.controller.policies.uplinks import (
     with_other_ends,
 )
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import Endpoint, Lab
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import circuit_ports, trace_links
+from patchlight.testbed.lab.model import Endpoint, Lab
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import circuit_ports, trace_links
 
 # The search for an assignment of groups to switches stops after this many tries and takes
 # the best one found; the first one it finds is the largest-group-first greedy one.

@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from patchlight.testbed.lab import Endpoint, Lab
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.model import Endpoint, Lab
+from patchlight.testbed.lab.portmap import PortMap
 
 Uplinks = tuple[str, str]
 """An OCS and the packet switch that some of its ports lead to."""

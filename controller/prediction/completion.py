@@ -9,10 +9,10 @@ from patchlight.controller.prediction.load import Load, Training, ring_bits
 from patchlight.controller.prediction.measured import Measured, learned_work
 from patchlight.controller.prediction.network import UNLIMITED_BPS, LabNetwork
 from patchlight.controller.prediction.sharing import Demand, fair_rates
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.units import format_rate
-from patchlight.testbed.wiring import trace_links
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from patchlight.controller.openflow.ways import Ways
 from patchlight.controller.prediction.load import UNLIMITED_BPS as UNLIMITED_BPS
 from patchlight.controller.prediction.sharing import Demand
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Endpoint, Host, Lab
-from patchlight.testbed.wiring import Links
+from patchlight.testbed.lab.model import Endpoint, Host, Lab
+from patchlight.testbed.lab.wiring import Links
 
 
 def slowest_nic_bps(lab: Lab) -> float:

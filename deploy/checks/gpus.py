@@ -6,7 +6,7 @@ from itertools import zip_longest
 
 from patchlight.deploy.checks.finding import Finding
 from patchlight.deploy.facts import GpuFacts, ServerFacts
-from patchlight.testbed.lab import Gpu, Nic, Server
+from patchlight.testbed.lab.model import Gpu, Nic, Server
 from patchlight.testbed.linux.pci import Distance, distance
 
 
@@ -14,6 +14,10 @@ def gpus(server: Server, facts: ServerFacts) -> Iterator[Finding]:
     """NVIDIA's driver, and each GPU that the lab file claims; nothing where there is neither."""
     cards = [address for address, card in facts.pci.items() if card.is_nvidia_gpu]
     if not (server.gpus or cards or facts.driver or facts.gpus):
+        return
+    if server.gpus and (server.emulated_gpus or facts.gpu_sockets):
+        where = f"in {facts.gpu_sockets}" if facts.gpu_sockets else "as the lab file says"
+        yield Finding(server.name, "GPUs", True, f"{len(server.gpus)} emulated {where}")
         return
     driver = _driver(server, facts, cards)
     yield driver
@@ -41,10 +45,10 @@ def _driver(server: Server, facts: ServerFacts, cards: list[str]) -> Finding:
         return finding(wrong, f"version {facts.driver}, without nvidia-smi", remedy)
     if cards:
         return finding(wrong, f"{count} and no driver", "install it: apt-get install nvidia-driver")
-    names = [nic.interface or nic.name for nic in server.nics]
-    if not any(facts.nics[name].driver for name in names if name in facts.nics):
-        return finding(None, "no GPU of NVIDIA, nor a real NIC of the lab: is it emulated?")
-    remedy = "see whether it is plugged in (lspci), or correct gpus in the lab file"
+    remedy = (
+        "see whether it is plugged in (lspci); or, in the lab file, leave gpus out, or write "
+        "emulated_gpus: true"
+    )
     return finding(wrong, "no GPU of NVIDIA", remedy)
 
 

@@ -6,7 +6,7 @@ from patchlight.deploy.checks import gpus, nics, software
 from patchlight.deploy.checks.finding import Finding
 from patchlight.deploy.checks.software import Workers
 from patchlight.deploy.facts import ServerFacts
-from patchlight.testbed.lab import Server
+from patchlight.testbed.lab.model import Server
 
 
 def judge_machine(server: Server, facts: ServerFacts, workers: Workers) -> Iterator[Finding]:
@@ -16,5 +16,6 @@ def judge_machine(server: Server, facts: ServerFacts, workers: Workers) -> Itera
     """
     yield from software.machine(server, facts)
     yield from software.docker(server, facts, workers)
+    yield from software.bubblewrap(server, facts, workers)
     yield from gpus.gpus(server, facts)
     yield from nics.nics(server, facts)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from patchlight.deploy.checks.finding import Finding
 from patchlight.deploy.facts import NicFacts, RdmaFacts, ServerFacts
-from patchlight.testbed.lab import Nic, Server
+from patchlight.testbed.lab.model import Nic, Server
 from patchlight.testbed.units import format_rate
 
 # Drivers of cards that can do RDMA, and the module that makes an RDMA device of each.

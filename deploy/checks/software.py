@@ -5,7 +5,7 @@ from typing import Literal
 
 from patchlight.deploy.checks.finding import Finding
 from patchlight.deploy.facts import DockerFacts, ServerFacts
-from patchlight.testbed.lab import Server
+from patchlight.testbed.lab.model import Server
 
 Workers = Literal["docker", "process", "auto"]
 
@@ -68,6 +68,15 @@ def docker(server: Server, facts: ServerFacts, workers: Workers) -> Iterator[Fin
     yield _engine(server, facts, engine, workers)
     if engine.answers and (facts.gpus or facts.driver):
         yield _toolkit(server, facts, engine)
+
+
+def bubblewrap(server: Server, facts: ServerFacts, workers: Workers) -> Iterator[Finding]:
+    """What confines workers that are processes; nothing where none is."""
+    if workers == "docker" or (workers == "auto" and facts.docker and facts.docker.answers):
+        return
+    found = f"version {facts.bwrap}" if facts.bwrap else "not installed: process workers need it"
+    remedy = f"apt-get install bubblewrap libseccomp2, on {server.name}"
+    yield Finding(server.name, "bubblewrap", facts.bwrap is not None, found, remedy)
 
 
 def _engine(server: Server, facts: ServerFacts, engine: DockerFacts, workers: Workers) -> Finding:

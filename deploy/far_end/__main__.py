@@ -20,7 +20,8 @@ from .places import Line, Places, Refused, write
 from .releases import Releases
 from .services import Service, has_systemd
 
-_ROLES = ("agent", "controller")
+# In the order that they are started in.
+_ROLES = ("gpus", "agent", "controller")
 
 
 class FarEnd:
@@ -37,18 +38,21 @@ class FarEnd:
         """What is here."""
         configuration = self._places.configuration
         here = [role for role, service in self._services.items() if service.is_here]
-        leases = self._places.state / "agent/leases"
         return {
             **self._releases.look(),
             "configuration": sorted(
                 str(p.relative_to(configuration)) for p in configuration.rglob("*") if p.is_file()
             ),
             "services": {role: self._services[role].state() for role in here},
-            "leases": len(list(leases.iterdir())) if leases.is_dir() else 0,
+            "leases": self._leases(),
             "here": any(folder.exists() for folder in self._places.folders),
             "images": self._images.loaded(),
             "gpu_sockets": (self._places.root / "dev/patchlight-gpus").is_dir(),
         }
+
+    def _leases(self) -> int:
+        leases = self._places.state / "agent/leases"
+        return len(list(leases.iterdir())) if leases.is_dir() else 0
 
     def lock(self, who: str) -> None:
         """Be the only one who changes this lab here, until the connection ends."""
@@ -117,7 +121,10 @@ class FarEnd:
                     service.remove()
                     changed = True
                 continue
-            if service.set_up(*services[role]) or switched or again:
+            anew = service.set_up(*services[role]) or switched or again
+            if role == "gpus" and self._leases() and service.state()["running"]:
+                continue  # workers would lose them
+            if anew:
                 service.stop()
                 changed = True
             elif not service.state()["running"]:
@@ -143,8 +150,8 @@ class FarEnd:
                 "'patchlight deploy push' brings another one.",
             )
         self._releases.switch(found["previous"]["id"])
-        for service in self._services.values():
-            if service.is_here:
+        for role, service in self._services.items():
+            if service.is_here and role != "gpus":
                 service.stop()
                 service.start()
         release: dict[str, Any] = self._releases.look()["release"]

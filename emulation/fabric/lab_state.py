@@ -9,16 +9,17 @@ alone are for every user of the machine. What may be large is on disk, in ``DISK
 import fcntl
 import json
 import os
-import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab_api import API_SOCKET
+from patchlight.testbed.labfile.values import LAB_NAME
 from patchlight.testbed.linux.processes import boot_id, process_start
+from patchlight.testbed.wire.lab_api import API_SOCKET
 
 RUN_ROOT = Path("/run/patchlight")
 # /run is memory; servers with a file system of their own need more than that.
@@ -26,7 +27,6 @@ DISK_ROOT = Path("/var/lib/patchlight/servers")
 # Every process that a lab starts carries this variable, so that one whose start could not be
 # written down any more is found all the same.
 MARK = "PATCHLIGHT_RUN"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _LOCK_WAIT_S = 5.0
 
 
@@ -57,7 +57,8 @@ class LabState:
     ``namespace`` or ``ssh``, and then ``base`` is the folder of the root file system that they
     share. ``datapath`` is what the packet switches are: ``bridge``, ``netdev`` or ``system``.
     ``docker`` is the URL of the engine that the lab's agents may run workers in. ``swapped`` are
-    pairs of ports whose fibres are plugged in the wrong way round.
+    pairs of ports whose fibres are plugged in the wrong way round. ``options`` are those that its
+    processes were started with.
     """
 
     lab: str
@@ -76,6 +77,7 @@ class LabState:
     namespaces: dict[str, int] = field(default_factory=dict)
     processes: list[ProcessRecord] = field(default_factory=list)
     swapped: list[list[str]] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def run_dir(self) -> Path:
@@ -88,7 +90,7 @@ class LabState:
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_suffix(".new")
         new.touch(mode=0o600)
-        new.write_text(json.dumps(asdict(self)))
+        new.write_text(json.dumps(asdict(self), default=str))
         new.replace(path)
 
     @property
@@ -112,13 +114,10 @@ def new_state(lab: str, source: str, scale: float) -> LabState:
 
 def run_dir(lab: str) -> Path:
     """The runtime directory of a lab; ``BadInput`` if no lab can be called so."""
-    if not _NAME.fullmatch(lab):
-        raise BadInput(
-            f"{lab!r} cannot be the name of an emulated lab: expected up to 32 letters, digits, "
-            "- and _, beginning with a letter or digit",
-            hint="Give it another name with --name.",
-        )
-    return RUN_ROOT / lab
+    try:
+        return RUN_ROOT / str(LAB_NAME.take(lab))
+    except BadInput as error:
+        raise BadInput(error.message, hint="Give it another name with --name.") from error
 
 
 def disk_dir(lab: str) -> Path:
@@ -152,7 +151,7 @@ def read_state(lab: str) -> LabState | None:
 def recorded_labs() -> list[str]:
     """The labs that have a runtime directory, sorted; not those of which only a controller runs."""
     with suppress(FileNotFoundError):
-        folders = [p for p in RUN_ROOT.iterdir() if p.is_dir() and _NAME.fullmatch(p.name)]
+        folders = [p for p in RUN_ROOT.iterdir() if p.is_dir() and not p.name.startswith(".")]
         return sorted(p.name for p in folders if os.listdir(p) != [API_SOCKET])
     return []
 

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -45,11 +46,16 @@ class OpenVSwitch:
     def _database(self) -> str:
         return f"unix:{self.directory}/db.sock"
 
-    def start(self, start: Callable[[Sequence[Service]], None]) -> None:
-        """Have ``start`` start the database and the switch daemon, each until it answers."""
+    def start(self, start: Callable[[Sequence[Service]], None]) -> bool:
+        """Have ``start`` start the database and the switch daemon, each until it answers.
+
+        Returns whether it is a new one. One that was here has its switches again, without flows.
+        """
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         database = self.directory / "conf.db"
-        self._tool(["ovsdb-tool", "create", str(database), str(_schema())])
+        is_new = not database.exists()
+        if is_new:
+            self._tool(["ovsdb-tool", "create", str(database), str(_schema())])
         socket = self.directory / "db.sock"
         arguments = [str(database), f"--remote=punix:{socket}"]
         start([self._daemon("ovsdb-server", arguments, socket)])
@@ -58,6 +64,9 @@ class OpenVSwitch:
         self.vsctl(["init", "--", "set", "Open_vSwitch", ".", *threads], wait=False)
         control = self.directory / "ovs-vswitchd.ctl"
         start([self._daemon("ovs-vswitchd", [self._database], control)])
+        # A change, so that it is waited for: the daemon has then taken over all that there is.
+        self.vsctl(["set", "Open_vSwitch", ".", f"external_ids:started={time.time()}"])
+        return is_new
 
     def _daemon(self, name: str, arguments: Sequence[str], answers: Path) -> Service:
         return Service(
@@ -90,7 +99,7 @@ class OpenVSwitch:
         for first in range(0, len(commands), _PORTS_IN_A_CALL):
             call = chain.from_iterable(commands[first : first + _PORTS_IN_A_CALL])
             self.vsctl(["--id=@noop", "create", "QoS", "type=linux-noop", *call])
-        self._check_ports(plan)
+        self.check_ports(plan)
 
     def set_controller(self, plan: FabricPlan, address: str, tls: Path | None = None) -> None:
         """Have every switch connect to a controller at ``host:port``.
@@ -110,7 +119,8 @@ class OpenVSwitch:
             command += ["connection_mode=out-of-band", "max_backoff=1000"]
         self.vsctl(command[1:])
 
-    def _check_ports(self, plan: FabricPlan) -> None:
+    def check_ports(self, plan: FabricPlan) -> None:
+        """``OpenVSwitchFailed`` unless each port has its number."""
         table = self.vsctl(["--format=json", "--columns=name,ofport,error", "list", "Interface"])
         have = {row[0]: row[1:] for row in json.loads(table)["data"]}
         for bridge in plan.bridges:

@@ -4,8 +4,8 @@ A process may take as long as it works: large labs and busy machines take their 
 early, or neither answers nor works, is an error that shows the last lines it wrote.
 """
 
-import json
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,15 +13,14 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from patchlight.emulation.fabric.forking import nursery
-from patchlight.emulation.fabric.lab_state import MARK, LabState, ProcessRecord
+from patchlight.emulation.fabric.lab_state import MARK, LabState, ProcessRecord, is_running
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.namespaces import entered
 from patchlight.testbed.linux.processes import process_start, session_processor_ticks
 from patchlight.testbed.linux.scheduling import favour
-from patchlight.testbed.progress import Progress
+from patchlight.testbed.wire.progress import Progress
 
 _LAST_LINES = 15
 
@@ -36,7 +35,8 @@ class Service:
 
     ``quiet_s``: after so many seconds in which it neither used the processor nor wrote
     anything, it is given up. ``abrupt``: it may be ended by force at once. ``imports``: a command
-    ``python -m MODULE`` is forked from one process that has imported these modules.
+    ``python -m MODULE`` is forked from one process that has imported these modules. ``announces``
+    is a file that it makes when it is ready: one of an earlier process is removed.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Service:
     quiet_s: float = 30.0
     abrupt: bool = False
     imports: tuple[str, ...] = ()
+    announces: Path | None = None
 
 
 @dataclass(slots=True)
@@ -87,8 +88,13 @@ class Supervisor:
         self.wait()
 
     def launch(self, services: Sequence[Service]) -> None:
-        """Start these, side by side, without waiting."""
-        for service in services:
+        """Start those of these that do not run, side by side, without waiting."""
+        missing = self.missing(services)
+        if len(missing) > 1:
+            self._say(f"starting {', '.join(service.name for service in missing)}")
+        for service in missing:
+            if service.announces is not None:
+                service.announces.unlink(missing_ok=True)
             log = self._log(service.name)
             try:
                 child = None if service.imports else self._spawn(service, log)
@@ -98,10 +104,25 @@ class Supervisor:
             favour(pid, real_time=self._real_time)
             started = process_start(pid) or 0
             record = ProcessRecord(service.name, pid, started, str(log), service.abrupt)
-            self._state.processes.append(record)
+            others = [each for each in self._state.processes if each.name != service.name]
+            self._state.processes = [*others, record]
             self._state.save()
             progress = Progress(partial(_work_of, pid, log))
             self._starting.append(_Starting(service, record, child, progress))
+
+    def missing(self, services: Sequence[Service]) -> list[Service]:
+        """Those of these that do not run."""
+        there = {each.name for each in self._state.processes if is_running(each)}
+        return [service for service in services if service.name not in there]
+
+    def end(self, services: Sequence[Service]) -> None:
+        """End those of these that run, by force."""
+        names = {service.name for service in services}
+        for process in self._state.processes:
+            if process.name in names and is_running(process):
+                os.kill(process.pid, signal.SIGKILL)
+                while is_running(process):
+                    time.sleep(0.01)
 
     def log_path(self, name: str) -> Path:
         """Where the service of that name writes."""
@@ -190,15 +211,3 @@ class Supervisor:
 def _work_of(session: int, log: Path) -> tuple[int, int]:
     """What changes while a service works: its processor time, and how much it wrote."""
     return session_processor_ticks(session), log.stat().st_size
-
-
-def get_json(url: str) -> Any:
-    """What a GET answers as JSON, or ``None`` if it does not (yet)."""
-    # Only labs with a controller pay for this import.
-    from urllib.request import ProxyHandler, build_opener
-
-    # Not urlopen: a proxy in the environment is for elsewhere than this machine.
-    opener = build_opener(ProxyHandler({}))
-    with suppress(OSError, ValueError), opener.open(url, timeout=2) as answer:
-        return json.loads(answer.read())
-    return None

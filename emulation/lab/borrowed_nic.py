@@ -17,7 +17,7 @@ from patchlight.emulation.fabric import build, links
 from patchlight.emulation.fabric.lab_state import LabState
 from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd, namespace_name
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Host
+from patchlight.testbed.lab.model import Host
 from patchlight.testbed.linux import ethtool, namespaces, rate_limits
 from patchlight.testbed.linux.netlink import KernelRefused, Netlink
 from patchlight.testbed.linux.processes import process_ids

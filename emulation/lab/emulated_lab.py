@@ -12,10 +12,11 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from patchlight.controller.client import ControllerClient
+from patchlight.client.client import ControllerClient
 from patchlight.emulation.fabric import build
 from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.fabric.plan import (
@@ -32,23 +33,27 @@ from patchlight.emulation.lab.ocs import LabOcs
 from patchlight.emulation.lab.options import LabKeywords, LabOptions, has_agents, runtime_lab
 from patchlight.emulation.lab.presence import clear_the_way, left_half
 from patchlight.emulation.lab.probes import Reachability, ping_all, tcp_rate_bps
+from patchlight.emulation.lab.reboot import boot_again
 from patchlight.emulation.lab.services import LabServices
-from patchlight.emulation.lab.status import lab_status
+from patchlight.emulation.lab.status import lab_status, missing_parts
 from patchlight.emulation.lab.teardown import is_there, remove_forgotten_disks, remove_lab
 from patchlight.emulation.lab.wires import Wires
-from patchlight.emulation.servers.rehearsal import Rehearsal, prepare_rehearsal
+from patchlight.emulation.servers.rehearsal import Rehearsal, prepare_rehearsal, service_name
 from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.jobfile.reader import JobGiven
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.policies import KINDS
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.tuning import LIGHT_SOCKET, LightClient
 from patchlight.testbed.labfile.reader import find_lab, read_lab
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux import docker_engine
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.tuning import LIGHT_SOCKET, LightClient
+from patchlight.testbed.linux.processes import own_program
 
 if TYPE_CHECKING:
-    from patchlight.controller.shapes.jobs import Job, JobInList
+    from patchlight.testbed.wire.rest.jobs import Job, JobInList
 
 _POLL_S = 0.2
 
@@ -87,7 +92,7 @@ class EmulatedLab:
     def from_file(
         cls,
         path: str | os.PathLike[str],
-        scale: float = 1.0,
+        scale: float | None = None,
         *,
         name: str | None = None,
         replace: bool = False,
@@ -96,9 +101,9 @@ class EmulatedLab:
     ) -> Self:
         """The lab of a file or of that built-in name; ``BadInput`` if it cannot be emulated.
 
-        ``scale`` divides every rate; ``name`` calls the emulated lab otherwise than the file
-        does; ``replace`` removes a lab of that name first; ``progress`` hears of every step; the
-        rest as in ``LabOptions``.
+        ``scale`` divides every rate (``None``: by what the file says); ``name`` calls the emulated
+        lab otherwise than the file does; ``replace`` removes a lab of that name first; ``progress``
+        hears of every step; the rest as in ``LabOptions``.
         """
         emulated = cls.from_lab(
             read_lab(find_lab(str(path))),
@@ -115,7 +120,7 @@ class EmulatedLab:
     def from_lab(
         cls,
         lab: Lab,
-        scale: float = 1.0,
+        scale: float | None = None,
         *,
         name: str | None = None,
         replace: bool = False,
@@ -123,12 +128,23 @@ class EmulatedLab:
         **options: Unpack[LabKeywords],
     ) -> Self:
         """A lab that a program made (see ``LabBuilder``); arguments as of ``from_file``."""
+        if scale is None:
+            scale = lab.scale
         if not scale > 0:
             raise BadInput(f"scale {scale:g} is not possible: expected more than 0, like 1000")
+        if unknown := options.keys() - LabKeywords.__annotations__:
+            hint = nearest(min(unknown), LabKeywords.__annotations__)
+            if min(unknown) in KINDS:
+                hint = f"policies go together: policies=PolicyChoice({min(unknown)}=…)"
+            raise BadInput(f"an emulated lab has no option {min(unknown)!r}", hint=hint)
         chosen = LabOptions(**options)
         lab = lab.with_changes(
             name=name or lab.name, scale=float(scale), fabric=chosen.fabric or lab.fabric
         )
+        wanted = {f"rdma: {h.nic.rdma}" for h in lab.hosts if h.nic.rdma in ("exclusive", "shared")}
+        if wanted and progress is not None:
+            said = ", ".join(sorted(wanted))
+            progress(f"warning: emulated NICs have no RDMA: {said} of the lab file is left out")
         return cls(lab, source=lab.name, options=chosen, replace=replace, progress=progress)
 
     @classmethod
@@ -142,7 +158,7 @@ class EmulatedLab:
             up = ", ".join(states.recorded_labs()) or "none"
             raise BadInput(
                 f"no emulated lab called {name!r} is up (up: {up})",
-                hint=f"Bring it up with: sudo patchlight emulate up {name}",
+                hint=f"Bring one up with: sudo {own_program()} emulate up LAB",
             )
         if state.phase != "up" and not half_there:
             raise left_half(state, name)
@@ -185,17 +201,23 @@ class EmulatedLab:
     def up(self) -> None:
         """Make the lab, or nothing: whatever goes wrong on the way, all that was made goes again.
 
+        Of a lab that is up but has lost processes, those are started, with the file and the options
+        that it was made with, and all else goes on.
+
         Raises ``NeedsRoot``, ``AlreadyThere``, ``LabBusy``, ``BadInput`` for a lab that this
         fabric cannot be, and what the parts raise.
         """
-        require_root(f"patchlight emulate up {self._source}")
+        _require_root(f"making the emulated lab {self.lab.name}")
         with_openflow = self.lab.fabric == "openvswitch"
         if not with_openflow:
             check_bridge_fabric(self.lab)
         elif not self._options.controller:
             check_without_controller(self.lab)
         with states.lab_lock(self.lab.name):
-            clear_the_way(self.lab.name, replace=self._replace, say=self._say)
+            half = clear_the_way(self.lab.name, replace=self._replace, say=self._say)
+            if half is not None:
+                self._go_on(half)
+                return
             try:
                 self._make()
             except BaseException:
@@ -205,10 +227,34 @@ class EmulatedLab:
                     remove_lab(self.lab.name)
                 raise
 
+    def _go_on(self, state: states.LabState) -> None:
+        """Start the processes that a lab has lost."""
+        missing = missing_parts(state)
+        self._say(
+            f"lab {state.lab} has lost {', '.join(missing)}: starting what is gone, with the lab "
+            "file and the options that the lab was made with"
+        )
+        self.lab = read_lab(state.run_dir / "lab.yaml")
+        self._state, self._plan = state, None
+        self._options = LabOptions(**state.options)
+        services = LabServices(self.lab, state, self._options, self._say)
+        services.expect()
+        supervisor = Supervisor(state, self._say, real_time=self._options.real_time)
+        services.start(self.plan, supervisor)
+        for server in self.lab.servers if state.servers == "ssh" else ():
+            if f"process {service_name(server.name)}" in missing:
+                boot_again(self.lab, self.plan, state, server, self._say)
+
     def _make(self) -> None:
         state = states.new_state(self.lab.name, self._source, self.lab.scale)
         agents = has_agents(self.lab, self._options)
+        openflow = self.lab.controller_openflow
         self.lab = runtime_lab(self.lab, agents=agents, policies=self._options.policies)
+        if self.lab.controller_openflow != openflow:
+            self._say(
+                f"note: not at {openflow}, but inside the lab's own network the packet switches "
+                f"find the controller: at {self.lab.controller_openflow}"
+            )
         services = LabServices(self.lab, state, self._options, self._say)
         services.check_requirements()
         rehearsal: Rehearsal | None = None
@@ -217,10 +263,12 @@ class EmulatedLab:
             self.lab = rehearsal.lab
         state.fabric = self.lab.fabric
         state.datapath = services.datapath
-        state.controller_api = self.lab.controller_api if services.has_controller else ""
+        state.controller_api = services.api if services.has_controller else ""
         # Whoever takes the lab down may have another DOCKER_HOST, or none.
         state.docker = docker_engine.engine_url()
         state.swapped = [list(pair) for pair in self._options.swapped]
+        # Policies are in the runtime file.
+        state.options = {k: v for k, v in asdict(self._options).items() if k != "policies"}
         state.namespaces |= dict.fromkeys(self.plan.namespaces, 0)
         state.save()
         self._state = state
@@ -345,15 +393,14 @@ class EmulatedLab:
         return capture(end, Path(path), seconds=seconds, **limits)
 
 
-def require_root(command: str) -> None:
-    """``NeedsRoot``, with the command to run instead, unless this is root."""
+def _require_root(doing: str) -> None:
     if os.geteuid() != 0:
-        raise NeedsRoot(f"making network namespaces needs root: run sudo {command}")
+        raise NeedsRoot(f"{doing} needs root", hint="Run the program with sudo.")
 
 
 def down_lab(name: str) -> bool:
     """Take a lab down by its name; ``False`` if there was none."""
-    require_root(f"patchlight emulate down {name}")
+    _require_root(f"taking the emulated lab {name} down")
     remove_forgotten_disks()
     if not is_there(name):
         return False

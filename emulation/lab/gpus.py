@@ -21,7 +21,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.linux.sockets import bind_unix
 
 _NAMESPACE = uuid.UUID("6f0c2f50-4a8a-5d0b-8f3e-70617463686c")
@@ -190,11 +190,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog=name, description="Serve emulated GPUs.")
     parser.add_argument("--lab", type=Path, required=True, help="the lab file")
     parser.add_argument("--dir", type=Path, required=True, help="where to put the sockets")
+    parser.add_argument("--server", help="those of this server alone")
     parser.add_argument("--by-server", action="store_true", help="a folder for each server")
     arguments = parser.parse_args()
     from patchlight.testbed.labfile.reader import read_lab
 
-    asyncio.run(_run(read_lab(arguments.lab), arguments.dir, arguments.by_server))
+    lab = read_lab(arguments.lab)
+    if arguments.server is not None:
+        lab = lab.with_changes(servers=tuple(s for s in lab.servers if s.name == arguments.server))
+    asyncio.run(_run(lab, arguments.dir, arguments.by_server))
 
 
 if __name__ == "__main__":

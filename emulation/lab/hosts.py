@@ -20,7 +20,7 @@ from typing import IO, Any
 from patchlight.emulation.fabric.lab_state import MARK, LabState
 from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd
 from patchlight.emulation.lab.borrowed_nic import BorrowedNic, HostNic, HostUnreachable
-from patchlight.testbed.lab import Host, Lab
+from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.linux import namespaces
 
 _HOSTS = Path("/etc/hosts")
@@ -32,11 +32,8 @@ def write_hosts_file(lab: Lab, run_dir: Path) -> None:
 
     The machine's own names, and after them every name that a host of the lab has.
     """
-    names: dict[str, list[str]] = {}
-    for name, host in lab.host_names.items():
-        names.setdefault(str(host.nic.address), []).append(name)
     own = _HOSTS.read_text(errors="replace") if _HOSTS.exists() else "127.0.0.1 localhost\n"
-    lines = [f"{address} {' '.join(aliases)}" for address, aliases in names.items()]
+    lines = [f"{address} {' '.join(aliases)}" for address, aliases in lab.names_by_address.items()]
     (run_dir / "hosts").write_text("\n".join([own.rstrip(), f"# lab {lab.name}", *lines, ""]))
 
 

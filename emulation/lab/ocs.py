@@ -6,14 +6,14 @@ import json
 import socket
 from typing import TYPE_CHECKING, Any
 
-from patchlight.controller.client import ControllerClient
+from patchlight.client.client import ControllerClient
 from patchlight.emulation.fabric.lab_state import run_dir
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import CircuitSwitch, Endpoint, Lab
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.model import CircuitSwitch, Endpoint, Lab
+from patchlight.testbed.lab.portmap import PortMap
 
 if TYPE_CHECKING:
-    from patchlight.controller.shapes.changes import Change
+    from patchlight.testbed.wire.rest.changes import Change
 
 _CONTROL_DEADLINE_S = 30.0
 

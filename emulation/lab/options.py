@@ -6,10 +6,10 @@ from typing import TypedDict
 
 from patchlight.emulation.fabric.lab_state import recorded_labs, run_dir
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Lab, OpticalSwitch
+from patchlight.testbed.lab.model import Lab, OpticalSwitch
+from patchlight.testbed.lab.nic import Nic
+from patchlight.testbed.lab.policies import NOTHING_SAID, PolicyChoice
 from patchlight.testbed.linux.sockets import free_ports
-from patchlight.testbed.nic import Nic
-from patchlight.testbed.policies import NOTHING_SAID, PolicyChoice
 
 _MOST_SERVERS_WITH_AGENTS = 16
 _USUAL_API_PORT = 8470
@@ -111,15 +111,15 @@ def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice) -> Lab:
     """``lab`` as the controller and the agents of its emulation will know it.
 
     Agents, where there are some, answer on Unix sockets of the runtime directory, optical
-    switches and the controller's API on free loopback ports. Switches reach the controller
-    inside their own namespace, where its OpenFlow port is always free. ``policies`` go before the
-    lab's; their files are looked for in the working directory.
+    switches on free loopback ports, and so does the controller's API unless the lab file says
+    where. Switches reach the controller inside their own namespace, where its OpenFlow port is
+    always free. ``policies`` go before the lab's; their files are looked for in the working
+    directory.
     """
     directory = run_dir(lab.name)
     # The usual port is for the only lab; two that come up at once must not race for it.
     alone = not set(recorded_labs()) - {lab.name}
-    port = lab.controller_api.rpartition(":")[2]
-    usual = 0 if not alone else int(port) if port.isdigit() else _USUAL_API_PORT
+    usual = _USUAL_API_PORT if alone else 0
     driven = [switch.name for switch in driven_switches(lab)]
     api, *ports = free_ports(1 + len(driven), usual)
     at = {name: f"127.0.0.1:{port}" for name, port in zip(driven, ports, strict=True)}
@@ -136,7 +136,7 @@ def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice) -> Lab:
         wavelength_switches=tuple(
             replace(w, address=at.get(w.name, w.address)) for w in lab.wavelength_switches
         ),
-        controller_api=f"127.0.0.1:{api}",
+        controller_api=lab.controller_api or f"127.0.0.1:{api}",
         controller_openflow=f"127.0.0.1:{lab.controller_openflow.rpartition(':')[2]}",
         policies=policies.beside(Path.cwd()).over(lab.policies),
     )

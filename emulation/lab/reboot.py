@@ -15,7 +15,7 @@ from patchlight.emulation.lab.borrowed_nic import HostNic, HostUnreachable
 from patchlight.emulation.servers.groups import remove_groups
 from patchlight.emulation.servers.rehearsal import server_service, service_name
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.processes import process_start
 
@@ -31,13 +31,22 @@ def reboot(lab: Lab, plan: FabricPlan, name: str, say: Callable[[str], None]) ->
     server = lab.device(name)
     if not isinstance(server, Server):
         raise BadInput(f"{name} is not a server of lab {lab.name}")
-    with states.lab_lock(lab.name), ExitStack() as stack:
+    with states.lab_lock(lab.name):
         state = states.read_state(lab.name)
         if state is None or state.servers != "ssh" or server.ssh.address is None:
             raise BadInput(
                 f"lab {lab.name} has no servers that boot",
                 hint="make it with: patchlight emulate up LAB --servers ssh",
             )
+        boot_again(lab, plan, state, server, say)
+
+
+def boot_again(
+    lab: Lab, plan: FabricPlan, state: LabState, server: Server, say: Callable[[str], None]
+) -> None:
+    """Boot one server once all that ran on it has ended; the caller holds the lab's lock."""
+    name = server.name
+    with ExitStack() as stack:
         home = namespaces.namespace_path(namespace_name(lab.name, name))
         away = list[tuple[HostNic, int]]()
         for nic in [HostNic(h, plan, state) for h in lab.hosts if h.server.name == name]:

@@ -6,23 +6,29 @@ asks all of them, starts when they answer.
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+from patchlight.client.client import ControllerClient
 from patchlight.emulation.fabric import build, openvswitch
 from patchlight.emulation.fabric.forking import nursery
 from patchlight.emulation.fabric.lab_state import LabState
 from patchlight.emulation.fabric.plan import FabricPlan, fabric_namespace, namespace_name
-from patchlight.emulation.fabric.processes import Service, Supervisor, get_json
+from patchlight.emulation.fabric.processes import Service, Supervisor
 from patchlight.emulation.lab.options import LabOptions, driven_switches, has_agents, has_controller
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.tuning import LIGHT_SOCKET
 from patchlight.testbed.linux import deploy_file, docker_engine, netem
 from patchlight.testbed.linux.namespaces import namespace_path
-from patchlight.testbed.linux.sockets import unix_socket_answers
-from patchlight.testbed.tuning import LIGHT_SOCKET
+from patchlight.testbed.linux.sockets import listen, unix_socket_answers
 from patchlight.testbed.units import format_rate
+from patchlight.testbed.wire.lab_api import UNIX, is_beyond_this_machine, system_socket
+
+if TYPE_CHECKING:
+    from patchlight.testbed.wire.rest.lab import Status
 
 # What emulated devices, agents and a controller import until they answer.
 _IMPORTS = (
@@ -56,6 +62,7 @@ class LabServices:
         self._options = options
         self._say = say
         self._run_dir = state.run_dir
+        self._client: ControllerClient | None = None
         with_openflow = lab.fabric == "openvswitch"
         self.has_controller = has_controller(lab, options)
         self._has_agents = has_agents(lab, options)
@@ -67,14 +74,20 @@ class LabServices:
             netem.check_supported()
         if self.datapath != "bridge" and self._lab.packet_switches:
             openvswitch.check_installed()
+        if not self.has_controller:
+            return
         options, with_tls = self._options, self._lab.controller_openflow_tls
-        if self.has_controller and with_tls and not (options.tls and options.switch_tls):
+        at = self._lab.controller_api
+        shown = with_tls or is_beyond_this_machine(at)
+        if (with_tls and not options.switch_tls) or (shown and not options.tls):
             raise BadInput(
-                f"lab {self._lab.name} has OpenFlow over TLS: its controller and its switches need "
-                "certificates",
+                f"lab {self._lab.name} has OpenFlow over TLS, or its API at {at}, which other "
+                "machines reach: its controller and its switches need certificates",
                 hint="'patchlight emulate up' makes them; in Python name their folders with tls= "
                 "and switch_tls= ('deploy certificates --for controller --for switches')",
             )
+        # Before anything is made: what is there already, or an address that is not this machine's.
+        listen(at).close()
 
     def expect(self) -> None:
         """Begin with what takes long, beside the making of links."""
@@ -84,31 +97,37 @@ class LabServices:
     def start(
         self, plan: FabricPlan, supervisor: Supervisor, servers: Iterable[Service] = ()
     ) -> None:
-        """Start everything, ``servers`` too, and return once all of it answers."""
-        # Emulated switches tell it what they let through.
-        supervisor.start([*self._light()])
-        devices = [*self._optical_switches(), *self._gpus(), *self._agents(), *servers]
-        if devices:
-            self._say(f"starting {', '.join(service.name for service in devices)}")
-            supervisor.launch(devices)
+        """Start everything that does not run, ``servers`` too; return once all of it answers."""
+        light, optical = [*self._light()], [*self._optical_switches()]
+        if supervisor.missing(light):
+            # Only when they start do the optical switches tell it what they let through.
+            supervisor.end(optical)
+            supervisor.start(light)
+        supervisor.launch([*optical, *self._gpus(), *self._agents(), *servers])
         if not plan.bridges or self.datapath == "bridge":
             if self.has_controller:
                 self._launch_controller(supervisor)
             supervisor.wait()
             return
         switches = openvswitch.OpenVSwitch(self._run_dir / "ovs", namespace_path(plan.fabric))
-        self._say(f"starting Open vSwitch ({self.datapath} datapath), {len(plan.bridges)} switches")
-        self._warn_of_rates(plan)
-        switches.start(supervisor.start)
+        if self._state.phase != "up":
+            count = len(plan.bridges)
+            self._say(f"starting Open vSwitch ({self.datapath} datapath), {count} switches")
+            self._warn_of_rates(plan)
+        is_new = switches.start(supervisor.start)
         if self.has_controller:
             # It starts while the switches get their ports, and hears of them afterwards.
             self._launch_controller(supervisor)
-        switches.add_bridges(plan, self.datapath, learning=not self.has_controller)
-        build.limit_switch_ports(plan)
+        if is_new:
+            switches.add_bridges(plan, self.datapath, learning=not self.has_controller)
+            build.limit_switch_ports(plan)
+        else:
+            switches.check_ports(plan)
         supervisor.wait()
         if self.has_controller:
             tls = self._options.switch_tls if self._lab.controller_openflow_tls else None
-            switches.set_controller(plan, self._lab.controller_openflow, tls)
+            if is_new:
+                switches.set_controller(plan, self._lab.controller_openflow, tls)
             supervisor.wait_for_all(
                 "controller",
                 self._connected_switches,
@@ -119,13 +138,24 @@ class LabServices:
         build.verify_switch_ports(plan)
 
     def _launch_controller(self, supervisor: Supervisor) -> None:
-        self._say(f"starting the controller at http://{self._lab.controller_api}")
-        supervisor.launch([self._controller()])
+        if supervisor.missing([self._controller()]):
+            self._say(f"starting the controller at {self._lab.controller_api}")
+            supervisor.launch([self._controller()])
 
-    def _controller_status(self) -> dict[str, Any] | None:
+    @property
+    def api(self) -> str:
+        """Where this machine's root asks the controller, without a token."""
+        at = self._lab.controller_api
+        return f"{UNIX}{system_socket(self._lab.name)}" if is_beyond_this_machine(at) else at
+
+    def _controller_status(self) -> "Status | None":
         """What our controller says of itself; not that of a lab that was quicker at the port."""
-        status = get_json(f"http://{self._lab.controller_api}/v1/status")
-        return status if status is not None and status["lab"] == self._lab.name else None
+        if self._client is None:
+            self._client = ControllerClient(self.api, deadline_s=2)
+        with suppress(PatchlightError):
+            status = self._client.status()
+            return status if status["lab"] == self._lab.name else None
+        return None
 
     def _connected_switches(self) -> int:
         status = self._controller_status()
@@ -154,7 +184,11 @@ class LabServices:
                 "--ready-file": ready_file,
             }
             yield self._module(
-                switch.name, "patchlight.emulation.optical", options, ready=ready_file.exists
+                switch.name,
+                "patchlight.emulation.optical",
+                options,
+                ready=ready_file.exists,
+                announces=ready_file,
             )
 
     def _light(self) -> Iterator[Service]:
@@ -187,6 +221,8 @@ class LabServices:
             for gpu in server.gpus
         ]
         if (self._has_agents or by_server) and sockets:
+            # Workers that are forked come to their own sockets as other users.
+            (self._run_dir / "gpus").mkdir(mode=0o711, exist_ok=True)
             yield self._module(
                 "gpus",
                 "patchlight.emulation.lab.gpus",
@@ -205,11 +241,12 @@ class LabServices:
                 "patchlight.agents.workers.forking",
                 {"--socket": forks},
                 ready=forks.exists,
+                announces=forks,
             )
         for server in self._lab.servers:
             assert server.management is not None
             path = Path(server.management.removeprefix("unix:"))
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
             options = {
                 "--server": server.name,
                 "--listen": server.management,
@@ -264,9 +301,10 @@ class LabServices:
         options: Mapping[str, object],
         *,
         ready: Callable[[], bool],
+        announces: Path | None = None,
         namespace: Path | None = None,
     ) -> Service:
         """A command behind ``python -m``; options without a value are left out."""
         argv = [sys.executable, "-m", *command.split(), f"--lab={self._run_dir / 'lab.yaml'}"]
         argv += [o if v is True else f"{o}={v}" for o, v in options.items() if v]
-        return Service(name, argv, ready, namespace, imports=_IMPORTS)
+        return Service(name, argv, ready, namespace, imports=_IMPORTS, announces=announces)

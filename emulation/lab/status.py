@@ -51,3 +51,8 @@ def missing_parts(state: states.LabState) -> list[str]:
         if namespaces.inode(namespaces.namespace_path(name)) != inode
     ]
     return gone + [f"process {p.name}" for p in state.processes if not states.is_running(p)]
+
+
+def only_processes(missing: list[str]) -> bool:
+    """Whether nothing is gone but processes, which can be started again."""
+    return bool(missing) and all(part.startswith("process ") for part in missing)

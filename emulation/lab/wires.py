@@ -14,8 +14,8 @@ from patchlight.emulation.fabric.lab_state import LabState
 from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd
 from patchlight.emulation.lab.hosts import EmulatedHost
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Endpoint, Fibre, Lab
-from patchlight.testbed.light import is_end
+from patchlight.testbed.lab.model import Endpoint, Fibre, Lab
+from patchlight.testbed.lab.optical_links import is_end
 from patchlight.testbed.linux import netem
 from patchlight.testbed.linux.namespaces import namespace_path
 from patchlight.testbed.linux.netem import Impairment

@@ -1,9 +1,14 @@
-"""Learning partition policies in the simulator: environments, networks, training, export.
+"""Learning policies in the simulators: environments, networks, training, export.
 
 Needs the extra ``learn``; what is learned is an ONNX file that needs none of it.
 """
 
-from patchlight.emulation.learning.envs.registry import register_all
+from patchlight.console.commands import Command
 
-# ``gymnasium.make("patchlight/Placement-v0")`` works once this package is imported.
-register_all()
+_HERE = "patchlight.emulation.learning.commands"
+COMMANDS = {
+    "env": Command(f"{_HERE}.env", "List, check and compare learning environments."),
+    "policy train": Command(f"{_HERE}.learn", "Train a policy as a configuration says."),
+    "policy study": Command(f"{_HERE}.learn", "Train configurations with several seeds."),
+    "policy export": Command(f"{_HERE}.learn", "Write a trained policy as an ONNX file."),
+}

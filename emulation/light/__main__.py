@@ -12,7 +12,7 @@ from patchlight.emulation.light.emulated_light import EmulatedLight
 from patchlight.emulation.light.glass import KernelGlass
 from patchlight.emulation.light.serving import LightRequests
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import read_lab
 from patchlight.testbed.linux.namespaces import namespace_path
 

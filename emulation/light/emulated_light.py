@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from patchlight.emulation.light.glass import Glass
 from patchlight.emulation.light.lasers import Lasers
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Endpoint, Fibre, Lab
-from patchlight.testbed.light import Light, is_end, transceiver_of
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.spectrum import Channel, SpectrumMap
+from patchlight.testbed.lab.model import Endpoint, Fibre, Lab
+from patchlight.testbed.lab.optical_links import Light, is_end, transceiver_of
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.spectrum import Channel, SpectrumMap
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from patchlight.emulation.fabric import links, redirects
 from patchlight.emulation.fabric.plan import switch_port_name
-from patchlight.testbed.lab import Endpoint, Lab
-from patchlight.testbed.light import is_end
+from patchlight.testbed.lab.model import Endpoint, Lab
+from patchlight.testbed.lab.optical_links import is_end
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.netlink import Netlink, Request
 

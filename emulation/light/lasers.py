@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Endpoint, Lab
-from patchlight.testbed.light import is_end, transceiver_of
-from patchlight.testbed.spectrum import Channel
+from patchlight.testbed.lab.model import Endpoint, Lab
+from patchlight.testbed.lab.optical_links import is_end, transceiver_of
+from patchlight.testbed.lab.spectrum import Channel
 
 
 @dataclass(frozen=True, slots=True)

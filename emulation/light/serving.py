@@ -10,10 +10,10 @@ from typing import Any
 from patchlight.emulation.json_lines import answer_lines
 from patchlight.emulation.light.emulated_light import EmulatedLight
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import Endpoint
+from patchlight.testbed.lab.model import Endpoint
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.spectrum import Channel, SpectrumMap
 from patchlight.testbed.linux.sockets import bind_unix
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.spectrum import Channel, SpectrumMap
 
 _READ_BYTES = 1 << 16
 

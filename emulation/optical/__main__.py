@@ -5,7 +5,6 @@ A circuit switch, or a wavelength switch with a driver.
 
 import argparse
 import asyncio
-import logging
 import os
 import sys
 from pathlib import Path
@@ -20,16 +19,17 @@ from patchlight.emulation.optical.protocols.server import server_class
 from patchlight.emulation.optical.serving import serve_until_stopped
 from patchlight.emulation.optical.wavelength_device import EmulatedWss
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import CircuitSwitch, Lab
+from patchlight.testbed.lab.model import CircuitSwitch, Lab
+from patchlight.testbed.lab.optical_links import Light
 from patchlight.testbed.labfile.reader import read_lab
-from patchlight.testbed.light import Light
 from patchlight.testbed.linux.namespaces import namespace_path
+from patchlight.testbed.logs import log_to_stderr
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the device until it is told to stop; the exit code says how it ended."""
     options = _parser().parse_args(arguments)
-    logging.basicConfig(level=options.log_level.upper(), format="%(name)s: %(message)s")
+    log_to_stderr(options.log_level.upper(), "%(name)s: %(message)s")
     try:
         lab = read_lab(options.lab)
         asyncio.run(_run(lab, options))

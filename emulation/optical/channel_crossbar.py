@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from patchlight.testbed.spectrum import Channel, SpectrumMap
+from patchlight.testbed.lab.spectrum import Channel, SpectrumMap
 
 Arriving = Mapping[int, Mapping[Channel, float]]
 """Power in dBm of each channel that arrives at an input, by its number."""

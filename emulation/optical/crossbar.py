@@ -15,9 +15,9 @@ from typing import TypeVar, TypeVarTuple
 
 from patchlight.emulation.fabric import redirects
 from patchlight.emulation.optical.switch_matrix import LightChange
-from patchlight.testbed.colours import PassivePart, WavelengthSwitch
-from patchlight.testbed.lab import CircuitSwitch, Endpoint, Lab
-from patchlight.testbed.light import launch_power_dbm
+from patchlight.testbed.lab.model import CircuitSwitch, Endpoint, Lab
+from patchlight.testbed.lab.optical_links import launch_power_dbm
+from patchlight.testbed.lab.wavelengths import PassivePart, WavelengthSwitch
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.netlink import F_DUMP, Netlink, Request, attribute, attributes
 

@@ -11,8 +11,8 @@ from patchlight.emulation.optical.emulated_switch import Clock, EmulatedSwitch
 from patchlight.emulation.optical.faults import Faults
 from patchlight.emulation.optical.switch_matrix import Circuit, Phase, RequestRefused, SwitchMatrix
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import CircuitSwitch
-from patchlight.testbed.portmap import CrossConnect, PortMap, parse_cross_connects
+from patchlight.testbed.lab.model import CircuitSwitch
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap, parse_cross_connects
 
 log = logging.getLogger("patchlight.optical")
 

@@ -19,7 +19,7 @@ from patchlight.emulation.optical.crossbar import Crossbar
 from patchlight.emulation.optical.faults import Faults
 from patchlight.emulation.optical.switch_matrix import RequestRefused
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import OpticalSwitch
+from patchlight.testbed.lab.model import OpticalSwitch
 
 _VARIATION_DB = 0.3
 

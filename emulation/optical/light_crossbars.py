@@ -11,9 +11,9 @@ from typing import Any
 from patchlight.emulation.optical.channel_crossbar import Arriving, ChannelCrossbar
 from patchlight.emulation.optical.crossbar import Crossbar
 from patchlight.emulation.optical.switch_matrix import LightChange
-from patchlight.testbed.portmap import CrossConnect, PortMap
-from patchlight.testbed.spectrum import Channel, SpectrumMap
-from patchlight.testbed.tuning import LightClient
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.spectrum import Channel, SpectrumMap
+from patchlight.testbed.lab.tuning import LightClient
 
 
 class _Light:

@@ -14,7 +14,7 @@ from patchlight.emulation.json_lines import answer_lines
 from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
 from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import OcsFault
+from patchlight.testbed.lab.model import OcsFault
 from patchlight.testbed.linux.sockets import bind_unix, free_ports, listen, split_address
 
 log = logging.getLogger("patchlight.optical")

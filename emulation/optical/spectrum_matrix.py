@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from patchlight.emulation.optical.switch_matrix import Phase, Reason, RequestRefused
-from patchlight.testbed.spectrum import ChannelConnect, SpectrumMap
+from patchlight.testbed.lab.spectrum import ChannelConnect, SpectrumMap
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from patchlight.emulation.optical.emulated_switch import Clock, EmulatedSwitch
 from patchlight.emulation.optical.faults import Faults
 from patchlight.emulation.optical.spectrum_matrix import SpectrumMatrix
 from patchlight.emulation.optical.switch_matrix import Phase, RequestRefused
-from patchlight.testbed.colours import WavelengthSwitch
-from patchlight.testbed.spectrum import ChannelConnect, SpectrumMap, parse_channel_connects
+from patchlight.testbed.lab.spectrum import ChannelConnect, SpectrumMap, parse_channel_connects
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 
 
 class EmulatedWss(EmulatedSwitch):

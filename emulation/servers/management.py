@@ -15,7 +15,7 @@ from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.fabric import links
 from patchlight.emulation.fabric.plan import fitted, namespace_name
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.netlink import Netlink
 

@@ -25,10 +25,10 @@ from patchlight.emulation.servers.management import (
     management_namespace,
 )
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.ssh_access import SshAccess
 from patchlight.testbed.linux.namespaces import namespace_path
 from patchlight.testbed.linux.sockets import ssh_answers
-from patchlight.testbed.ssh_access import SshAccess
 
 _AGENT_PORT = 8471
 _BOOT = Path(__file__).with_name("boot.sh")

@@ -1,0 +1,9 @@
+"""Simulators of clusters, networks and RAMP, for policies and job traces."""
+
+from patchlight.console.commands import Command
+
+_HERE = "patchlight.emulation.simulator.commands"
+COMMANDS = {
+    "simulate": Command(f"{_HERE}.simulate", "Simulate a cluster with a queue under a job trace."),
+    "policy compare": Command(f"{_HERE}.compare", "Compare policies in many random labs."),
+}

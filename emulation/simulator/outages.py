@@ -13,7 +13,7 @@ import numpy as np
 
 from patchlight.controller.policies.contract import ClusterShape
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.issues import nearest
+from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.units import parse_time
 
 What = Literal["server", "gpu"]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.cli.connection import connect, controller_options, running_lab
-from patchlight.cli.rendering import (
+from patchlight.console.connection import connect, controller_options, running_lab
+from patchlight.console.rendering import (
     Coloured,
     Column,
     Meaning,
@@ -23,12 +23,12 @@ from patchlight.cli.rendering import (
     say,
     when,
 )
-from patchlight.testbed.access import ROLES
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab.access import ROLES
 from patchlight.testbed.units import parse_time
 
 if TYPE_CHECKING:
-    from patchlight.controller.shapes.access import TokenShape
+    from patchlight.testbed.wire.rest.access import TokenShape
 
 _TOKEN = re.compile(r"(?:patchlight_)?([0-9a-f]{8})(?:_\S*)?")
 
@@ -64,8 +64,8 @@ def login(ca: Path, token_file: Any, lab_name: str | None, address: str | None) 
     An admin makes it there: 'patchlight token create'. It is kept for this user alone, and used
     by each command that asks that controller.
     """
-    from patchlight.controller.client import ControllerClient
-    from patchlight.controller.login import Login, controller_name_at, keep_login
+    from patchlight.client.client import ControllerClient
+    from patchlight.client.login import Login, controller_name_at, keep_login
 
     where, authority = _address(lab_name, address), ca.read_text()
     name = controller_name_at(where, authority)
@@ -84,7 +84,7 @@ def login(ca: Path, token_file: Any, lab_name: str | None, address: str | None) 
 @controller_options
 def logout(lab_name: str | None, address: str | None) -> None:
     """Forget the token for a controller; 'token revoke' makes it useless."""
-    from patchlight.controller.login import keep_login
+    from patchlight.client.login import keep_login
 
     where = _address(lab_name, address)
     keep_login(where, None)

@@ -8,9 +8,9 @@ import click
 from patchlight.agents.gpus import SAMPLES_PER_S
 from patchlight.agents.workers.backends import DEFAULT_IMAGE
 from patchlight.agents.workers.gpu_access import CHOICES
-from patchlight.cli.connection import LAB_VARIABLE, complete_lab
-from patchlight.cli.errors import require_root
-from patchlight.testbed.labfile.reader import find_lab
+from patchlight.console.connection import running_lab_file
+from patchlight.console.errors import require_root
+from patchlight.console.lab_option import lab_option
 
 
 @click.group()
@@ -19,15 +19,7 @@ def agent() -> None:
 
 
 @agent.command()
-@click.option(
-    "--lab",
-    required=True,
-    metavar="LAB",
-    envvar=LAB_VARIABLE,
-    show_envvar=True,
-    shell_complete=complete_lab,
-    help="Lab file or built-in lab.",
-)
+@lab_option("Lab file or built-in lab.", "lab", required=True)
 @click.option("--server", required=True, help="Which server of the lab this is.")
 @click.option(
     "--listen",
@@ -71,10 +63,9 @@ def agent() -> None:
 )
 @click.option(
     "--worker-user",
-    default="root",
-    show_default=True,
     metavar="USER|dynamic",
-    help="Whom workers run as that are processes; dynamic: each as a user of its own.",
+    help="Whom workers run as that are processes, instead of what the lab file says; dynamic: one "
+    "user for each person who submits jobs.",
 )
 @click.option("--image", default=DEFAULT_IMAGE, help="The container image of workers.")
 @click.option(
@@ -87,7 +78,6 @@ def run(**options: Any) -> None:
     """Serve one server until SIGTERM; its workers go on, and the next agent takes them over."""
     from patchlight.agents.run import Options, run_agent
 
-    again = "patchlight agent run --lab {lab} --server {server} …".format_map(options)
-    require_root("running an agent", again)
-    options["lab"] = find_lab(options["lab"])
+    require_root("running an agent")
+    options["lab"] = running_lab_file(options["lab"])
     run_agent(Options(**options))

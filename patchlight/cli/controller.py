@@ -11,16 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.cli.connection import (
-    LAB_VARIABLE,
-    complete_lab,
-    connect,
-    controller_options,
-    labs_up,
-)
-from patchlight.cli.numbers import ANY, AT_LEAST_0
 from patchlight.cli.policy.options import chosen_policies, policy_options
-from patchlight.cli.rendering import (
+from patchlight.console.connection import connect, controller_options, labs_up
+from patchlight.console.lab_option import lab_option
+from patchlight.console.numbers import ANY, AT_LEAST_0
+from patchlight.console.rendering import (
     Coloured,
     Column,
     Table,
@@ -33,7 +28,7 @@ from patchlight.cli.rendering import (
 from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILING_DBM, Tolerances
 
 if TYPE_CHECKING:
-    from patchlight.controller.shapes.lab import AgentStatus, CircuitSwitchStatus
+    from patchlight.testbed.wire.rest.lab import AgentStatus, CircuitSwitchStatus
 
 
 @click.group()
@@ -42,16 +37,7 @@ def controller() -> None:
 
 
 @controller.command()
-@click.option(
-    "--lab",
-    "lab_name",
-    required=True,
-    metavar="LAB",
-    envvar=LAB_VARIABLE,
-    show_envvar=True,
-    shell_complete=complete_lab,
-    help="Lab file or built-in lab.",
-)
+@lab_option("Lab file or built-in lab.", required=True)
 @click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
@@ -147,8 +133,8 @@ def run(
     """
     from patchlight.controller.parts import Settings
     from patchlight.controller.service import serve
-    from patchlight.testbed.lab_api import is_beyond_this_machine, new_api_address, own_socket
     from patchlight.testbed.labfile.reader import find_lab, read_lab
+    from patchlight.testbed.wire.lab_api import is_beyond_this_machine, new_api_address, own_socket
 
     lab_file = labs_up().get(lab_name) or find_lab(lab_name)
     lab = read_lab(lab_file)
@@ -182,7 +168,7 @@ def run(
         def ready() -> None:
             say(f"controller of {lab.name}: {where}", err=True)
             if dashboard_at is not None:
-                from patchlight.cli.dashboard.beside import Dashboard
+                from patchlight.console.dashboard_process import Dashboard
 
                 local = own_socket(lab.name) if is_beyond_this_machine(settings.api) else None
                 beside.callback(Dashboard(local or settings.api, dashboard_at).close)

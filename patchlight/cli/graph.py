@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.cli.rendering import (
+from patchlight.console.rendering import (
     Column,
     Table,
     console,
@@ -146,9 +146,9 @@ def _names() -> list[str]:
 
 def _load(name: str) -> ComputationGraph:
     """A file where there is one by that name, else what has the name."""
-    from patchlight.testbed.files.issues import nearest
     from patchlight.testbed.graphs import BUILTIN_NAMES, builtin_graph, read_graph
     from patchlight.testbed.graphs.profiles import profile_cache
+    from patchlight.testbed.io.issues import nearest
 
     path = Path(name)
     if path.is_file():

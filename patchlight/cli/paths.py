@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from patchlight.cli.connection import connect, controller_options
-from patchlight.cli.rendering import Coloured, Table, listing_options, print_json, say, span
+from patchlight.console.connection import connect, controller_options
+from patchlight.console.rendering import Coloured, Table, listing_options, print_json, say, span
 
 if TYPE_CHECKING:
-    from patchlight.controller.shapes.paths import PathsShape
+    from patchlight.testbed.wire.rest.paths import PathsShape
 
 
 @click.command()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from patchlight.controller.client import ControllerClient
+    from patchlight.client.client import ControllerClient
 
 _PREFIX = "patchlight_"
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
-from patchlight.cli.connection import connect, controller_options
-from patchlight.cli.rendering import Coloured, Table, listing_options, print_json, span
 from patchlight.cli.scrape import Scrape
+from patchlight.console.connection import connect, controller_options
+from patchlight.console.rendering import Coloured, Table, listing_options, print_json, span
 
 Row = tuple[str, Coloured]
 _MOST_NAMES = 4
@@ -61,6 +61,11 @@ def status_rows(found: Scrape) -> Iterator[Row]:
     yield "changes", _changes(found)
     yield "packet switches", _all_there(found, "packet_switch_connected", "switch", "connected")
     yield "agents", _all_there(found, "agent_up", "server", "answer")
+    if as_root := found.by("agent_root_workers", "server"):
+        words = (
+            f"run as root on {_named(sorted(as_root))}: whoever submits jobs reads all files there"
+        )
+        yield "workers", Coloured(words, "caution")
     yield "controller", _controller(found)
 
 

@@ -6,9 +6,11 @@ from dataclasses import asdict
 
 import click
 
-from patchlight.cli.connection import connect, controller_options
 from patchlight.cli.job.follow import patiently
-from patchlight.cli.rendering import (
+from patchlight.cli.scrape import JobPace, Scrape, job_paces
+from patchlight.cli.status import ocs_words
+from patchlight.console.connection import connect, controller_options
+from patchlight.console.rendering import (
     Coloured,
     Column,
     Screen,
@@ -18,8 +20,6 @@ from patchlight.cli.rendering import (
     print_json,
     terminal_lines,
 )
-from patchlight.cli.scrape import JobPace, Scrape, job_paces
-from patchlight.cli.status import ocs_words
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.units import format_rate, parse_time
 

@@ -14,7 +14,6 @@ import re
 from pathlib import Path
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.issues import FileIssues
 from patchlight.testbed.graphs.jsonformat import graph_from_json, graph_to_json
 from patchlight.testbed.graphs.model import (
     MOST_BYTES,
@@ -24,6 +23,7 @@ from patchlight.testbed.graphs.model import (
     Operation,
     find_cycle,
 )
+from patchlight.testbed.io.issues import FileIssues
 
 _EDGE = re.compile(r"\s*node(\d+) -- node(\d+)\s*")
 _NODE = re.compile(r"\s*node(\d+) -- (.*) -- (.*?)\s*")

@@ -20,8 +20,6 @@ left out (without ``loss``, it is the last operation that feeds nothing).
 import json
 from typing import Any
 
-from patchlight.testbed.files.issues import FileIssues, nearest
-from patchlight.testbed.files.json_text import JsonText, Path
 from patchlight.testbed.graphs.model import (
     ComputationGraph,
     GraphFileError,
@@ -29,6 +27,8 @@ from patchlight.testbed.graphs.model import (
     find_cycle,
     most_of,
 )
+from patchlight.testbed.io.issues import FileIssues, nearest
+from patchlight.testbed.io.json_text import JsonText, Path
 
 FORMAT, VERSION = "patchlight-graph", 1
 _HEAD = ("format", "version", "name", "origin", "device", "batch", "notes", "loss")

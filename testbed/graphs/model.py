@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Literal
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.issues import FileError
+from patchlight.testbed.io.issues import FileError
 
 Origin = Literal["profiled", "computed"]
 MOST_MS = 1e12

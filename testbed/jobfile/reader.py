@@ -12,10 +12,10 @@ from typing import Any
 
 from patchlight.testbed.commands import Mount
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.fields import plain
-from patchlight.testbed.files.groups import Fields
-from patchlight.testbed.files.issues import FileError, FileIssues, Located
-from patchlight.testbed.files.reader import parse, read_standard_input, read_text
+from patchlight.testbed.io.fields import plain
+from patchlight.testbed.io.groups import Fields
+from patchlight.testbed.io.issues import FileError, FileIssues, Located
+from patchlight.testbed.io.reader import parse, read_standard_input, read_text
 from patchlight.testbed.jobfile.schema import FILE, JOB, LONGEST_NAME, OF_FILES
 from patchlight.testbed.jobs import MOST_JOBS, JobSpec, checked_specs, contradictions
 

@@ -3,7 +3,7 @@
 ``python -m patchlight.testbed.jobfile.reference`` prints it as Markdown.
 """
 
-from patchlight.testbed.files.reference import table
+from patchlight.testbed.io.reference import table
 from patchlight.testbed.jobfile.schema import JOB, MOUNT, OF_FILES, SWEEP
 
 _HEAD = """\

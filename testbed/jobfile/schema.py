@@ -7,7 +7,7 @@ from typing import Any, get_args
 from patchlight.testbed import units
 from patchlight.testbed.commands import LONGEST_TEXT, RESERVED_VARIABLES, HowHeld, Mount
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.fields import (
+from patchlight.testbed.io.fields import (
     ListOf,
     MapOf,
     Number,
@@ -18,9 +18,9 @@ from patchlight.testbed.files.fields import (
     matching,
     quantity,
 )
-from patchlight.testbed.files.forms import Either, Spelled
-from patchlight.testbed.files.groups import Group, Key, required
-from patchlight.testbed.files.issues import short
+from patchlight.testbed.io.forms import Either, Spelled
+from patchlight.testbed.io.groups import Group, Key, required
+from patchlight.testbed.io.issues import short
 from patchlight.testbed.jobs import (
     JOB_NAME,
     LARGEST_BATCH,

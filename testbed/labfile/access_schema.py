@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from patchlight.testbed.access import ROLES, USUAL_ACCESS, Access, Role
-from patchlight.testbed.files.fields import FieldType, choice
-from patchlight.testbed.files.groups import Fields, Group, Key
+from patchlight.testbed.io.fields import FieldType, choice
+from patchlight.testbed.io.groups import Fields, Group, Key
+from patchlight.testbed.lab.access import ROLES, USUAL_ACCESS, Access, Role
 
 _ROLE = choice("a role", str(Role.NOBODY), *ROLES)
 

@@ -8,9 +8,11 @@ from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
-from patchlight.testbed.files.groups import Fields
-from patchlight.testbed.files.issues import FileIssues, Located, nearest
-from patchlight.testbed.lab import default_mac
+from patchlight.testbed.io.groups import Fields
+from patchlight.testbed.io.issues import FileIssues, Located, nearest
+from patchlight.testbed.lab.model import default_mac
+from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS, OcsDriver
+from patchlight.testbed.lab.portmap import CrossConnect, parse_cross_connects
 from patchlight.testbed.labfile.colours_check import (
     check_passive_part,
     check_transceiver,
@@ -18,8 +20,6 @@ from patchlight.testbed.labfile.colours_check import (
 )
 from patchlight.testbed.labfile.fibres_check import check_fibres
 from patchlight.testbed.labfile.listed import devices, items, repeated, value_of
-from patchlight.testbed.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS, OcsDriver
-from patchlight.testbed.portmap import CrossConnect, parse_cross_connects
 
 # An agent's answer to the release of a worker waits for it.
 MOST_RELOCK_S = 20.0
@@ -202,9 +202,12 @@ def _check_way(nic: Fields, issues: FileIssues) -> None:
     if mode == "macvlan" and mac == "hardware":
         message = "a macvlan has no MAC of its own: expected mac: lab, or an address"
         issues.at(nic["mac"], message)
-    if mode == "macvlan" and value_of(nic, "rdma", "auto") == "exclusive":
+    rdma = value_of(nic, "rdma", "auto")
+    if mode == "macvlan" and rdma == "exclusive":
         message = "a macvlan has no RDMA device to itself: expected rdma: auto, shared or none"
         issues.at(nic["rdma"], message)
+    if mode == "veth" and rdma in ("exclusive", "shared"):
+        issues.at(nic["rdma"], "a veth has no RDMA device: expected rdma: auto or none")
     if "relock" in nic and nic["relock"].value > MOST_RELOCK_S:
         message = f"relock is more than {MOST_RELOCK_S:g} s: expected less, as jobs wait for it"
         issues.at(nic["relock"], message)

@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from typing import Any
 
-from patchlight.testbed.colours import Transceiver, WavelengthSwitch
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.groups import Fields
-from patchlight.testbed.files.issues import FileIssues, Located
+from patchlight.testbed.io.groups import Fields
+from patchlight.testbed.io.issues import FileIssues, Located
+from patchlight.testbed.lab.ocs_drivers import check_shape
+from patchlight.testbed.lab.spectrum import ChannelConnect, Grid, SpectrumMap, clashes
+from patchlight.testbed.lab.wavelengths import Transceiver, WavelengthSwitch
 from patchlight.testbed.labfile.colours_schema import part_channels, transceiver_of
-from patchlight.testbed.ocs_drivers import check_shape
-from patchlight.testbed.spectrum import ChannelConnect, Grid, SpectrumMap, clashes
 
 
 def check_transceiver(located: Located[Any], issues: FileIssues) -> None:

@@ -3,24 +3,24 @@
 from collections.abc import Mapping
 from typing import Any
 
-from patchlight.testbed.colours import (
-    PART_KINDS,
-    PassivePart,
-    Transceiver,
-    WavelengthSwitch,
-    channels_in,
-)
-from patchlight.testbed.emulated import Emulation
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.fields import FieldType, ListOf, MapOf, Text, Whole, choice, quantity
-from patchlight.testbed.files.groups import Fields, Group, Key, required
-from patchlight.testbed.spectrum import (
+from patchlight.testbed.io.fields import FieldType, ListOf, MapOf, Text, Whole, choice, quantity
+from patchlight.testbed.io.groups import Fields, Group, Key, required
+from patchlight.testbed.lab.emulated import Emulation
+from patchlight.testbed.lab.spectrum import (
     GRIDS,
     Band,
     Channel,
     Grid,
     SpectrumMap,
     parse_channel_connects,
+)
+from patchlight.testbed.lab.wavelengths import (
+    PART_KINDS,
+    PassivePart,
+    Transceiver,
+    WavelengthSwitch,
+    channels_in,
 )
 from patchlight.testbed.units import (
     LOSS,
@@ -211,7 +211,7 @@ def wavelength_switch_document(switch: WavelengthSwitch) -> dict[str, Any]:
         written["insertion_loss"] = write_loss(switch.insertion_loss_db)
     if switch.initial:
         written["cross_connects"] = list(switch.initial.texts)
-    for key in ("driver", "address", "user", "password_env"):
+    for key in ("driver", "address", "user", "password_env", "legacy_ssh"):
         if (value := getattr(switch, key)) != getattr(usual, key):
             written[key] = value
     return written

@@ -6,8 +6,8 @@ from dataclasses import replace
 import yaml
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.issues import FileError
-from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.io.issues import FileError
+from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.labfile.reader import parse_lab
 
 _Change = tuple[int, int, str]

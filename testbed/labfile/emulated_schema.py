@@ -10,7 +10,7 @@ import yaml
 
 from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.fields import (
+from patchlight.testbed.io.fields import (
     FieldType,
     ListOf,
     MapOf,
@@ -21,10 +21,10 @@ from patchlight.testbed.files.fields import (
     choice,
     quantity,
 )
-from patchlight.testbed.files.groups import Fields, Group, Key, required
-from patchlight.testbed.files.issues import FileIssues, Located, nearest, short
-from patchlight.testbed.portmap import parse_cross_connects
-from patchlight.testbed.spectrum import parse_channel_connects
+from patchlight.testbed.io.groups import Fields, Group, Key, required
+from patchlight.testbed.io.issues import FileIssues, Located, nearest, short
+from patchlight.testbed.lab.portmap import parse_cross_connects
+from patchlight.testbed.lab.spectrum import parse_channel_connects
 
 _MOST = 100_000
 

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.groups import Fields
-from patchlight.testbed.files.issues import FileIssues, Located, nearest
-from patchlight.testbed.lab import Endpoint
+from patchlight.testbed.io.groups import Fields
+from patchlight.testbed.io.issues import FileIssues, Located, nearest
+from patchlight.testbed.lab.model import Endpoint
 from patchlight.testbed.labfile.colours_schema import part_channels
 from patchlight.testbed.labfile.listed import SWITCHES, devices, items, repeated, value_of
 

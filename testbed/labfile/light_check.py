@@ -1,9 +1,9 @@
 """What is wrong with the light of a lab file's start: signals that meet, and light too weak."""
 
-from patchlight.testbed.files.groups import Fields
-from patchlight.testbed.files.issues import FileIssues, Located
-from patchlight.testbed.lab import Endpoint, Lab
-from patchlight.testbed.light import Light, Meeting
+from patchlight.testbed.io.groups import Fields
+from patchlight.testbed.io.issues import FileIssues, Located
+from patchlight.testbed.lab.model import Endpoint, Lab
+from patchlight.testbed.lab.optical_links import Light, Meeting
 
 
 def check_light(lab: Lab, fields: Fields, issues: FileIssues) -> None:

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from patchlight.testbed.files.groups import Fields
-from patchlight.testbed.files.issues import Located
+from patchlight.testbed.io.groups import Fields
+from patchlight.testbed.io.issues import Located
 
 T = TypeVar("T")
 

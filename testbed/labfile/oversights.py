@@ -2,11 +2,11 @@
 
 from importlib.metadata import entry_points
 
-from patchlight.testbed.files.groups import Fields
-from patchlight.testbed.files.issues import FileIssues, Located
-from patchlight.testbed.lab import Endpoint
+from patchlight.testbed.io.groups import Fields
+from patchlight.testbed.io.issues import FileIssues, Located
+from patchlight.testbed.lab.model import Endpoint
+from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.labfile.listed import SWITCHES, items
-from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 
 
 def note_oversights(lab: Fields, issues: FileIssues) -> None:
@@ -15,6 +15,10 @@ def note_oversights(lab: Fields, issues: FileIssues) -> None:
     switches = [switch for kind in kinds for switch in kind]
     if not (servers or switches):
         issues.at(lab["name"], "the lab has nothing but a name: expected servers or switches")
+    user = lab["workers"].value.get("user") if "workers" in lab else None
+    if user is not None and user.value == "root":
+        message = "workers run as root: whoever may submit jobs can read all files of the servers"
+        issues.at(user, f"{message}; expected dynamic, or a user by name")
     plugged: set[Endpoint] = {
         end.value for fibre in items(lab, "fibres") for end in fibre["ends"].value
     }

@@ -4,10 +4,10 @@ from typing import Any
 
 from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.fields import FieldType, Text, YesNo, plain, quantity
-from patchlight.testbed.files.groups import Fields, Group, Key
-from patchlight.testbed.files.issues import short
-from patchlight.testbed.policies import KINDS, PolicyChoice
+from patchlight.testbed.io.fields import FieldType, Text, YesNo, plain, quantity
+from patchlight.testbed.io.groups import Fields, Group, Key
+from patchlight.testbed.io.issues import short
+from patchlight.testbed.lab.policies import KINDS, PolicyChoice
 
 _TIMES = {
     "deadline": "deadline_s",

@@ -4,7 +4,7 @@ from typing import Any
 
 from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.fields import (
+from patchlight.testbed.io.fields import (
     FieldType,
     ListOf,
     Number,
@@ -14,8 +14,8 @@ from patchlight.testbed.files.fields import (
     plain,
     quantity,
 )
-from patchlight.testbed.files.groups import Fields, Group, Key, required
-from patchlight.testbed.queueing import BOUNDS, Allowance, Discipline
+from patchlight.testbed.io.groups import Fields, Group, Key, required
+from patchlight.testbed.lab.queueing import BOUNDS, Allowance, Discipline
 
 _TIMES = {
     "quantum": "quantum_s",

@@ -4,13 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.fields import plain
-from patchlight.testbed.files.groups import Fields
-from patchlight.testbed.files.issues import FileError, FileIssue, FileIssues, nearest
-from patchlight.testbed.files.reader import compose, read_text
-from patchlight.testbed.lab import (
+from patchlight.testbed.io.fields import plain
+from patchlight.testbed.io.groups import Fields
+from patchlight.testbed.io.issues import FileError, FileIssue, FileIssues, nearest
+from patchlight.testbed.io.reader import compose, read_text
+from patchlight.testbed.lab.model import (
     CircuitSwitch,
     Emulation,
     Fibre,
@@ -23,6 +22,11 @@ from patchlight.testbed.lab import (
     Server,
     default_mac,
 )
+from patchlight.testbed.lab.nic import Rendezvous
+from patchlight.testbed.lab.policies import KINDS, PolicyKind, full_path
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.ssh_access import SshAccess
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from patchlight.testbed.labfile.access_schema import access_of
 from patchlight.testbed.labfile.check import check_lab
 from patchlight.testbed.labfile.colours_schema import (
@@ -40,10 +44,6 @@ from patchlight.testbed.labfile.ranges import write_out
 from patchlight.testbed.labfile.schema import COMMON, LAB
 from patchlight.testbed.labfile.workers_schema import worker_policy_of
 from patchlight.testbed.labfile.writer import FIELD_OF
-from patchlight.testbed.nic import Rendezvous
-from patchlight.testbed.policies import KINDS, PolicyKind, full_path
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.ssh_access import SshAccess
 
 
 class LabFileError(FileError):
@@ -182,6 +182,7 @@ def _server(fields: Fields) -> Server:
         management=fields["management"].value if "management" in fields else None,
         gpus=tuple(Gpu(**_values(gpu)) for gpu in items(fields, "gpus")),
         ssh=SshAccess(**_values(fields["ssh"].value)) if "ssh" in fields else SshAccess(),
+        emulated_gpus="emulated_gpus" in fields and fields["emulated_gpus"].value,
         nics=tuple(map(_nic, items(fields, "nics"))),
     )
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from textwrap import wrap
 from typing import Any
 
-from patchlight.testbed.files.fields import ListOf
-from patchlight.testbed.files.groups import Group, Key
-from patchlight.testbed.files.issues import FileIssues
-from patchlight.testbed.files.reader import parse
-from patchlight.testbed.files.reference import sections
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.io.fields import ListOf
+from patchlight.testbed.io.groups import Group, Key
+from patchlight.testbed.io.issues import FileIssues
+from patchlight.testbed.io.reader import parse
+from patchlight.testbed.io.reference import sections
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import load_lab
 from patchlight.testbed.labfile.schema import LAB
 from patchlight.testbed.labfile.writer import lab_document, to_yaml

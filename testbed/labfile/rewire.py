@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from patchlight.testbed.lab import Endpoint, Fibre, Lab
+from patchlight.testbed.lab.model import Endpoint, Fibre, Lab
 from patchlight.testbed.labfile.reader import LabFileError, parse_lab
 from patchlight.testbed.labfile.writer import write_lab
 

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from patchlight.testbed.files.fields import ListOf, Number, YesNo, choice
-from patchlight.testbed.files.groups import Group, Key, required
+from patchlight.testbed.io.fields import ListOf, Number, YesNo, choice
+from patchlight.testbed.io.groups import Group, Key, required
 from patchlight.testbed.labfile.access_schema import access_group
 from patchlight.testbed.labfile.colours_schema import (
     TRANSCEIVER,
@@ -132,6 +132,9 @@ SSH = Group(
     Key("user", USER_NAME, "whom to log in as", default="as the SSH client says"),
     Key("identity", FILE_PATH, "the file of the private key", default="as the SSH client says"),
     Key("host_key", HOST_KEY, "the fingerprint of its host key", default="what known_hosts has"),
+    Key(
+        "legacy", YesNo("whether it may use them"), "it may use old SSH algorithms", default="false"
+    ),
     Key("jump", JUMP, "the host to go through: [USER@]HOST[:PORT]", default="none"),
     Key(
         "jump_host_key",
@@ -146,6 +149,12 @@ SERVER = Group(
     Key("management", MANAGEMENT, "where the server's agent answers: host:port or unix:/path"),
     Key("ssh", SSH, "where and how its SSH answers", example="{user: admin}"),
     Key("gpus", ListOf(GPU, "GPUs"), "its GPUs", default="none"),
+    Key(
+        "emulated_gpus",
+        YesNo("whether its GPUs are emulated"),
+        "it has no such GPUs: 'deploy push' has them emulated there",
+        default="false",
+    ),
     required("nics", ListOf(NIC, "NICs"), "its NIC ports in the lab's network"),
 )
 PACKET_SWITCH = Group(
@@ -164,6 +173,12 @@ PACKET_SWITCH = Group(
 LOGIN = (
     Key("user", USER_NAME, "whom to log in as", default="admin"),
     Key("password_env", VARIABLE_NAME, "the environment variable that holds the password"),
+    Key(
+        "legacy_ssh",
+        YesNo("whether it may use them"),
+        "it may use old SSH algorithms",
+        default="false",
+    ),
 )
 EMULATED = Key(
     "emulated",

@@ -10,18 +10,18 @@ from typing import get_args
 
 from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.fields import Text, Whole, choice, matching, quantity
-from patchlight.testbed.files.issues import short
-from patchlight.testbed.lab import Endpoint
-from patchlight.testbed.nic import NicMode, RdmaUse, Route
-from patchlight.testbed.ocs_drivers import (
+from patchlight.testbed.io.fields import Text, Whole, choice, matching, quantity
+from patchlight.testbed.io.issues import short
+from patchlight.testbed.lab.model import Endpoint
+from patchlight.testbed.lab.nic import NicMode, RdmaUse, Route
+from patchlight.testbed.lab.ocs_drivers import (
     DRIVER_GROUP,
     OCS_DRIVERS,
     WSS_DRIVER_GROUP,
     WSS_DRIVERS,
     OcsDriver,
 )
-from patchlight.testbed.portmap import CrossConnect, parse_cross_connects
+from patchlight.testbed.lab.portmap import CrossConnect, parse_cross_connects
 
 # An OpenFlow 1.3 switch numbers its ports below OFPP_MAX; Open vSwitch ends at 65279.
 MOST_PACKET_PORTS = 65279

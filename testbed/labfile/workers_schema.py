@@ -1,29 +1,39 @@
 """The keys of a lab file under ``workers:``, each with its type: what jobs' workers may have."""
 
+import re
 from typing import Any
 
 from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.fields import ListOf, Number, Text, plain, quantity
-from patchlight.testbed.files.groups import Fields, Group, Key
-from patchlight.testbed.files.issues import short
-from patchlight.testbed.worker_policy import WorkerPolicy
+from patchlight.testbed.io.fields import ListOf, Number, Text, plain, quantity
+from patchlight.testbed.io.groups import Fields, Group, Key
+from patchlight.testbed.io.issues import short
+from patchlight.testbed.lab.worker_policy import DYNAMIC, WRITABLE, WorkerPolicy
 
 _LONGEST_PATTERN = 255
+_USER = r"^[A-Za-z_][A-Za-z0-9_.-]{0,31}$"
 _LEAST_BYTES, _MOST_BYTES = 16 * 2**20, 2**44
 
 
 def _folder(text: str) -> str:
-    parts = text.split("/")
-    if text.startswith("/") and text.strip("/") and text.isprintable() and ".." not in parts:
+    path = text.removesuffix(WRITABLE)
+    parts = path.split("/")
+    if path.startswith("/") and path.strip("/") and path.isprintable() and ".." not in parts:
         return text
-    raise BadInput(f"{short(text)!r} is no folder of the servers: expected one like '/srv/data'")
+    example = f"'/srv/data', or '/srv/data{WRITABLE}' to write to"
+    raise BadInput(f"{short(text)!r} is no folder of the servers: expected one like {example}")
 
 
 def _pattern(text: str) -> str:
     if text.strip() and text.isprintable() and len(text) <= _LONGEST_PATTERN:
         return text
     raise BadInput(f"{short(text)!r} is no pattern of images: expected one like 'pytorch/*'")
+
+
+def _user(text: str) -> str:
+    if re.match(_USER, text):
+        return text
+    raise BadInput(f"{short(text)!r} is no user: expected dynamic, root or another name")
 
 
 def _memory(text: str) -> int:
@@ -47,9 +57,10 @@ WORKERS = Group(
     Key(
         "mounts",
         ListOf(_FOLDER, "folders"),
-        "the folders of the servers whose files workers may see and write checkpoints to",
-        default="any but the system's",
-        example="[/srv/data, /srv/checkpoints]",
+        f"the folders of the servers that workers may see; with {WRITABLE}, also write to, as "
+        "checkpoints need it",
+        default="none",
+        example='[/srv/data, "/srv/checkpoints:rw"]',
     ),
     Key(
         "memory",
@@ -63,6 +74,13 @@ WORKERS = Group(
         "the most CPUs of a server that one worker may use",
         default="no limit of the lab's",
         example="16",
+    ),
+    Key(
+        "user",
+        Text("a user of the servers", _user, {"pattern": _USER}, example="trainer"),
+        "whom workers run as: a user of the servers, or dynamic, one for each person who submits "
+        "jobs",
+        default="dynamic",
     ),
 )
 
@@ -82,8 +100,9 @@ def worker_policy_document(policy: WorkerPolicy) -> dict[str, Any]:
     """The keys that say the same in a file."""
     said = {
         "images": None if policy.images is None else list(policy.images),
-        "mounts": None if policy.mounts is None else list(policy.mounts),
+        "mounts": list(policy.mounts) or None,
         "memory": None if policy.memory_bytes is None else units.write_size(policy.memory_bytes),
         "cpus": policy.cpus,
+        "user": None if policy.user == DYNAMIC else policy.user,
     }
     return {key: value for key, value in said.items() if value is not None}

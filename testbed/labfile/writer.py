@@ -6,9 +6,8 @@ from typing import Any, TypeVar
 
 import yaml
 
-from patchlight.testbed.colours import WavelengthSwitch
-from patchlight.testbed.files.nodes import is_bare_text
-from patchlight.testbed.lab import (
+from patchlight.testbed.io.nodes import is_bare_text
+from patchlight.testbed.lab.model import (
     NO_NETWORK,
     CircuitSwitch,
     Emulation,
@@ -20,6 +19,7 @@ from patchlight.testbed.lab import (
     Server,
     default_mac,
 )
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from patchlight.testbed.labfile.access_schema import access_document
 from patchlight.testbed.labfile.colours_schema import (
     passive_part_document,
@@ -43,7 +43,7 @@ _QUANTITIES: Mapping[str, tuple[str, Any]] = {
     "switching_time": ("switching_time_s", write_time),
     "insertion_loss": ("insertion_loss_db", write_loss),
 }
-_SSH_KEYS = ("address", "port", "user", "identity", "host_key", "jump", "jump_host_key")
+_SSH_KEYS = ("address", "port", "user", "identity", "host_key", "legacy", "jump", "jump_host_key")
 FIELD_OF = {key: name for key, (name, _) in _QUANTITIES.items()}
 _Base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 V = TypeVar("V")
@@ -161,6 +161,7 @@ def _server(server: Server) -> dict[str, Any]:
         written["ssh"] = _OnOneLine(ssh)
     if server.gpus:
         written["gpus"] = [_OnOneLine(_set(gpu, "name", "model", "uuid")) for gpu in server.gpus]
+    written |= _set(server, "emulated_gpus")
     return {**written, "nics": [_nic(nic) for nic in server.nics]}
 
 
@@ -193,7 +194,7 @@ def _packet_switch(switch: PacketSwitch) -> dict[str, Any]:
 
 def _circuit_switch(switch: CircuitSwitch) -> dict[str, Any]:
     keys = ("name", "driver", "address", "ports", "switching_time", "insertion_loss", "user")
-    written = _set(switch, *keys, "password_env")
+    written = _set(switch, *keys, "password_env", "legacy_ssh")
     if switch.datapath_id is not None:
         written["datapath_id"] = _Hex(switch.datapath_id)
     if switch.initial:

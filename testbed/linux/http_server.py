@@ -1,19 +1,20 @@
 """An HTTP server on a socket that any user of the machine may reach, and the limits it keeps.
 
 A peer that stays silent, trickles, sends too much or takes no answers costs one connection
-for a while; it never keeps others from being answered, nor fills the log.
+for a while; it never keeps others from being answered, nor fills the log. Nor does a user with many
+connections, whatever is asked over them: who has the most makes room for one more.
 """
 
 import asyncio
+import json
 import logging
 import resource
 import socket
 import ssl
 import struct
-import time
 from asyncio.sslproto import SSLProtocol
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, MutableMapping
+from collections import Counter
+from collections.abc import Collection, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -28,12 +29,15 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from patchlight.testbed.linux.problem import PROBLEM_MEDIA_TYPE, problem
 from patchlight.testbed.linux.sockets import UNIX_CLIENT
-from patchlight.testbed.problem import PROBLEM_MEDIA_TYPE, problem
 
 _READS = ("GET", "HEAD", "OPTIONS")
 # Accepted in one go, before any of them is looked at.
 _ACCEPTED_AT_ONCE = 32
+# So many more wait in the kernel; for one that has no room there, a client waits for seconds.
+_WAITING = 1024
+_AT_WORK = 2
 # A peer that keeps its connection for later does not read that it is closed.
 _GOODBYE_S = 1.0
 _LOOK_AROUND_S = 1.0
@@ -44,8 +48,9 @@ _log = logging.getLogger("patchlight.http")
 class Limits:
     """What one server takes in.
 
-    ``connections``: as many stand at a time, fewer where this process may open few files; for
-    one more, the one that has waited longest for its peer is closed. ``peer_s``: how long a peer
+    ``connections``: as many stand at a time, fewer where this process may open few files. For
+    one more, one of the user with the most is closed: first reads that last (event streams, long
+    polls), the oldest first, then what has waited longest for its peer. ``peer_s``: how long a peer
     may take to send a whole request, and to go on taking an answer. ``body_bytes``: the longest
     body.
     """
@@ -72,7 +77,8 @@ def http_server(
     ``hosts``: the names that requests may call it by, beside the address that they came to; any,
     if none are given. With ``tls``, the client of a request whose peer shows a certificate is the
     name in it. What is found out about a connection is kept for its next requests in the ``state``
-    of a request's scope, under ``connection``. ``websockets``: whether a connection may become
+    of a request's scope, under ``connection``; an ``owner`` there says whose it is, else that is
+    its user here, or its address. ``websockets``: whether a connection may become
     one; a page of another site gets none. Uvicorn's own
     signal handlers raise the signal again at the end, and with it end the process before
     the caller lets go of things. Set ``should_exit`` to stop it.
@@ -91,10 +97,6 @@ def http_server(
         backlog=_ACCEPTED_AT_ONCE,
         **options,
     )
-    for name in ("asyncio", "uvicorn.error", _log.name):
-        logger = logging.getLogger(name)
-        if not any(isinstance(present, _Sparing) for present in logger.filters):
-            logger.addFilter(_Sparing())
     return _Server(config)
 
 
@@ -118,6 +120,11 @@ class _Server(uvicorn.Server):
         if told:
             self._told_to_end.set()
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(_WAITING)
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -140,6 +147,7 @@ class _Connection(H11Protocol):
         # Each request gets a copy of the outer one.
         self.app_state = {**self.app_state, "connection": {}}
         self._waits: asyncio.TimerHandle | None = None
+        self._since = self.loop.time()
         self._is_websocket = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -167,8 +175,26 @@ class _Connection(H11Protocol):
         self._judge()
         most = min(self._limits.connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         if len(self.connections) > most:
-            waiting = [c for c in self.connections if isinstance(c, _Connection) and c._waits]
-            min(waiting, key=_due, default=self).give_up()
+            ours = [each for each in self.connections if isinstance(each, _Connection)]
+            # What is just being answered, or looked at, is closed where there is nothing else.
+            ours = [each for each in ours if each.value < _AT_WORK] or ours
+            counts = Counter(each.owner for each in ours)
+            min(ours, key=lambda each: (-counts[each.owner], each.value, each._since)).give_up()
+
+    @property
+    def owner(self) -> object:
+        """Whose connection it is, as far as that is known yet."""
+        peer = self.client or self.transport.get_extra_info("peername") or ("",)
+        by_address = peer if peer[0] == UNIX_CLIENT else peer[0]
+        return self.app_state["connection"].get("owner", by_address)
+
+    @property
+    def value(self) -> int:
+        """How bad it is to close it: least for a read of a known user, most for a change."""
+        if self._waits is not None or self.scope is None:
+            return 1
+        known = "owner" in self.app_state["connection"]
+        return 0 if known and self.scope["method"] in _READS else _AT_WORK
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._rest()
@@ -209,11 +235,23 @@ class _Connection(H11Protocol):
             self._rest()
         elif self._waits is None and not self.transport.is_closing():
             self._waits = self.loop.call_later(self._limits.peer_s, self.give_up)
+            self._since = self.loop.time()
 
     def _rest(self) -> None:
         if self._waits is not None:
             self._waits.cancel()
+            self._since = self.loop.time()
         self._waits = None
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer to what is no HTTP as to all else that is refused."""
+        body = json.dumps(problem(400, msg, "expected an HTTP/1.1 request")).encode()
+        head = {"content-type": PROBLEM_MEDIA_TYPE, "content-length": str(len(body))}
+        headers = [*head.items(), ("connection", "close")]
+        begin = h11.Response(status_code=400, reason=b"Bad Request", headers=headers)
+        for event in (begin, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
 
 class _Encrypted(SSLProtocol):
@@ -254,10 +292,6 @@ class _Encrypted(SSLProtocol):
                 why = getattr(handshake_exc, "verify_message", "") or handshake_exc.reason
                 _log.warning("refused %s, %s: %s", self._peer, self._missing, why)
         super()._on_handshake_complete(handshake_exc)
-
-
-def _due(connection: _Connection) -> float:
-    return connection._waits.when() if connection._waits else float("inf")
 
 
 def _user_of(peer: socket.socket) -> int:
@@ -330,25 +364,3 @@ def _host_name(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
-
-
-class _Sparing(logging.Filter):
-    """Lets ten messages of a kind through a minute, and says how many it left out."""
-
-    _MOST, _PERIOD_S = 10, 60.0
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
-        self._clock = clock
-        self._began = clock()
-        self._seen: defaultdict[str, int] = defaultdict(int)
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if self._clock() - self._began > self._PERIOD_S:
-            self._began = self._clock()
-            self._seen.clear()
-        kind = str(record.msg)[:200]
-        self._seen[kind] += 1
-        if self._seen[kind] == self._MOST:
-            record.msg = f"{record.msg} (more of this kind are left out for a minute)"
-        return self._seen[kind] <= self._MOST

@@ -1,6 +1,7 @@
 """What ``/proc`` tells of processes; one that ends while it is looked at is as good as gone."""
 
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -8,6 +9,12 @@ from pathlib import Path
 def boot_id() -> str:
     """What the kernel calls this run of the machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def own_program() -> str:
+    """The command ``patchlight`` of this Python, by its whole path: sudo has a PATH of its own."""
+    program = os.path.join(os.path.dirname(sys.executable), "patchlight")
+    return program if os.path.exists(program) else f"{sys.executable} -m patchlight"
 
 
 def process_ids() -> list[int]:

@@ -1,12 +1,29 @@
-"""Giving up rights for good: those of a user, and every capability."""
+"""Giving up rights for good: those of a user, every capability, and system calls."""
 
 import ctypes
+import errno
+import functools
 import os
+import tempfile
 
 from patchlight.testbed.errors import PatchlightError
 
 _SET_DUMPABLE, _DROP_BOUND, _NO_NEW_PRIVILEGES = 4, 24, 38
 _VERSION_3 = 0x20080522
+# As Docker's own profile has it: all that needs a capability that no worker has anyway, or that
+# has let programs out of their namespaces before. io_uring would pass by what is refused here.
+_REFUSED = (
+    *("mount", "umount", "umount2", "pivot_root", "fsopen", "fsconfig", "fsmount", "fspick"),
+    *("move_mount", "open_tree", "mount_setattr", "unshare", "setns", "bpf", "perf_event_open"),
+    *("keyctl", "add_key", "request_key", "userfaultfd", "kexec_load", "kexec_file_load"),
+    *("init_module", "finit_module", "delete_module", "create_module", "query_module"),
+    *("open_by_handle_at", "io_uring_setup", "io_uring_enter", "io_uring_register", "iopl"),
+    *("ioperm", "reboot", "swapon", "swapoff", "acct", "quotactl", "quotactl_fd", "settimeofday"),
+    *("clock_settime", "clock_adjtime", "adjtimex", "stime", "vhangup", "nfsservctl", "uselib"),
+    *("lookup_dcookie", "kcmp", "syslog", "sysfs", "ustat", "fanotify_init", "modify_ldt"),
+)
+_NAMESPACE_FLAGS = 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000, 0x20000
+_PERSONALITY_NOW, _AF_VSOCK = 0xFFFFFFFF, 40
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -37,6 +54,31 @@ def give_up(uid: int, gid: int) -> None:
         _prctl(_SET_DUMPABLE, 1)
     except OSError as error:
         raise RightsKept(f"giving up rights: {os.strerror(error.errno or 0)}") from error
+
+
+@functools.cache
+def refused_calls() -> bytes:
+    """A seccomp filter, as the kernel reads it, that refuses what no worker needs.
+
+    ``RuntimeError`` or ``OSError`` where libseccomp is not there or too old.
+    """
+    import pyseccomp as seccomp
+
+    rules = seccomp.SyscallFilter(seccomp.ALLOW)
+    no = seccomp.ERRNO(errno.EPERM)
+    for name in _REFUSED:
+        rules.add_rule(no, name)
+    for flag in _NAMESPACE_FLAGS:
+        rules.add_rule(no, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, flag, flag))
+    # Its flags are in memory, where no filter looks: the C library takes clone instead.
+    rules.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")
+    # Virtual machines' sockets know no network namespaces.
+    rules.add_rule(no, "socket", seccomp.Arg(0, seccomp.EQ, _AF_VSOCK))
+    rules.add_rule(no, "personality", seccomp.Arg(0, seccomp.NE, _PERSONALITY_NOW))
+    with tempfile.TemporaryFile() as file:
+        rules.export_bpf(file)
+        file.seek(0)
+        return file.read()
 
 
 def _prctl(option: int, value: int) -> None:

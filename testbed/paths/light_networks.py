@@ -9,14 +9,14 @@ from functools import cached_property
 
 import numpy as np
 
-from patchlight.testbed.colours import Transceiver
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Host, Lab
-from patchlight.testbed.labmaps import circuits_of, spectra_of
-from patchlight.testbed.light import Light
+from patchlight.testbed.lab.labmaps import circuits_of, spectra_of
+from patchlight.testbed.lab.model import Host, Lab
+from patchlight.testbed.lab.optical_links import Light
+from patchlight.testbed.lab.spectrum import Channel
+from patchlight.testbed.lab.switchmap import AnyMap
+from patchlight.testbed.lab.wavelengths import Transceiver
 from patchlight.testbed.paths.contract import NO_CHANNEL, PathNetwork
-from patchlight.testbed.spectrum import Channel
-from patchlight.testbed.switchmap import AnyMap
 
 _MOST_CHANNELS = 400
 _Reach = Mapping[Channel, Mapping[int, frozenset[int]]]

@@ -20,7 +20,7 @@ from patchlight.agents.workers.backends import BackendOptions, make_runner
 from patchlight.agents.workers.contract import Runner, WorkerLaunch
 from patchlight.testbed.linux import docker_engine, namespace_processes, namespaces
 from patchlight.testbed.linux.cgroups import Limits
-from patchlight.testbed.worker_api import WorkerSpec
+from patchlight.testbed.wire.worker_api import WorkerSpec
 from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.docker]

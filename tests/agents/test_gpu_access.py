@@ -17,7 +17,7 @@ from patchlight.agents.worker_folder import read_state
 from patchlight.agents.workers import keeper
 from patchlight.agents.workers.gpu_access import container_settings, find_access
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.worker_api import WorkerState
+from patchlight.testbed.wire.worker_api import WorkerState
 from tests.support.waiting import PATIENCE_S
 
 GPU = PhysicalGpu("GPU-b", minor=3)

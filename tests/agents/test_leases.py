@@ -10,7 +10,7 @@ from patchlight.agents.nics.state import NicState
 from patchlight.agents.worker_folder import ON_REQUEST, Ending, LastReport, final_report
 from patchlight.agents.workers.contract import ExitInfo, WorkerHandle
 from patchlight.testbed.linux.rate_limits import SavedLimit
-from patchlight.testbed.worker_api import WorkerSpec, WorkerState
+from patchlight.testbed.wire.worker_api import WorkerSpec, WorkerState
 
 
 def lease(worker: str) -> Lease:

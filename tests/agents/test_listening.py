@@ -14,9 +14,9 @@ import pytest
 from patchlight.agents.gpus import gpu_backend
 from patchlight.agents.run import credentials_of, open_listener
 from patchlight.agents.workers.backends import BackendOptions, make_runner
-from patchlight.deploy.authority import Authority
+from patchlight.controller.access.authority import Authority
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.linux.credentials import Credentials
 from patchlight.testbed.linux.sockets import PortTaken
 from tests.support.tls_agents import idle_agent

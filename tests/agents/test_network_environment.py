@@ -1,6 +1,7 @@
 """What programs are told of a worker's network."""
 
 import json
+from dataclasses import replace
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,18 @@ from patchlight.agents.roce import RdmaDevice
 from patchlight.agents.workers.contract import WorkerLaunch
 from patchlight.agents.workers.network_environment import (
     FILE,
+    hostname,
+    hosts_file,
     network_defaults,
     network_environment,
     publish,
 )
 from patchlight.controller.jobs.worker_specs import worker_specs
-from patchlight.testbed.agent_status import RdmaStatus
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.labfile.reader import parse_lab
 from patchlight.testbed.linux.cgroups import Limits
-from patchlight.testbed.worker_api import GidStatus, WorkerSpec
+from patchlight.testbed.wire.agent_status import RdmaStatus
+from patchlight.testbed.wire.worker_api import GidStatus, WorkerSpec
 
 LAB = """\
 name: roce
@@ -53,6 +56,22 @@ def spec(*rendezvous: str) -> WorkerSpec:
 def variables(worker: WorkerSpec, **keys: Any) -> dict[str, str]:
     launch = WorkerLaunch(worker, Path("/w"), "ns", "nic0", Limits(1 << 30, 256), **keys)
     return {**network_defaults(launch), **network_environment(launch, "/run/worker")}
+
+
+def test_a_worker_is_called_as_the_lab_calls_its_host_and_knows_the_others() -> None:
+    lab = parse_lab(LAB)
+    launch = WorkerLaunch(
+        spec(), Path("/w"), "ns", "nic0", Limits(1 << 30, 256), hosts=lab.names_by_address
+    )
+    assert hostname(launch) == "s1.nic0"
+    assert hosts_file(launch).splitlines() == [
+        "127.0.0.1 localhost",
+        "::1 localhost ip6-localhost ip6-loopback",
+        "192.168.10.11 s1.nic0 s1",
+        "192.168.10.12 s2.nic0 s2",
+    ]
+    unknown = replace(launch, hosts={})
+    assert hosts_file(unknown).splitlines()[2:] == [f"192.168.10.11 {hostname(unknown)}"]
 
 
 def test_without_rdma_everything_goes_over_the_nic() -> None:

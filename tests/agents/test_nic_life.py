@@ -14,12 +14,12 @@ import pytest
 from patchlight.agents.nics.moving import is_in, read_nic
 from patchlight.agents.nics.state import NicState
 from patchlight.agents.nics.ways import NicWay
-from patchlight.controller.agent_client import AgentClient, NicDark
-from patchlight.controller.fleet import Fleet
-from patchlight.testbed.lab import Lab, Nic
+from patchlight.controller.hosts.agent_client import AgentClient, NicDark
+from patchlight.controller.hosts.fleet import Fleet
+from patchlight.testbed.lab.model import Lab, Nic
+from patchlight.testbed.lab.nic import default_mac
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux import namespaces
-from patchlight.testbed.nic import default_mac
 from tests.support.agent_bench import Agent, Bench, ip
 from tests.support.waiting import PATIENCE_S, wait_until
 from tests.support.worker_jobs import everything_is_back, run_job, start_all

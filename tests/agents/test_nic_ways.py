@@ -14,10 +14,10 @@ from patchlight.agents.nics.state import FunctionState, NicState, name_inside
 from patchlight.agents.nics.upon import function_in, settings_of
 from patchlight.agents.nics.ways import NicWay, way_of
 from patchlight.agents.roce import RdmaDevice
+from patchlight.testbed.lab.nic import Nic, default_mac
 from patchlight.testbed.linux import rdma
 from patchlight.testbed.linux.dcb import Priorities, priorities_in
 from patchlight.testbed.linux.netlink import attribute
-from patchlight.testbed.nic import Nic, default_mac
 from tests.support.sysfs_tree import SysfsTree
 
 ADDRESS = IPv4Address("192.168.10.11")

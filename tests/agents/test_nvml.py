@@ -12,8 +12,8 @@ import pytest
 from patchlight.agents.errors import GpuError
 from patchlight.agents.gpus.contract import GpuReading
 from patchlight.agents.gpus.nvml import NvmlGpus
-from patchlight.testbed.agent_status import GpuTelemetry
-from patchlight.testbed.lab import Gpu, Server
+from patchlight.testbed.lab.model import Gpu, Server
+from patchlight.testbed.wire.agent_status import GpuTelemetry
 from tests.support import nvml
 from tests.support.nvml import Driver
 from tests.support.waiting import PATIENCE_S

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from patchlight.cli.main import cli
-from patchlight.deploy.authority import Authority
+from patchlight.controller.access.authority import Authority
 from tests.support.controller_process import ControllerProcess
 from tests.support.waiting import PATIENCE_S, free_ports, wait_until
 

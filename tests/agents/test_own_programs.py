@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 from tests.support.agent_bench import NETWORK, ROOT, Agent, Bench, ip
 from tests.support.waiting import wait_until
-from tests.support.worker_jobs import everything_is_back
+from tests.support.worker_jobs import everything_is_back, start_all, until_done
 
 pytestmark = pytest.mark.root
 
@@ -101,6 +102,27 @@ def test_a_program_finds_its_peers_and_begins_when_it_is_told(
     part = agent.client.get("/workers/job-0/log?after=2&limit=4").json()
     assert (part["text"], part["next"]) == (written[2:6], 6)
     assert everything_is_back(agent, "job-0")
+
+
+def test_what_a_program_prints_as_it_is_told_to_end_is_there_afterwards(
+    make_bench: MakeBench, runner: str
+) -> None:
+    bench = make_bench(1)
+    agent = bench.agent("server1", runner).start()
+    program = "trap 'echo saved; exit 0' TERM; echo at work; while :; do sleep 0.05; done"
+    spec = bench.command(0, 1, "sh", "-c", program)
+    assert agent.client.post("/workers", json=spec).status_code == 201
+    tell(agent, "start")
+    wait_until(lambda: log(agent) == "at work\n", "it to work")
+    tell(agent, "end")
+    assert log(agent).endswith("saved\n")
+    assert everything_is_back(agent, "job-0")
+    agent.kill()
+    agent.start()
+    tell(agent, "end")
+    assert log(agent).endswith("saved\n")
+    assert agent.client.delete("/workers/job-0").status_code == 200
+    assert agent.client.post("/workers/job-0/end").status_code == 404
 
 
 @contextmanager
@@ -191,6 +213,7 @@ def test_the_pages_example_is_held_and_ends_where_it_is_told(make_bench: MakeBen
 
 def test_processes_have_neither_images_nor_mounts(make_bench: MakeBench, tmp_path: Path) -> None:
     bench = make_bench(1)
+    bench.allow(f"{tmp_path}:rw")
     agent = bench.agent("server1").start()
     mount = {"source": str(tmp_path), "target": "/data"}
     for asked, words in (
@@ -203,18 +226,24 @@ def test_processes_have_neither_images_nor_mounts(make_bench: MakeBench, tmp_pat
     taken = bench.command(0, 1, "true", environment={"RANK": "7"})
     answer = agent.client.post("/workers", json=taken)
     assert "RANK cannot be given: Patchlight sets it for each rank" in answer.json()["error"]
-    nowhere = {**bench.command(0, 1, "true"), "checkpoint": str(tmp_path / "none")}
-    assert "this server has not" in agent.client.post("/workers", json=nowhere).json()["error"]
+    nowhere = {**bench.command(0, 1, "true"), "checkpoint": str(tmp_path / "none" / "none")}
+    answer = agent.client.post("/workers", json=nowhere)
+    assert (answer.status_code, "No such file" in answer.json()["error"]) == (422, True)
+    assert not (tmp_path / "none").exists()
+    others = {**bench.command(0, 1, "true"), "checkpoint": "/srv"}
+    answer = agent.client.post("/workers", json=others)
+    assert answer.status_code == 403
+    assert answer.json()["hint"].endswith("workers: {mounts: ['/srv:rw']}")
     assert everything_is_back(agent, "job-0")
 
 
 @pytest.mark.docker
 def test_what_a_container_is_given(make_bench: MakeBench, docker_host: str, tmp_path: Path) -> None:
     bench = make_bench(1)
-    agent = bench.agent("server1", "docker").start()
     data, saved = tmp_path / "data", tmp_path / "saved"
     data.mkdir()
-    saved.mkdir()
+    bench.allow(str(data), f"{tmp_path}:rw")
+    agent = bench.agent("server1", "docker").start()
     (data / "input").write_text("read me")
     program = (
         "cat /data/input; echo no 2>/dev/null >/data/x || echo kept; df -k /dev/shm | tail -1; "
@@ -235,6 +264,48 @@ def test_what_a_container_is_given(make_bench: MakeBench, docker_host: str, tmp_
     assert words[3] == "8192"
     assert words[-1] == "/tmp"
     assert (saved / "model").read_text() == "well\n"
+
+
+MEET = """
+import os, socket, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1) * (dist.get_rank() + 1)
+dist.all_reduce(total)
+print("sum", int(total), "at", socket.gethostname(), flush=True)
+dist.barrier()
+os._exit(0)
+"""
+
+
+@pytest.mark.docker
+def test_torchrun_meets_over_two_containers(
+    make_bench: MakeBench, docker_host: str, tmp_path: Path
+) -> None:
+    site = Path(pytest.importorskip("torch").__file__).parents[1]
+    if os.path.realpath("/usr/bin/python3") != f"/usr/bin/python3.{sys.version_info[1]}":
+        pytest.skip("the image's Python, that of this system, cannot load these packages")
+    tmp_path.chmod(0o755)
+    (tmp_path / "meet.py").write_text(MEET)
+    bench = make_bench(2)
+    bench.allow(str(site), str(tmp_path))
+    agents = bench.start_agents(2, "docker")
+    words = "python3 -m torch.distributed.run --nnodes 2 --nproc-per-node 1 --rdzv-id meet "
+    words += "--rdzv-backend c10d --rdzv-endpoint server1:29400 /program/meet.py"
+    given: dict[str, Any] = {
+        "environment": {"PYTHONPATH": "/site"},
+        "mounts": [
+            {"source": str(site), "target": "/site"},
+            {"source": str(tmp_path), "target": "/program"},
+        ],
+    }
+    for rank, agent in enumerate(agents):
+        answer = agent.client.post("/workers", json=bench.command(rank, 2, *words.split(), **given))
+        assert answer.status_code == 201, answer.text
+    start_all(agents)
+    until_done(agents)
+    for number, agent in enumerate(agents, 1):
+        said = agent.client.get(f"/workers/job-{number - 1}/log").json()["text"]
+        assert f"sum 3 at server{number}" in said
 
 
 @pytest.mark.docker

@@ -8,7 +8,7 @@ import pytest
 
 from patchlight.agents.gpus.contract import GpuBackend, GpuReading, PhysicalGpu
 from patchlight.agents.gpus.pairing import Pairings
-from patchlight.testbed.lab import Gpu, Nic, Server
+from patchlight.testbed.lab.model import Gpu, Nic, Server
 
 
 class Gpus(GpuBackend):

@@ -9,7 +9,7 @@ import pytest
 
 from patchlight.agents.probing import Ear, probe
 from patchlight.testbed.linux import namespaces
-from patchlight.testbed.probe_frames import Neighbour, probe_frame
+from patchlight.testbed.wire.probe_frames import Neighbour, probe_frame
 from tests.support.agent_bench import ip
 
 pytestmark = pytest.mark.root

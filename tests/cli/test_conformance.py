@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.testbed.ocs_drivers import drivers_table
+from patchlight.testbed.lab.ocs_drivers import drivers_table
 from tests.support.emulated_devices import Running, lab_file, running
 from tests.support.programs import ROOT, python
 
@@ -17,7 +17,7 @@ RUDE_DRIVER = """
 import asyncio
 import logging
 from patchlight.controller.circuits.drivers.polatis.scpi import PolatisScpi
-from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.lab.portmap import CrossConnect
 
 class Rude(PolatisScpi):
     async def connect(self, pairs):
@@ -92,7 +92,7 @@ def test_a_driver_that_does_otherwise_is_told_what(
         for line in ended.stdout.splitlines()
         if " failed " in line
     }
-    assert "expected [3>9, 5>11]" in failed["a busy port is refused and nothing else"]
+    assert "expected [3>4, 5>6]" in failed["a busy port is refused and nothing else"]
     assert "not done within 2 s" in failed["alarms can be asked for"]
     assert "not done within 2 s" in failed["alarms arrive"]
     assert "the password is in the log" in failed["knows its ports"]
@@ -107,7 +107,7 @@ def test_a_driver_that_does_otherwise_is_told_what(
     [
         (("no_such_module:Driver", "--device", "h:1"), "loading the driver no_such_module:Driver"),
         (("polatis-scip", "--device", "h:1"), "did you mean polatis-scpi?"),
-        (("dry-run", "--device", "h:1", "--ports", "8"), "8"),
+        (("dry-run", "--device", "h:1", "--ports", "4"), "4"),
         (("dry-run",), "--device"),
     ],
 )
@@ -118,6 +118,6 @@ def test_wrong_input_is_told(arguments: tuple[str, ...], message: str) -> None:
 
 
 def test_the_documentation_has_the_table_of_drivers_as_it_is() -> None:
-    """Out of date? ``python -m patchlight.testbed.ocs_drivers`` prints it."""
+    """Out of date? ``python -m patchlight.testbed.lab.ocs_drivers`` prints it."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     assert any(drivers_table() in page.read_text(encoding="utf-8") for page in pages)

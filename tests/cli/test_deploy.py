@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from patchlight.cli.deploy.group import deploy
-from patchlight.cli.deploy.options import read_password
+from patchlight.deploy.commands.group import deploy
+from patchlight.deploy.commands.options import read_password
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.linux.sockets import free_ports
 from tests.support.terminal import at_terminal

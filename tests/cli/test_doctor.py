@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from patchlight.cli.doctor import DEMO, Check, doctor, examine, machine
+from patchlight.deploy.commands.doctor import DEMO, Check, doctor, examine, machine
 from patchlight.testbed.errors import BadInput
 
 
@@ -34,7 +34,7 @@ def checks() -> list[Check]:
 def known_packages(checks: list[Check], monkeypatch: pytest.MonkeyPatch) -> None:
     """Importing every package once is enough."""
     packages = [check for check in checks if check.name.startswith("Python package ")]
-    monkeypatch.setattr("patchlight.cli.doctor._packages", lambda: packages)
+    monkeypatch.setattr("patchlight.deploy.commands.doctor._packages", lambda: packages)
 
 
 @pytest.mark.xdist_group("doctor")
@@ -65,7 +65,7 @@ def test_the_exit_code_says_whether_the_demo_can_run() -> None:
 def test_programs_that_are_not_there_are_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("patchlight.cli.doctor._PATH", str(tmp_path))
+    monkeypatch.setattr("patchlight.deploy.commands.doctor._PATH", str(tmp_path))
     result = CliRunner().invoke(doctor, env={"COLUMNS": "200"})
     assert result.exit_code == 1
     assert re.search(r"^ *missing +ovs-vswitchd +not found ", result.output, re.MULTILINE)
@@ -154,7 +154,7 @@ def test_without_root_the_kernel_is_untested() -> None:
         code = (
             # Imported first: nobody may not be allowed to read the checkout.
             "import os, json\n"
-            "from patchlight.cli.doctor import _kernel, _KERNEL, _root\n"
+            "from patchlight.deploy.commands.doctor import _kernel, _KERNEL, _root\n"
             "os.setgid(65534); os.setuid(65534)\n"
             "print(json.dumps([[c.name, c.ok] for c in "
             "(_root(), *(_kernel(*k) for k in _KERNEL))]))"

@@ -4,15 +4,18 @@ import os
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 
 from patchlight.cli import main as command_line
-from patchlight.cli.errors import require_root
+from patchlight.console.commands import Command
+from patchlight.console.errors import require_root
+from patchlight.console.lab_option import LabOption
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
-from patchlight.testbed.files.issues import FileIssue
+from patchlight.testbed.io.issues import FileIssue
 from patchlight.testbed.labfile.reader import LabFileError
 from tests.support.programs import ROOT, patchlight, python
 from tests.support.waiting import PATIENCE_S
@@ -48,6 +51,24 @@ def test_commands_are_listed_and_names_completed_without_a_client_of_the_control
     result = python("-c", code)
     assert result.returncode == 0
     assert result.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "slow"),
+    [
+        ("policy list", ["scipy.optimize", "matplotlib", "torch"]),
+        ("lab show ofc2022", ["numpy", "httpx", "matplotlib"]),
+        ("--version", ["rich", "yaml", "numpy"]),
+    ],
+)
+def test_what_only_looks_imports_nothing_slow(words: str, slow: list[str]) -> None:
+    code = (
+        "import sys\nfrom patchlight.cli.main import main\n"
+        f"try: main({words.split()!r})\nexcept SystemExit as end: assert not end.code\n"
+        f"print([name for name in {slow!r} if name in sys.modules])\n"
+    )
+    result = python("-c", code)
+    assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "[]")
 
 
 def test_an_agent_at_rest_has_not_imported_what_moves_nics() -> None:
@@ -180,10 +201,6 @@ def test_a_user_without_a_home_needs_none_to_ask_a_controller(tmp_path: Path) ->
     (tmp_path / "patchlight").mkdir(mode=0o000)
     other = shell(f"unshare --map-user=54321 {away}", XDG_CONFIG_HOME=str(tmp_path))
     assert "no answer from a controller" in other.stderr
-    made = shell(
-        "unshare --map-user=54321 env -u HOME -u XDG_DATA_HOME patchlight deploy certificates ofc2022"
-    )
-    assert "set HOME or XDG_DATA_HOME" in made.stderr
 
 
 def run_with(
@@ -198,8 +215,8 @@ def run_with(
     module = types.ModuleType("patchlight_test_command")
     module.fails = fails  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    command = command_line._Command(module.__name__, "Fail.")
-    monkeypatch.setattr(command_line, "COMMANDS", {"fails": command})
+    command = Command(module.__name__, "Fail.")
+    monkeypatch.setattr(command_line.cli, "built_in", {"fails": command})
     monkeypatch.delenv("PATCHLIGHT_DEBUG", raising=False)
     with pytest.raises(SystemExit) as caught:
         command_line.main([*before, "fails"])
@@ -244,8 +261,8 @@ def test_a_bug_says_how_to_get_the_traceback(
 def test_a_command_that_is_not_installed_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    commands = {"gone": command_line._Command("patchlight.cli.gone", "Be gone.")}
-    monkeypatch.setattr(command_line, "COMMANDS", commands)
+    commands = {"gone": Command("patchlight.cli.gone", "Be gone.")}
+    monkeypatch.setattr(command_line.cli, "built_in", commands)
     with pytest.raises(SystemExit):
         command_line.main(["--help"])
     assert "Be gone." in capsys.readouterr().out
@@ -260,8 +277,8 @@ def test_a_missing_package_is_named(
 ) -> None:
     (tmp_path / "needs_much.py").write_text("import not_there.at_all\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    commands = {"much": command_line._Command("needs_much", "Need much.")}
-    monkeypatch.setattr(command_line, "COMMANDS", commands)
+    commands = {"much": Command("needs_much", "Need much.")}
+    monkeypatch.setattr(command_line.cli, "built_in", commands)
     with pytest.raises(SystemExit) as caught:
         command_line.main(["much"])
     assert caught.value.code == 1
@@ -272,10 +289,52 @@ def test_a_missing_package_is_named(
 
 def test_what_needs_root_says_so_and_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(sys, "argv", ["patchlight", "emulate", "up", "my lab.yaml"])
     with pytest.raises(PatchlightError) as caught:
-        require_root("building a lab", "patchlight emulate up ofc2022")
+        require_root("building a lab")
+    # Root's PATH does not lead into a virtual environment.
+    program = Path(sys.executable).with_name("patchlight")
     assert str(caught.value) == (
-        "building a lab needs root\n  run: sudo patchlight emulate up ofc2022"
+        f"building a lab needs root\n  run: sudo {program} emulate up 'my lab.yaml'"
     )
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    require_root("building a lab", "patchlight emulate up ofc2022")
+    require_root("building a lab")
+
+
+def every_command(group: click.Group, *names: str) -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from every_command(command, *names, name)
+        else:
+            yield " ".join((*names, name)), command
+
+
+def test_every_lab_option_is_the_same_one() -> None:
+    options = {
+        name: parameter
+        for name, command in every_command(command_line.cli)
+        for parameter in command.params
+        if "--lab" in parameter.opts
+    }
+    for name in ("emulate link", "emulate tune", "emulate capture", "emulate reboot", "simulate"):
+        assert name in options
+    for name, option in options.items():
+        assert type(option) is LabOption, name
+        assert (option.envvar, option.show_envvar) == ("PATCHLIGHT_LAB", True), name
+
+
+def test_a_lab_of_the_environment_gives_way_to_options_in_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATCHLIGHT_LAB", "ofc2022")
+    simulate = dict(every_command(command_line.cli))["simulate"]
+    for words, lab in (
+        ([], "ofc2022"),
+        (["--network", "fat-tree:k=4"], None),
+        (["--cluster", "1x2x2"], None),
+        (["--cluster", "1x2x2", "--lab", "mine"], "mine"),
+    ):
+        assert simulate.make_context("simulate", list(words)).params["lab"] == lab

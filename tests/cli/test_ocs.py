@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from patchlight.cli.dashboard.words import change_row
 from patchlight.cli.main import cli
 from patchlight.cli.ocs.map_file import read_map_file
 from patchlight.testbed.errors import BadInput
@@ -119,6 +120,16 @@ def test_every_mistake_of_a_map_file_is_told_with_its_place(tmp_path: Path) -> N
     assert read_map_file(str(listed), lab) == {"o1": ["1-2", "7>8", "3-9"]}
 
 
+def can_undo(running: ControllerProcess) -> dict[int, bool]:
+    """What the dashboard offers of the change that was made first and of what undid it."""
+    rows = [change_row(change) for change in running.client.reconfigurations()]
+    return {
+        row["id"]: row["can_undo"]
+        for row in rows
+        if "spare link" in row["why"] or "not needed" in row["why"]
+    }
+
+
 def test_history_says_who_what_from_where_and_why_and_a_change_is_undone(
     ocs: OcsCommand, running: ControllerProcess
 ) -> None:
@@ -134,8 +145,18 @@ def test_history_says_who_what_from_where_and_why_and_a_change_is_undone(
     ocs("rollback", str(last["id"]), "--why", "not needed")
     assert map_of(running) == ["1>3", "2>5", "3>1", "5>2", "9>10", "10>9"]
     assert "o1 + 7>8" in ocs("history", "--id", str(last["id"]))
+    undoing = json.loads(ocs("history", "o1", "--last", "1", "--json"))[0]
+    assert undoing["why"] == f"undoes change {last['id']}: not needed"
     again = ocs("rollback", str(last["id"]), code=1)
-    assert "cannot be undone by itself: o1 7>8 is gone" in again
+    assert f"change {last['id']} was already undone by change {undoing['id']}" in again
+    assert f"patchlight ocs rollback {undoing['id']}" in again
+    assert can_undo(running) == {last["id"]: False, undoing["id"]: True}
+    # What undid it is undone itself: then the first stands again, and can be undone again.
+    ocs("rollback", str(undoing["id"]))
+    assert can_undo(running) == {last["id"]: True, undoing["id"]: False}
+    ocs("disconnect", "o1", "7")
+    gone = ocs("rollback", str(last["id"]), code=1)
+    assert "cannot be undone by itself: o1 7>8 is gone" in gone
     assert "no change 99999" in ocs("rollback", "99999", code=2)
 
 
@@ -250,7 +271,7 @@ def test_the_lab_comes_from_the_environment_and_the_only_one_is_named(
     assert "dry-run" in result.stdout
     assert result.stderr == ""
     monkeypatch.delenv("PATCHLIGHT_LAB")
-    monkeypatch.setattr("patchlight.cli.connection.RUN_ROOT", tmp_path)
+    monkeypatch.setattr("patchlight.console.connection.RUN_ROOT", tmp_path)
     (tmp_path / "dry").mkdir()
     (tmp_path / "dry" / "lab.yaml").write_text(running.lab.read_text())
     for command in (["ocs", "list"], ["job", "list"], ["controller", "status"]):

@@ -12,19 +12,19 @@ from fastapi import FastAPI
 
 from patchlight.cli.ocs.options import ChangeOptions
 from patchlight.cli.ocs.output import carry_out, confirm
+from patchlight.client.client import ControllerClient
+from patchlight.console.direct import InProcess
 from patchlight.controller.api.admission import Admission
 from patchlight.controller.api.caller import Doorman
 from patchlight.controller.api.changes import change_routes
 from patchlight.controller.api.circuits import circuit_routes
+from patchlight.controller.changes.operations import CircuitOperations
 from patchlight.controller.changes.parts import CircuitParts, NoHooks
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.controller.client import ControllerClient
-from patchlight.controller.operations import CircuitOperations
-from patchlight.controller.standalone import InProcess
-from patchlight.controller.store import Store
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Endpoint
+from patchlight.testbed.lab.model import Endpoint
 from patchlight.testbed.labfile.reader import read_lab
 from tests.support.controller_process import DRY_LAB
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from patchlight.controller.circuits.device_lock import device_lock
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import read_lab
 from tests.support.controller_process import OcsCommand
 from tests.support.emulated_devices import Running, lab_file, running

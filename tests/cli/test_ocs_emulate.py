@@ -20,13 +20,13 @@ from click.testing import CliRunner
 from patchlight.cli.ocs.group import ocs
 from patchlight.controller.circuits.contract import LoginRefused
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.lab.model import CircuitSwitch
+from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.spectrum import SpectrumMap
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from patchlight.testbed.labfile.reader import parse_lab
-from patchlight.testbed.ocs_drivers import OCS_DRIVERS
-from patchlight.testbed.portmap import CrossConnect, PortMap
-from patchlight.testbed.spectrum import SpectrumMap
 from tests.support.programs import ROOT, patchlight
 from tests.support.waiting import PATIENCE_S
 

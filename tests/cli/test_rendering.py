@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from patchlight.cli.main import cli
-from patchlight.cli.rendering import Coloured, Column, Table, listing_options, print_json, say
+from patchlight.console.rendering import Coloured, Column, Table, listing_options, print_json, say
 
 FOLDER = Path(__file__).parents[2] / "patchlight" / "cli"
 RUDE = ("[/x]", "[rack 3] x", "[bold]", ":smile:", "\x1b[2J", "\x9b31m", "\ud800", "a\u202eb", "\r")

@@ -80,10 +80,14 @@ def test_gpus_of_a_silent_agent_are_counted_while_they_are_in_jobs() -> None:
         (('ocs_up{ocs="o1"} 1', 'ocs_up{ocs="o1"} 0'), "o1", "does not answer", "bad"),
         (('"degraded"} 0', '"degraded"} 2'), "o1", "2 degraded", "caution"),
         (('agent_up{server="s"} 1', 'agent_up{server="s"} 0'), "agents", "not: s", "bad"),
+        (
+            ('agent_up{server="s"} 1', 'agent_root_workers{server="s"} 1'),
+            *("workers", "as root on s", "caution"),
+        ),
         (("speaker_up 1", "speaker_up 0"), "controller", "does not run", "bad"),
         (('gpu_up{gpu="s.g1"} 1', 'gpu_up{gpu="s.g1"} 0'), "GPUs", "used: s.g1", "bad"),
     ],
-    ids=["OCS away", "power low", "agent silent", "speaker ended", "GPU gone"],
+    ids=["OCS away", "power low", "agent silent", "root", "speaker ended", "GPU gone"],
 )
 def test_what_is_not_well_is_said(
     change: tuple[str, str], of: str, words: str, meaning: str

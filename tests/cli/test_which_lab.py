@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 from patchlight.cli.main import cli
-from patchlight.controller.client import ControllerClient, ControllerError, OtherLab
+from patchlight.client.client import ControllerClient, ControllerError, OtherLab
 from patchlight.controller.parts import Settings
 from patchlight.emulation.fabric.lab_state import MARK
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab_api import LabIdentity, api_address
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
+from patchlight.testbed.wire.lab_api import LabIdentity, api_address
 from tests.support.controller_process import ControllerProcess, OcsCommand, controller_process
 from tests.support.waiting import PATIENCE_S, free_ports, wait_until
 
@@ -221,7 +221,7 @@ def test_the_next_controller_of_an_emulated_lab_goes_on_with_what_is_there(
     up = tmp_path / "ofc2022"
     up.mkdir()
     (up / "lab.yaml").write_text(builtin_lab("ofc2022").read_text())
-    monkeypatch.setattr("patchlight.cli.connection.RUN_ROOT", tmp_path)
+    monkeypatch.setattr("patchlight.console.connection.RUN_ROOT", tmp_path)
     monkeypatch.setenv(MARK, str(up))
     served: list[Settings] = []
     monkeypatch.setattr(

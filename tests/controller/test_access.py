@@ -16,17 +16,17 @@ import pytest_asyncio
 from click.testing import CliRunner
 
 from patchlight.cli.main import cli
+from patchlight.client.client import ControllerClient, ControllerError
+from patchlight.client.login import logins
+from patchlight.controller.access.authority import Authority
+from patchlight.controller.access.tokens import Tokens
 from patchlight.controller.api.listening import listening_for_api
 from patchlight.controller.api.slowdown import Slowdown
-from patchlight.controller.client import ControllerClient, ControllerError
-from patchlight.controller.database import JournalError
-from patchlight.controller.login import logins
-from patchlight.controller.store import Store
-from patchlight.controller.tokens import Tokens
-from patchlight.deploy.authority import Authority
-from patchlight.testbed.access import USUAL_ACCESS, Access, Role
+from patchlight.controller.storage.database import JournalError
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.access import USUAL_ACCESS, Access, Role
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import parse_lab
 from patchlight.testbed.labfile.writer import write_lab
 from tests.support.controller_process import ControllerProcess

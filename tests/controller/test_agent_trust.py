@@ -16,12 +16,12 @@ import pytest
 import pytest_asyncio
 from fastapi import FastAPI
 
-from patchlight.controller.agent_client import AgentClient, AgentNotTrusted, AgentSilent
-from patchlight.controller.agent_tls import AgentTls
-from patchlight.controller.fleet import Fleet
-from patchlight.deploy.authority import Authority
+from patchlight.controller.access.authority import Authority
+from patchlight.controller.hosts.agent_client import AgentClient, AgentNotTrusted, AgentSilent
+from patchlight.controller.hosts.agent_tls import AgentTls
+from patchlight.controller.hosts.fleet import Fleet
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.linux.credentials import Credentials, read_credentials
 from patchlight.testbed.linux.http_server import Limits, http_server
 from tests.support.tls_agents import idle_agent, serving

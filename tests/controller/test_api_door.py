@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from patchlight.controller.client import ControllerClient, ControllerError
+from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.testbed.errors import BadInput
 from tests.support.controller_process import ControllerProcess, controller_process
 from tests.support.waiting import PATIENCE_S, wait_until

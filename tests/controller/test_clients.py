@@ -9,22 +9,31 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import pytest_asyncio
 from fastapi import Request
 
-from patchlight.controller import heartbeats
-from patchlight.controller.agent_client import VERSION, AgentClient, AgentError, AgentIncompatible
-from patchlight.controller.api.answers import explain
-from patchlight.controller.client import AsyncControllerClient, ControllerClient, ControllerError
-from patchlight.controller.fleet import Fleet
-from patchlight.controller.heartbeats import Presence
+from patchlight.client.client import AsyncControllerClient, ControllerClient, ControllerError
+from patchlight.controller.api.admission import Admission
+from patchlight.controller.api.answers import explain, new_app
+from patchlight.controller.api.caller import IN_PROCESS, Doorman
+from patchlight.controller.hosts import heartbeats
+from patchlight.controller.hosts.agent_client import (
+    VERSION,
+    AgentClient,
+    AgentError,
+    AgentIncompatible,
+)
+from patchlight.controller.hosts.fleet import Fleet
+from patchlight.controller.hosts.heartbeats import Presence
 from patchlight.controller.jobs.worker_specs import worker_specs
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
 from patchlight.testbed.jobs import JobSpec
-from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.lab.access import Access
+from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
-from patchlight.testbed.worker_api import WorkerState
+from patchlight.testbed.wire.worker_api import WorkerState
 from tests.support.controller_process import ControllerProcess
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -170,6 +179,22 @@ async def test_a_call_that_is_lost_is_made_again(agent: Agent, client: AgentClie
     assert first == again  # the agent makes one worker of both
 
 
+async def test_an_agent_is_told_who_submitted_a_job_unless_it_is_too_old(
+    agent: Agent, client: AgentClient
+) -> None:
+    lab = read_lab(builtin_lab("ofc2022"))
+    job = JobSpec("j", 1, 400, {"Tesla M40": 0.1})
+    (spec,) = worker_specs("j-1", job, [lab.host("gpu0")], lab, user="eva")
+    status = {"server": "server1", "version": "1", "runner": "process"}
+    nothing: dict[str, Any] = {"gpus": [], "nics": [], "workers": []}
+    for told, user in (({"worker_user": "dynamic"}, "eva"), ({}, None)):
+        agent.say({**status, **nothing, **told})
+        await client.status()
+        agent.say({"id": "j-1", "state": "starting"})
+        await client.create_worker(spec)
+        assert json.loads(agent.requests[-1][1]).get("user") == user
+
+
 async def test_one_lost_sample_does_not_make_an_agent_silent_and_many_do(
     tmp_path: Path, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,3 +297,29 @@ def test_both_clients_have_the_same_calls() -> None:
         for kind in (ControllerClient, AsyncControllerClient)
     )
     assert one == other
+
+
+@pytest.mark.parametrize("text", ["Internal Server Error", "{}"])
+def test_a_controller_that_fails_is_not_taken_for_another_version(text: str) -> None:
+    wire = httpx.MockTransport(lambda _: httpx.Response(500, text=text))
+    with ControllerClient("127.0.0.1:1", transport=wire) as client:
+        with pytest.raises(ControllerError, match=r"failed at this request.* HTTP 500"):
+            client.status()
+        with pytest.raises(OutcomeUnknown, match="failed at this request"):
+            client.press_stop()
+
+
+async def test_a_bug_of_a_route_is_told_as_a_problem() -> None:
+    app = new_app("buggy")
+    app.add_middleware(Admission, doorman=Doorman(Access()))
+
+    @app.post("/v1/stop")
+    async def bug() -> None:
+        raise KeyError("x")
+
+    wire = httpx.ASGITransport(app, raise_app_exceptions=False, client=(IN_PROCESS, 0))
+    async with httpx.AsyncClient(transport=wire, base_url="http://x") as client:
+        answer = await client.post("/v1/stop")
+    assert answer.status_code == 500
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert (answer.json()["outcome"], "KeyError" in answer.json()["detail"]) == ("unknown", True)

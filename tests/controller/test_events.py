@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from patchlight.controller.api.events import EventFeed
-from patchlight.controller.store import Store
+from patchlight.controller.storage.store import Store
 from tests.support.controller_process import controller_process
 from tests.support.waiting import PATIENCE_S, eventually
 

@@ -1,10 +1,10 @@
 """What is wrong with hosts, as their agents tell it, and who waits for them."""
 
-from patchlight.controller.fleet import Fleet
-from patchlight.controller.host_faults import HostFaults, host_faults, unfit_hosts
-from patchlight.testbed.agent_status import AgentStatus, GpuStatus, NicStatus
+from patchlight.controller.hosts.fleet import Fleet
+from patchlight.controller.hosts.host_faults import HostFaults, host_faults, unfit_hosts
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.wiring import trace_links
+from patchlight.testbed.lab.wiring import trace_links
+from patchlight.testbed.wire.agent_status import AgentStatus, GpuStatus, NicStatus
 from tests.support.job_cluster import LAB, Cluster, job, submit_running
 
 LINKS = trace_links(LAB, LAB.initial_maps)

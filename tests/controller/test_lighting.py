@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from patchlight.controller.changes.optical_paths import lighting
 from patchlight.controller.changes.parts import CircuitParts
-from patchlight.controller.lighting import lighting
 from patchlight.controller.policies.engineering.paths import NoLight
-from patchlight.controller.store import open_store
+from patchlight.controller.storage.store import open_store
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Endpoint
+from patchlight.testbed.lab.model import Endpoint
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import Links, trace_links
 from patchlight.testbed.labfile.reader import load_lab
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import Links, trace_links
 
 LAB = load_lab("four-ocs")
 

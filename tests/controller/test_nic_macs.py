@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.nic_macs import NicMacs
+from patchlight.controller.hosts.nic_macs import NicMacs
 from patchlight.controller.openflow.forwarding import Forwarding
-from patchlight.controller.store import open_store
-from patchlight.testbed.agent_status import AgentStatus, NicStatus
+from patchlight.controller.storage.store import open_store
 from patchlight.testbed.jobs import JobSpec, JobState
-from patchlight.testbed.wiring import trace_links
+from patchlight.testbed.lab.wiring import trace_links
+from patchlight.testbed.wire.agent_status import AgentStatus, NicStatus
 from tests.support.fake_network import FakeNetwork, arp_request, make_lab, unicast
 from tests.support.job_cluster import COMPUTE, LAB, Cluster
 

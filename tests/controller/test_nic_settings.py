@@ -1,9 +1,9 @@
 """NICs that light joins and that are set differently."""
 
-from patchlight.controller.nic_settings import differences
-from patchlight.testbed.agent_status import NicStatus
+from patchlight.controller.hosts.nic_settings import differences
+from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.labfile.reader import parse_lab
-from patchlight.testbed.wiring import trace_links
+from patchlight.testbed.wire.agent_status import NicStatus
 
 LAB = parse_lab("""\
 name: direct

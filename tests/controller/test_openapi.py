@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from patchlight.controller.client import ControllerClient
+from patchlight.client.client import ControllerClient
 from tests.support.controller_process import ControllerProcess, controller_process
 
 CONFIG = Path(__file__).parent.parent / "support/schemathesis.toml"

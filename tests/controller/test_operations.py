@@ -2,11 +2,11 @@
 
 import pytest
 
+from patchlight.controller.changes.operations import CircuitOperations
 from patchlight.controller.changes.power import PortReading, Tolerances
 from patchlight.controller.changes.record import ChangeOptions, CommittedMaps, Drift, Refused
-from patchlight.controller.operations import CircuitOperations
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.portmap import PortMap
 from tests.support.change_bench import START, ChangeBench, joined
 
 

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 import pytest
 
 from patchlight.controller.paths.bounds import Order, PathJob, PathShares, why_no_paths
+from patchlight.testbed.lab.spectrum import SpectrumMap
 from patchlight.testbed.labfile.reader import load_lab
-from patchlight.testbed.path_api import PathNodeStatus
 from patchlight.testbed.paths.light_networks import light_networks
-from patchlight.testbed.spectrum import SpectrumMap
+from patchlight.testbed.wire.path_api import PathNodeStatus
 
 ODDL4 = load_lab("oddl4")
 SERVERS = [server.name for server in ODDL4.servers]

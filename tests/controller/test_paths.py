@@ -10,15 +10,15 @@ from click.testing import CliRunner
 
 from patchlight.agents.training.light_paths import NoPath, PathClient
 from patchlight.cli.main import cli
+from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.controller.changes.record import Refused
-from patchlight.controller.client import ControllerClient, ControllerError
 from patchlight.controller.paths.book import PathBook, Wanted
 from patchlight.controller.paths.service import PathService
-from patchlight.controller.store import Store
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab.spectrum import SpectrumMap
 from patchlight.testbed.labfile.reader import parse_lab
 from patchlight.testbed.paths.light_networks import light_networks
-from patchlight.testbed.spectrum import SpectrumMap
 from tests.support.coloured_labs import STAR, WAVELENGTHS
 from tests.support.controller_process import ControllerProcess, controller_process
 from tests.support.waiting import free_ports

@@ -1,5 +1,6 @@
 """A controller as a process, asked over its REST API and by the command line; who asked."""
 
+import contextlib
 import json
 import math
 import os
@@ -24,9 +25,9 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from patchlight.cli.main import cli
+from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.controller.api.caller import user_id_of
-from patchlight.controller.client import ControllerClient, ControllerError
-from patchlight.controller.store import Store
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.labfile.reader import read_lab
@@ -208,6 +209,55 @@ def test_records_that_nobody_can_read_are_set_aside_and_the_controller_starts(
         controller.stop()
 
 
+def test_one_bad_record_hides_no_others_and_is_told_once(controller: ControllerProcess) -> None:
+    change = controller.client.reconfigure({"o1": ["7-8"]}, why="kept")
+    job = controller.client.submit([JobSpec("j", 1, 400, {"M": 0.1}, workers=2)])[0]["id"]
+    bad = {
+        "INSERT INTO reconfigurations (state, record, started_at) VALUES ('committed', ?, 2.0)",
+        "INSERT INTO events (at, kind, record) VALUES (1.0, 'x', ?)",
+        f"INSERT INTO events (at, kind, record, job) VALUES (1.0, 'job-x', ?, '{job}')",
+        "INSERT INTO saved VALUES ('x', ?)",
+        "INSERT INTO marks VALUES ('stop', ?)",
+        "INSERT INTO marks VALUES ('drained', ?)",
+        "INSERT INTO tokens VALUES ('x', 'y', ?)",
+        "INSERT INTO audit (at, who, outcome, record) VALUES (1.0, 'x', 'done', ?)",
+        f"INSERT INTO iterations (job, record) VALUES ('{job}', ?)",
+        f"INSERT INTO decisions (job, at, record) VALUES ('{job}', 1.0, ?)",
+        "INSERT INTO jobs (id, state, record) VALUES ('x', 'done', ?)",
+    }
+    url = f"http://{controller.api}/v1"
+    paths = (
+        *("reconfigurations", "reconfigurations?since=0", "events", "events?last=9", "maps"),
+        *("stop", "status", "audit", "tokens", "jobs"),
+        *(f"jobs/{job}{part}" for part in ("", "/iterations", "/history", "/decisions")),
+        *("jobs?since=0", "circuits", "drift", "circuits/o1/light", "../metrics"),
+    )
+    for number, text in enumerate(('{"why": "cut', '"text"', "")):
+        with contextlib.closing(sqlite3.connect(controller.state / "controller.db")) as db:
+            db.execute("PRAGMA busy_timeout = 60000")
+            with db:
+                for sql in bad:
+                    db.execute(sql, (text,))
+        told = []
+        for _ in range(2):
+            for path in paths:
+                answer = httpx.get(f"{url}/{path}")
+                assert answer.status_code == 200, (path, answer.text)
+            told.append(answer.text.partition('kind="set_aside"} ')[2].partition("\n")[0])
+        assert told[0] == told[1] == f"{(number + 1) * 11.0}"
+        assert controller.client.reconfigurations()[-1]["id"] == change["id"]
+        # What cannot be read of a stop button counts as pressed, and of a drain as one.
+        pressed = controller.client.stop_button()
+        assert pressed is not None
+        assert "could not be read" in pressed["why"]
+        assert controller.client.status()["drained"]
+        controller.client.clear_stop()
+        controller.client.resume()
+        logged = controller.log.read_text().count("cannot be read and was set aside")
+        assert logged == (number + 1) * 11
+    assert controller.client.reconfigure({"o1": ["9-10"]})["state"] == "committed"
+
+
 def test_jobs_and_history_outlive_a_killed_controller(controller: ControllerProcess) -> None:
     controller.client.reconfigure({"o1": ["7-8"]})
     controller.stop(signal.SIGKILL)
@@ -294,7 +344,7 @@ def test_a_job_waits_for_a_circuit_switch_that_is_gone(tmp_path: Path) -> None:
 # Asks for a change under a name of its own choosing.
 _ASK = """
 import sys
-from patchlight.controller.client import ControllerClient
+from patchlight.client.client import ControllerClient
 with ControllerClient(sys.argv[1], user="eva") as client:
     client.reconfigure({"o1": ["7-8"]})
 """

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.database import SCHEMA_VERSION, SCHEMAS
 from patchlight.controller.jobs.ledger import JobLedger
-from patchlight.controller.store import Store, open_store
+from patchlight.controller.storage.database import SCHEMA_VERSION, SCHEMAS
+from patchlight.controller.storage.store import Store, open_store
 from patchlight.testbed.errors import PatchlightError
 
 
@@ -31,13 +31,28 @@ def test_a_state_file_that_is_none_says_what_to_do(tmp_path: Path) -> None:
         Store(path)
 
 
+@pytest.mark.parametrize("beside", ["samples.db", "outputs", ""])
+def test_an_empty_file_where_a_controller_ran_is_no_new_lab(tmp_path: Path, beside: str) -> None:
+    path = tmp_path / "state" / "controller.db"
+    path.parent.mkdir(mode=0o750)
+    path.touch(mode=0o600)
+    if not beside:  # of a first start that was cut short
+        open_store(path.parent).close()
+        return
+    (path.parent / beside).mkdir()
+    with pytest.raises(PatchlightError, match=rf"is empty, and {beside} .*(?s:.)*restore"):
+        open_store(path.parent)
+    assert path.stat().st_size == 0
+
+
 def test_a_store_says_in_words_that_it_cannot_be_written(tmp_path: Path) -> None:
     store = Store(tmp_path / "controller.db")
     store.limit_size()
     with pytest.raises(PatchlightError, match=r"controller\.db: .*full"):
-        store.add_events("test", [(1.0, {"words": "x" * 4000})] * 100)
+        store.save_map("test", {"words": "x" * 400_000})
     store.limit_size(100000)
-    assert store.add_event(2.0, "test", {}) == 1
+    store.save_map("test", {})
+    assert store.saved_maps() == {"test": {}}
 
 
 def test_a_store_that_a_newer_version_wrote_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -133,3 +148,11 @@ def test_changes_of_an_older_file_are_found_by_their_time(tmp_path: Path) -> Non
     db.close()
     (found,) = Store(path).past_reconfigurations((6.0, 8.0), 9, 9)
     assert found == {"started_at": 7.0, "id": 1, "state": "committed"}
+
+
+def test_a_baseline_that_is_no_number_is_set_aside(tmp_path: Path) -> None:
+    store = Store(tmp_path / "controller.db")
+    store.save_baselines({("o1", 1, 2, ""): [-3.5], ("o1", 3, 4, ""): [-4.0]})
+    store.write("UPDATE baselines SET readings = 'x' WHERE inp = 3")
+    assert store.baselines("o1") == {("o1", 1, 2, ""): (-3.5,)}
+    assert store.troubles()["set_aside"] == 1

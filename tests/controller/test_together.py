@@ -1,16 +1,24 @@
 """Other schedulers: the topology as it is lit now, and nodes that are to be brought together."""
 
-import pytest
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
+import pytest
+from click.testing import CliRunner, Result
+
+from patchlight.cli.main import cli
+from patchlight.controller.changes.colocate import bringing_together
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.policies.topology import CannotRegroup
-from patchlight.controller.together import bringing_together
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Endpoint
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import trace_links
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.lab.model import Endpoint
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import trace_links
 from tests.support.change_bench import LAB, START, ChangeBench, CircuitsOf, Network
-from tests.support.controller_process import ControllerProcess, OcsCommand
+from tests.support.controller_process import ControllerProcess, OcsCommand, controller_process
+from tests.support.waiting import PATIENCE_S, wait_until
 
 
 class Riding(Network):
@@ -87,3 +95,65 @@ def test_over_the_api_and_the_command(controller: ControllerProcess) -> None:
     with pytest.raises(BadInput, match="format"):
         client.topology_file("toml")
     assert "no host called" in ocs("together", "c", code=2)
+
+
+def topology_command(controller: ControllerProcess, file: Path) -> list[str]:
+    words = ["lab", "topology", "--controller", controller.api, "--format", "slurm"]
+    return [*words, "--output", str(file)]
+
+
+def test_a_file_is_replaced_only_where_the_topology_differs(tmp_path: Path) -> None:
+    file = tmp_path / "topology.yaml"
+    (tmp_path / "link").symlink_to(file)
+
+    def run(*words: str) -> Result:
+        command = topology_command(controller, tmp_path / "link")
+        return CliRunner().invoke(cli, [*command, *words], catch_exceptions=False)
+
+    with controller_process(tmp_path) as controller:
+        assert run().stdout == f"wrote {tmp_path / 'link'}\n"
+        first, text = file.stat(), file.read_bytes()
+        assert (run().stdout, file.stat()) == ("", first)
+        file.chmod(0o640)
+        ocs = OcsCommand(["--controller", controller.api])
+        ocs("together", "a", "b")
+        assert "wrote" in run().stdout
+        assert (tmp_path / "link").is_symlink()
+        assert (file.stat().st_mode & 0o777, b"a,b" in file.read_bytes()) == (0o640, True)
+        ocs("rollback", "1")
+        assert "wrote" in run().stdout
+        assert file.read_bytes() == text
+        assert [path.name for path in tmp_path.glob(".topology*")] == []
+
+
+def test_a_file_follows_the_light(tmp_path: Path) -> None:
+    file = tmp_path / "topology.yaml"
+    with controller_process(tmp_path) as controller:
+        ocs = OcsCommand(["--controller", controller.api])
+        command = [sys.executable, "-m", "patchlight", *topology_command(controller, file)]
+        with subprocess.Popen(
+            [*command, "--follow"], stdout=subprocess.PIPE, text=True
+        ) as follower:
+            try:
+                wait_until(file.exists, "the topology to be written")
+                ocs("connect", "o1", "13-14")  # no node is lit otherwise
+                ocs("together", "a", "b")
+                wait_until(lambda: "a,b" in file.read_text(), "the topology to follow")
+            finally:
+                follower.send_signal(signal.SIGINT)
+            assert follower.communicate(timeout=PATIENCE_S)[0] == f"wrote {file}\n" * 2
+
+
+def test_a_file_is_left_as_it_is_while_a_switch_does_not_answer(tmp_path: Path) -> None:
+    file = tmp_path / "topology.yaml"
+    file.write_text("as it was")
+    controller = ControllerProcess(tmp_path)
+    controller.lab.write_text(controller.lab.read_text().replace("dry-run", "polatis-scpi"))
+    controller.start()
+    try:
+        result = CliRunner().invoke(cli, topology_command(controller, file))
+    finally:
+        controller.stop()
+    assert isinstance(result.exception, PatchlightError)
+    assert str(result.exception).startswith(f"{file} is left as it is: o1 did not answer")
+    assert file.read_text() == "as it was"

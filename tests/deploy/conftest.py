@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from patchlight import EmulatedLab
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
 
 NAME = f"d{os.getpid()}"
 FOUR = """

@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.deploy.authority import CERTIFICATE_LIFETIME, RENEWED_BEFORE_END, Authority
+from patchlight.controller.access.authority import (
+    CERTIFICATE_LIFETIME,
+    RENEWED_BEFORE_END,
+    Authority,
+)
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux.credentials import read_credentials
 

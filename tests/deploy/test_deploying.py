@@ -1,7 +1,9 @@
 """Patchlight is put on servers over SSH, whatever goes wrong on the way, and taken off again."""
 
 import json
+import os
 import shlex
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,11 +14,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from patchlight import EmulatedLab
-from patchlight.cli.deploy.group import deploy as deploy_commands
+from patchlight.deploy.commands.group import deploy as deploy_commands
 from patchlight.deploy.remote import Remote
 from patchlight.deploy.ssh import logged_in
 from patchlight.emulation.lab.reboot import reboot
-from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.labfile.writer import write_lab
 from tests.support.cut_line import line_that_breaks
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -36,22 +38,32 @@ class Deployer:
 
     def __init__(self, lab: Lab, home: Path) -> None:
         self.lab = lab
-        self._environment = {"XDG_DATA_HOME": str(home), "XDG_CACHE_HOME": str(home)}
+        names = ("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
+        self._environment = dict.fromkeys(names, str(home))
 
     def run(self, *words: str, lab: str | None = None) -> tuple[int, dict[str, dict[str, Any]]]:
         """A command's exit code, and what it says of each server."""
         verb, *options = words
         if "--server" not in options:
             options += [f"--server={server.name}" for server in self.lab.servers[:2]]
-        done = self._invoke(verb, lab or self.lab.name, "--json", *options)
+        done = self.invoke(verb, lab or self.lab.name, "--json", *options)
         return done.exit_code, {s["server"]: s for s in json.loads(done.stdout)["servers"]}
 
-    def _invoke(self, *arguments: str) -> Result:
+    def shell(self, command: str) -> str:
+        """What a command line of this machine prints."""
+        environment = {**os.environ, **self._environment}
+        done = subprocess.run(
+            command, shell=True, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        return done.stdout + done.stderr
+
+    def invoke(self, *arguments: str) -> Result:
         return CliRunner().invoke(deploy_commands, arguments, env=self._environment)
 
     def bundle_bytes(self, file: Path) -> int:
         """How much there is to copy to a server, give or take what a tar file adds."""
-        assert self._invoke("bundle", "--output", str(file)).exit_code == 0
+        assert self.invoke("bundle", "--output", str(file)).exit_code == 0
         return file.stat().st_size
 
     def all_well(self, *words: str) -> dict[str, dict[str, Any]]:
@@ -139,6 +151,44 @@ def test_deployed_changed_and_removed(lab: Lab, deploy: Deployer, tmp_path: Path
     assert did("remove")["removed"]
     assert not did("remove")["removed"]
     assert on(one, EVERYTHING) == before
+
+
+def test_a_server_without_gpus_emulates_them_and_its_controller_is_reached_by_the_printed_lines(
+    lab: Lab, deploy: Deployer, tmp_path: Path
+) -> None:
+    one = lab.servers[0]
+    there = lab.with_changes(controller_api=f"{one.ssh.address}:8470")
+    said = replace(one, emulated_gpus=True)
+    bare, file = tmp_path / "bare.yaml", tmp_path / "lab.yaml"
+    bare.write_text(write_lab(there))
+    file.write_text(write_lab(there.with_changes(servers=(said, *lab.servers[1:]))))
+    on(one, "umount /dev/patchlight-gpus; rmdir /dev/patchlight-gpus")
+    try:
+        refused = deploy.invoke("check", str(bare), "--workers", "process")
+        assert refused.exit_code == 1
+        assert "emulated_gpus: true" in refused.stdout
+        checked = deploy.invoke("check", str(file), "--workers", "process")
+        assert checked.exit_code == 0, checked.stdout
+        words = ["--server", one.name, "--controller", one.name, "--workers", "process"]
+        pushed = deploy.invoke("push", str(file), *words)
+        assert pushed.exit_code == 0, pushed.stdout
+        on_server, over_ssh, login, over_tls = pushed.stdout.splitlines()[-4:]
+        assert f"lab {lab.name}, Patchlight" in on(one, command_in(on_server))
+        for line in (over_ssh, login, over_tls):
+            answer = deploy.shell(command_in(line))
+            assert ("logged in to" if line == login else f"lab {lab.name}, Patchlight") in answer
+        job = f"job submit trains --hosts {one.name}.gpu0 --iterations 2 --follow"
+        assert "done in " in deploy.shell(command_in(over_tls).replace(" status ", f" {job} "))
+        assert deploy.run("status", "--server", one.name, lab=str(file))[0] == 0
+        assert deploy.run("remove", "--server", one.name, lab=str(file))[0] == 0
+        assert on(one, "ps -eo args= | grep emulation.lab.gpu[s] || true") == ""
+    finally:
+        emulated = EmulatedLab.attach(lab.name)
+        reboot(emulated.lab, emulated.plan, one.name, print)
+
+
+def command_in(line: str) -> str:
+    return line.partition(": ")[2]
 
 
 def a_job_outlives_no_reboot(lab: Lab, server: Server) -> None:

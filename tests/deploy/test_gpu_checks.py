@@ -15,7 +15,7 @@ from patchlight.deploy.facts import (
     RdmaFacts,
     ServerFacts,
 )
-from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.labfile.reader import parse_lab
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux.pci import distance
@@ -97,7 +97,7 @@ def test_a_server_with_gpus_that_lacks_nothing_is_ready() -> None:
         ({"gpus": (), "driver": None, "pci": {}}, "NVIDIA driver", False, "no GPU of", "lspci"),
         (
             {"gpus": (), "driver": None, "pci": {}, "nics": {"nic0": NicFacts(None, 1500, None)}},
-            *("NVIDIA driver", None, "is it emulated?", ""),
+            *("NVIDIA driver", False, "no GPU of NVIDIA", "emulated_gpus: true"),
         ),
         ({"gpus": ()}, "NVIDIA driver", False, "without nvidia-smi", "apt-get install nvidia-smi"),
         (
@@ -156,6 +156,19 @@ def test_what_is_wrong_with_gpus_and_rdma_is_said_with_its_remedy(
     assert finding.ok is ok
     assert found in finding.found
     assert remedy in finding.remedy
+
+
+def test_emulated_gpus_need_no_driver() -> None:
+    bare = replace(GPU_SERVER, gpus=(), driver=None, pci={}, modules={"nvidia_uvm": "absent"})
+    said = write_lab(GPU_LAB).replace("  nics:", "  emulated_gpus: true\n  nics:")
+    for lab, facts in (
+        (parse_lab(said), bare),
+        (GPU_LAB, replace(bare, gpu_sockets="/dev/patchlight-gpus")),
+    ):
+        found = of_gpus(lab, facts)
+        assert (found["GPUs"].ok, found["GPUs"].found[:10]) == (True, "2 emulated")
+        assert not [name for name in found if "NVIDIA" in name or "uvm" in found[name].found]
+    assert write_lab(parse_lab(said)) == said
 
 
 def test_of_gpus_without_uuids_none_is_known_to_be_missing() -> None:

@@ -16,7 +16,7 @@ from patchlight.deploy.check import check_servers
 from patchlight.deploy.checks.finding import Finding
 from patchlight.deploy.ssh import Connections, Passwords, logged_in
 from patchlight.deploy.sudo import as_root
-from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.linux.sockets import free_ports
 from tests.support.waiting import PATIENCE_S
 
@@ -78,7 +78,7 @@ def test_servers_that_lack_nothing_are_ready(lab: Lab) -> None:
     assert found["server1", "Python"].ok is True
     assert found["server1", "MTU"].ok is True
     assert found["server1", "NIC nic0"].state == "unknown"  # veth has no rate
-    assert found["server1", "NVIDIA driver"].state == "unknown"
+    assert found["server1", "GPUs"].found == "1 emulated in /dev/patchlight-gpus"
     assert "Docker engine" in {check for _, check in found}
     engines = check_servers(lab, lambda done, of: None, workers="docker")
     without = [f for f in engines if f.ok is False]
@@ -117,6 +117,17 @@ def test_a_server_that_cannot_be_checked_is_named(
     assert wrong(findings) == [("server1", check)]
     assert found in findings["server1", check].found
     assert remedy in findings["server1", check].remedy
+
+
+def test_what_a_server_said_instead_of_running_commands_is_shown(lab: Lab) -> None:
+    keys = "/home/guest/.ssh"
+    do = f"sudo useradd -m -s /usr/sbin/nologin guest; sudo cp -r /home/admin/.ssh {keys}; "
+    do += f"sudo chown -R guest: {keys}"
+    with changed(lab, "server1", do, "sudo userdel --remove guest 2>/dev/null"):
+        found = checked(with_ssh(lab, "server1", user="guest"))
+    assert wrong(found) == [("server1", "commands")]
+    assert "This account is currently not available" in found["server1", "commands"].found
+    assert "sudo" not in found["server1", "commands"].remedy
 
 
 def test_servers_are_found_through_one_of_them(lab: Lab) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from patchlight.cli.deploy.group import deploy
 from patchlight.deploy.check import check_servers
+from patchlight.deploy.commands.group import deploy
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import read_lab
 from patchlight.testbed.labfile.writer import write_lab
 from tests.support.terminal import at_terminal

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from patchlight import EmulatedLab
-from patchlight.controller.client import ControllerClient
+from patchlight.client.client import ControllerClient
 from patchlight.testbed.jobs import JobSpec
-from patchlight.testbed.policies import PolicyChoice
+from patchlight.testbed.lab.policies import PolicyChoice
 from tests.support.lab_jobs import checked_iterations, connected, ended
 from tests.support.waiting import wait_until
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from patchlight import EmulatedLab
-from patchlight.controller.client import ControllerClient
-from patchlight.testbed.lab import Lab
+from patchlight.client.client import ControllerClient
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.policies import PolicyChoice
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import Links, trace_links
 from patchlight.testbed.labfile.reader import load_lab
-from patchlight.testbed.policies import PolicyChoice
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import Links, trace_links
 from tests.support.lab_jobs import checked_iterations, connected, ended, every_iteration
 from tests.support.ring_jobs import ring_spec
 

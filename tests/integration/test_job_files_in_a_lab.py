@@ -17,12 +17,12 @@ from click.testing import CliRunner
 
 from patchlight import EmulatedLab
 from patchlight.cli.main import cli
-from patchlight.testbed.policies import PolicyChoice
+from patchlight.testbed.lab.policies import PolicyChoice
 from tests.support.lab_jobs import every_iteration
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from patchlight.controller.shapes.jobs import IterationReport
+    from patchlight.testbed.wire.rest.jobs import IterationReport
 
 pytestmark = [pytest.mark.root, pytest.mark.ovs]
 

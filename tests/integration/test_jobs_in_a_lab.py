@@ -13,12 +13,12 @@ import pytest
 from playwright.async_api import Page, expect
 
 from patchlight import EmulatedLab
-from patchlight.controller.client import ControllerClient
+from patchlight.client.client import ControllerClient
 from patchlight.controller.policies.topology import regroup
-from patchlight.controller.shapes.lab import WindowShape
 from patchlight.testbed.jobs import JobSpec
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import trace_links
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import trace_links
+from patchlight.testbed.wire.rest.lab import WindowShape
 from tests.support.controller_process import OcsCommand
 from tests.support.dashboard import browser_page, dashboard_of, pictures_folder, shown_circuits
 from tests.support.emulated_labs import check_tcp_rate, pings

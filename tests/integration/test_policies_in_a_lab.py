@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from patchlight import EmulatedLab
-from patchlight.controller.client import ControllerClient
+from patchlight.client.client import ControllerClient
 from patchlight.testbed.jobs import JobSpec
-from patchlight.testbed.policies import PolicyChoice
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import trace_links
+from patchlight.testbed.lab.policies import PolicyChoice
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import trace_links
 from tests.support.lab_jobs import connected, ended
 from tests.support.waiting import wait_until
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from patchlight import EmulatedLab
-from patchlight.controller.client import ControllerClient
+from patchlight.client.client import ControllerClient
 from patchlight.controller.jobs.policy_set import named
 from patchlight.controller.policies.registry import load_policy
 from patchlight.emulation.simulator.cluster import (
@@ -25,9 +25,9 @@ from patchlight.emulation.simulator.cluster import (
 )
 from patchlight.emulation.simulator.cluster.lab_jobs import jobs_of_specs
 from patchlight.testbed.jobs import JobSpec
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.policies import PolicyChoice
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
-from patchlight.testbed.policies import PolicyChoice
 from tests.support.lab_jobs import connected
 from tests.support.waiting import wait_until
 

@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from patchlight.testbed.lab import Gpu, Lab, Nic, Server
+from patchlight.testbed.lab.model import Gpu, Lab, Nic, Server
+from patchlight.testbed.lab.worker_policy import WorkerPolicy
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux import namespace_processes, namespaces
 from tests.support.forked import ForkedProgram
@@ -124,6 +125,11 @@ class Bench:
         self.agents: list[Agent] = []
         self.gpus: ForkedProgram | None = None
         self._had_gpus = False
+
+    def allow(self, *mounts: str) -> None:
+        """Have the lab file name these under ``mounts`` of ``workers``, for agents to start."""
+        self.lab = self.lab.with_changes(workers=WorkerPolicy(mounts=mounts))
+        self.lab_file.write_text(write_lab(self.lab))
 
     def _server(self, number: int) -> Server:
         return Server(

@@ -12,6 +12,7 @@ from typing import Any
 
 from patchlight.controller.changes.device_maps import Decide
 from patchlight.controller.changes.device_watch import DeviceWatch
+from patchlight.controller.changes.operations import CircuitOperations
 from patchlight.controller.changes.parts import CircuitParts, NoHooks
 from patchlight.controller.changes.record import Reconfiguration
 from patchlight.controller.changes.transaction import Transactions
@@ -19,13 +20,12 @@ from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.controller.openflow.flowtable import FlowTable
 from patchlight.controller.openflow.forwarding import flow_tables
-from patchlight.controller.operations import CircuitOperations
 from patchlight.controller.policies.topology import regroup
-from patchlight.controller.store import Store
-from patchlight.testbed.lab import Endpoint, Lab
+from patchlight.controller.storage.store import Store
+from patchlight.testbed.lab.model import Endpoint, Lab
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import Links
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import Links
 from tests.support.emulated_devices import ROOT, Running, running
 from tests.support.waiting import PATIENCE_S
 

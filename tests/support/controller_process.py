@@ -10,7 +10,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from patchlight.cli.main import cli
-from patchlight.controller.client import ControllerClient, ControllerError
+from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.testbed.errors import PatchlightError
 from tests.support.forked import ForkedProgram
 from tests.support.waiting import PATIENCE_S, free_ports, wait_until

@@ -10,8 +10,8 @@ from pathlib import Path
 from patchlight.emulation.light.emulated_light import EmulatedLight
 from patchlight.emulation.light.glass import Plugs
 from patchlight.emulation.light.serving import LightRequests
-from patchlight.testbed.lab import Endpoint, Lab
-from patchlight.testbed.light import is_end
+from patchlight.testbed.lab.model import Endpoint, Lab
+from patchlight.testbed.lab.optical_links import is_end
 
 
 class CountingGlass:

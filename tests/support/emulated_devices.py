@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.labfile.reader import read_lab
 from tests.support.forked import ForkedProgram
 from tests.support.waiting import PATIENCE_S, ask

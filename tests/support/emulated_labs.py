@@ -10,7 +10,7 @@ import pytest
 from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.lab.hosts import EmulatedHost
 from patchlight.emulation.lab.options import LabKeywords
-from patchlight.testbed import generate
+from patchlight.testbed.generate import generate
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.processes import command_line, environment, process_ids

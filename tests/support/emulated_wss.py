@@ -10,8 +10,8 @@ from patchlight.controller.circuits.registry import open_driver
 from patchlight.emulation.optical.channel_crossbar import NoChannelCrossbar
 from patchlight.emulation.optical.protocols.server import ProtocolServer, server_class
 from patchlight.emulation.optical.wavelength_device import EmulatedWss
-from patchlight.testbed.colours import WavelengthSwitch
-from patchlight.testbed.spectrum import Channel, Grid, SpectrumMap
+from patchlight.testbed.lab.spectrum import Channel, Grid, SpectrumMap
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from tests.support.ocs_drivers import listening
 
 ARRIVING_DBM = -3.0

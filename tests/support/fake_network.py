@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 
 from patchlight.controller.openflow.flowtable import FlowTable, MatchValue
-from patchlight.testbed.lab import (
+from patchlight.testbed.lab.model import (
     CircuitSwitch,
     Endpoint,
     Fibre,
@@ -16,8 +16,8 @@ from patchlight.testbed.lab import (
     Server,
     default_mac,
 )
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import Links
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import Links
 
 Packet = Mapping[str, int | str]
 

@@ -9,8 +9,8 @@ from patchlight.emulation.simulator.network import PlacedJob, collective, run_jo
 from patchlight.emulation.simulator.network.framing import EMULATED_BYTES, tcp
 from patchlight.emulation.simulator.network.topologies.lab import lab_network
 from patchlight.testbed.jobs import JobSpec
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
 
 _MTU = 1500
 

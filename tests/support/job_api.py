@@ -11,14 +11,14 @@ from fastapi import FastAPI
 
 from patchlight.cli.main import cli
 from patchlight.controller.api.app import create_app
-from patchlight.controller.operations import CircuitOperations
+from patchlight.controller.changes.operations import CircuitOperations
 from patchlight.controller.parts import Controller
 from patchlight.controller.paths.service import PathService
-from patchlight.testbed.access import USUAL_ACCESS, Access
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab_api import LabIdentity
+from patchlight.testbed.lab.access import USUAL_ACCESS, Access
 from patchlight.testbed.linux.http_server import http_server
 from patchlight.testbed.linux.sockets import listen
+from patchlight.testbed.wire.lab_api import LabIdentity
 from tests.support.job_cluster import Cluster
 
 

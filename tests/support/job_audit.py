@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
 from tests.support.waiting import ask
 
 FOLLOWS: Mapping[str, frozenset[str]] = {

@@ -10,33 +10,33 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from patchlight.controller.agent_client import (
+from patchlight.controller.changes.parts import CircuitParts, FlowHook
+from patchlight.controller.changes.transaction import Transactions
+from patchlight.controller.circuits.contract import DeviceUnreachable
+from patchlight.controller.circuits.drivers.dry_run import DryRun
+from patchlight.controller.hosts.agent_client import (
     AgentClient,
     AgentError,
     AgentSilent,
     NicDark,
     NotOnServer,
 )
-from patchlight.controller.changes.parts import CircuitParts, FlowHook
-from patchlight.controller.changes.transaction import Transactions
-from patchlight.controller.circuits.contract import DeviceUnreachable
-from patchlight.controller.circuits.drivers.dry_run import DryRun
-from patchlight.controller.fleet import Fleet
-from patchlight.controller.host_faults import HostFaults
+from patchlight.controller.hosts.fleet import Fleet
+from patchlight.controller.hosts.host_faults import HostFaults
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.job_traffic import JobTraffic
 from patchlight.controller.jobs.ledger import JobLedger
 from patchlight.controller.jobs.outputs import JobOutputs
 from patchlight.controller.jobs.scheduler import DEFAULT_DISCIPLINE, Scheduler
-from patchlight.controller.store import Store
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.jobs import JobSpec, JobState
-from patchlight.testbed.lab import CircuitSwitch, Lab
+from patchlight.testbed.lab.model import CircuitSwitch, Lab
+from patchlight.testbed.lab.policies import PolicyChoice
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.queueing import Discipline
+from patchlight.testbed.lab.wiring import Links, trace_links
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
-from patchlight.testbed.policies import PolicyChoice
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.queueing import Discipline
-from patchlight.testbed.wiring import Links, trace_links
-from patchlight.testbed.worker_api import (
+from patchlight.testbed.wire.worker_api import (
     LogPart,
     Report,
     Reports,
@@ -56,8 +56,8 @@ class FakeFleet(Fleet):
     ``"create"``, what the agents answer instead of doing it; ``found`` is what is wrong with hosts,
     and agents of servers in ``quiet`` do not say how their workers are. In ``bugs`` are calls, or
     ``"worker ID"``, that end in an error which nobody foresaw. NICs of workers in ``dark`` do not
-    come back when their light has moved. Workers begin only while ``may_create`` is set,
-    and end only while ``may_delete`` is.
+    come back when their light has moved. Workers begin only while ``may_create`` is set, and end
+    only while ``may_delete`` is; those that are told to end print ``last_words``.
     """
 
     def __init__(self, lab: Lab) -> None:
@@ -76,6 +76,7 @@ class FakeFleet(Fleet):
         self.workers: dict[str, WorkerStatus] = {}
         self.written: dict[str, list[Report]] = {}
         self.printed: dict[str, str] = {}
+        self.last_words = ""
         self.energy_j: dict[str, float] = {}
         self.may_create, self.may_delete = asyncio.Event(), asyncio.Event()
         self.may_create.set()
@@ -184,6 +185,13 @@ class FakeAgent(AgentClient):
         self._called("stop-at", worker_id)
         if self._fleet.stops:
             self._fleet.put_worker(worker_id, WorkerState.STOPPED)
+
+    async def end(self, worker_id: str) -> None:
+        self._called("end", worker_id)
+        if worker_id not in self._fleet.workers:
+            raise NotOnServer(f"server {self.server} has no worker {worker_id!r}")
+        printed = self._fleet.printed
+        printed[worker_id] = printed.get(worker_id, "") + self._fleet.last_words
 
     async def delete(self, worker_id: str) -> WorkerStatus:
         self._called("delete", worker_id)

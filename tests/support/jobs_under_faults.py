@@ -10,13 +10,13 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from patchlight import EmulatedLab
-from patchlight.controller.client import ControllerClient
+from patchlight.client.client import ControllerClient
 from patchlight.testbed.jobs import JobSpec
 from tests.support.lab_jobs import checked_iterations
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from patchlight.controller.shapes.jobs import Job
+    from patchlight.testbed.wire.rest.jobs import Job
 
 # Both NICs of one server, under one switch: what others do on other hosts is not in its way.
 OTHER_HOSTS = ("gpu0", "gpu1")

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from patchlight import EmulatedLab
-from patchlight.controller.client import ControllerClient
-from patchlight.controller.fleet import Fleet
-from patchlight.testbed.agent_status import AgentStatus
+from patchlight.client.client import ControllerClient
+from patchlight.controller.hosts.fleet import Fleet
 from patchlight.testbed.jobs import JobSpec
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.wire.agent_status import AgentStatus
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from patchlight.controller.shapes.jobs import Job
+    from patchlight.testbed.wire.rest.jobs import Job
 
 # Two jobs that share the GPUs of the ofc2022 lab, each spread over both ToRs at first.
 SPREAD = ("gpu0", "gpu2", "gpu4", "gpu5")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from patchlight import EmulatedLab
-from patchlight.controller.client import ControllerClient
+from patchlight.client.client import ControllerClient
 from patchlight.emulation.fabric.lab_state import MARK
 from patchlight.emulation.fabric.plan import namespace_name
 from patchlight.testbed.errors import PatchlightError

@@ -10,8 +10,8 @@ from typing import Any
 from patchlight.agents.nics.moving import give_nic, read_nic, take_nic_back
 from patchlight.agents.nics.state import NicState, WorkerNetwork
 from patchlight.agents.nics.ways import NicWay
+from patchlight.testbed.lab.nic import NicMode
 from patchlight.testbed.linux import ethtool, namespaces
-from patchlight.testbed.nic import NicMode
 from tests.support.agent_bench import ip
 
 

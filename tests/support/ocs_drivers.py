@@ -16,9 +16,9 @@ from patchlight.controller.circuits.protocols.session import Timeouts
 from patchlight.emulation.optical.crossbar import NoCrossbar
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.http_server import HttpServer
-from patchlight.testbed.lab import CircuitSwitch
-from patchlight.testbed.ocs_drivers import OCS_DRIVERS
-from patchlight.testbed.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.model import CircuitSwitch
+from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 
 SESSION_DRIVERS: Mapping[str, Callable[..., CircuitDriver]] = {
     row.name: cast(

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.controller.store import Store
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.reader import read_lab
-from patchlight.testbed.portmap import PortMap
 from tests.support.change_bench import CircuitsOf
 from tests.support.emulated_devices import lab_file, running
 

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 
-from patchlight.controller.client import ControllerClient
+from patchlight.client.client import ControllerClient
 from patchlight.controller.policies.topology import regroup
 from patchlight.controller.prediction.completion import PlacedJob, predict
 from patchlight.controller.prediction.load import Training
 from patchlight.emulation.experiments.ofc2022.scenario import COMPUTE_S, GRADIENT_BYTES
 from patchlight.testbed.jobs import JobSpec
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
 from tests.support.lab_jobs import ended
 
 # Rings in the order of the OFC 2022 experiment's: each edge crosses between the ToRs at first.

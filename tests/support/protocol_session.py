@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from patchlight.emulation.optical.crossbar import NoCrossbar
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.server import ProtocolServer, server_class
-from patchlight.testbed.lab import CircuitSwitch
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.model import CircuitSwitch
+from patchlight.testbed.lab.portmap import PortMap
 from tests.support.waiting import PATIENCE_S
 
 Say = Callable[[str], Awaitable[str]]

@@ -5,10 +5,10 @@ from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
-from patchlight.controller.client import ControllerClient
+from patchlight.client.client import ControllerClient
 from patchlight.testbed.jobs import JobSpec
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
 from tests.support.flow_model import flow_ends_s
 
 MODEL = "Generic"

@@ -14,7 +14,7 @@ from patchlight.agents.metrics import AgentMetrics
 from patchlight.agents.run import open_listener
 from patchlight.agents.service import AgentService
 from patchlight.agents.workers.backends import BackendOptions, make_runner
-from patchlight.testbed.lab import Lab, Server
+from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.linux.credentials import Credentials
 from patchlight.testbed.linux.http_server import DEFAULT_LIMITS, Limits, http_server
 

@@ -12,19 +12,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from patchlight.controller.agent_client import VERSION, AgentClient
 from patchlight.controller.api.app import create_app
 from patchlight.controller.api.metrics import metrics_routes
+from patchlight.controller.hosts.agent_client import VERSION, AgentClient
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.metrics.exposition import ControllerMetrics
 from patchlight.controller.parts import Controller, Settings
-from patchlight.controller.timeseries.recorder import WIDTH_S
-from patchlight.testbed.agent_status import AgentStatus, GpuStatus, GpuTelemetry, NicStatus
+from patchlight.controller.recorder import WIDTH_S
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
-from patchlight.testbed.lab import Server
+from patchlight.testbed.lab.model import Server
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.linux.http_server import http_server
 from patchlight.testbed.linux.sockets import listen
+from patchlight.testbed.wire.agent_status import AgentStatus, GpuStatus, GpuTelemetry, NicStatus
 from tests.support.emulated_devices import Running, running
 from tests.support.waiting import free_ports
 

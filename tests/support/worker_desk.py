@@ -11,7 +11,7 @@ from patchlight.agents.workers.contract import WorkerLaunch
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.cgroups import Cgroups, Limits
 from patchlight.testbed.linux.namespace_processes import processes_in
-from patchlight.testbed.worker_api import WorkerSpec
+from patchlight.testbed.wire.worker_api import WorkerSpec
 
 LIMITS = Limits(96 * 2**20, 48)
 

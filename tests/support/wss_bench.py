@@ -8,19 +8,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from patchlight.controller.changes.operations import CircuitOperations
 from patchlight.controller.changes.parts import CircuitParts, NoHooks
 from patchlight.controller.changes.record import Reconfiguration
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import Capabilities, DirectedPort, Outcome
 from patchlight.controller.circuits.drivers.dry_run import DryRunWavelengths
 from patchlight.controller.circuits.drivers.table import UP, Row
-from patchlight.controller.operations import CircuitOperations
-from patchlight.controller.store import Store
-from patchlight.testbed.colours import WavelengthSwitch
-from patchlight.testbed.lab import Endpoint, Lab
+from patchlight.controller.storage.store import Store
+from patchlight.testbed.lab.model import Endpoint, Lab
+from patchlight.testbed.lab.spectrum import Channel, ChannelConnect, SpectrumMap
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
+from patchlight.testbed.lab.wiring import Links
 from patchlight.testbed.labfile.reader import parse_lab
-from patchlight.testbed.spectrum import Channel, ChannelConnect, SpectrumMap
-from patchlight.testbed.wiring import Links
 from tests.support.waiting import PATIENCE_S
 
 # server1 and server2 at wss1, server3 and server4 at wss2, one fibre between the two; what leaves

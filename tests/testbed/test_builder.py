@@ -4,8 +4,8 @@ import pytest
 
 from patchlight import Lab, LabBuilder, write_lab
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.labfile.reader import parse_lab
-from patchlight.testbed.wiring import trace_links
 
 
 def small() -> LabBuilder:

@@ -8,9 +8,9 @@ import pytest
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from patchlight.testbed.drawing import FORMATS, draw_lab
-from patchlight.testbed.drawing_layout import lay_out
-from patchlight.testbed.generate import fat_tree, linear, tree
+from patchlight.testbed.draw.drawing import FORMATS, draw_lab
+from patchlight.testbed.draw.drawing_layout import lay_out
+from patchlight.testbed.generate.generate import fat_tree, linear, tree
 from patchlight.testbed.graphs import (
     BUILTIN_NAMES,
     ComputationGraph,
@@ -19,8 +19,8 @@ from patchlight.testbed.graphs import (
     read_graph,
 )
 from patchlight.testbed.graphs.drawing import draw_graph, lay_out_graph
+from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.reader import load_lab, parse_lab
-from patchlight.testbed.portmap import PortMap
 
 
 def svg_of(figure: Figure) -> str:

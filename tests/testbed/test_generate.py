@@ -1,7 +1,7 @@
 """Labs made by rule: counts, ports, connectivity."""
 
 from collections.abc import Callable
-from ipaddress import IPv4Network
+from ipaddress import IPv4Address, IPv4Network
 
 import networkx
 import pytest
@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.generate import arity, fat_tree, linear, single, tree
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.generate.generate import arity, fat_tree, linear, single, tree, two_tors
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.labfile.reader import parse_lab
 from patchlight.testbed.labfile.values import KNOWN_DRIVERS
 from patchlight.testbed.labfile.writer import write_lab
-from patchlight.testbed.wiring import trace_links
 
 SHAPES: list[Callable[..., Lab]] = [single, linear, tree, fat_tree]
 
@@ -134,3 +134,20 @@ def test_what_cannot_be_made_is_refused() -> None:
         single(1, name="a b")
     with pytest.raises(BadInput, match="is not a fabric"):
         single(1, fabric="ovs")
+
+
+@pytest.mark.parametrize("hosts", [1, 5, 6, 250])
+@pytest.mark.parametrize("shape", [single, linear, tree, fat_tree, two_tors])
+def test_an_ocs_has_an_address_to_itself(shape: Callable[..., Lab], hosts: int) -> None:
+    """And the port that its driver's devices listen at."""
+    ports = {"polatis-scpi": 5025, "polatis-netconf": 830, "sonic-ocs": 443, "calient-tl1": 3082}
+    for driver, port in ports.items():
+        lab = shape(hosts, **{"driver" if shape is two_tors else "ocs": driver})
+        address, _, at = lab.circuit_switches[0].address.rpartition(":")
+        assert at == str(port)
+        taken = {str(host.nic.address) for host in lab.hosts}
+        taken |= {str(server.management).rpartition(":")[0] for server in lab.servers}
+        assert address not in taken
+        assert IPv4Address(address) not in lab.network
+    dialled_in = shape(5, **{"driver" if shape is two_tors else "ocs": "openflow"})
+    assert dialled_in.circuit_switches[0].address == "127.0.0.1:6654"

@@ -5,8 +5,8 @@ from ipaddress import IPv4Address
 import pytest
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.generate import single
-from patchlight.testbed.lab import Endpoint, Lab, default_mac
+from patchlight.testbed.generate.generate import single
+from patchlight.testbed.lab.model import Endpoint, Lab, default_mac
 from patchlight.testbed.labfile.reader import load_lab, parse_lab
 
 

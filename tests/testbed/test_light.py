@@ -3,12 +3,12 @@
 import pytest
 
 from patchlight.controller.changes.power import expected_powers
-from patchlight.testbed.lab import Endpoint, Lab
+from patchlight.testbed.lab.model import Endpoint, Lab
+from patchlight.testbed.lab.optical_links import Light
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.spectrum import Channel, SpectrumMap
+from patchlight.testbed.lab.wiring import Links, trace_links
 from patchlight.testbed.labfile.reader import LabFileError, parse_lab
-from patchlight.testbed.light import Light
-from patchlight.testbed.portmap import CrossConnect, PortMap
-from patchlight.testbed.spectrum import Channel, SpectrumMap
-from patchlight.testbed.wiring import Links, trace_links
 
 NODES = """
 name: nodes

@@ -5,7 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.portmap import CrossConnect, PortMap, PortMapChange, parse_cross_connects
+from patchlight.testbed.lab.portmap import (
+    CrossConnect,
+    PortMap,
+    PortMapChange,
+    parse_cross_connects,
+)
 
 PORTS = 12
 

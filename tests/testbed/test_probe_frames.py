@@ -5,7 +5,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchlight.testbed.probe_frames import (
+from patchlight.testbed.wire.probe_frames import (
     ETHERTYPE,
     Neighbour,
     lldp_neighbour,

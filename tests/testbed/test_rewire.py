@@ -2,7 +2,7 @@
 
 import pytest
 
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import LabFileError, builtin_lab, parse_lab
 from patchlight.testbed.labfile.rewire import rewired
 

@@ -3,8 +3,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.portmap import MapChange
-from patchlight.testbed.spectrum import (
+from patchlight.testbed.lab.portmap import MapChange
+from patchlight.testbed.lab.spectrum import (
     GRIDS,
     Band,
     Channel,

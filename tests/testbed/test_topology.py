@@ -5,15 +5,15 @@ from collections.abc import Mapping
 import pytest
 import yaml
 
-from patchlight.testbed import generate
-from patchlight.testbed.builder import LabBuilder
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.generate import generate
+from patchlight.testbed.generate.builder import LabBuilder
+from patchlight.testbed.generate.topology_files import FORMATS, kueue, slurm_conf, slurm_yaml
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.topology import Topology, topology_of
+from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.labfile.reader import load_lab
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.topology import Topology, topology_of
-from patchlight.testbed.topology_files import kueue, slurm_conf, slurm_yaml
-from patchlight.testbed.wiring import trace_links
 
 
 def seen(lab: Lab, maps: Mapping[str, PortMap] | None = None) -> Topology:
@@ -131,6 +131,14 @@ def test_every_node_is_in_slurms_tree_once_and_pods_are_blocks(lab: Lab, blocks:
     assert len(children) == len(set(children))
     assert len(switches.keys() - set(children)) == 1, "one root"
     assert sum(name.startswith("block.") for name in switches) == blocks
+
+
+@pytest.mark.parametrize("form", sorted(FORMATS))
+def test_the_same_topology_is_the_same_bytes(form: str) -> None:
+    lab = load_lab("four-ocs")
+    turned = lab.with_changes(fibres=lab.fibres[::-1])
+    maps = {name: lab.initial_maps[name] for name in reversed(list(lab.initial_maps))}
+    assert FORMATS[form](seen(turned, maps)) == FORMATS[form](seen(lab))
 
 
 def test_what_reaches_each_other_is_a_fabric() -> None:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from patchlight.testbed.lab import Endpoint, Lab
+from patchlight.testbed.lab.model import Endpoint, Lab
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.wiring import circuit_ports, trace_links
 from patchlight.testbed.labfile.reader import load_lab, parse_lab
-from patchlight.testbed.portmap import CrossConnect, PortMap
-from patchlight.testbed.wiring import circuit_ports, trace_links
 
 TWO_OCSES = """
 name: two

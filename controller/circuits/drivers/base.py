@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from patchlight.controller.circuits.contract import DirectedPort, Side, checked
 from patchlight.controller.circuits.drivers.table import R, SessionTable, TableDriver
-from patchlight.testbed.lab import CircuitSwitch
-from patchlight.testbed.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.model import CircuitSwitch
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 
 
 class CircuitTableDriver(TableDriver[CrossConnect, PortMap, R]):

@@ -13,10 +13,10 @@ from patchlight.controller.circuits.contract import (
 from patchlight.controller.circuits.drivers.base import CircuitTableDriver
 from patchlight.controller.circuits.drivers.table import UP, Row, TableDriver
 from patchlight.controller.circuits.drivers.wavelength import WavelengthTableDriver
-from patchlight.testbed.colours import WavelengthSwitch
-from patchlight.testbed.lab import CircuitSwitch
-from patchlight.testbed.portmap import CrossConnect, JoinsPorts, PortMap
-from patchlight.testbed.spectrum import ChannelConnect, SpectrumMap
+from patchlight.testbed.lab.model import CircuitSwitch
+from patchlight.testbed.lab.portmap import CrossConnect, JoinsPorts, PortMap
+from patchlight.testbed.lab.spectrum import ChannelConnect, SpectrumMap
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 
 C = TypeVar("C", bound=JoinsPorts)
 M = TypeVar("M")

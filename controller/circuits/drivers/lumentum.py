@@ -37,8 +37,8 @@ from patchlight.controller.circuits.dialects import (
 from patchlight.controller.circuits.drivers.table import Row
 from patchlight.controller.circuits.drivers.wavelength import WavelengthSessionDriver
 from patchlight.controller.circuits.protocols.netconf import NetconfClient
-from patchlight.testbed.ocs_drivers import NO_LINE
-from patchlight.testbed.spectrum import Channel, ChannelConnect
+from patchlight.testbed.lab.ocs_drivers import NO_LINE
+from patchlight.testbed.lab.spectrum import Channel, ChannelConnect
 
 _ANCHOR_GHZ, _STEP_GHZ = 193_100.0, 6.25
 _CONNECTION = 'xmlns="http://www.lumentum.com/lumentum-ote-connection"'

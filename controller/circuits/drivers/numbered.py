@@ -11,7 +11,7 @@ from patchlight.controller.circuits.dialects import NumberedDialect
 from patchlight.controller.circuits.drivers.base import SessionDriver
 from patchlight.controller.circuits.drivers.table import Row
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.lab.portmap import CrossConnect
 
 
 @dataclass(frozen=True, slots=True)

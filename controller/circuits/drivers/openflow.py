@@ -33,8 +33,8 @@ from patchlight.controller.circuits.drivers.table import Row
 from patchlight.controller.openflow.client import SpeakerRefused
 from patchlight.controller.openflow.flowtable import FlowEntry, Match
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import CircuitSwitch
-from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.lab.model import CircuitSwitch
+from patchlight.testbed.lab.portmap import CrossConnect
 
 OFPP_IN_PORT = 0xFFFFFFF8
 """The port that a packet came in by: an output must say so, its number alone is ignored."""

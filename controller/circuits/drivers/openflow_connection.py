@@ -18,7 +18,7 @@ from patchlight.controller.openflow.client import Speaker, SpeakerRefused
 from patchlight.controller.openflow.protocol import Message
 from patchlight.controller.openflow.speaker_process import SpeakerFailed, SpeakerOptions
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
-from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.lab.model import CircuitSwitch
 
 _LOOK_EVERY_S = 0.05
 _PREFIX = "patchlight-of-"

@@ -13,7 +13,7 @@ from patchlight.controller.circuits.contract import (
     Refusal,
 )
 from patchlight.testbed.errors import OutcomeUnknown
-from patchlight.testbed.portmap import JoinsPorts
+from patchlight.testbed.lab.portmap import JoinsPorts
 
 _JUST_READ_S = 0.01
 T = TypeVar("T")

@@ -30,7 +30,7 @@ from patchlight.controller.circuits.drivers.table import Row, RowState
 from patchlight.controller.circuits.protocols.http import answers
 from patchlight.controller.circuits.protocols.http.client import HttpClient, in_json, in_url
 from patchlight.controller.circuits.protocols.http.dialects import SONIC, SonicOcsDialect
-from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.lab.portmap import CrossConnect
 
 log = logging.getLogger("patchlight.ocs.sonic")
 

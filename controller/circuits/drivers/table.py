@@ -24,8 +24,8 @@ from patchlight.controller.circuits.dialects import Dialect, corrected
 from patchlight.controller.circuits.drivers.serial_writes import JustRead, SerialWrites, outcome
 from patchlight.controller.circuits.protocols.session import DEFAULT_TIMEOUTS, Session, Timeouts
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import OpticalSwitch
-from patchlight.testbed.portmap import JoinsPorts
+from patchlight.testbed.lab.model import OpticalSwitch
+from patchlight.testbed.lab.portmap import JoinsPorts
 
 _SETTLE_S = 10.0  # a circuit that is not up by then has failed (G2MPLS waits as long)
 _NOT_HELD = "the command was accepted, but the device does not hold it"

@@ -23,7 +23,7 @@ from patchlight.controller.circuits.drivers.base import SessionDriver
 from patchlight.controller.circuits.drivers.table import Row
 from patchlight.controller.circuits.protocols.ssh.shell import ShellClient, ShellDialect
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.lab.portmap import CrossConnect
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from patchlight.controller.circuits.drivers.table import UP, Row
 from patchlight.controller.circuits.protocols.session import shortened
 from patchlight.controller.circuits.protocols.tl1.client import Reply, Tl1Client
 from patchlight.controller.circuits.protocols.tl1.dialects import ListDialect
-from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.lab.portmap import CrossConnect
 
 D = TypeVar("D", bound=ListDialect)
 

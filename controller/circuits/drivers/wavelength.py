@@ -6,10 +6,10 @@ from patchlight.controller.circuits.contract import Side, checked_channels
 from patchlight.controller.circuits.dialects import Dialect
 from patchlight.controller.circuits.drivers.table import R, SessionTable, TableDriver
 from patchlight.controller.circuits.protocols.session import DEFAULT_TIMEOUTS, Timeouts
-from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.ocs_drivers import check_shape
-from patchlight.testbed.spectrum import ChannelConnect, Grid, SpectrumMap
+from patchlight.testbed.lab.ocs_drivers import check_shape
+from patchlight.testbed.lab.spectrum import ChannelConnect, Grid, SpectrumMap
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 
 
 class WavelengthTableDriver(TableDriver[ChannelConnect, SpectrumMap, R]):

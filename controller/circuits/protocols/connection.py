@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
@@ -21,6 +22,8 @@ A connection that is flooded takes a quarter more memory than that, so 1 MiB at 
 of a switch of 1,000 ports takes a fifth of it.
 """
 
+_UNASKED_PERIOD_S = 60.0
+
 # Telnet (RFC 854).
 _IAC, _DONT, _DO, _WONT, _WILL, _SB, _SE = 255, 254, 253, 252, 251, 250, 240
 _REPLIES_LIMIT = 3 * 256
@@ -29,6 +32,37 @@ M = TypeVar("M")
 
 class FramingError(PatchlightError):
     """The stream cannot be what it should: an unfinished message grew past the bound."""
+
+
+class Hearing:
+    """Counts what a device says: ``FramingError`` past ``BUFFER_LIMIT`` bytes a minute.
+
+    What comes in answer is not counted, and may be as long again.
+    """
+
+    def __init__(self) -> None:
+        self.wanted = False  # whether an answer is
+        self._bytes = self._before = 0
+        self._since = time.monotonic()
+
+    def begin(self) -> None:
+        """What comes from here on may answer something."""
+        if not self.wanted:
+            self.wanted, self._before = True, self._bytes
+
+    def end(self) -> None:
+        """The exchange is over: what came in it does not count."""
+        self.wanted, self._bytes = False, min(self._bytes, self._before)
+
+    def take(self, count: int) -> None:
+        """So many bytes came."""
+        if (now := time.monotonic()) - self._since > _UNASKED_PERIOD_S:
+            self._since, self._bytes, self._before = now, 0, 0
+        self._bytes += count
+        if self._bytes > BUFFER_LIMIT * (1 + self.wanted):
+            raise FramingError(
+                f"{self._bytes} bytes came within {_UNASKED_PERIOD_S:.0f} s that answer nothing"
+            )
 
 
 class Framer(Protocol[M]):
@@ -55,12 +89,19 @@ class TelnetFilter:
 
     def filter(self, data: bytes) -> bytes:
         """The bytes of ``data`` that are no telnet."""
-        if self._state == "data" and _IAC not in data:
-            return data.replace(b"\0", b"") if 0 in data else data
-        out = bytearray()
-        for byte in data:
-            self._take(byte, out)
-        return bytes(out)
+        out, at = bytearray(), 0
+        while at < len(data):
+            # What no sequence begins or ends in is passed over as a whole.
+            if self._state in ("data", "sub"):
+                end = data.find(_IAC, at)
+                end = len(data) if end < 0 else end
+                if self._state == "data":
+                    out += data[at:end]
+                if (at := end) == len(data):
+                    break
+            self._take(data[at], out)
+            at += 1
+        return bytes(out.replace(b"\0", b""))
 
     def take_replies(self) -> bytes:
         """Refusals of the options offered or asked for since the last call."""
@@ -69,11 +110,8 @@ class TelnetFilter:
         return replies
 
     def _take(self, byte: int, out: bytearray) -> None:
-        if self._state == "data":
-            if byte == _IAC:
-                self._state = "iac"
-            elif byte:
-                out.append(byte)
+        if self._state in ("data", "sub"):  # ``filter`` stops there at IAC alone
+            self._state = "iac" if self._state == "data" else "sub-iac"
         elif self._state == "iac":
             self._state = "data"
             if byte == _IAC:
@@ -88,9 +126,6 @@ class TelnetFilter:
             # Bounded: a flood of negotiation is not answered beyond every option once.
             if refusal is not None and len(self._replies) < _REPLIES_LIMIT:
                 self._replies += bytes((_IAC, refusal, byte))
-        elif self._state == "sub":
-            if byte == _IAC:
-                self._state = "sub-iac"
         else:
             self._state = "data" if byte == _SE else "sub"
 
@@ -163,17 +198,18 @@ class ConnectionLost(Exception):
 class Connection(asyncio.Protocol, Generic[M]):
     """Made by ``open`` or ``over``. ``trouble`` says why it ended; empty while it lives.
 
-    ``ending``: what ends each command. Whatever comes is understood as it comes, without a task
-    between: the time of a change is mostly such exchanges.
+    ``flooded``: whether it was hung up on for saying too much. ``ending``: what ends each
+    command. Whatever comes is understood as it comes, without a task between: the time of a
+    change is mostly such exchanges.
     """
 
     def __init__(
         self, framer: Framer[M], unasked: Callable[[M], bool], ending: bytes = b"\r\n"
     ) -> None:
-        self.trouble = ""
+        self.trouble, self.flooded = "", False
         self._framer, self._unasked, self._ending = framer, unasked, ending
         self._inbox = deque[M]()
-        self._listening = False
+        self._hearing = Hearing()
         self._waiting: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport
         self._lost = asyncio.get_running_loop().create_future()
@@ -204,12 +240,12 @@ class Connection(asyncio.Protocol, Generic[M]):
         if self.trouble:
             raise ConnectionLost
         # Replies are kept only from the first command on and while somebody reads them.
-        self._listening = True
+        self._hearing.begin()
         self._transport.write(text.encode() + self._ending)
 
     def listen(self) -> None:
         """Keep what comes before the first command, too."""
-        self._listening = True
+        self._hearing.begin()
 
     async def receive(self) -> M:
         """The next message that answers something; ``ConnectionLost`` at the end."""
@@ -222,7 +258,7 @@ class Connection(asyncio.Protocol, Generic[M]):
 
     def done(self) -> None:
         """The exchange is over: what still comes in answer to it is dropped."""
-        self._listening = False
+        self._hearing.end()
         self._inbox.clear()
 
     async def close(self) -> None:
@@ -246,10 +282,12 @@ class Connection(asyncio.Protocol, Generic[M]):
         if self._lost.done():
             return
         try:
+            self._hearing.take(len(data))
             for message in self._framer.feed(data):
-                if not self._unasked(message) and self._listening:
+                if not self._unasked(message) and self._hearing.wanted:
                     self._inbox.append(message)
         except FramingError as error:
+            self.flooded = True
             self._end(str(error))
             self._transport.abort()
             return

@@ -19,18 +19,23 @@ import paramiko
 
 from patchlight.controller.circuits.contract import Alarm, Severity
 from patchlight.controller.circuits.dialects import Dialect
-from patchlight.controller.circuits.protocols.connection import ConnectionLost, FramingError
+from patchlight.controller.circuits.protocols.connection import (
+    ConnectionLost,
+    FramingError,
+    Hearing,
+)
 from patchlight.controller.circuits.protocols.session import KeptSession, Session, shortened
 from patchlight.controller.circuits.protocols.ssh.channel import finished
 from patchlight.controller.circuits.protocols.ssh.host_keys import check_host_key
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.legacy_ssh import allow_legacy, explained
 
 try:
     from ncclient import NCClientError
     from ncclient.devices.default import DefaultDeviceHandler
     from ncclient.manager import Manager
     from ncclient.operations import RPCError, TimeoutExpiredError
-    from ncclient.transport import AuthenticationError, SSHSession, TransportError
+    from ncclient.transport import AuthenticationError, SessionError, SSHSession, TransportError
     from ncclient.transport.session import END_DELIM, MSG_DELIM, NetconfBase
     from ncclient.xml_ import new_ele, to_ele
 except ImportError as error:
@@ -79,6 +84,11 @@ class NetconfConnection:
             self._trouble = "the device closed the session"
         return self._trouble
 
+    @property
+    def flooded(self) -> bool:
+        """Whether it was hung up on for saying too much."""
+        return bool(self._manager._session.flooded)
+
     def offers(self, capability: str) -> bool:
         """Whether the device's hello has a capability, like ``:notification``."""
         return capability in self._manager.server_capabilities
@@ -90,6 +100,7 @@ class NetconfConnection:
         and ncclient's ``RPCError`` if the device answers with an error.
         """
         self._manager.timeout = timeout_s
+        self._manager._session.hearing.begin()
         try:
             async with asyncio.timeout(timeout_s + _GRACE_S):
                 return await self._answer(functools.partial(ask, self._manager))
@@ -105,6 +116,8 @@ class NetconfConnection:
         except (SyntaxError, ValueError, AttributeError) as error:
             # What is no XML ends in the first; a reply that lacks something in the others.
             raise FramingError(f"its answer cannot be read: {error}") from error
+        finally:
+            self._manager._session.hearing.end()
 
     def notifications(self) -> list[str]:
         """What the device said unasked since the last call, as XML."""
@@ -144,7 +157,35 @@ class NetconfConnection:
 
 
 class _PromptSession(SSHSession):  # type: ignore[misc]  # ncclient has no types
-    """Sends at once. ncclient's own loop looks for something to send every 0.1 s only."""
+    """Sends at once. ncclient's own loop looks for something to send every 0.1 s only.
+
+    What comes is bounded: ncclient keeps whatever is not taken from it.
+    """
+
+    def __init__(self, handler: DefaultDeviceHandler, legacy: str) -> None:
+        self._legacy = legacy
+        self._connection: Any = None
+        super().__init__(handler)
+        self.flooded, self.hearing = False, Hearing()
+        self.hearing.begin()  # for the hellos
+
+    @property
+    def _transport(self) -> Any:
+        return self._connection
+
+    @_transport.setter
+    def _transport(self, made: Any) -> None:
+        # ncclient makes it and begins with it at once: here is the only place between.
+        self._connection = allow_legacy(made, self._legacy) if made and self._legacy else made
+
+    def _transport_read(self) -> Any:
+        data = super()._transport_read()
+        try:
+            self.hearing.take(len(data))
+        except FramingError as error:
+            self.flooded = True
+            raise SessionError(str(error)) from error
+        return data
 
     def send(self, message: str) -> None:
         """Send this XML, framed as both sides agreed on (RFC 6242)."""
@@ -161,7 +202,7 @@ class _PromptSession(SSHSession):  # type: ignore[misc]  # ncclient has no types
 
 def _establish(session: Session, sock: socket.socket) -> Any:
     handler = DefaultDeviceHandler()
-    connection = _PromptSession(handler)
+    connection = _PromptSession(handler, session.name if session.legacy_ssh else "")
     # The pins are ours: ncclient's own list knows keys by host only and would narrow the
     # algorithms to what paramiko no longer has.
     connection.load_known_hosts = lambda filename=None: None
@@ -189,7 +230,8 @@ def _establish(session: Session, sock: socket.socket) -> Any:
     except (NCClientError, paramiko.SSHException, EOFError) as error:
         if connection.transport:
             connection.close()
-        raise ConnectionError(f"{str(error) or 'it hung up'}: is it a NETCONF port?") from error
+        words = explained(error, "legacy_ssh: true")
+        raise ConnectionError(f"{words}: is it a NETCONF port?") from error
     except BaseException:
         if connection.transport:
             connection.close()

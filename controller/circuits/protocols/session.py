@@ -36,12 +36,13 @@ from patchlight.controller.circuits.protocols.connection import (
     FramingError,
 )
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
-from patchlight.testbed.lab import OpticalSwitch
+from patchlight.testbed.lab.model import OpticalSwitch
 
 # Without tab and line feed, which a reply of several lines has.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _ALARM_WORDS_KEPT = 500  # characters of each, so that a flood of long ones stays bounded
 _PAUSE_AFTER_LOGIN_REFUSED_S = 300.0  # before an idle session tries again
+_PAUSE_AFTER_FLOOD_S = 10.0  # before the next connection
 _LOGIN_SETTLES_S = 0.5  # some units answer "not logged in" for a moment after the login
 
 
@@ -51,6 +52,10 @@ class AnyConnection(Protocol):
     @property
     def trouble(self) -> str:
         """Why it ended."""
+
+    @property
+    def flooded(self) -> bool:
+        """Whether it was hung up on for saying too much."""
 
     async def close(self) -> None:
         """Let go of it."""
@@ -100,6 +105,7 @@ class Session:
     user: str
     password: str = field(repr=False)
     timeouts: Timeouts = DEFAULT_TIMEOUTS
+    legacy_ssh: bool = False
 
     @classmethod
     def of(
@@ -109,7 +115,8 @@ class Session:
         host, _, port = switch.address.rpartition(":")
         if not host or not port.isdigit():
             raise BadInput(f"{switch.name}: {switch.address!r} is no address: expected host:port")
-        return cls(switch.name, host.strip("[]"), int(port), switch.user, password, timeouts)
+        legacy, host = switch.legacy_ssh, host.strip("[]")
+        return cls(switch.name, host, int(port), switch.user, password, timeouts, legacy)
 
     def masked(self, text: str) -> str:
         """The text as logs and errors may have it.
@@ -143,7 +150,7 @@ class KeptSession(ABC, Generic[C, D]):
         self._connection: C | None = None
         self._keep_alive_task: asyncio.Task[None] | None = None
         self._last_used = 0.0
-        self._logged_in_at = 0.0
+        self._logged_in_at = self._quiet_until = 0.0
         self._asking = 0
         self._alarms = AlarmLog()
 
@@ -269,6 +276,13 @@ class KeptSession(ABC, Generic[C, D]):
             self._session.port,
             self._session.timeouts.connect_s,
         )
+        pause_s = self._quiet_until - asyncio.get_running_loop().time()
+        if pause_s > 0:
+            raise DeviceUnreachable(
+                f"{self._session.name} at {host}:{port} was disconnected: it sent too much that "
+                f"answers nothing; the next try is in {pause_s:.0f} s",
+                hint="look at the device: what does it report all the time?",
+            )
         try:
             async with asyncio.timeout(wait_s):
                 self._connection = await self._connect()
@@ -301,6 +315,9 @@ class KeptSession(ABC, Generic[C, D]):
     async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
+            if connection.flooded:
+                now = asyncio.get_running_loop().time()
+                self._quiet_until = now + _PAUSE_AFTER_FLOOD_S
             await connection.close()
 
     async def _keep_alive(self) -> None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from patchlight.testbed.queueing import Discipline, Waiting, WaitReason
+from patchlight.testbed.lab.queueing import Discipline, Waiting, WaitReason
 
 
 class Usage(NamedTuple):

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from patchlight.controller.jobs.discipline.accounts import UserAccounts
 from patchlight.controller.policies.contract import Progress, Running
-from patchlight.testbed.queueing import Waiting
+from patchlight.testbed.lab.queueing import Waiting
 
 EPSILON_S = 1e-7
 """Moments nearer than this are one."""

@@ -13,7 +13,7 @@ from patchlight.controller.policies.contract import ClusterView, ElasticJob, Que
 from patchlight.controller.prediction.completion import RingWork, units_s
 from patchlight.controller.prediction.load import Load
 from patchlight.controller.prediction.network import LabNetwork
-from patchlight.testbed.queueing import Waiting, WaitReason
+from patchlight.testbed.lab.queueing import Waiting, WaitReason
 
 ASK_AGAIN_S = 60.0
 """So often the policy is asked while nothing comes, starts or ends, unless it is ``stable``."""

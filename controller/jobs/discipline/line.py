@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 from patchlight.controller.jobs.discipline.contract import Entry, OrderTraits
-from patchlight.testbed.queueing import Waiting
+from patchlight.testbed.lab.queueing import Waiting
 
 E = TypeVar("E", bound=Entry)
 Place = tuple[int, float, int, E]

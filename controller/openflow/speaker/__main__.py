@@ -23,6 +23,7 @@ from patchlight.controller.openflow.speaker import engine
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.sockets import PortTaken, listen
+from patchlight.testbed.logs import log_to_stderr
 
 _PATIENCE_S = 2.0
 
@@ -30,9 +31,7 @@ _PATIENCE_S = 2.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the speaker until it is told to stop; returns the process's exit status."""
     options = _parser().parse_args(arguments)
-    logging.basicConfig(
-        level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
-    )
+    log_to_stderr(logging.WARNING, "%(levelname)s %(name)s: %(message)s")
     try:
         _run(options)
     except PatchlightError as error:

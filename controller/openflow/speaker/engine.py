@@ -11,6 +11,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import sys
 import warnings
@@ -20,6 +21,7 @@ from types import ModuleType
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux import deploy_file
 
+LOG = logging.getLogger("patchlight.openflow")
 PACKAGES = {"ryu": "ryu", "os-ken": "os_ken"}
 # A base class is all that the two name differently.
 _BASE_CLASSES = {"ryu": "RyuApp", "os-ken": "OSKenApp"}
@@ -42,7 +44,7 @@ def available() -> tuple[str, ...]:
 
 
 def choose(name: str | None = None) -> tuple[str, str]:
-    """Import an engine (default: the first available) and make it ready; its name and version.
+    """Import an engine (default: the first that works) and make it ready; its name and version.
 
     Patches the process for eventlet. ``EngineMissing`` says how to install what is missing.
     """
@@ -60,7 +62,14 @@ def choose(name: str | None = None) -> tuple[str, str]:
             "no OpenFlow engine is installed: neither ryu nor os_ken can be imported",
             hint=f"install one: {_INSTALL['os-ken']}; or {_INSTALL['ryu']}",
         )
-    return _prepare(name or there[0])
+    failed = []
+    for each in (name,) if name else there:
+        try:
+            return _prepare(each)
+        except EngineMissing as error:
+            failed.append(error)
+            LOG.warning("%s", error)
+    raise failed[0]
 
 
 def leave_setuptools_out() -> None:
@@ -88,10 +97,11 @@ def _prepare(name: str) -> tuple[str, str]:
             # of its own because of that.
             warnings.simplefilter("ignore")
             _load(name)
-    except ImportError as error:
+    except Exception as error:  # what a library raises on a Python that it does not know
         raise EngineMissing(
-            f"the OpenFlow engine {name} is installed but cannot be imported: {error}",
-            hint=f"install it again: {_INSTALL[name]}",
+            f"importing the OpenFlow engine {name}: {type(error).__name__}: {error}",
+            hint=f"install it again: {_INSTALL[name]}; or use an older Python: it needs eventlet, "
+            "which may not run on this one",
         ) from error
     return name, importlib.metadata.version(name)
 

@@ -10,7 +10,7 @@ from patchlight.controller.policies.engineering.abstract import ring_of
 from patchlight.controller.policies.engineering.paths import Wish, plan_paths
 from patchlight.controller.policies.engineering.sites import Site, order_of, sites_of
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.portmap import PortMap
 
 _WORTH = 20.0
 """So many circuits are made for the ring of a job that nobody asks about rather than lose it."""

@@ -3,7 +3,6 @@
 import numpy as np
 import rustworkx
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import linear_sum_assignment
 
 from patchlight.controller.policies.engineering.traffic import checked
 
@@ -17,6 +16,9 @@ def assignment(weights: ArrayLike) -> NDArray[np.intp]:
     The Hungarian method (Kuhn, 1955) as SciPy has it (Crouse, 2016): O(n³). Of fewer than two
     ports, nobody has a receiver.
     """
+    # Not above: see paths.py.
+    from scipy.optimize import linear_sum_assignment
+
     found = checked(weights).copy()
     if len(found) < 2:
         return np.zeros(0, np.intp)

@@ -12,14 +12,12 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
 
 from patchlight.controller.policies.engineering.present_light import LightPath, Ports, PresentLight
 from patchlight.controller.policies.engineering.sites import Port, Site, sites_of
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
 
 # What the program minimises: circuits made, then circuits broken that nobody wished away, then dB.
 _CIRCUIT, _BROKEN, _DB = 1000.0, 10.0, 0.01
@@ -82,6 +80,10 @@ class _Program:
             return None
         if not self.costs:
             return []
+        # Not above: it takes longer than all else that a list of the policies imports.
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csr_array
+
         rows, columns, values = zip(*self._entries, strict=True)
         shape = (len(self._bounds), len(self.costs))
         least, most = zip(*self._bounds, strict=True)

@@ -6,8 +6,8 @@ from functools import cached_property
 from itertools import pairwise
 
 from patchlight.controller.policies.engineering.sites import Port, Site
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
 
 Ports = Mapping[str, Collection[int]]
 

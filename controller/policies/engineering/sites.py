@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from patchlight.controller.policies.engineering.traffic import Matrix
-from patchlight.testbed.lab import Endpoint, Lab, PacketSwitch
+from patchlight.testbed.lab.model import Endpoint, Lab, PacketSwitch
 
 Port = tuple[str, int]
 """A port of an OCS."""

@@ -15,7 +15,7 @@ from patchlight.controller.policies.contract import ClusterShape, Frozen, JobVie
 from patchlight.controller.policies.options.outlook import Outlook
 from patchlight.controller.policies.sets import members
 from patchlight.controller.prediction.network import LabNetwork
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.portmap import PortMap
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]

@@ -6,7 +6,7 @@ said to whoever looks at the two together.
 
 from collections.abc import Mapping
 
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
 
 
 def lab_range(lab: Lab) -> dict[str, float]:

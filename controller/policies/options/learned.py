@@ -45,8 +45,8 @@ from patchlight.controller.policies.options.observation import (
 from patchlight.controller.policies.options.outlook import Outlook, Prospect
 from patchlight.controller.policies.order import LAST
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
 
 _TYPES = {"float32": "tensor(float)", "int64": "tensor(int64)"}
 

@@ -12,7 +12,7 @@ from patchlight.controller.policies.contract import ClusterView, ElasticJob, Job
 from patchlight.controller.policies.options.learned import explained
 from patchlight.controller.policies.options.listing import Listing, Option
 from patchlight.controller.policies.options.outlook import Networks, Outlook
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.portmap import PortMap
 
 
 class _Weighs:

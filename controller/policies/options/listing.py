@@ -33,7 +33,7 @@ from patchlight.controller.policies.placement import (
 from patchlight.controller.policies.price import Prices
 from patchlight.controller.policies.ring_order import ring_order
 from patchlight.controller.policies.sets import lowest, members, pack
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
 
 MOST_OPTIONS = 24
 """A model is shown no more than so many options."""

@@ -23,7 +23,7 @@ from patchlight.controller.policies.options.job_graph import OPERATION_FEATURES,
 from patchlight.controller.policies.options.listing import BUILT_IN, Option
 from patchlight.controller.policies.options.outlook import HORIZON_S, Networks, Outlook
 from patchlight.controller.prediction.network import LabNetwork
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
 
 SCHEMA, VERSION = "patchlight.options", 3
 PROPOSERS = (*BUILT_IN, "regroup", "give-and-take")

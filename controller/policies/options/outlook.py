@@ -17,9 +17,9 @@ from patchlight.controller.prediction.load import UNLIMITED_BPS, Load
 from patchlight.controller.prediction.network import LabNetwork
 from patchlight.controller.prediction.sharing import Demand
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import trace_links
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import trace_links
 
 HORIZON_S = 3600.0
 """A job whose end nobody knows is taken to run for so long."""

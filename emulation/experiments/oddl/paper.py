@@ -1,6 +1,8 @@
 """What the authors say that they found, and where; nothing else is known of their figures.
 
-X. Li et al., "ODDL", 2024: only the abstract was at hand.
+W. Li, G. Yuan, Z. Wang, G. Tan, P. Zhang, G. N. Rouskas, "Fast and scalable all-optical network
+architecture for distributed deep learning", J. Opt. Commun. Netw. 16(3), 2024: only the abstract
+was at hand.
 """
 
 from collections.abc import Mapping

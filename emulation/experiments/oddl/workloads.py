@@ -7,8 +7,8 @@ from typing import NamedTuple
 from patchlight.emulation.simulator.network import Round, collective
 from patchlight.emulation.simulator.network.parallelism import expert_exchange
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.issues import nearest
 from patchlight.testbed.graphs import builtin_graph
+from patchlight.testbed.io.issues import nearest
 
 MIXTURE = "mixture-of-experts"
 MODELS = ("vgg19", "resnet50", "bert-large", "gpt2", MIXTURE)

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from patchlight.controller.client import ControllerClient
+from patchlight.client.client import ControllerClient
+from patchlight.controller.hosts.fleet import SAMPLES_KEPT_S
 from patchlight.emulation.experiments.ofc2022.measurements import (
     CaseRun,
     GpuSample,
@@ -21,11 +22,11 @@ from patchlight.emulation.experiments.ofc2022.measurements import (
 from patchlight.emulation.experiments.ofc2022.scenario import given_compute_s, jobs_of
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import Iteration, JobSpec, JobState, JobStatus, Trainer
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
 
 if TYPE_CHECKING:
-    from patchlight.controller.shapes.lab import Status
+    from patchlight.testbed.wire.rest.lab import Status
 
 _STATUS_POLL_S = 0.1
 
@@ -158,6 +159,12 @@ def run_case(
         for status in statuses
     )
     _wait_for_samples(client, max(i.finished_at for job in jobs for i in job.iterations), since)
+    if time.time() - since > SAMPLES_KEPT_S:
+        raise PatchlightError(
+            f"case ({case}) {wiring} took longer than the {SAMPLES_KEPT_S} s of samples that the "
+            "controller keeps in memory",
+            hint="train shorter: fewer --iterations",
+        )
     seen = client.ports(since), client.gpus(since)
     return CaseRun(case, wiring, jobs, *seen, tuple(changes), trainer)
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from patchlight.controller.client import ControllerClient
+from patchlight.client.client import ControllerClient
 from patchlight.emulation.experiments.ofc2022.analysis import training_window
 from patchlight.emulation.experiments.ofc2022.cases import ExperimentClient, Tell, run_case
 from patchlight.emulation.experiments.ofc2022.disturbance import Disturbance

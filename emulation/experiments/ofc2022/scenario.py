@@ -12,8 +12,8 @@ from typing import Any
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, Trainer
-from patchlight.testbed.lab import Host, Lab
-from patchlight.testbed.wiring import trace_links
+from patchlight.testbed.lab.model import Host, Lab
+from patchlight.testbed.lab.wiring import trace_links
 
 # VGG16: 138.36 million parameters in float32.
 GRADIENT_BYTES = 138_360_000 * 4

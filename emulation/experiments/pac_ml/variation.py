@@ -19,8 +19,8 @@ from patchlight.emulation.simulator.ramp.scenario import (
 )
 from patchlight.emulation.simulator.ramp.workloads import Device, Workloads
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.issues import nearest
 from patchlight.testbed.graphs import ComputationGraph
+from patchlight.testbed.io.issues import nearest
 
 MAX_SERVERS = 65_536
 MAX_ARRIVALS = 1_000_000

@@ -1,1 +1,5 @@
-"""Gymnasium environments of the simulator."""
+"""The learning environments, which ``gymnasium.make`` knows once this package is imported."""
+
+from patchlight.emulation.learning.envs.registry import register_all
+
+register_all()

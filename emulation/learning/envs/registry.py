@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from patchlight.controller.policies.files import run_file
 from patchlight.emulation.learning.baseline_files import load_baseline, shipped_baselines
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.issues import nearest
+from patchlight.testbed.io.issues import nearest
 
 Environment = gymnasium.Env[Any, Any]
 Heuristic = Callable[[Any, Any], int]

@@ -21,7 +21,7 @@ from patchlight.emulation.simulator.cluster import LabCluster, Settings
 from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs
 from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import load_lab
 
 SWITCH_FEATURES = 3

@@ -8,10 +8,10 @@ from typing import Any
 from patchlight.emulation.learning.config import NAME, ConfigError
 from patchlight.emulation.simulator.traces import LAWS
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.fields import FieldType, ListOf, Number, Whole, choice
-from patchlight.testbed.files.issues import FileIssues
-from patchlight.testbed.files.reader import parse
-from patchlight.testbed.files.records import Record, setting
+from patchlight.testbed.io.fields import FieldType, ListOf, Number, Whole, choice
+from patchlight.testbed.io.issues import FileIssues
+from patchlight.testbed.io.reader import parse
+from patchlight.testbed.io.records import Record, setting
 
 DRAWN = "drawn"
 LEARNED_KINDS = ("partition", "placement", "topology", "order", "elasticity")
@@ -23,7 +23,7 @@ _LOAD = Number("a load", above=0, highest=4)
 
 @dataclass(frozen=True)
 class Labs:
-    """Labs are drawn from seeds (``patchlight.testbed.random_lab``), jobs for each of them.
+    """Labs drawn from seeds (``patchlight.testbed.generate.random_lab``), with jobs for each.
 
     ``traces`` take turns: jobs that are ``drawn`` at random, or pieces of traces drawn by a law.
     """

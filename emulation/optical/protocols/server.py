@@ -12,8 +12,8 @@ from typing import ClassVar, cast
 from patchlight.controller.circuits.registry import PlugIns
 from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.issues import nearest
-from patchlight.testbed.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS
+from patchlight.testbed.io.issues import nearest
+from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS
 
 
 class ProtocolServer(ABC):

@@ -12,7 +12,7 @@ from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.tl1_messages import Answer, Command, deny
 from patchlight.emulation.optical.protocols.tl1_server import Tl1Server, read_map_by_hand
 from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
-from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.lab.portmap import CrossConnect
 
 _CODES = {
     Reason.NO_PORT: "IIAC",
@@ -35,7 +35,6 @@ SOFTWARE = "6.0-3-emulated"
 class CalientTl1Server(Tl1Server):
     """TL1 with its commands."""
 
-    port = 3082
     by_hand = read_map_by_hand("RTRV-CRS:::2::ALL;")
 
     _device: EmulatedOcs

@@ -25,13 +25,12 @@ from patchlight.emulation.optical.vendors.calient import (
     model_of,
     refusal_words,
 )
-from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.lab.portmap import CrossConnect
 
 
 class CalientRestServer(HttpServer):
     """REST with its paths."""
 
-    port = 443
     by_hand = read_map_by_hand("/rest/crossconnects/?id=list")
 
     _device: EmulatedOcs

@@ -12,7 +12,7 @@ from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.tl1_messages import Answer, Command, deny, port_numbers
 from patchlight.emulation.optical.protocols.tl1_server import Tl1Server, read_map_by_hand
 from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
-from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.lab.portmap import CrossConnect
 
 _DARK_DBM = -49.162  # the monitors' floor
 
@@ -20,7 +20,6 @@ _DARK_DBM = -49.162  # the monitors' floor
 class GlimmerglassTl1Server(Tl1Server):
     """TL1 with its commands."""
 
-    port = 10034
     by_hand = read_map_by_hand("RTRV-CRS-FIBER:::2:;")
 
     _device: EmulatedOcs

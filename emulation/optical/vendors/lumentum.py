@@ -17,8 +17,8 @@ from patchlight.emulation.optical.protocols.netconf_server import (
 )
 from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused
 from patchlight.emulation.optical.wavelength_device import EmulatedWss
-from patchlight.testbed.colours import WavelengthSwitch
-from patchlight.testbed.spectrum import Channel, ChannelConnect
+from patchlight.testbed.lab.spectrum import Channel, ChannelConnect
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 
 CONNECTION = "http://www.lumentum.com/lumentum-ote-connection"
 _EQUIPMENT = "http://www.lumentum.com/lumentum-ote-equipment"
@@ -42,7 +42,6 @@ ET.register_namespace("lotet", CONNECTION)
 class LumentumServer(NetconfServer):
     """NETCONF with its operations."""
 
-    port = 830
     by_hand = "ssh -s -p {port} {user}@{host} netconf"
     module = f"{CONNECTION}?module=lumentum-ote-connection&revision=2017-02-13"
     changing = ("edit-config", "delete-connection", "remove-all-connections")

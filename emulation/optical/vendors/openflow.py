@@ -17,7 +17,7 @@ from patchlight.emulation.optical.protocols.openflow_wire import Flow, Kind, Mes
 from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.lab.portmap import CrossConnect
 
 SOFTWARE = "1.3-emulated"
 _PRIORITY = 100
@@ -35,7 +35,6 @@ class OpenFlowServer(ProtocolServer):
     Only a controller can ask for its map, and it has to come to one: there is no ``by_hand``.
     """
 
-    port = 6654
     dials = True
     datapath_id = 0x51
 

@@ -11,7 +11,7 @@ from typing import Literal
 from patchlight.controller.circuits.drivers.numbered import Numbering
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
-from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.lab.portmap import CrossConnect
 
 SOFTWARE = "6.5.2.18-emulated"
 _DARK_DBM = -60.0  # what a monitor shows of no light

@@ -26,7 +26,6 @@ ET.register_namespace("opsw", NAMESPACE)
 class PolatisNetconfServer(NetconfServer):
     """NETCONF with its operations."""
 
-    port = 830
     by_hand = "ssh -s -p {port} {user}@{host} netconf"
     module = f"{NAMESPACE}?module=optical-switch&revision=2018-03-22"
     changing = ("edit-config", "port-set-state")

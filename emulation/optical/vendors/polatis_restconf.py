@@ -26,7 +26,6 @@ _PAIR = re.compile(r"/api/data/cross-connects/pair(?:=(\d{1,9}))?")
 class PolatisRestconfServer(HttpServer):
     """RESTCONF with its resources."""
 
-    port = 443
     by_hand = read_map_by_hand("/api/data/cross-connects/pair")
     media_type = "application/yang-data+json"
 

@@ -22,7 +22,6 @@ _SHORT = {
 class PolatisScpiServer(ScpiServer):
     """SCPI with its commands."""
 
-    port = 5025
     by_hand = "printf ':oxc:swit:conn:stat?\\n' | nc -q 1 {host} {port}"
     short_forms = _SHORT
 

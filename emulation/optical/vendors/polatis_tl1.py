@@ -13,7 +13,6 @@ _SHUTTER = {"E": "OPEN", "D": "CLOSED", "F": "FAILED"}
 class PolatisTl1Server(Tl1Server):
     """TL1 with its commands."""
 
-    port = 3082
     by_hand = read_map_by_hand("RTRV-PATCH:::2:;")
 
     _device: EmulatedOcs

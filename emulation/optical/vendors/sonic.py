@@ -19,7 +19,7 @@ from patchlight.emulation.optical.protocols.http_server import (
 )
 from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.lab.portmap import CrossConnect
 
 _CIRCUITS = "/restconf/data/sonic-ocs:sonic-ocs/OCS_CROSS_CONNECT"
 _ONE = re.compile(rf"{re.escape(_CIRCUITS)}/OCS_CROSS_CONNECT_LIST=(.*)")
@@ -36,7 +36,6 @@ class SonicOcsServer(HttpServer):
     ``invalid``: entries whose ports others hold.
     """
 
-    port = 443
     by_hand = read_map_by_hand(_CIRCUITS)
     media_type = "application/yang-data+json"
 

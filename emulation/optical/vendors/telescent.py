@@ -13,7 +13,7 @@ from patchlight.controller.circuits.contract import SIDES, DirectedPort
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.ssh_server import SshServer
 from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
-from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.lab.portmap import CrossConnect
 
 PROMPT = "NTM> "
 _COLUMNS = 12
@@ -25,7 +25,6 @@ _LEVELS = {"*C": "CRITICAL", "**": "MAJOR", "*": "MINOR", "A": "NOTICE"}
 class TelescentSshServer(SshServer):
     """A shell with its commands. Ports count from 0."""
 
-    port = 9861
     by_hand = "ssh -t -p {port} {user}@{host}, then: switchstate"
 
     _device: EmulatedOcs

@@ -11,7 +11,7 @@ from patchlight.emulation.optical.protocols.http_server import HttpServer, Reque
 from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused
 from patchlight.emulation.optical.wavelength_device import EmulatedWss
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.spectrum import ChannelConnect, SpectrumMap
+from patchlight.testbed.lab.spectrum import ChannelConnect, SpectrumMap
 
 FIRST_GHZ, LAST_GHZ = 191_250, 196_275
 _LONGEST_KEPT = 200
@@ -20,7 +20,6 @@ _LONGEST_KEPT = 200
 class WaveShaperServer(HttpServer):
     """HTTP with its paths."""
 
-    port = 80
     by_hand = 'curl -s "http://{host}:{port}/waveshaper/getprofile"'
     secure = False
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol
 from patchlight.controller.policies.contract import ClusterShape, GpuSite
 from patchlight.controller.prediction.sharing import Demand, RingNetwork
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
 
 MAX_GPUS = 1 << 20
 

@@ -9,7 +9,7 @@ from patchlight.controller.prediction.network import slowest_nic_bps
 from patchlight.emulation.simulator.cluster.jobs import QueueJob
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
 
 
 def jobs_of_specs(

@@ -11,9 +11,9 @@ from patchlight.controller.policies.sets import members
 from patchlight.controller.prediction.network import LabNetwork
 from patchlight.controller.prediction.sharing import Demand, RingNetwork
 from patchlight.emulation.simulator.cluster.cluster import Rewiring
-from patchlight.testbed.lab import Host, Lab
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import trace_links
+from patchlight.testbed.lab.model import Host, Lab
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import trace_links
 
 
 class LabCluster:

@@ -26,7 +26,7 @@ from patchlight.emulation.simulator.network.sharing import Floats, Ints
 from patchlight.emulation.simulator.network.trouble import CALM, Trouble
 from patchlight.emulation.simulator.outages import Outage
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.portmap import PortMap
 
 # Jobs that share links are played for so many iterations of the slowest each time that one comes
 # or goes; until then they have the pace of those after the first few, in which they find a rhythm.

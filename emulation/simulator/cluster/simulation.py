@@ -32,7 +32,7 @@ from patchlight.emulation.simulator.cluster.settings import Settings
 from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob, State
 from patchlight.emulation.simulator.outages import Outage
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.portmap import PortMap
 
 _RECENT = 64
 _NOTHING: Frozen[str, Any] = Frozen()

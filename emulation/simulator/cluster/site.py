@@ -29,8 +29,8 @@ from patchlight.controller.prediction.load import Load
 from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob
 from patchlight.emulation.simulator.cluster.simulation import Simulation
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.queueing import Waiting, WaitReason
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.queueing import Waiting, WaitReason
 
 Ring = Sequence[int]
 

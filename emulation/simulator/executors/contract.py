@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.files.issues import nearest
+from patchlight.testbed.io.issues import nearest
 
 T = TypeVar("T")
 R = TypeVar("R")

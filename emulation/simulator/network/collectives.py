@@ -13,7 +13,7 @@ import numpy as np
 
 from patchlight.emulation.simulator.network.sharing import Ints
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.issues import nearest
+from patchlight.testbed.io.issues import nearest
 
 
 class Round(NamedTuple):

@@ -23,7 +23,7 @@ from patchlight.emulation.simulator.network.topologies.sip import sip_ring
 from patchlight.emulation.simulator.network.topologies.switched import oddl, sip_ocs
 from patchlight.emulation.simulator.network.topologies.topoopt import topoopt
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.issues import nearest
+from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.units import parse_rate, parse_time
 
 NETWORKS: Mapping[str, Callable[..., Network]] = {

@@ -29,7 +29,7 @@ from patchlight.emulation.simulator.traces import LAWS, TraceJob, is_drawn, read
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import builtin_graph
 from patchlight.testbed.jobs import JobSpec
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
 
 _MODELS = ("alexnet", "resnet18", "resnet50", "vgg16", "bert-large", "gpt2")
 _SIZES = {1: 0.25, 2: 0.2, 4: 0.25, 8: 0.2, 16: 0.1}

@@ -10,7 +10,7 @@ from patchlight.emulation.simulator.traces.laws import LAWS
 from patchlight.emulation.simulator.traces.model import Gathering, Trace, TraceJob
 from patchlight.emulation.simulator.traces.phillyjson import read_log
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.issues import nearest
+from patchlight.testbed.io.issues import nearest
 
 FORMATS = (*tables.LAYOUTS, "pai-tables", "philly-json")
 """The formats by name."""

@@ -10,11 +10,11 @@ from nicegui import run, ui
 from patchlight.cli.dashboard.frame import Page, confirmed
 from patchlight.cli.dashboard.lab_view import Circuit, LabView
 from patchlight.cli.dashboard.words import changes_words
-from patchlight.cli.rendering import harmless
-from patchlight.testbed.colours import WavelengthSwitch
+from patchlight.console.rendering import harmless
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import Endpoint, OpticalSwitch
-from patchlight.testbed.labmaps import Place, check_place, parse_map
+from patchlight.testbed.lab.labmaps import Place, check_place, parse_map
+from patchlight.testbed.lab.model import Endpoint, OpticalSwitch
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 
 
 class ChangeForm:

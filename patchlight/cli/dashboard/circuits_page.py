@@ -16,7 +16,7 @@ from patchlight.cli.dashboard.picture import COLOURS as PICTURE_COLOURS
 from patchlight.cli.dashboard.tables import columns, table
 from patchlight.cli.dashboard.watching import LabWatch
 from patchlight.cli.dashboard.words import circuit_row
-from patchlight.testbed.colours import WavelengthSwitch
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 
 _COLUMNS = {
     "inp": "in",

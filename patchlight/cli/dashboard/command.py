@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -13,16 +14,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from patchlight.cli.connection import connect, controller_options
-from patchlight.cli.rendering import say
+from patchlight.console.connection import connect, controller_options
+from patchlight.console.rendering import say
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab_api import is_beyond_this_machine
 from patchlight.testbed.linux.sockets import PortTaken, listen
+from patchlight.testbed.wire.lab_api import is_beyond_this_machine
 
 if TYPE_CHECKING:
     import uvicorn
 
-    from patchlight.controller.client import ControllerClient
+    from patchlight.client.client import ControllerClient
 
 USUAL_ADDRESS = "127.0.0.1:8480"
 
@@ -88,7 +89,9 @@ async def _serve(
     from patchlight.cli.dashboard.site import dashboard_app
     from patchlight.cli.dashboard.watching import LabWatch
     from patchlight.testbed.linux.http_server import http_server
+    from patchlight.testbed.logs import log_to_stderr
 
+    log_to_stderr(logging.WARNING, "%(levelname)s %(name)s: %(message)s")
     visitors = Visitors(connecting, for_all=for_all)
     watch = LabWatch(connecting)
     names = ("localhost", "127.0.0.1", "::1")

@@ -9,8 +9,8 @@ from nicegui import run, ui
 
 from patchlight.cli.dashboard.door import Visitor
 from patchlight.cli.dashboard.watching import EVERY_S, LabWatch
-from patchlight.testbed.access import Role
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab.access import Role
 
 T = TypeVar("T")
 PAGES = {"/": "Lab", "/jobs": "Jobs", "/circuits": "Circuits", "/history": "History"}

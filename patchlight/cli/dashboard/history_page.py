@@ -16,11 +16,11 @@ from patchlight.cli.dashboard.period import PeriodChoice
 from patchlight.cli.dashboard.tables import PagedTable, columns, table
 from patchlight.cli.dashboard.watching import LabWatch
 from patchlight.cli.dashboard.words import Row, change_row, event_row, health_rows
-from patchlight.cli.rendering import harmless, when
+from patchlight.console.rendering import harmless, when
 from patchlight.testbed.errors import PatchlightError
 
 if TYPE_CHECKING:
-    from patchlight.controller.shapes.circuits import AlarmShape, DriftOf
+    from patchlight.testbed.wire.rest.circuits import AlarmShape, DriftOf
 
 _CHANGES = {
     "id": "change",

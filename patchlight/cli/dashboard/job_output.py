@@ -7,8 +7,8 @@ from functools import partial
 from nicegui import run, ui
 
 from patchlight.cli.dashboard.watching import EVERY_S
-from patchlight.cli.rendering import harmless
-from patchlight.controller.client import ControllerClient
+from patchlight.client.client import ControllerClient
+from patchlight.console.rendering import harmless
 from patchlight.testbed.errors import PatchlightError
 
 _LINES = 500

@@ -17,7 +17,7 @@ from patchlight.cli.dashboard.period import PeriodChoice
 from patchlight.cli.dashboard.tables import JOB_CELL, columns, table
 from patchlight.cli.dashboard.watching import LabWatch
 from patchlight.cli.dashboard.words import Row, job_row, measured_iteration_s
-from patchlight.cli.rendering import harmless
+from patchlight.console.rendering import harmless
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.units import format_time
 

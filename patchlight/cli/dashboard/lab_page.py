@@ -19,8 +19,8 @@ from patchlight.cli.dashboard.words import (
     measured_iteration_s,
     worries,
 )
-from patchlight.testbed.drawing_layout import lay_out
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.draw.drawing_layout import lay_out
+from patchlight.testbed.lab.model import Lab
 
 # The nearest thing around the mouse, or with the keyboard's focus, that stands for a device.
 _DEVICE = "(e) => { const found = e.target.closest('[data-device]'); "

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from patchlight.testbed.lab import Endpoint, Host, Lab
-from patchlight.testbed.labmaps import Place, parse_map
-from patchlight.testbed.light import Entry, LightPath, Signal
-from patchlight.testbed.spectrum import Channel, ChannelConnect
-from patchlight.testbed.switchmap import AnyMap
-from patchlight.testbed.wiring import Links, lab_links
+from patchlight.testbed.lab.labmaps import Place, parse_map
+from patchlight.testbed.lab.model import Endpoint, Host, Lab
+from patchlight.testbed.lab.optical_links import Entry, LightPath, Signal
+from patchlight.testbed.lab.spectrum import Channel, ChannelConnect
+from patchlight.testbed.lab.switchmap import AnyMap
+from patchlight.testbed.lab.wiring import Links, lab_links
 
 Answer = Mapping[str, Any]
 Condition = Literal["well", "changing", "locked", "drifting", "degraded", "dark"]

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from patchlight.cli.dashboard.lab_view import NO_JOB, Circuit, LabView
 from patchlight.cli.dashboard.picture import SIGNS, channels_words, circuit_words
 from patchlight.cli.dashboard.shapes import Look, Shape, Shapes, shape, tenths, text
-from patchlight.testbed.colours import WavelengthSwitch
-from patchlight.testbed.lab import Endpoint
-from patchlight.testbed.labmaps import parse_map
+from patchlight.testbed.lab.labmaps import parse_map
+from patchlight.testbed.lab.model import Endpoint
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 
 MOST_NAMED = 40
 """With more ports than this, they have no names in the picture, and nothing can be dragged."""

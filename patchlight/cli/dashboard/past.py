@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from patchlight.cli.dashboard.lab_view import LabView, job_colours
 
 if TYPE_CHECKING:
-    from patchlight.controller.client import ControllerClient
-    from patchlight.controller.shapes.changes import Change
-    from patchlight.controller.shapes.jobs import JobInList
-    from patchlight.controller.shapes.lab import SpreadShape, WindowShape
-    from patchlight.testbed.lab import Lab
+    from patchlight.client.client import ControllerClient
+    from patchlight.testbed.lab.model import Lab
+    from patchlight.testbed.wire.rest.changes import Change
+    from patchlight.testbed.wire.rest.jobs import JobInList
+    from patchlight.testbed.wire.rest.lab import SpreadShape, WindowShape
 
 _JOBS, _CHANGES, _POINTS = 200, 200, 240
 DRAWN = 20

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from patchlight.cli.dashboard.lab_view import NO_JOB, Circuit, LabView
 from patchlight.cli.dashboard.shapes import Look, Shape, Shapes, about, shape, tenths, text
-from patchlight.testbed.drawing_layout import Box, Layout
-from patchlight.testbed.lab import Endpoint, Fibre, Host, Lab
-from patchlight.testbed.light import Signal
+from patchlight.testbed.draw.drawing_layout import Box, Layout
+from patchlight.testbed.lab.model import Endpoint, Fibre, Host, Lab
+from patchlight.testbed.lab.optical_links import Signal
 from patchlight.testbed.units import format_rate
 
 _INCH = 96.0

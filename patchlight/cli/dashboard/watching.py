@@ -15,14 +15,14 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from patchlight.cli.dashboard.lab_view import AT_WORK, LabView, job_colours
-from patchlight.controller.client import ControllerClient
+from patchlight.client.client import ControllerClient
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import parse_lab
 
 if TYPE_CHECKING:
-    from patchlight.controller.shapes.changes import Change
-    from patchlight.controller.shapes.circuits import (
+    from patchlight.testbed.wire.rest.changes import Change
+    from patchlight.testbed.wire.rest.circuits import (
         AlarmShape,
         DriftOf,
         Light,
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
         OcsMap,
         Pressed,
     )
-    from patchlight.controller.shapes.jobs import IterationReport, JobInList
-    from patchlight.controller.shapes.lab import Status
+    from patchlight.testbed.wire.rest.jobs import IterationReport, JobInList
+    from patchlight.testbed.wire.rest.lab import Status
 
 Answer = dict[str, Any]
 

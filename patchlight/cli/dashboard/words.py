@@ -7,7 +7,7 @@ from typing import Any
 
 from patchlight.cli.dashboard.lab_view import Circuit, LabView
 from patchlight.cli.ocs.output import progress_line
-from patchlight.cli.rendering import harmless, span, when
+from patchlight.console.rendering import harmless, span, when
 from patchlight.testbed.units import format_rate, format_time
 
 Row = dict[str, Any]
@@ -89,7 +89,9 @@ def change_row(change: Answer) -> Row:
         "stages": stages_words(change),
         "changes": changes_words(change["changes"]),
         "message": harmless(change["message"]),
-        "can_undo": change["state"] == "committed" and bool(change["changes"]),
+        "can_undo": change["state"] == "committed"
+        and bool(change["changes"])
+        and "undone_by" not in change,
     }
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
-from patchlight.cli.completion import complete_job
-from patchlight.cli.connection import connect, controller_options
 from patchlight.cli.job.find import find_job, force_option, job_argument
-from patchlight.cli.rendering import json_option, print_json, say
+from patchlight.console.completion import complete_job
+from patchlight.console.connection import connect, controller_options
+from patchlight.console.rendering import json_option, print_json, say
 
 
 @click.command()

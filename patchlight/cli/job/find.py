@@ -2,10 +2,10 @@
 
 import click
 
-from patchlight.cli.completion import complete_job
-from patchlight.controller.client import ControllerClient
+from patchlight.client.client import ControllerClient
+from patchlight.console.completion import complete_job
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.issues import nearest
+from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.jobs import JobState
 
 # So many are shown where several may be meant, or none is.

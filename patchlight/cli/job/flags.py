@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from patchlight.cli.completion import Complete, complete_hosts, complete_policy
+from patchlight.console.completion import Complete, complete_hosts, complete_policy
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.fields import FieldType, ListOf, MapOf
-from patchlight.testbed.files.forms import mapping_of, value_of
-from patchlight.testbed.files.issues import nearest
+from patchlight.testbed.io.fields import FieldType, ListOf, MapOf
+from patchlight.testbed.io.forms import mapping_of, value_of
+from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.jobfile.reader import Overrides
 from patchlight.testbed.jobfile.schema import ARRAY, KEYS, SWEEP
 

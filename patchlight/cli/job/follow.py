@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from patchlight.cli.connection import connect, controller_options
 from patchlight.cli.job.find import find_job, job_argument, jobs_argument
 from patchlight.cli.job.flags import reads
 from patchlight.cli.job.words import elapsed, outcome
-from patchlight.cli.rendering import json_option, print_json, say
-from patchlight.controller.client import ControllerClient, ControllerError, NoAnswer
+from patchlight.client.client import ControllerClient, ControllerError, NoAnswer
+from patchlight.console.connection import connect, controller_options
+from patchlight.console.rendering import json_option, print_json, say
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.labfile.values import TIME
 
 if TYPE_CHECKING:
-    from patchlight.controller.shapes.jobs import Job
+    from patchlight.testbed.wire.rest.jobs import Job
 
 T = TypeVar("T")
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.cli.connection import connect, controller_options
 from patchlight.cli.job import words
 from patchlight.cli.job.find import find_job, job_argument
-from patchlight.cli.rendering import Cell, Column, Table, listing_options, print_json, say, when
+from patchlight.console.connection import connect, controller_options
+from patchlight.console.rendering import Cell, Column, Table, listing_options, print_json, say, when
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.units import format_size, format_time
 
 if TYPE_CHECKING:
-    from patchlight.controller.shapes.jobs import (
+    from patchlight.testbed.wire.rest.jobs import (
         DecisionShape,
         Job,
         JobInList,

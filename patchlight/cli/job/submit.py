@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.cli.connection import connect, controller_options, lab_meant
 from patchlight.cli.job.flags import job_options, overrides
 from patchlight.cli.job.follow import follow_job
-from patchlight.cli.rendering import Column, Table, json_option, print_json, say
+from patchlight.console.connection import connect, controller_options, lab_meant
+from patchlight.console.rendering import Column, Table, json_option, print_json, say
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobfile.reader import JobFileError, Jobs, Overrides, jobs_of, read_jobs
 from patchlight.testbed.jobfile.schema import json_schema
 
 if TYPE_CHECKING:
-    from patchlight.controller.shapes.jobs import Preview
+    from patchlight.testbed.wire.rest.jobs import Preview
 
 _PROGRAM = "patchlight.program"
 _SUFFIXES = (".yaml", ".yml", ".json")

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from patchlight.cli.connection import connect, controller_options
 from patchlight.cli.job import words
 from patchlight.cli.job.follow import patiently
-from patchlight.cli.rendering import Column, Table, listing_options, live, print_json
-from patchlight.controller.client import ControllerClient
+from patchlight.client.client import ControllerClient
+from patchlight.console.connection import connect, controller_options
+from patchlight.console.rendering import Column, Table, listing_options, live, print_json
 from patchlight.testbed.jobs import JobState
 
 if TYPE_CHECKING:
-    from patchlight.controller.shapes.jobs import IterationReport, JobInList
+    from patchlight.testbed.wire.rest.jobs import IterationReport, JobInList
 
 Answer = dict[str, Any]
 

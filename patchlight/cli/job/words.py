@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from patchlight.cli.rendering import Coloured, Meaning
+from patchlight.console.rendering import Coloured, Meaning
 from patchlight.testbed.jobs import JobState
 
 if TYPE_CHECKING:
-    from patchlight.controller.shapes.jobs import Job, JobInList, StateOfJob
+    from patchlight.testbed.wire.rest.jobs import Job, JobInList, StateOfJob
 
 Answer = dict[str, Any]
 

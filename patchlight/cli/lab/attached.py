@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from patchlight.cli.connection import only_lab
+from patchlight.console.connection import only_lab
 from patchlight.emulation.fabric.lab_state import RUN_ROOT, recorded_labs
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.testbed.errors import BadInput

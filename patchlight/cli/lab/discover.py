@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.cli.connection import (
+from patchlight.cli.ocs.names import complete_any_port, ports_by_switch
+from patchlight.console.connection import (
     NEWS_WITHIN_S,
     address_option,
-    complete_lab,
     connect,
     lab_meant,
     running_lab_file,
 )
-from patchlight.cli.ocs.names import complete_any_port, ports_by_switch
-from patchlight.cli.rendering import (
+from patchlight.console.lab_option import complete_lab
+from patchlight.console.rendering import (
     Coloured,
     Column,
     Meaning,
@@ -35,8 +35,8 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.units import parse_time
 
 if TYPE_CHECKING:
-    from patchlight.controller.client import ControllerClient
-    from patchlight.controller.shapes.discovery import FoundPort, Search, SearchPlan, Wiring
+    from patchlight.client.client import ControllerClient
+    from patchlight.testbed.wire.rest.discovery import FoundPort, Search, SearchPlan, Wiring
 
 Answer = dict[str, Any]
 

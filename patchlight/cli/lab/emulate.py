@@ -3,21 +3,22 @@
 import math
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from patchlight.cli.completion import complete_host
-from patchlight.cli.connection import complete_lab, lab_option, which_lab
 from patchlight.cli.lab.attached import attached, meant
 from patchlight.cli.lab.fibres import fibre_line, fibre_row
 from patchlight.cli.lab.tune import tune
-from patchlight.cli.numbers import ANY
 from patchlight.cli.policy.options import chosen_policies, policy_options
-from patchlight.cli.rendering import (
+from patchlight.console.completion import complete_host
+from patchlight.console.connection import offline_lab, which_lab
+from patchlight.console.errors import require_root
+from patchlight.console.lab_option import complete_lab, lab_option
+from patchlight.console.numbers import ANY, Quantity
+from patchlight.console.rendering import (
     Coloured,
     Column,
     Table,
@@ -27,27 +28,15 @@ from patchlight.cli.rendering import (
     say,
 )
 from patchlight.emulation.fabric.lab_state import recorded_labs
-from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab, require_root
-from patchlight.emulation.lab.status import lab_status
+from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab
+from patchlight.emulation.lab.status import lab_status, only_processes
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.labfile.reader import find_lab, read_lab
 from patchlight.testbed.linux.netem import Impairment
+from patchlight.testbed.linux.processes import own_program
 from patchlight.testbed.units import parse_share, parse_size, parse_time
-
-
-class _Quantity(click.ParamType[Any]):
-    """A number with its unit."""
-
-    name = "quantity"
-
-    def __init__(self, parse: Callable[[object], float]) -> None:
-        self._parse = parse
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        try:
-            return self._parse(value) if isinstance(value, str) else value
-        except BadInput as error:
-            self.fail(error.message, param, ctx)
+from patchlight.testbed.wire.lab_api import is_beyond_this_machine
 
 
 @click.group()
@@ -60,8 +49,8 @@ def emulate() -> None:
 @click.option(
     "--scale",
     type=ANY,
-    default=1.0,
-    help="Divide every rate by this, and the bytes of jobs alike, so that times stay true.",
+    help="Divide every rate by this, and the bytes of jobs alike, so that times stay true.  "
+    "[default: as the lab file says, else 1]",
 )
 @click.option("--name", help="Call it otherwise than the lab file does.")
 @click.option("--replace", is_flag=True, help="Remove a lab of that name first.")
@@ -109,19 +98,25 @@ def emulate() -> None:
 def up(lab: str, no_controller: bool, **options: Any) -> None:
     """Bring LAB up: a lab file, or the name of a built-in lab.
 
+    Of a lab that is up but has lost processes, those are started and all else goes on: jobs too.
+    It keeps the lab file and the options that it was made with; --replace makes it from scratch.
+
     With --servers ssh each server has a root file system, processes and an sshd of its own, and
     answers at the management address that the runtime lab file says. No agent runs on it until
     one is deployed; the controller runs, and finds the agents silent.
     """
-    require_root(f"patchlight emulate up {lab}")
+    require_root(f"making the emulated lab {lab}")
     # A polite kill is undone like Ctrl-C.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     began = time.monotonic()
+    lab = offline_lab(lab)
     policies = chosen_policies(options, lab)
     meant_lab = read_lab(find_lab(lab))
     over_tls = meant_lab.controller_openflow_tls
-    if (options["servers"] == "ssh" or over_tls) and not no_controller:
+    at = meant_lab.controller_api
+    shown = over_tls or bool(at and is_beyond_this_machine(at))
+    if (options["servers"] == "ssh" or shown) and not no_controller:
         options |= _credentials(options["name"] or meant_lab.name, switches=over_tls)
     emulated = EmulatedLab.from_file(
         lab, controller=not no_controller, policies=policies, progress=_say, **options
@@ -132,12 +127,12 @@ def up(lab: str, no_controller: bool, **options: Any) -> None:
     if emulated.state.ssh_config is not None:
         server = emulated.lab.servers[0].name
         _say(f"no agent runs on the servers yet; runtime lab file: {emulated.run_dir}/lab.yaml")
-        _say(f"deploy to them: sudo patchlight deploy push {called}")
+        _say(f"deploy to them: sudo {own_program()} deploy push {called}")
         _say(f"log in: sudo ssh -F {emulated.state.ssh_config} {server}")
     hosts = emulated.lab.hosts
     if len(hosts) > 1:
         _say(
-            f"try: patchlight emulate exec --lab {called} {hosts[0].name} -- "
+            f"try: sudo {own_program()} emulate exec --lab {called} {hosts[0].name} -- "
             f"ping -c 1 {hosts[-1].nic.address}"
         )
 
@@ -145,7 +140,7 @@ def up(lab: str, no_controller: bool, **options: Any) -> None:
 def _credentials(lab: str, *, switches: bool) -> dict[str, Path]:
     """What shows the controller to the agents that this user deploys to servers of the lab, and
     its ``switches`` to the controller."""
-    from patchlight.deploy.authority import Authority, authority_folder
+    from patchlight.controller.access.authority import Authority, authority_folder
 
     authority = Authority(lab, authority_folder(lab))
     folder = authority.folder.parent
@@ -170,10 +165,12 @@ def down(lab: str | None, every: bool) -> None:
     """Take LAB down: a name, or the file it was made of."""
     if (lab is None) == (not every):
         raise BadInput("expected the name of a lab, or --all")
-    require_root(f"patchlight emulate down {lab or '--all'}")
+    require_root(f"taking {'all emulated labs' if every else f'the emulated lab {lab}'} down")
     for name in recorded_labs() if lab is None else [meant(lab)]:
-        removed = down_lab(name)
-        _say(f"lab {name} is down" if removed else f"lab {name} was not up")
+        if not down_lab(name) and lab is not None:
+            hint = nearest(name, recorded_labs(), "the labs here:")
+            raise BadInput(f"no emulated lab is called {name!r}: nothing was done", hint=hint)
+        _say(f"lab {name} is down")
 
 
 @emulate.command()
@@ -204,10 +201,19 @@ def _print_status(state: dict[str, Any]) -> None:
     )
     for missing in state["missing"]:
         say(f"  gone: {missing}")
+    if state["state"] == "half-there":
+        lost = only_processes(state["missing"])
+        again = f"sudo {own_program()} emulate up"
+        say(
+            f"start what is gone: {again} {state['name']}"
+            if lost
+            else f"make it again: {again} {state['source']} --name {state['name']} --replace"
+        )
     if state["ssh_config"]:
         say(f"servers: sudo ssh -F {state['ssh_config']} SERVER")
     if state["controller_api"]:
-        say(f"controller: http://{state['controller_api']}")
+        at = state["controller_api"]
+        say(f"controller: {at if at.startswith('unix:') else f'http://{at}'}")
     pid = Column("pid", whole=True, right=True)
     table = Table(Column("process", whole=True), pid, "", Column("log", wide=True))
     for process in state["processes"]:
@@ -243,10 +249,10 @@ def list_labs(as_json: bool) -> None:
 @emulate.command("exec", context_settings={"ignore_unknown_options": True})
 @click.argument("host", shell_complete=complete_host)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@lab_option
+@lab_option()
 def execute(host: str, command: tuple[str, ...], lab_name: str | None) -> None:
     """Run a command as HOST: patchlight emulate exec gpu1 -- ping -c 1 192.168.10.12."""
-    require_root(f"patchlight emulate exec {host} -- {' '.join(command)}")
+    require_root(f"running a command as {host} of an emulated lab")
     from patchlight.cli.lab.shell import run_attached
 
     click.get_current_context().exit(run_attached(attached(lab_name).host(host), list(command)))
@@ -256,7 +262,7 @@ def execute(host: str, command: tuple[str, ...], lab_name: str | None) -> None:
 @which_lab
 def shell(lab: str | None) -> None:
     """Open a prompt for LAB, where 'gpu1 ping gpu2' works."""
-    require_root(f"patchlight emulate shell {lab or ''}".rstrip())
+    require_root("the prompt of an emulated lab")
     from patchlight.cli.lab.shell import LabShell
 
     LabShell(attached(lab)).run()
@@ -266,10 +272,10 @@ def shell(lab: str | None) -> None:
 @click.argument("a")
 @click.argument("b")
 @click.argument("state", type=click.Choice(["up", "down"]), required=False)
-@click.option("--delay", type=_Quantity(parse_time), help="Hold each packet so long, each way.")
-@click.option("--jitter", type=_Quantity(parse_time), help="By how much that varies.")
-@click.option("--packet-loss", type=_Quantity(parse_share), help="Lose this share, like 0.1%.")
-@click.option("--lab", "lab_name", metavar="LAB", help="The lab, if several are up.")
+@click.option("--delay", type=Quantity(parse_time), help="Hold each packet so long, each way.")
+@click.option("--jitter", type=Quantity(parse_time), help="By how much that varies.")
+@click.option("--packet-loss", type=Quantity(parse_share), help="Lose this share, like 0.1%.")
+@lab_option()
 @json_option
 def link(
     a: str,
@@ -294,7 +300,7 @@ def link(
     With --json, the fibre as it is then: a, b (its ends), up, delay_s,
     jitter_s, packet_loss (a share).
     """
-    require_root(f"patchlight emulate link {a} {b}")
+    require_root(f"the fibre between {a} and {b} of an emulated lab")
     wires = attached(lab_name).wires
     fibre = wires.between(a, b)
     if state is not None:
@@ -307,13 +313,13 @@ def link(
 
 @emulate.command()
 @click.argument("server")
-@click.option("--lab", "lab_name", metavar="LAB", help="The lab, if several are up.")
+@lab_option()
 def reboot(server: str, lab_name: str | None) -> None:
     """Cut the power of SERVER, one that has an sshd, and boot it again.
 
     All that runs there ends at once. Its disk and its fibres stay as they are.
     """
-    require_root(f"patchlight emulate reboot {server}")
+    require_root(f"rebooting {server} of an emulated lab")
     from patchlight.emulation.lab.reboot import reboot as reboot_server
 
     lab = attached(lab_name)
@@ -324,10 +330,10 @@ def reboot(server: str, lab_name: str | None) -> None:
 @emulate.command()
 @click.argument("host")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write.")
-@click.option("--for", "seconds", type=_Quantity(parse_time), help="How long, like 10s.")
+@click.option("--for", "seconds", type=Quantity(parse_time), help="How long, like 10s.")
 @click.option("--frames", type=click.IntRange(1), default=10_000_000, help="At most so many.")
-@click.option("--size", type=_Quantity(parse_size), default="1GiB", help="At most so long a file.")
-@click.option("--lab", "lab_name", metavar="LAB", help="The lab, if several are up.")
+@click.option("--size", type=Quantity(parse_size), default="1GiB", help="At most so long a file.")
+@lab_option()
 @json_option
 def capture(
     host: str,
@@ -346,7 +352,7 @@ def capture(
     With --json, what was written: file, frames, size_bytes, dropped (frames
     that came too fast).
     """
-    require_root(f"patchlight emulate capture {host}")
+    require_root(f"capturing what {host} of an emulated lab sends")
     lab = attached(lab_name)
     path = output or Path(f"{lab.host(host).name}.pcap")
     _say(f"capturing {lab.host(host).name} into {path}")

@@ -6,29 +6,19 @@ from typing import Any, TypeVar
 
 import click
 
-from patchlight.cli.rendering import print_document, say
-from patchlight.testbed import generate as shapes
+from patchlight.console.numbers import Quantity
+from patchlight.console.rendering import print_document, say
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.generate import generate as shapes
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reference import write_commented_lab
 from patchlight.testbed.labfile.schema import FABRICS
 from patchlight.testbed.labfile.values import KNOWN_DRIVERS
 from patchlight.testbed.labfile.writer import write_lab
+from patchlight.testbed.linux.processes import own_program
 from patchlight.testbed.units import parse_rate
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class _Rate(click.ParamType[int]):
-    name = "rate"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_rate(value)
-        except BadInput as error:
-            self.fail(error.message, param, ctx)
 
 
 _hosts = click.option("--hosts", type=click.IntRange(1), required=True, help="How many hosts.")
@@ -41,14 +31,14 @@ _per_switch = click.option(
 _rate = click.option(
     "--rate",
     "rate_bps",
-    type=_Rate(),
+    type=Quantity(parse_rate),
     help="Rate of the hosts' links, like 10Gbps.",
     show_default="no limit",
 )
 _uplink_rate = click.option(
     "--uplink-rate",
     "uplink_rate_bps",
-    type=_Rate(),
+    type=Quantity(parse_rate),
     show_default="no limit",
     help="Rate of the links between switches, like 40Gbps.",
 )
@@ -154,6 +144,9 @@ def init(output: str | None, force: bool, **options: Any) -> None:
     if output not in (None, "-") and Path(output).exists() and not force:
         raise BadInput(f"{output} is there already", hint="write over it with --force")
     _write(write_commented_lab, shapes.two_tors(**options), output)
+    file = "FILE" if output in (None, "-") else output
+    up = f"sudo {own_program()} emulate up --scale 1000 {file}"
+    say(f"next: patchlight lab check {file}; then {up}", err=True)
 
 
 def _write(write: Callable[[Lab], str], made: Lab, output: str | None) -> None:

@@ -1,46 +1,28 @@
 """``patchlight lab``: check, show, draw and generate lab files."""
 
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from patchlight.cli.connection import (
-    address_option,
-    complete_lab,
-    connect,
-    labs_up,
-    only_lab,
-    which_lab,
-)
 from patchlight.cli.lab.discover import discover
 from patchlight.cli.lab.generate import generate, init
-from patchlight.cli.ocs.map_file import read_map_file
-from patchlight.cli.rendering import (
-    json_option,
-    listing_options,
-    print_document,
-    print_json,
-    save_picture,
-    say,
-)
-from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.files.issues import FileIssue
-from patchlight.testbed.lab import Lab
+from patchlight.cli.lab.topology import lab_and_maps, map_option, start_option, topology
+from patchlight.console.connection import which_lab
+from patchlight.console.lab_option import complete_lab
+from patchlight.console.rendering import json_option, listing_options, print_json, save_picture, say
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.io.issues import FileIssue
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.json_schema import json_schema
 from patchlight.testbed.labfile.reader import (
     LabFileError,
     find_lab,
-    load_lab,
     oversights,
     policy_mistakes,
     read_lab,
 )
-from patchlight.testbed.labmaps import circuits_of, parse_map, with_spectra
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import trace_links
 
 
 @click.group()
@@ -51,6 +33,7 @@ def lab() -> None:
 lab.add_command(discover)
 lab.add_command(generate)
 lab.add_command(init)
+lab.add_command(topology)
 
 
 @lab.command()
@@ -141,65 +124,6 @@ def _plural(name: str, count: int) -> str:
     return name if count == 1 else f"{name}es" if name.endswith("ch") else f"{name}s"
 
 
-def _lab_and_maps(
-    lab_name: str | None, file: str | None, at_start: bool
-) -> tuple[Lab, dict[str, PortMap], str]:
-    """The lab, or else the only one that is up; its maps, and where they are from, in words.
-
-    Those in the file; else, where a lab of that name is up, those of now; else those of the start.
-    """
-    name = lab_name or only_lab(labs_up())
-    up = labs_up().get(name)
-    lab_read = load_lab(name) if up is None else read_lab(up)
-    if up is not None and file is None and not at_start:
-        return _as_it_is_now(lab_read)
-    if file is None:
-        return lab_read, lab_read.initial_maps, "circuits at the start"
-    return *_with_maps(lab_read, read_map_file(file, lab_read)), f"circuits of {file}"
-
-
-def _with_maps(lab_read: Lab, given: Mapping[str, Sequence[str]]) -> tuple[Lab, dict[str, PortMap]]:
-    """The lab and its circuits with these maps of optical switches; the others as its file says."""
-    maps = {name: parse_map(lab_read.optical_switch(name), texts) for name, texts in given.items()}
-    spectra = {switch.name: switch.initial for switch in lab_read.wavelength_switches}
-    now = with_spectra(lab_read, {**spectra, **maps})
-    return now, {**lab_read.initial_maps, **circuits_of(maps)}
-
-
-def _as_it_is_now(lab_up: Lab) -> tuple[Lab, dict[str, PortMap], str]:
-    """A lab that is up, with the circuits that its controller has; else those of its file."""
-    if not any(switch.driver for switch in lab_up.optical_switches):
-        return lab_up, {}, "up; it has no circuits"
-    try:
-        with connect(lab_up.name, None) as client:
-            answer = client.circuits()
-        switches = [switch.name for switch in lab_up.optical_switches if switch.driver]
-        if unread := [name for name in switches if answer[name]["map"] is None]:
-            raise PatchlightError(f"{unread[0]} does not answer")
-        shown, maps = _with_maps(lab_up, {name: answer[name]["map"] or () for name in switches})
-    except (PatchlightError, KeyError) as error:
-        reason = error.message if isinstance(error, PatchlightError) else f"it has no {error}"
-        note = f"lab {lab_up.name} is up, but its circuits now are not known: {reason}"
-        say(f"note: {note}; these are those of the start", err=True)
-        return lab_up, lab_up.initial_maps, "up; circuits at the start"
-    return shown, maps, "up; circuits as they are now"
-
-
-map_option = click.option(
-    "--map",
-    "map_file",
-    metavar="FILE",
-    help="Cross-connects to show instead of those that the lab starts with: a map file "
-    "('patchlight ocs apply --help'), or what 'patchlight ocs show --json' prints; - reads "
-    "standard input.",
-)
-
-
-start_option = click.option(
-    "--start", "at_start", is_flag=True, help="The circuits of the lab file, even if the lab is up."
-)
-
-
 @lab.command()
 @which_lab
 @listing_options
@@ -229,7 +153,7 @@ def show(lab: str | None, as_json: bool, map_file: str | None, at_start: bool) -
     """
     from patchlight.cli.lab.view import dark_line, describe_lab, tables
 
-    lab_read, maps, source = _lab_and_maps(lab, map_file, at_start)
+    lab_read, maps, source = lab_and_maps(lab, map_file, at_start)
     if as_json:
         print_json(describe_lab(lab_read, maps))
         return
@@ -258,53 +182,9 @@ def graph(lab: str | None, output: Path, map_file: str | None, at_start: bool) -
 
     The name of an emulated lab that is up draws its circuits of now.
     """
-    from patchlight.testbed.drawing import draw_lab
+    from patchlight.testbed.draw.drawing import draw_lab
 
-    save_picture(output, lambda: draw_lab(*_lab_and_maps(lab, map_file, at_start)[:2]))
-
-
-@lab.command()
-@which_lab
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["json", "slurm", "slurm-conf", "kueue"]),
-    default="json",
-    show_default=True,
-    help="slurm: topology.yaml, from Slurm 25.05 on; slurm-conf: topology.conf, before; kueue: a "
-    "Topology and the nodes' labels.",
-)
-@address_option
-@map_option
-@start_option
-def topology(
-    lab: str | None, form: str, address: str | None, map_file: str | None, at_start: bool
-) -> None:
-    """Print which node is under which packet switch, for other schedulers.
-
-    The name of an emulated lab that is up prints it as it is lit now, and so does --controller for
-    any lab; a lab file alone has the circuits that it starts with. A node is a server; one that
-    is lit to several packet switches counts to the one that has most of its GPUs.
-    """
-    from patchlight.testbed.topology import topology_of
-    from patchlight.testbed.topology_files import FORMATS
-
-    if address is not None:
-        if map_file is not None or at_start:
-            raise BadInput("--controller prints circuits of now: leave out --map and --start")
-        with connect(lab, address) as client:
-            if form == "json":
-                print_json(client.topology())
-            else:
-                print_document(client.topology_file(form))
-        return
-    lab_read, maps, source = _lab_and_maps(lab, map_file, at_start)
-    say(f"lab {lab_read.name}: {source}", err=True)
-    found = topology_of(lab_read, trace_links(lab_read, maps))
-    if form == "json":
-        print_json(found.as_json)
-    else:
-        print_document(FORMATS[form](found))
+    save_picture(output, lambda: draw_lab(*lab_and_maps(lab, map_file, at_start)[:2]))
 
 
 @lab.command()

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from patchlight.cli.rendering import Column, Table, say
+from patchlight.console.rendering import Column, Table, say
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import Endpoint
+from patchlight.testbed.lab.model import Endpoint
 from patchlight.testbed.units import format_rate
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class LabShell:
                 say(f"{port}  {what}")
 
     def _print_circuits(self, states: Sequence[FibreState]) -> None:
-        from patchlight.testbed.wiring import trace_links
+        from patchlight.testbed.lab.wiring import trace_links
 
         lab = self._lab.lab
         try:

@@ -5,17 +5,18 @@ from collections.abc import Mapping
 import click
 
 from patchlight.cli.lab.attached import attached
-from patchlight.cli.rendering import Coloured, Column, Table, listing_options, print_json, say
-from patchlight.emulation.lab.emulated_lab import require_root
-from patchlight.testbed.lab import Endpoint, Host
-from patchlight.testbed.spectrum import Channel
-from patchlight.testbed.tuning import LightClient
+from patchlight.console.errors import require_root
+from patchlight.console.lab_option import lab_option
+from patchlight.console.rendering import Coloured, Column, Table, listing_options, print_json, say
+from patchlight.testbed.lab.model import Endpoint, Host
+from patchlight.testbed.lab.spectrum import Channel
+from patchlight.testbed.lab.tuning import LightClient
 
 
 @click.command()
 @click.argument("port", required=False)
 @click.argument("channel", required=False)
-@click.option("--lab", "lab_name", metavar="LAB", help="The lab, if several are up.")
+@lab_option()
 @listing_options
 def tune(port: str | None, channel: str | None, lab_name: str | None, as_json: bool) -> None:
     """Tune the transceiver of PORT, a host or port, to CHANNEL; without CHANNEL, show it.
@@ -34,7 +35,7 @@ def tune(port: str | None, channel: str | None, lab_name: str | None, as_json: b
     by the end that light leaves); destroyed (frames by fibre) and dark (frames
     by the port that sent them).
     """
-    require_root(" ".join(filter(None, ("patchlight emulate tune", port, channel))))
+    require_root("tuning transceivers")
     lab = attached(lab_name)
     with lab.light as light:
         end = None if port is None else _end(port, lab.lab.host_names)

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from patchlight.cli.rendering import Coloured, Column, Table
-from patchlight.testbed.lab import Endpoint, Host, Lab, PacketSwitch
-from patchlight.testbed.portmap import PortMap
+from patchlight.console.rendering import Coloured, Column, Table
+from patchlight.testbed.lab.model import Endpoint, Host, Lab, PacketSwitch
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import LightPath, Links, trace_links
 from patchlight.testbed.units import format_rate, format_time
-from patchlight.testbed.wiring import LightPath, Links, trace_links
 
 
 def maps_as_json(maps: Mapping[str, PortMap]) -> dict[str, list[str]]:

@@ -21,7 +21,7 @@ from patchlight.cli.ocs.options import (
     why_option,
 )
 from patchlight.cli.ocs.output import carry_out, print_preview
-from patchlight.cli.rendering import Column, Table, print_json, say, when
+from patchlight.console.rendering import Column, Table, print_json, say, when
 
 
 @click.command("connect")

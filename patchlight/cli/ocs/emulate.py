@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from patchlight.cli.rendering import print_json, say
+from patchlight.console.rendering import print_json, say
 from patchlight.emulation.optical.channel_crossbar import NoChannelCrossbar
 from patchlight.emulation.optical.crossbar import NoCrossbar
 from patchlight.emulation.optical.device import EmulatedOcs
@@ -18,15 +18,15 @@ from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
 from patchlight.emulation.optical.protocols.server import ProtocolServer, server_class
 from patchlight.emulation.optical.serving import serve_until_stopped
 from patchlight.emulation.optical.wavelength_device import EmulatedWss
-from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import CircuitSwitch, Emulation, OcsUser, OpticalSwitch
+from patchlight.testbed.lab.model import CircuitSwitch, Emulation, OcsUser, OpticalSwitch
+from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS, check_shape
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.spectrum import Channel, Grid, SpectrumMap
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from patchlight.testbed.labfile.colours_schema import MOST_PORTS
 from patchlight.testbed.labfile.values import MOST_CIRCUIT_PORTS
 from patchlight.testbed.linux.sockets import is_loopback
-from patchlight.testbed.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS, check_shape
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.spectrum import Channel, Grid, SpectrumMap
 from patchlight.testbed.units import parse_loss, parse_time
 
 _ARRIVING_DBM = 0.0
@@ -120,7 +120,7 @@ def emulate(
         raise BadInput(f"{password_env} is not set", hint=hint)
     about: dict[str, Any] = {
         "driver": driver,
-        "address": listen or f"127.0.0.1:{server.port}",
+        "address": listen or f"127.0.0.1:{known.port if known else server.port}",
         "user": user,
         "password_env": password_env,
         "emulated": Emulation(

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator
 
 import click
 
-from patchlight.cli.completion import completer
+from patchlight.console.completion import completer
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Endpoint, Lab, OpticalSwitch
-from patchlight.testbed.labmaps import Place, check_place, parse_map
-from patchlight.testbed.spectrum import Channel
+from patchlight.testbed.lab.labmaps import Place, check_place, parse_map
+from patchlight.testbed.lab.model import Endpoint, Lab, OpticalSwitch
+from patchlight.testbed.lab.spectrum import Channel
 
 
 def place_number(lab: Lab, ocs: str, text: str) -> int | str:

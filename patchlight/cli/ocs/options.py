@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.cli.connection import RUN_ROOT, connect, controller_options, lab_meant, user_name
-from patchlight.cli.rendering import listing_options
+from patchlight.console.connection import connect, controller_options, lab_meant, user_name
+from patchlight.console.rendering import listing_options
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.labmaps import driven
+from patchlight.testbed.lab.labmaps import driven
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.linux.private_folder import user_folder
+from patchlight.testbed.wire.lab_api import RUN_ROOT
 
 if TYPE_CHECKING:
-    from patchlight.controller.client import ControllerClient
-    from patchlight.controller.standalone import Needs
+    from patchlight.client.client import ControllerClient
+    from patchlight.console.direct import Needs
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Target:
             return
         if self.address is not None:
             raise BadInput("--direct and --controller exclude each other")
-        from patchlight.controller.standalone import direct_client
+        from patchlight.console.direct import direct_client
 
         if needs is not None and not callable(needs):
             names = [driven(self.lab.optical_switch(name)) for name in needs]

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from patchlight.cli.ocs.options import ChangeOptions
-from patchlight.cli.rendering import harmless, print_json, say
+from patchlight.console.rendering import harmless, print_json, say
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 
 if TYPE_CHECKING:
-    from patchlight.controller.shapes.changes import Change, MapChange, Plan, Progress
+    from patchlight.testbed.wire.rest.changes import Change, MapChange, Plan, Progress
 
 BULK = 8
 """Who frees more circuits than this without others in their place is asked twice."""

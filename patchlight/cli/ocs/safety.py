@@ -16,12 +16,12 @@ from patchlight.cli.ocs.options import (
     why_option,
 )
 from patchlight.cli.ocs.output import carry_out, print_record, say_unreachable
-from patchlight.cli.rendering import Column, Table, print_json, say, when
+from patchlight.console.rendering import Column, Table, print_json, say, when
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.labmaps import driven
+from patchlight.testbed.lab.labmaps import driven
 
 if TYPE_CHECKING:
-    from patchlight.controller.shapes.circuits import Lock
+    from patchlight.testbed.wire.rest.circuits import Lock
 
 _ports = click.argument("ports", nargs=-1, metavar="PORT…", shell_complete=complete_any_port)
 
@@ -142,10 +142,9 @@ def stop(clear: bool, status: bool, why: str, target: Target, as_json: bool) -> 
     """
     # Nothing is held for this: it must reach a change that is under way with --direct.
     with target.client(lambda _: (), talks=False) as client:
-        if clear:
-            client.clear_stop(why)
-        elif not status:
-            client.press_stop(why)
+        unwritten = ""
+        if not status:
+            unwritten = (client.clear_stop if clear else client.press_stop)(why)["unwritten"]
         pressed = client.stop_button()
     if as_json:
         print_json({"pressed": pressed})
@@ -154,6 +153,8 @@ def stop(clear: bool, status: bool, why: str, target: Target, as_json: bool) -> 
     else:
         reason = f": {pressed['why']}" if pressed["why"] else ""
         say(f"pressed by {pressed['by']} at {when(pressed['at'])}{reason}")
+    if unwritten:
+        say(f"this counts, and is written once there is room: {unwritten}", err=True)
 
 
 COMMANDS = (lock, unlock, drift, stop)

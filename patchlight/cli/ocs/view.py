@@ -11,15 +11,15 @@ import click
 from patchlight.cli.ocs.names import complete_switch, driven_switches, place_anywhere, plugged_in
 from patchlight.cli.ocs.options import Target, target_options
 from patchlight.cli.ocs.output import change_lines, say_unreachable
-from patchlight.cli.rendering import Coloured, Column, Meaning, Table, print_json, say, when
+from patchlight.console.rendering import Coloured, Column, Meaning, Table, print_json, say, when
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.labmaps import Place, driven, parse_map
-from patchlight.testbed.spectrum import Channel
+from patchlight.testbed.lab.labmaps import Place, driven, parse_map
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.spectrum import Channel
 
 if TYPE_CHECKING:
-    from patchlight.controller.shapes.changes import Change
-    from patchlight.controller.shapes.circuits import Light, Lock
+    from patchlight.testbed.wire.rest.changes import Change
+    from patchlight.testbed.wire.rest.circuits import Light, Lock
 
 Answer = dict[str, Any]
 
@@ -52,7 +52,7 @@ def list_switches(target: Target, as_json: bool) -> None:
 
     If no controller answers: as the lab file has them.
     """
-    from patchlight.controller.client import ControllerError
+    from patchlight.client.client import ControllerError
 
     columns = ("name", "driver", "address", "ports", "switching_time_s", "insertion_loss_db")
     state = {"reachable": None, "since": None, "words": "", "identity": None}

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.cli.connection import NEWS_WITHIN_S
-from patchlight.cli.numbers import FiniteFloat
 from patchlight.cli.ocs.options import Target, target_options, why_option
 from patchlight.cli.ocs.output import (
     change_lines,
@@ -20,12 +18,14 @@ from patchlight.cli.ocs.output import (
     say_unreachable,
 )
 from patchlight.cli.ocs.view import named_switches, switches_argument
-from patchlight.cli.rendering import Coloured, Meaning, Table, harmless, print_json, say, when
+from patchlight.console.connection import NEWS_WITHIN_S
+from patchlight.console.numbers import FiniteFloat
+from patchlight.console.rendering import Coloured, Meaning, Table, harmless, print_json, say, when
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 if TYPE_CHECKING:
-    from patchlight.controller.client import ControllerClient
-    from patchlight.controller.shapes.changes import Change
+    from patchlight.client.client import ControllerClient
+    from patchlight.testbed.wire.rest.changes import Change
 
 Answer = dict[str, Any]
 
@@ -194,7 +194,7 @@ def _refuse_direct(target: Target) -> None:
 
 def _followed(target: Target, names: set[str] | None, since: int | None) -> Iterator[Answer]:
     """What happens, for ever."""
-    from patchlight.controller.client import ControllerError
+    from patchlight.client.client import ControllerError
 
     if target.direct:
         with _watching(target, names or ()) as happened:
@@ -224,7 +224,7 @@ def _followed(target: Target, names: set[str] | None, since: int | None) -> Iter
 def _watching(
     target: Target, names: Collection[str]
 ) -> contextlib.AbstractContextManager[Callable[[float], list[Answer]]]:
-    from patchlight.controller.standalone import watching
+    from patchlight.console.direct import watching
 
     return watching(target.lab, names, target.state_dir)
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from patchlight.cli.rendering import say
+from patchlight.console.rendering import say
 from patchlight.testbed.errors import BadInput
 
 if TYPE_CHECKING:

@@ -4,10 +4,10 @@ from typing import Any, cast
 
 import click
 
-from patchlight.cli.completion import complete_job
-from patchlight.cli.connection import connect, controller_options, lab_meant
 from patchlight.cli.policy.options import absolute, is_on, kinds_of_policies
-from patchlight.cli.rendering import Coloured, Column, Table, listing_options, print_json
+from patchlight.console.completion import complete_job
+from patchlight.console.connection import connect, controller_options, lab_meant
+from patchlight.console.rendering import Coloured, Column, Table, listing_options, print_json
 
 
 @click.command()

@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 
 import click
 
-from patchlight.cli.completion import complete_policy
-from patchlight.cli.numbers import ANY
-from patchlight.testbed.policies import KINDS, PolicyChoice, full_path
+from patchlight.console.completion import complete_policy
+from patchlight.console.numbers import ANY
+from patchlight.testbed.lab.policies import KINDS, PolicyChoice, full_path
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -14,11 +14,11 @@ from matplotlib.axes import Axes
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
 from matplotlib.figure import Figure
 
-from patchlight.cli.rendering import harmless
 from patchlight.cli.report.period import Period
+from patchlight.console.rendering import harmless
 
 if TYPE_CHECKING:
-    from patchlight.controller.shapes.lab import Samples
+    from patchlight.testbed.wire.rest.lab import Samples
 
 MOST_JOBS = 60
 _COLOURS = {"done": "#2e7d32", "failed": "#c62828", "stopped": "#757575"}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from patchlight.cli.connection import connect, controller_options
-from patchlight.cli.rendering import cannot_write, say
+from patchlight.console.connection import connect, controller_options
+from patchlight.console.rendering import cannot_write, say
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.units import parse_time
 

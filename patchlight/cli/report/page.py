@@ -9,9 +9,9 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from patchlight.cli.rendering import harmless, span, when
 from patchlight.cli.report import charts
 from patchlight.cli.report.period import Period
+from patchlight.console.rendering import harmless, span, when
 from patchlight.testbed.units import format_time
 
 MOST_EVENTS = 500

@@ -9,10 +9,10 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from patchlight.controller.client import ControllerClient
-    from patchlight.controller.shapes.changes import Change
-    from patchlight.controller.shapes.jobs import JobInList
-    from patchlight.controller.shapes.lab import Samples
+    from patchlight.client.client import ControllerClient
+    from patchlight.testbed.wire.rest.changes import Change
+    from patchlight.testbed.wire.rest.jobs import JobInList
+    from patchlight.testbed.wire.rest.lab import Samples
 
 Answer = dict[str, Any]
 

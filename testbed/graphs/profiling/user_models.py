@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.issues import nearest
 from patchlight.testbed.graphs.builtin import BUILTIN_NAMES, build
 from patchlight.testbed.graphs.profiling.torch_models import TorchLayers
+from patchlight.testbed.io.issues import nearest
 
 _EXPECTED = (
     "the function returns (model, inputs): a torch.nn.Module and a tensor or a tuple of tensors; "

@@ -14,10 +14,10 @@ from patchlight.agents.paths.nodes import PathNodes
 from patchlight.agents.training.agent_paths import AgentPaths
 from patchlight.agents.training.task import Member, TrainingTask
 from patchlight.emulation.light.emulated_light import EmulatedLight
-from patchlight.testbed.lab import Endpoint
+from patchlight.testbed.lab.model import Endpoint
 from patchlight.testbed.labfile.reader import load_lab
-from patchlight.testbed.path_api import PathBounds
 from patchlight.testbed.paths.agreement import Lit
+from patchlight.testbed.wire.path_api import PathBounds
 from tests.support.counted_light import light_in_a_thread
 from tests.support.waiting import PATIENCE_S, eventually
 

@@ -18,12 +18,12 @@ from patchlight.cli.dashboard.words import (
     stage_rows,
     worries,
 )
-from patchlight.testbed.drawing_layout import lay_out
+from patchlight.testbed.draw.drawing_layout import lay_out
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.generate import two_tors
-from patchlight.testbed.lab import Server
+from patchlight.testbed.generate.generate import two_tors
+from patchlight.testbed.lab.model import Server
+from patchlight.testbed.lab.spectrum import Channel
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
-from patchlight.testbed.spectrum import Channel
 
 OFC, ODDL = (read_lab(builtin_lab(name)) for name in ("ofc2022", "oddl4"))
 HOSTS = ["server1.gpu0", "server3.gpu0"]

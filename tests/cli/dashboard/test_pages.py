@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Page, WebSocketRoute, expect
 
-from patchlight.controller.client import ControllerClient
-from patchlight.testbed.switchmap import AnyMap
+from patchlight.client.client import ControllerClient
+from patchlight.testbed.lab.switchmap import AnyMap
 from tests.support.dashboard import browser_page, dashboard_of, pictures_folder, shown_circuits
 from tests.support.waiting import eventually
 from tests.support.watched_lab import JOB, WatchedLab, put_samples_on_disk, watched_lab

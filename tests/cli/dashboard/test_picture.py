@@ -20,10 +20,10 @@ from patchlight.cli.dashboard.words import (
     last_change_lines,
     worries,
 )
-from patchlight.controller.client import ControllerClient
-from patchlight.testbed.drawing_layout import lay_out
+from patchlight.client.client import ControllerClient
+from patchlight.testbed.draw.drawing_layout import lay_out
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.generate import two_tors
+from patchlight.testbed.generate.generate import two_tors
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 
 LAB = read_lab(builtin_lab("ofc2022"))

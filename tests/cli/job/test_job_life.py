@@ -9,16 +9,16 @@ import pytest
 from pydantic import TypeAdapter
 
 from patchlight.cli.job.top import pace
-from patchlight.controller.client import AsyncControllerClient
-from patchlight.controller.shapes.jobs import (
+from patchlight.client.client import AsyncControllerClient
+from patchlight.testbed.jobs import JobSpec, JobState
+from patchlight.testbed.wire.rest.jobs import (
     DecisionShape,
     IterationReport,
     Job,
     JobInList,
     StateOfJob,
 )
-from patchlight.testbed.jobs import JobSpec, JobState
-from patchlight.testbed.worker_api import WorkerState
+from patchlight.testbed.wire.worker_api import WorkerState
 from tests.support.job_api import JobCommand
 from tests.support.job_cluster import COMPUTE, Cluster
 

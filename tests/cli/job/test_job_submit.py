@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from patchlight.cli.main import cli
-from patchlight.controller.client import ControllerClient
+from patchlight.client.client import ControllerClient
 from patchlight.testbed.jobfile.reader import JobFileError, parse_jobs
 from patchlight.testbed.jobs import JobState
 from tests.support.job_api import JobCommand

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from patchlight.testbed.jobs import JobSpec, JobState
-from patchlight.testbed.worker_api import WorkerState
+from patchlight.testbed.wire.worker_api import WorkerState
 from tests.support.job_api import JobCommand
 from tests.support.job_cluster import COMPUTE, Cluster, submit_running
 

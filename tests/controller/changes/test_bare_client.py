@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.controller.store import Store
-from patchlight.testbed.lab import Lab
+from patchlight.controller.storage.store import Store
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.reader import read_lab
-from patchlight.testbed.portmap import PortMap
 from tests.support.bare_client import ANSWERED, BareClient, RecordingLoop
 from tests.support.change_bench import CircuitsOf
 from tests.support.emulated_devices import Running, lab_file, running

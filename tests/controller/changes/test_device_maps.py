@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from patchlight.client.client import ControllerError
 from patchlight.controller.changes.record import Reconfiguration, Refused, to_row
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.controller.client import ControllerError
 from patchlight.controller.openflow.forwarding import flow_tables
-from patchlight.controller.store import Store
-from patchlight.testbed.lab import CircuitSwitch, Endpoint, Fibre
+from patchlight.controller.storage.store import Store
+from patchlight.testbed.lab.model import CircuitSwitch, Endpoint, Fibre
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.labfile.reader import builtin_lab
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import trace_links
 from tests.support.change_bench import LAB, START, CircuitsOf, joined, kill_a_change
 from tests.support.controller_process import ControllerProcess
 from tests.support.emulated_devices import Running, lab_file, running

@@ -11,11 +11,12 @@ from patchlight.controller.changes.record import Refused
 from patchlight.controller.circuits.contract import Outcome
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.controller.openflow.forwarding import flow_tables
-from patchlight.controller.store import Store
+from patchlight.controller.storage.database import JournalError
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
-from patchlight.testbed.lab import CircuitSwitch, Endpoint, Fibre
-from patchlight.testbed.portmap import CrossConnect, PortMap
-from patchlight.testbed.wiring import Links, trace_links
+from patchlight.testbed.lab.model import CircuitSwitch, Endpoint, Fibre
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.wiring import Links, trace_links
 from tests.support.change_bench import LAB, ChangeBench, CircuitsOf, joined
 from tests.support.ocs_faults import campaign
 
@@ -114,6 +115,14 @@ async def test_a_change_whose_end_the_journal_does_not_take_is_unknown_and_close
     [ended] = await bench.transactions.resume()
     assert (ended.id, ended.state) == (2, "committed")
     assert (await bench.change(joined((300, 301)), "test")).state == "committed"
+
+
+async def test_a_committed_change_is_one_whoever_fails_on_hearing_of_it(bench: ChangeBench) -> None:
+    def full(_: object) -> None:
+        raise JournalError("the disk is full")
+
+    bench.transactions.on_end.append(full)
+    assert (await bench.change(joined((100, 101)), "test")).state == "committed"
 
 
 async def test_nothing_is_written_to_a_device_when_the_journal_takes_nothing(

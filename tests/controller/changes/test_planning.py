@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from patchlight.controller.changes.planning import plan
 from patchlight.controller.changes.power import expected_powers
-from patchlight.testbed.lab import (
+from patchlight.testbed.lab.model import (
     CircuitSwitch,
     Endpoint,
     Fibre,
@@ -18,9 +18,9 @@ from patchlight.testbed.lab import (
     Server,
     default_mac,
 )
-from patchlight.testbed.light import Light
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import LightPath, trace_links
+from patchlight.testbed.lab.optical_links import Light
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import LightPath, trace_links
 
 PORTS = 8
 OCSES = ("o1", "o2", "o3")

@@ -10,10 +10,10 @@ from patchlight.controller.changes.power import Tolerances, expected_powers, jud
 from patchlight.controller.changes.preflight import Locks, StopButton
 from patchlight.controller.changes.record import ChangeOptions, StepFailed, fingerprint
 from patchlight.controller.circuits.contract import Outcome
-from patchlight.controller.store import Store
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.portmap import CrossConnect, PortMap
-from patchlight.testbed.wiring import trace_links
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.wiring import trace_links
 from tests.support.change_bench import LAB, START, ChangeBench, joined
 
 LOSS_DB = 1.5

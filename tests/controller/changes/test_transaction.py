@@ -7,9 +7,9 @@ import pytest
 
 from patchlight.controller.openflow.forwarding import flow_tables
 from patchlight.controller.policies.topology import regroup
-from patchlight.testbed.lab import Endpoint
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import Links, trace_links
+from patchlight.testbed.lab.model import Endpoint
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import Links, trace_links
 from tests.support.change_bench import JOBS, LAB, START, ChangeBench, joined, kill_a_change
 
 

@@ -4,9 +4,9 @@ import asyncio
 from pathlib import Path
 
 from patchlight.controller.circuits.drivers.dry_run import DryRun
-from patchlight.controller.store import Store
+from patchlight.controller.storage.store import Store
+from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.reader import parse_lab
-from patchlight.testbed.portmap import PortMap
 from tests.support.change_bench import CircuitsOf
 from tests.support.controller_process import DRY_LAB
 

@@ -7,9 +7,9 @@ import pytest
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.record import Reconfiguration
 from patchlight.controller.changes.transaction import Transactions
-from patchlight.controller.store import Store
+from patchlight.controller.storage.store import Store
+from patchlight.testbed.lab.spectrum import SpectrumMap
 from patchlight.testbed.labfile.reader import parse_lab
-from patchlight.testbed.spectrum import SpectrumMap
 from tests.support.emulated_wss import Bench, emulated_wss
 
 # Its light arrives with the -3 dBm that the emulated devices have at each input.

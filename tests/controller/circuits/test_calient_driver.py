@@ -21,8 +21,8 @@ from patchlight.emulation.optical.protocols.http_server import Request
 from patchlight.emulation.optical.switch_matrix import Circuit, Reason, RequestRefused
 from patchlight.emulation.optical.vendors.calient_rest import CalientRestServer
 from patchlight.testbed.errors import OutcomeUnknown
-from patchlight.testbed.lab import CircuitSwitch
-from patchlight.testbed.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.model import CircuitSwitch
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from tests.support.emulated_devices import Running
 from tests.support.ocs_drivers import (
     FIRST_MAP,

@@ -11,9 +11,9 @@ import pytest
 
 from patchlight.conformance import CHECKS, INITIAL, Check, alarms_arrive, run_check, run_checks
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.lab.model import CircuitSwitch
+from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.labfile.reader import read_lab
-from patchlight.testbed.ocs_drivers import OCS_DRIVERS
 from tests.support.emulated_devices import Running, lab_file, running
 from tests.support.ocs_drivers import PASSWORD
 
@@ -26,6 +26,7 @@ class Variant:
 
     dialect: str = ""
     emulated: str = ""
+    ports: int = 96
     faults: dict[str, Any] = field(default_factory=dict)
 
 
@@ -53,6 +54,8 @@ VARIANTS = {
     "calient-tl1 that takes busy ports": TAKES_BUSY_PORTS,
     "calient-rest that takes busy ports": TAKES_BUSY_PORTS,
     "calient-rest without bulk": WITHOUT_BULK,
+    "polatis-scpi of 8 ports": Variant(ports=8),
+    "calient-tl1 of 8 ports": Variant(ports=8),
     "polatis-scpi without monitors": WITHOUT_MONITORS,
     "polatis-scpi in one message": Variant(dialect='then = ";"\n'),
     "polatis-tl1 with monitors on outputs": MONITORS_ON_OUTPUTS,
@@ -72,7 +75,7 @@ def switch_of(name: str, folder: Path) -> Iterator[tuple[CircuitSwitch, Running 
     lab = lab_file(
         folder,
         driver=driver.name,
-        ports=96,
+        ports=variant.ports,
         switching_time="5ms",
         initial=INITIAL.texts,
         extra=variant.emulated

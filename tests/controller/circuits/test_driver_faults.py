@@ -12,7 +12,7 @@ import pytest
 from patchlight.controller.circuits.contract import CircuitDriver, DeviceUnreachable, DirectedPort
 from patchlight.controller.circuits.protocols.http import dialects as http
 from patchlight.testbed.errors import OutcomeUnknown
-from patchlight.testbed.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from tests.support.emulated_devices import Running, lab_file, running
 from tests.support.ocs_drivers import (
     FIRST_MAP,

@@ -22,7 +22,7 @@ from patchlight.controller.circuits.protocols.ssh.host_keys import HostKeyRefuse
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.emulation.optical.protocols.http_server import server_context
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
-from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.lab.model import CircuitSwitch
 from tests.support.emulated_devices import Running, lab_file, running
 from tests.support.ocs_drivers import (
     FIRST_MAP,

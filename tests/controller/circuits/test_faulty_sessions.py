@@ -21,9 +21,9 @@ from patchlight.emulation.optical.crossbar import NoCrossbar
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.server import server_class
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import CircuitSwitch
-from patchlight.testbed.ocs_drivers import OCS_DRIVERS
-from patchlight.testbed.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.model import CircuitSwitch
+from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from tests.support.ocs_drivers import SESSION_DRIVERS, driver_of, listening, opened
 
 TIMEOUT_S = 0.15

@@ -180,6 +180,20 @@ def test_an_endless_message_ends_in_our_error_at_once(piece: bytes) -> None:
     assert time.monotonic() - began < 5
 
 
+def test_a_large_table_is_framed_by_blocks() -> None:
+    """Also where telnet negotiates in it, and where it comes in small pieces."""
+    line = b'   "1.1.1>1.1.2:SRCPORT=1.1.1,DSTPORT=1.1.2,CONNNAME=x"\r\n'
+    table = LOGIN.replace(b"/* NOTICE", b"\xff\xfb\x01" + line * 12_000 + b"/* NOTICE")
+    shell = b"R0#A U0 AL5\r\n" * 50_000 + b"NTM> "
+    prompted = ShellFramer(PROMPT)
+    assert prompted.feed(b"NTM> ") == [""]
+    for framer, stream in ((Tl1Framer(), table), (prompted, shell)):
+        began = time.process_time()
+        found = [m for piece in cut(stream, [1400]) for m in framer.feed(piece)]
+        assert len(found) == 1
+        assert time.process_time() - began < 1.0  # once through it, not once for each piece
+
+
 @pytest.mark.parametrize(
     ("framer", "unit"), [(LineFramer(), "line"), (ShellFramer(PROMPT), "reply")]
 )

@@ -12,9 +12,9 @@ from patchlight.controller.circuits.drivers.lumentum import LumentumRoadm
 from patchlight.controller.circuits.protocols.session import Timeouts
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.emulation.optical.wavelength_device import EmulatedWss
-from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.spectrum import Channel, SpectrumMap
+from patchlight.testbed.lab.spectrum import Channel, SpectrumMap
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from tests.support.emulated_wss import emulated_wss
 from tests.support.waiting import eventually
 

@@ -23,8 +23,8 @@ from patchlight.controller.circuits.drivers.openflow_connection import (
 )
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
-from patchlight.testbed.lab import CircuitSwitch
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.model import CircuitSwitch
+from patchlight.testbed.lab.portmap import PortMap
 from tests.support.emulated_devices import Running, lab_file, running
 from tests.support.ocs_drivers import FIRST_MAP, circuit, circuits, restore
 from tests.support.waiting import PATIENCE_S, eventually

@@ -12,9 +12,9 @@ import pytest
 from patchlight.controller.circuits.contract import DirectedPort
 from patchlight.controller.circuits.drivers.openflow import OpenFlowSwitch
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.lab.model import CircuitSwitch
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from patchlight.testbed.linux.namespaces import entered
-from patchlight.testbed.portmap import CrossConnect, PortMap
 from tests.support.ocs_drivers import circuits
 from tests.support.private_ovs import PrivateOvs, in_namespace
 from tests.support.waiting import PATIENCE_S

@@ -4,8 +4,8 @@ from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.circuits.drivers.polatis.restconf import PolatisRestconf
 from patchlight.emulation.optical.protocols.http_server import Request, Response
 from patchlight.emulation.optical.vendors.polatis_restconf import PolatisRestconfServer
-from patchlight.testbed.lab import CircuitSwitch
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.model import CircuitSwitch
+from patchlight.testbed.lab.portmap import PortMap
 from tests.support.emulated_devices import Running
 from tests.support.ocs_drivers import FIRST_MAP, circuit, circuits, drivers, emulated
 

@@ -1,5 +1,6 @@
 """Drivers and devices without manners: names that are commands, answers to nothing, meddlers."""
 
+import asyncio
 import time
 
 import pytest
@@ -9,7 +10,7 @@ from patchlight.controller.circuits.protocols.session import Session
 from patchlight.controller.circuits.protocols.tl1.client import Tl1Client
 from patchlight.controller.circuits.protocols.tl1.dialects import CALIENT
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from tests.support.emulated_devices import Running
 from tests.support.ocs_drivers import FIRST_MAP, PASSWORD, circuits, drivers
 from tests.support.waiting import PATIENCE_S
@@ -135,3 +136,34 @@ async def test_what_another_client_changes_meanwhile_is_not_taken_for_ours(
     assert set(outcome.done) <= now
     assert now.isdisjoint(refusal.cross_connect for refusal in outcome.refused)
     assert not set(circuits("1>7")) & now
+
+
+@drivers("calient-tl1", "polatis-tl1", "glimmerglass-tl1", "telescent-ssh", "polatis-netconf")
+async def test_a_device_that_reports_without_end_is_hung_up_on(
+    device: Running, driver: CircuitDriver
+) -> None:
+    """Its flood is not read on and on: the next connection is some seconds later."""
+    await driver.read_map()
+
+    async def flood() -> None:
+        for _ in range(150):
+            answer = await asyncio.to_thread(device.fault, report=f"*C EQPT: {'x' * 16_000}")
+            assert answer["ok"]
+
+    flooding = asyncio.create_task(flood())
+    deadline, said = time.monotonic() + PATIENCE_S, ""
+    while "answers nothing; the next try is in" not in said:
+        assert time.monotonic() < deadline, said
+        try:
+            await driver.read_map()
+        except DeviceUnreachable as error:
+            said = error.message
+        await asyncio.wait([flooding], timeout=0.5)
+    await flooding
+    while said and device.switch.driver == "calient-tl1":
+        try:
+            assert await driver.read_map() == FIRST_MAP
+            said = ""
+        except DeviceUnreachable:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.2)

@@ -9,11 +9,11 @@ import pytest
 from patchlight.controller.changes.power import Baselines, PowerCheck, Should
 from patchlight.controller.changes.record import StepFailed
 from patchlight.controller.circuits.drivers.sonic import SonicOcs
-from patchlight.controller.store import Store
+from patchlight.controller.storage.store import Store
 from patchlight.emulation.optical.vendors.sonic import SonicOcsServer
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import CircuitSwitch, Lab
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.model import CircuitSwitch, Lab
+from patchlight.testbed.lab.portmap import PortMap
 from tests.support.ocs_drivers import FIRST_MAP, circuit, circuits, emulated
 
 SWITCH = CircuitSwitch("ocs1", "sonic-ocs", "", 24, 0.005, initial=FIRST_MAP)

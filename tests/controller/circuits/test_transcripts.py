@@ -12,8 +12,8 @@ from patchlight.controller.circuits.contract import CircuitDriver, DeviceRefused
 from patchlight.controller.circuits.drivers.polatis.scpi import PolatisScpi
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import CircuitSwitch
-from patchlight.testbed.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.model import CircuitSwitch
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from tests.support.ocs_drivers import listening
 
 # Replies of an S162 with software 6.0-3, command by command; CTAG is what the driver sent.

@@ -7,9 +7,9 @@ import pytest
 
 from patchlight.conformance import WAVELENGTH_CHECKS, Check, alarms_arrive, run_checks
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.testbed.colours import WavelengthSwitch
-from patchlight.testbed.ocs_drivers import WSS_DRIVERS
-from patchlight.testbed.spectrum import Grid
+from patchlight.testbed.lab.ocs_drivers import WSS_DRIVERS
+from patchlight.testbed.lab.spectrum import Grid
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from tests.support.emulated_wss import emulated_wss
 from tests.support.ocs_drivers import PASSWORD
 

@@ -14,9 +14,9 @@ from patchlight.controller.circuits.drivers.waveshaper.rest import WaveShaper
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.emulation.optical.vendors.waveshaper import WaveShaperServer
 from patchlight.emulation.optical.wavelength_device import EmulatedWss
-from patchlight.testbed.colours import WavelengthSwitch
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.spectrum import Channel, Grid, SpectrumMap
+from patchlight.testbed.lab.spectrum import Channel, Grid, SpectrumMap
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from tests.support.emulated_wss import Recorder, emulated_wss
 from tests.support.ocs_drivers import listening
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from patchlight.cli.main import cli
-from patchlight.controller.client import ControllerError
+from patchlight.client.client import ControllerError
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.jobs import JobSpec
 from tests.support.controller_process import ControllerProcess, controller_process

@@ -4,7 +4,7 @@ import pytest
 
 from patchlight.controller.discovery.listening import end_of
 from patchlight.testbed.labfile.reader import load_lab
-from patchlight.testbed.probe_frames import Neighbour
+from patchlight.testbed.wire.probe_frames import Neighbour
 
 LAB = load_lab("ofc2022")
 MAC = LAB.host("gpu2").nic.mac

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from patchlight.controller.discovery.search import LIGHT, Findings, Heard, OcsPort
 from patchlight.controller.discovery.wiring import FoundWiring, expected_ends, found_wiring
-from patchlight.testbed.lab import Endpoint
+from patchlight.testbed.lab.model import Endpoint
 from patchlight.testbed.labfile.reader import builtin_lab, load_lab, parse_lab
 from patchlight.testbed.labfile.rewire import rewired
 

@@ -1,8 +1,8 @@
 """The pair *cheapest* at work in a lab: places and circuits are one decision."""
 
 from patchlight.testbed.jobs import JobSpec, JobState
-from patchlight.testbed.policies import PolicyChoice
-from patchlight.testbed.wiring import trace_links
+from patchlight.testbed.lab.policies import PolicyChoice
+from patchlight.testbed.lab.wiring import trace_links
 from tests.support.job_cluster import COMPUTE, LAB, Cluster, at_work
 
 

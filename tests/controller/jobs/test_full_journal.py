@@ -2,14 +2,15 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Iterator
 
 import pytest
 
-from patchlight.controller.database import JournalError
+from patchlight.controller.storage.database import ADD_EVENT, JournalError
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.worker_api import WorkerState
+from patchlight.testbed.wire.worker_api import WorkerState
 from tests.support.job_cluster import Cluster, job, submit_running
 
 
@@ -20,7 +21,7 @@ def full_journal(cluster: Cluster) -> Iterator[None]:
     for size in (1000, 1):
         with contextlib.suppress(PatchlightError):
             while True:
-                store.add_event(0.0, "filler", {"text": "x" * size})
+                store.write(ADD_EVENT, 0.0, "filler", json.dumps({"text": "x" * size}))
     try:
         yield
     finally:

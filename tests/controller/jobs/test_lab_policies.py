@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.policies import PolicyChoice
-from patchlight.testbed.queueing import Allowance, Discipline
+from patchlight.testbed.lab.policies import PolicyChoice
+from patchlight.testbed.lab.queueing import Allowance, Discipline
 from tests.support.job_cluster import at_work, finish, job, submit_running
 
 POLICIES = """

@@ -8,7 +8,7 @@ import pytest
 
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.ledger import JobLedger
-from patchlight.controller.store import Store
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 
 
@@ -102,7 +102,8 @@ def test_old_jobs_are_forgotten_with_all_that_was_kept_of_them(tmp_path: Path) -
     assert ledger.forget(before=1.5, keep=2) == ([], False)
     assert ledger.forget(before=9.0, keep=2) == (["j-3", "j-4"], False)
     # The number of the last event is not given to another one.
-    assert store.add_event(2.0, "test", {}) == 6
+    store.add_event(2.0, "test", {})
+    assert store.last_event() == 6
 
 
 def test_jobs_are_forgotten_a_little_at_a_time(ledger: JobLedger) -> None:

@@ -8,8 +8,8 @@ from patchlight.controller.jobs.cluster_view import training_of
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import builtin_graph
 from patchlight.testbed.jobs import JobSpec
-from patchlight.testbed.policies import PolicyChoice
-from patchlight.testbed.worker_api import TorchTask
+from patchlight.testbed.lab.policies import PolicyChoice
+from patchlight.testbed.wire.worker_api import TorchTask
 from tests.support.job_cluster import LAB, Cluster, at_work, finish, job, submit_running
 
 MODEL = JobSpec("real", 100, trainer="torch", model="tiny-transformer", batch=9, seed=3)

@@ -8,10 +8,11 @@ from patchlight.controller.jobs.ledger import JobLedger
 from patchlight.controller.jobs.outputs import MOST_KEPT_BYTES, JobOutputs
 from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES
 from patchlight.controller.jobs.retention import Retention
-from patchlight.controller.store import Store
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
-from patchlight.testbed.queueing import Discipline
-from patchlight.testbed.worker_api import WorkerState
+from patchlight.testbed.lab.queueing import Discipline
+from patchlight.testbed.wire.agent_status import AgentStatus
+from patchlight.testbed.wire.worker_api import WorkerState
 from tests.support.job_api import job_command
 from tests.support.job_cluster import at_work, finish, job, submit_running
 
@@ -74,6 +75,58 @@ async def test_what_workers_printed_is_there_after_their_end(tmp_path: Path) -> 
         assert "has no worker 2" in await run("logs", job_id, "--worker", "2", code=2)
         outputs.forget(job_id)
         assert "half a line" not in await run("logs", job_id)
+
+
+async def test_what_workers_print_as_they_are_told_to_end_is_kept(tmp_path: Path) -> None:
+    outputs = JobOutputs(tmp_path / "outputs")
+    async with at_work(DEFAULT_POLICIES, outputs=outputs) as cluster, job_command(cluster) as run:
+        (job_id,) = await submit_running(cluster, job("tidy", workers=2))
+        for worker in cluster.fleet.job_workers(job_id):
+            cluster.fleet.printed[worker] = "at work\n"
+        cluster.fleet.last_words = "saved at step 7\n"
+        await run("stop", job_id)
+        said = await run("logs", job_id, "--worker", "1")
+        assert said.startswith("at work\nsaved at step 7\n")
+
+
+async def test_workers_left_behind_by_a_job_that_ended_are_heard_out(tmp_path: Path) -> None:
+    outputs = JobOutputs(tmp_path / "outputs")
+    async with at_work(DEFAULT_POLICIES, outputs=outputs) as cluster:
+        (job_id,) = await submit_running(cluster, job("tidy", workers=1))
+        (name,) = cluster.fleet.job_workers(job_id)
+        # Its agent answers nothing until the job is over.
+        cluster.fleet.refusals = dict.fromkeys(("end", "log", "delete"), "not now")
+        await cluster.scheduler.stop(job_id)
+        await cluster.until(lambda: job_id not in cluster.table.running)
+        cluster.fleet.refusals, cluster.fleet.last_words = {}, "saved"
+        left = cluster.fleet.workers[name].model_copy(update={"job": job_id})
+        agent = AgentStatus(
+            server="server1", version="1", runner="process", gpus=[], nics=[], workers=[left]
+        )
+        assert cluster.fleet.on_status is not None
+        await cluster.fleet.on_status(agent)
+        kept = outputs.read(job_id, 0, 0, 100)
+        assert kept is not None
+        assert kept.text == "saved"
+        assert not cluster.fleet.workers
+
+
+async def test_of_workers_that_were_never_made_no_output_is_missed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    outputs = JobOutputs(tmp_path / "outputs")
+    async with at_work(DEFAULT_POLICIES, outputs=outputs) as cluster:
+        cluster.fleet.refusals["create"] = "the lab names no such folder"
+        (refused,) = cluster.submit(job("refused", workers=4))
+        await cluster.until_state(refused, JobState.FAILED)
+        await cluster.until(lambda: refused not in cluster.table.running)
+        assert "is not kept" not in caplog.text
+        cluster.fleet.refusals = {"log": "no output here"}
+        (mute,) = await submit_running(cluster, job("mute", workers=4))
+        await finish(cluster, mute)
+        await cluster.until(lambda: mute not in cluster.table.running)
+        assert caplog.text.count("is not kept") == 1
+        assert f"of job {mute} the output of 4 workers is not kept: " in caplog.text
 
 
 async def test_an_agent_that_refuses_its_output_delays_nothing(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from patchlight.controller.changes.record import Refused
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobState
-from patchlight.testbed.worker_api import WorkerState
+from patchlight.testbed.wire.worker_api import WorkerState
 from tests.support.job_cluster import Cluster, finish, job, submit_running
 
 SPREAD = ("gpu0", "gpu2", "gpu4", "gpu5")

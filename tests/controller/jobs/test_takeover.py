@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from patchlight.controller import heartbeats
-from patchlight.testbed.agent_status import AgentStatus
+from patchlight.controller.hosts import heartbeats
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.policies import PolicyChoice
-from patchlight.testbed.queueing import Allowance, Discipline
-from patchlight.testbed.worker_api import WorkerState, WorkerStatus
+from patchlight.testbed.lab.policies import PolicyChoice
+from patchlight.testbed.lab.queueing import Allowance, Discipline
+from patchlight.testbed.wire.agent_status import AgentStatus
+from patchlight.testbed.wire.worker_api import WorkerState, WorkerStatus
 from tests.support.job_cluster import Cluster, at_work, job, submit_running
 
 

@@ -5,7 +5,7 @@ from ipaddress import IPv4Network
 
 import pytest
 
-from patchlight.controller.host_faults import HostFaults
+from patchlight.controller.hosts.host_faults import HostFaults
 from patchlight.controller.jobs.worker_specs import (
     JobFailed,
     scaled_gradient_bytes,
@@ -13,10 +13,10 @@ from patchlight.controller.jobs.worker_specs import (
     worker_specs,
 )
 from patchlight.testbed.jobs import JobSpec, JobState
-from patchlight.testbed.lab import Endpoint, Lab
+from patchlight.testbed.lab.model import Endpoint, Lab
+from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.worker_api import WorkerState
+from patchlight.testbed.wire.worker_api import WorkerState
 from tests.support.job_cluster import COMPUTE, LAB, Cluster
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from patchlight.controller.metrics.gpus import gpu_metrics
-from patchlight.testbed.agent_status import GpuStatus, GpuTelemetry
+from patchlight.testbed.wire.agent_status import GpuStatus, GpuTelemetry
 
 
 def shown(gpus: dict[str, GpuStatus]) -> dict[str, dict[str, float]]:

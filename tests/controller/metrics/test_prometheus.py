@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from patchlight.controller.access.authority import Authority
 from patchlight.controller.policies.topology import regroup
-from patchlight.deploy.authority import Authority
 from patchlight.deploy.monitoring import DASHBOARDS, scrape_config
 from tests.support.change_bench import JOBS
 from tests.support.prometheus import PrometheusServer, prometheus_server

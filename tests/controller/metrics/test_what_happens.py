@@ -142,7 +142,7 @@ def test_what_the_speaker_told_is_there_by_switch_and_gone_with_it(tmp_path: Pat
         {**counts, "datapath_id": one.datapath_id, "echo_s": 0.002},
         {**counts, "datapath_id": two.datapath_id},
     ]
-    switches.on_event({"event": "traffic", "switches": told, "refused": {"tls": 4}})
+    switches.on_event({"event": "traffic", "switches": told, "refused": {"tls": 4}}, 0.0)
     there = shown()
     assert there["packet_switch_sent_messages_total", (two.name,)] == 7
     assert there["packet_switch_received_messages_total", (two.name,)] == 8
@@ -152,7 +152,7 @@ def test_what_the_speaker_told_is_there_by_switch_and_gone_with_it(tmp_path: Pat
     assert ("packet_switch_echo_seconds", (two.name,)) not in there
     assert there["speaker_refused_connections_total", ("tls",)] == 4
     assert there["speaker_refused_connections_total", ("second",)] == 0
-    switches.on_event({"event": "speaker-down", "error": "it ended"})
+    switches.on_event({"event": "speaker-down", "error": "it ended"}, 0.0)
     assert not any(name.startswith("packet_switch_sent") for name, _ in shown())
 
 

@@ -3,6 +3,7 @@
 import itertools
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +14,11 @@ from tests.support.openflow_bench import OpenFlowBench
 from tests.support.private_ovs import PrivateOvs
 
 _NUMBERS = itertools.count(1)
+# By tests/support/without_ryu, on purpose.
+_HIDDEN = getattr(sys.modules.get("sitecustomize"), "HIDDEN", ())
 
 
-@pytest.fixture(scope="module", params=list(engines.PACKAGES))
+@pytest.fixture(scope="module", params=[name for name in engines.PACKAGES if name not in _HIDDEN])
 def engine(request: pytest.FixtureRequest) -> str:
     """Each engine in turn. In CI neither may be missing."""
     if request.param not in engines.available():

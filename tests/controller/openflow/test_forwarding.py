@@ -10,8 +10,8 @@ from patchlight.controller.openflow.flow_sync import removals_first
 from patchlight.controller.openflow.flowtable import FlowTable, diff
 from patchlight.controller.openflow.forwarding import TABLE_MISS, Forwarding, flow_tables
 from patchlight.controller.openflow.ways import Ways
-from patchlight.testbed import generate
-from patchlight.testbed.lab import (
+from patchlight.testbed.generate import generate
+from patchlight.testbed.lab.model import (
     CircuitSwitch,
     Endpoint,
     Fibre,
@@ -22,8 +22,8 @@ from patchlight.testbed.lab import (
     Server,
     default_mac,
 )
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import Links, trace_links
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import Links, trace_links
 from tests.support.fake_network import FakeNetwork, Packet, Walk, arp_request, make_lab, unicast
 
 

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from patchlight.controller.openflow.packet_switches import PacketSwitches
-from patchlight.testbed.lab import Endpoint
-from patchlight.testbed.probe_frames import probe_frame, probe_source
-from patchlight.testbed.wiring import trace_links
+from patchlight.testbed.lab.model import Endpoint
+from patchlight.testbed.lab.wiring import trace_links
+from patchlight.testbed.wire.probe_frames import probe_frame, probe_source
 from tests.support.fake_network import make_lab
 from tests.support.openflow_bench import OpenFlowBench
 from tests.support.waiting import eventually

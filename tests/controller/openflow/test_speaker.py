@@ -14,7 +14,7 @@ from patchlight.controller.openflow.flowtable import FlowEntry, FlowTable, Match
 from patchlight.controller.openflow.forwarding import TABLE_MISS, entry_to, flow_tables
 from patchlight.controller.openflow.protocol import VERSION, Message
 from patchlight.testbed.errors import OutcomeUnknown
-from patchlight.testbed.wiring import trace_links
+from patchlight.testbed.lab.wiring import trace_links
 from tests.support.fake_network import make_lab
 from tests.support.openflow_bench import OpenFlowBench
 from tests.support.private_ovs import in_namespace

@@ -1,9 +1,11 @@
 """Starting and ending the speaker: engines, ports, namespaces, parents."""
 
 import asyncio
+import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -141,6 +143,38 @@ def test_a_missing_engine_says_how_to_install_it(
     assert all(text in done.stderr for text in expected)
 
 
+def broken(folder: Path, package: str) -> dict[str, str]:
+    """The environment of a program whose Python is too new for this package."""
+    (folder / package).mkdir()
+    (folder / package / "__init__.py").write_text("raise AttributeError('no ssl.wrap_socket')")
+    before = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep + before if before else ''}"}
+
+
+def test_an_engine_that_python_is_too_new_for_says_so(tmp_path: Path) -> None:
+    words = ["-m", "patchlight.controller.openflow.speaker", "--listen", FREE]
+    done = subprocess.run(
+        [sys.executable, *words, "--socket", str(tmp_path / "s.sock")],
+        env=broken(tmp_path, "eventlet"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 1
+    assert "AttributeError: no ssl.wrap_socket" in done.stderr
+    assert "use an older Python: it needs eventlet" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+async def test_where_ryu_does_not_run_os_ken_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", broken(tmp_path, "ryu")["PYTHONPATH"])
+    async with Speaker(options(tmp_path)) as speaker:
+        assert speaker.info["engine"] == "os-ken"
+
+
 async def test_without_a_wish_the_first_engine_there_is_taken(tmp_path: Path) -> None:
     from patchlight.controller.openflow.speaker import engine as engines
 
@@ -179,3 +213,26 @@ async def test_a_speaker_that_ends_instead_says_why() -> None:
     with pytest.raises(SpeakerFailed, match="the OpenFlow speaker ended: no engine") as caught:
         await SpeakerProcess.start(program(ends))
     assert caught.value.exit_code == 2
+
+
+def test_what_is_no_openflow_does_not_fill_the_log(tmp_path: Path, engine: str) -> None:
+    hello, cut_short = (struct.pack("!BBHI", 4, kind, 8, 1) for kind in (0, 6))
+    program = [sys.executable, "-m", "patchlight.controller.openflow.speaker", "--until-eof"]
+    where = ["--socket", str(tmp_path / "s"), "--listen", FREE, "--engine", engine]
+    log = tmp_path / "log"
+    with (
+        log.open("wb") as errors,
+        subprocess.Popen(
+            [*program, *where], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
+        ) as speaker,
+    ):
+        assert speaker.stdout is not None
+        host, _, port = json.loads(speaker.stdout.readline())["listen"].rpartition(":")
+        for _ in range(60):
+            with socket.create_connection((host, int(port)), PATIENCE_S) as stranger:
+                stranger.sendall(hello + cut_short)
+                stranger.shutdown(socket.SHUT_WR)
+                stranger.recv(4096)
+        until(lambda: "are left out for a minute" in log.read_text(), "the log's limit")
+        speaker.communicate(timeout=PATIENCE_S)
+    assert 1 <= log.read_text().count("Traceback") <= 20

@@ -14,9 +14,9 @@ from patchlight.controller.policies.price import Prices, placed
 from patchlight.controller.policies.topology import regroup
 from patchlight.controller.prediction.load import Load, Training
 from patchlight.emulation.simulator.cluster import LabCluster, Policies, QueueJob, simulate
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.reader import load_lab
-from patchlight.testbed.portmap import PortMap
 
 # As VGG16: alone and under one switch 0.5 s of computing and 0.1 s of communicating.
 LOAD = Load(100, 0.5, 4e9)

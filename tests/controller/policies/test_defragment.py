@@ -23,9 +23,9 @@ from patchlight.emulation.simulator.cluster import (
 from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs
 from patchlight.emulation.simulator.cluster.results import summary_of
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.reader import load_lab
-from patchlight.testbed.portmap import PortMap
 
 LOAD = Load(100, 0.5, 4e9)
 FIRST, SECOND = RingOfJob("first", (0, 2), LOAD), RingOfJob("second", (4, 5), LOAD)

@@ -24,10 +24,10 @@ from patchlight.emulation.simulator.cluster import (
     simulate,
 )
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.labfile.reader import load_lab
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import trace_links
 
 LAB = load_lab("ring16")
 OFC = load_lab("ofc2022")

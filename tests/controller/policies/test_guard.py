@@ -36,8 +36,8 @@ from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.partition import Maximum
 from patchlight.controller.policies.placement import FirstFit
 from patchlight.controller.policies.topology import Keep
+from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
-from patchlight.testbed.portmap import PortMap
 from tests.support.waiting import PATIENCE_S
 
 SHAPE = ClusterShape(tuple(GpuSite(f"s0.g{n}", 0, 0, "M40") for n in range(4)), ("s0",), ("r0",))

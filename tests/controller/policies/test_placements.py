@@ -31,8 +31,8 @@ from patchlight.controller.policies.registry import BUILT_IN, load_policy
 from patchlight.controller.policies.sets import joined, lowest, members, pack
 from patchlight.controller.policies.topology import Keep, Regroup
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
-from patchlight.testbed.wiring import trace_links
 
 
 def cluster(

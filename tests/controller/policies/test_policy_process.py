@@ -10,10 +10,19 @@ from typing import Any
 import pytest
 
 from patchlight.controller.jobs.policy_set import PolicySet
-from patchlight.controller.policies.contract import ClusterShape, ClusterView, GpuSite, JobView
+from patchlight.controller.policies.contract import (
+    ClusterShape,
+    ClusterView,
+    Frozen,
+    GpuSite,
+    JobView,
+    PolicyKind,
+)
 from patchlight.controller.policies.guard import Fault
+from patchlight.controller.policies.policy_process import PolicyProcess
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.policies import PolicyChoice
+from patchlight.testbed.lab.policies import PolicyChoice
+from patchlight.testbed.lab.portmap import PortMap
 from tests.support.waiting import PATIENCE_S
 
 SHAPE = ClusterShape(tuple(GpuSite(f"s0.g{n}", 0, 0, "M40") for n in range(4)), ("s0",), ("r0",))
@@ -24,6 +33,11 @@ SOURCE = """
 import ctypes
 import os
 import sys
+
+
+class Malice:
+    def __reduce__(self):
+        return os.system, (f"touch {__file__}.ran",)
 
 
 class Last:
@@ -45,9 +59,16 @@ class Last:
             ctypes.string_at(0)
         if job.name == "garbage":
             os.write(int(sys.argv[1]), b"\\x00\\x00\\x00\\x04oops")
-        if job.name == "forges":
+        if job.name in ("forges", "pickles", "half"):
             from multiprocessing.connection import Connection
-            Connection(os.dup(int(sys.argv[1]))).send((True, [0, 99], None))
+            there = Connection(os.dup(int(sys.argv[1])))
+            if job.name == "forges":
+                there.send_bytes(b'[true, [0, 99], null]')
+            if job.name == "pickles":
+                there.send(Malice())
+            if job.name == "half":
+                os.write(there.fileno(), b"\\x00\\x00\\x10\\x00")
+                ctypes.CDLL(None).sleep(60)
         if job.name == "forks":
             if os.fork() == 0:
                 import time
@@ -130,13 +151,19 @@ def wait_for_answer(asked: Asked) -> None:
         ("raises", "it raised SystemExit: 4 ("),
         ("garbage", "its process ended"),
         ("forges", "it answered GPU 0 (s0.g0): it is not free for this job"),
+        ("pickles", "its process ended"),
+        ("half", "its process ended"),
         ("forks", "its process was ended"),
     ],
 )
-def test_one_that_ends_is_reported_and_started_again(asked: Asked, job: str, words: str) -> None:
+def test_one_that_ends_is_reported_and_started_again(
+    asked: Asked, mine: Path, job: str, words: str
+) -> None:
     assert asked.place(job) == DEFAULT
     assert words in asked.faults[0].reason
     wait_for_answer(asked)
+    # What it wrote was not run here.
+    assert list(mine.parent.glob("*.ran")) == []
 
 
 def test_what_cannot_be_had_is_said_at_once(tmp_path: Path, mine: Path) -> None:
@@ -169,3 +196,33 @@ def test_none_is_left_when_the_policies_are_closed(mine: Path) -> None:
     children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
     commands = [Path(f"/proc/{child}/cmdline").read_text() for child in children]
     assert not [command for command in commands if "policy_process" in command]
+
+
+def test_maps_and_placed_degrees_come_as_they_were_answered(tmp_path: Path) -> None:
+    path = tmp_path / "kinds.py"
+    path.write_text(
+        "from patchlight.controller.policies.contract import PlacedDegree\n"
+        "from patchlight.testbed.lab.portmap import PortMap\n\n\n"
+        "class Light:\n"
+        "    def circuits(self, cluster, groups):\n"
+        "        return {'o1': PortMap.duplex([(1, 2)])}\n\n\n"
+        "class Split:\n"
+        "    def degree(self, cluster, job, legal):\n"
+        "        return PlacedDegree(2, cluster.places(job, 2)[0])\n"
+    )
+    dark = VIEW._replace(circuits=Frozen({"o1": PortMap()}))
+    asked: tuple[tuple[str, PolicyKind, tuple[Any, ...]], ...] = (
+        ("Light", "topology", (dark, [[1, 2]])),
+        ("Split", "partition", (VIEW._replace(places=two_places), JobView("j"), (0, 1, 2))),
+    )
+    found = []
+    for name, kind, question in asked:
+        process = PolicyProcess(f"{path}:{name}", kind, PATIENCE_S)
+        found.append(process.ask(question))
+        process.close()
+    assert found == [{"o1": PortMap.duplex([(1, 2)])}, 2]
+    assert found[1].gpus == 0b110
+
+
+def two_places(job: JobView, degree: int) -> tuple[int, ...]:
+    return 0b110, 0b1010

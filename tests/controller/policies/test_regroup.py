@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.policies.guard import Fault, GuardedTopology
 from patchlight.controller.policies.topology import CannotRegroup, Keep, Regroup, regroup
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import trace_links
 
 Maps = Mapping[str, PortMap]
 LAB = read_lab(builtin_lab("ofc2022"))

@@ -10,12 +10,12 @@ from patchlight.controller.policies.contract import ClusterView, JobView
 from patchlight.controller.policies.placement import Consolidated, RackAware
 from patchlight.controller.policies.ring_order import ring_order
 from patchlight.controller.prediction.network import LabNetwork
-from patchlight.testbed import generate
-from patchlight.testbed.builder import LabBuilder
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.generate import generate
+from patchlight.testbed.generate.builder import LabBuilder
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.labfile.reader import load_lab
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import trace_links
 
 
 def wired(trunks: list[tuple[int, int]], places: list[int], switches: int) -> Lab:

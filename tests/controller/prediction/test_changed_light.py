@@ -5,11 +5,11 @@ import random
 import pytest
 
 from patchlight.controller.prediction.network import LabNetwork
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.generate.random_lab import random_lab
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.labfile.reader import load_lab
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.random_lab import random_lab
-from patchlight.testbed.wiring import trace_links
 
 LABS = [load_lab("ofc2022"), load_lab("four-ocs"), random_lab(4, 16)]
 

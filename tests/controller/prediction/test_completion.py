@@ -17,9 +17,9 @@ from patchlight.controller.prediction.measured import Measured
 from patchlight.emulation.experiments.ofc2022.scenario import jobs_of
 from patchlight.emulation.simulator.cluster import LabCluster, Policies, QueueJob, simulate
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.reader import load_lab
-from patchlight.testbed.portmap import PortMap
 
 HOSTS = ("gpu0", "gpu1", "gpu2", "gpu3", "gpu4", "gpu5")
 FOREIGN = Training(100, math.nan, {})

@@ -2,9 +2,9 @@
 
 from patchlight.controller.openflow.ways import Ways
 from patchlight.controller.prediction.network import LabNetwork
-from patchlight.testbed.builder import LabBuilder
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.wiring import trace_links
+from patchlight.testbed.generate.builder import LabBuilder
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.wiring import trace_links
 
 
 def parallel(fibres: int, rates: tuple[str, ...] = ("10Gbps",)) -> Lab:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.timeseries.series_store import WIDTHS_S, SeriesStore, open_series
-from patchlight.controller.timeseries.windows import Spread, Window
+from patchlight.controller.storage.series_store import WIDTHS_S, SeriesStore, open_series
+from patchlight.controller.storage.windows import Spread, Window
 
 HOUR = WIDTHS_S[-1]
 

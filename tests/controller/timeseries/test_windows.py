@@ -2,7 +2,7 @@
 
 import pytest
 
-from patchlight.controller.timeseries.windows import (
+from patchlight.controller.storage.windows import (
     Iterations,
     JobThen,
     Spread,

@@ -16,7 +16,7 @@ from patchlight.emulation.experiments.ofc2022.measurements import (
 )
 from patchlight.emulation.experiments.ofc2022.scenario import given_compute_s, jobs_of
 from patchlight.testbed.jobs import Iteration, JobSpec, JobState, JobStatus
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import read_lab
 
 T0 = 1_700_000_000.0

@@ -105,7 +105,8 @@ def test_an_interrupted_experiment_leaves_nothing(tmp_path: Path) -> None:
 def test_without_root_it_says_what_to_run() -> None:
     # Imported first: nobody may not be allowed to read the checkout.
     become_nobody = (
-        "import os, patchlight.cli.experiment.group, patchlight.cli.main as command\n"
+        "import os\nimport patchlight.emulation.experiments.commands.group\n"
+        "import patchlight.cli.main as command\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "command.main()"
     )
@@ -117,4 +118,4 @@ def test_without_root_it_says_what_to_run() -> None:
     )
     assert done.returncode == 1
     assert "needs root" in done.stderr
-    assert "sudo patchlight experiment ofc2022 --iterations 6" in done.stderr
+    assert "patchlight experiment ofc2022 --iterations 6" in done.stderr

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from patchlight.cli.experiment.ofc2022_table import print_table
+from patchlight.emulation.experiments.commands.ofc2022_table import print_table
 from patchlight.emulation.experiments.ofc2022.analysis import (
     busy_tenths,
     case_figures,
@@ -30,9 +30,9 @@ from patchlight.emulation.machine import CpuTicks, cpu_ticks
 from patchlight.emulation.provenance import provenance
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.graphs import builtin_graph
-from patchlight.testbed.lab import Lab
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import trace_links
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import trace_links
 
 
 def tors(lab: Lab, hosts: tuple[str, ...]) -> list[str | None]:

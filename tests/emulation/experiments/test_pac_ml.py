@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 from matplotlib.patches import Rectangle
 
-from patchlight.cli.experiment.group import experiment
-from patchlight.cli.experiment.pac_ml_tables import print_less_maximum, print_tables
 from patchlight.controller.policies.partition import Constant
+from patchlight.emulation.experiments.commands.group import experiment
+from patchlight.emulation.experiments.commands.pac_ml_tables import print_less_maximum, print_tables
 from patchlight.emulation.experiments.pac_ml import paper, run
 from patchlight.emulation.experiments.pac_ml.episodes import (
     NAMES,

@@ -11,8 +11,8 @@ from patchlight.emulation.fabric.plan import (
     switch_port_name,
     with_swapped,
 )
-from patchlight.testbed import generate
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.generate import generate
 from patchlight.testbed.labfile.reader import builtin_lab, load_lab, parse_lab
 
 NIC_ON_SWITCH = """

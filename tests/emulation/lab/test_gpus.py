@@ -22,7 +22,7 @@ from patchlight.agents.training.compute import EmulatedGpu as GpuClient
 from patchlight.agents.training.task import TrainingError
 from patchlight.emulation.lab.gpus import BusyMeter, gpu_uuid, serve
 from patchlight.testbed.jobs import LONGEST_COMPUTE_S
-from patchlight.testbed.lab import Gpu, Lab, Server
+from patchlight.testbed.lab.model import Gpu, Lab, Server
 from tests.support.waiting import PATIENCE_S, unix_socket_answers, wait_until
 
 SERVER = Server("server1", None, (Gpu("gpu0", "Tesla M40"), Gpu("gpu1", "Titan V", "GPU-77")), ())

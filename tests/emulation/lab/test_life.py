@@ -18,6 +18,7 @@ from patchlight.emulation.lab.emulated_lab import down_lab
 from patchlight.emulation.lab.options import LabKeywords
 from patchlight.emulation.lab.presence import AlreadyThere
 from patchlight.emulation.lab.status import lab_status
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.linux.processes import process_start
 from tests.support.emulated_labs import PAUSING, SWITCHES_ONLY, left_of, pings, tree
 from tests.support.private_ovs import until
@@ -76,7 +77,7 @@ def test_an_interrupted_up_leaves_nothing(
     assert left_of(name) == []
 
 
-def test_up_again_is_refused_and_replace_makes_anew(
+def test_up_again_starts_what_is_gone_and_replace_makes_it_from_scratch(
     two_tors: Path, new_name: Callable[[], str]
 ) -> None:
     name = new_name()
@@ -87,8 +88,19 @@ def test_up_again_is_refused_and_replace_makes_anew(
         switch = next(p for p in lab.state.processes if p.name == "ovs-vswitchd")
         os.kill(switch.pid, signal.SIGKILL)
         until(lambda: not states.is_running(switch), "the switch ends")
-        with pytest.raises(AlreadyThere, match=r"half there \(gone: process ovs-vswitchd\)"):
+        assert lab_status(name)["missing"] == ["process ovs-vswitchd"]
+        # What is gone is started, whatever the options; what runs is left as it is.
+        again = EmulatedLab.from_file(two_tors, name=name, controller=False)
+        again.up()
+        assert again.lab.scale == 1000
+        assert lab_status(name)["state"] == "up"
+        others = [p for p in lab.state.processes if p.name != "ovs-vswitchd"]
+        assert all(process in again.state.processes for process in others)
+        assert pings(again.host("gpu0"), again.host("gpu2"))
+        subprocess.run(["ip", "netns", "delete", f"pl.{name}.server2"], check=True)
+        with pytest.raises(AlreadyThere, match=r"half there \(gone: namespace pl") as refused:
             EmulatedLab.from_file(two_tors, 1000, name=name, **SWITCHES_ONLY).up()
+        assert "LAB --replace" in str(refused.value)
         anew = EmulatedLab.from_file(two_tors, 1000, replace=True, name=name, **SWITCHES_ONLY)
         anew.up()
         assert pings(anew.host("gpu0"), anew.host("gpu2"))
@@ -113,7 +125,7 @@ def test_down_finds_a_lab_whose_record_is_lost(two_tors: Path, new_name: Callabl
     name = new_name()
     EmulatedLab.from_file(two_tors, 1000, name=name, **SWITCHES_ONLY).up()
     shutil.rmtree(states.run_dir(name))
-    with pytest.raises(AlreadyThere, match="nothing says what was made"):
+    with pytest.raises(AlreadyThere, match="no record of what was made"):
         EmulatedLab.from_file(two_tors, 1000, name=name).up()
     assert down_lab(name)
     assert left_of(name) == []
@@ -243,3 +255,14 @@ print(lab_status({name!r}))
         done = subprocess.run(words, capture_output=True, text=True, check=True)
         assert "unreadable" in done.stdout
         assert "it is for root alone" in done.stdout
+
+
+def test_labs_that_cannot_be_are_refused_before_anything_is_made(two_tors: Path) -> None:
+    # As in lab files: an emulated lab's runtime file must be good, too.
+    with pytest.raises(BadInput, match="at most 24 in all"):
+        EmulatedLab.from_file(two_tors, name="a" * 25)
+    with pytest.raises(BadInput, match="no option 'placement'") as caught:
+        EmulatedLab.from_file(two_tors, placement="regroup")  # type: ignore[call-arg]
+    assert "PolicyChoice(placement=" in str(caught.value)
+    with pytest.raises(BadInput, match="did you mean 'workers'"):
+        EmulatedLab.from_file(two_tors, worker="process")  # type: ignore[call-arg]

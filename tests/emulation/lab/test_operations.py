@@ -8,16 +8,17 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from patchlight import EmulatedLab, JobSpec, LabBuilder
-from patchlight.deploy.authority import Authority
+from patchlight.controller.access.authority import Authority
 from patchlight.emulation.fabric import build as fabric_build
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.generate import single
-from patchlight.testbed.lab import Fibre, Lab
+from patchlight.testbed.generate.generate import single
+from patchlight.testbed.lab.model import Fibre, Lab
 from patchlight.testbed.linux import namespaces, netem
 from patchlight.testbed.linux.netem import Impairment
 from patchlight.testbed.linux.netlink import Netlink
@@ -163,6 +164,19 @@ def rewirable() -> Lab:
     build.circuit("server1.nic0", "tor1.1")
     build.circuit("server2.nic0", "tor2.1")
     return build.lab()
+
+
+def test_that_an_emulation_leaves_rdma_out_is_said_once(rewirable: Lab) -> None:
+    said: list[str] = []
+    EmulatedLab.from_lab(rewirable, progress=said.append)
+    assert said == []
+    servers = tuple(
+        replace(each, nics=tuple(replace(nic, rdma="exclusive") for nic in each.nics))
+        for each in rewirable.servers
+    )
+    EmulatedLab.from_lab(rewirable.with_changes(servers=servers), progress=said.append)
+    (warning,) = said
+    assert warning.startswith("warning: emulated NICs have no RDMA: rdma: exclusive of the lab")
 
 
 def test_light_and_jobs_from_python_and_what_lab_show_says(

@@ -11,8 +11,8 @@ import pytest
 
 from patchlight import EmulatedLab
 from patchlight.emulation.fabric import build
-from patchlight.testbed import generate
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.generate import generate
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.netlink import Netlink

@@ -13,11 +13,11 @@ for _package in ("torch", "gymnasium", "onnx"):
 import torch  # noqa: E402
 from click.testing import CliRunner  # noqa: E402
 
-from patchlight.cli.policy.learn import export as export_command  # noqa: E402
 from patchlight.controller.policies.learned import load_learned  # noqa: E402
 from patchlight.controller.policies.observation import Observer  # noqa: E402
 from patchlight.emulation.experiments.pac_ml.training_range import outside_training  # noqa: E402
 from patchlight.emulation.experiments.pac_ml.variation import Variation  # noqa: E402
+from patchlight.emulation.learning.commands.learn import export as export_command  # noqa: E402
 from patchlight.emulation.learning.config import ConfigError, Network, parse_config  # noqa: E402
 from patchlight.emulation.learning.elsewhere import elsewhere  # noqa: E402
 from patchlight.emulation.learning.job_times import JobTimes, TimedGraphs  # noqa: E402

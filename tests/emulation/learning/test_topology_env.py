@@ -13,9 +13,9 @@ from patchlight.emulation.learning.envs.topology import TopologyEnv, fewest_move
 from patchlight.emulation.simulator.cluster import LabCluster, Policies, QueueJob, simulate
 from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.generate.random_lab import random_lab
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import load_lab
-from patchlight.testbed.random_lab import random_lab
 
 
 def test_jobs_run_as_under_the_policy_regroup() -> None:
@@ -83,7 +83,7 @@ def test_those_that_fit_are_those_that_can_be_regrouped_onto(lab: Lab) -> None:
 
 
 def test_a_lab_without_circuits_is_refused() -> None:
-    from patchlight.testbed.generate import tree
+    from patchlight.testbed.generate.generate import tree
 
     with pytest.raises(BadInput, match="no circuits to choose"):
         TopologyEnv(tree(8))

@@ -16,14 +16,14 @@ for _package in ("torch", "gymnasium", "onnx"):
 import torch  # noqa: E402
 from click.testing import CliRunner  # noqa: E402
 
-from patchlight.cli.policy.learn import export as export_command  # noqa: E402
-from patchlight.cli.policy.learn import train as train_command  # noqa: E402
 from patchlight.controller.policies.learned import load_learned, read_card  # noqa: E402
 from patchlight.controller.policies.model_files import MODELS  # noqa: E402
 from patchlight.controller.policies.observation import INTERVAL, Layout  # noqa: E402
 from patchlight.emulation.experiments.pac_ml.episodes import Faults, make_policy  # noqa: E402
 from patchlight.emulation.learning.afterstate_worker import AfterstateWorker, Teacher  # noqa: E402
 from patchlight.emulation.learning.afterstates import AfterstateLearner  # noqa: E402
+from patchlight.emulation.learning.commands.learn import export as export_command  # noqa: E402
+from patchlight.emulation.learning.commands.learn import train as train_command  # noqa: E402
 from patchlight.emulation.learning.config import (  # noqa: E402
     CONFIGS,
     Config,

@@ -11,11 +11,11 @@ from patchlight.emulation.light.lasers import Lasers
 from patchlight.emulation.optical.light_crossbars import LightChannelCrossbar, LightCrossbar
 from patchlight.emulation.optical.switch_matrix import LightChange
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import Endpoint
+from patchlight.testbed.lab.model import Endpoint
+from patchlight.testbed.lab.portmap import CrossConnect
+from patchlight.testbed.lab.spectrum import Channel, SpectrumMap
+from patchlight.testbed.lab.tuning import LightClient
 from patchlight.testbed.labfile.reader import builtin_lab, load_lab, parse_lab
-from patchlight.testbed.portmap import CrossConnect
-from patchlight.testbed.spectrum import Channel, SpectrumMap
-from patchlight.testbed.tuning import LightClient
 from tests.support.counted_light import CountingGlass, LightServed
 from tests.support.waiting import eventually
 

@@ -11,10 +11,10 @@ from patchlight.controller.circuits.registry import open_driver
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.emulation.lab.hosts import EmulatedHost
 from patchlight.emulation.lab.options import LabKeywords
-from patchlight.testbed.colours import WavelengthSwitch
+from patchlight.testbed.lab.spectrum import SpectrumMap
+from patchlight.testbed.lab.tuning import LightClient
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from patchlight.testbed.labfile.reader import parse_lab
-from patchlight.testbed.spectrum import SpectrumMap
-from patchlight.testbed.tuning import LightClient
 from tests.support.emulated_labs import left_of, pings
 from tests.support.waiting import wait_until
 

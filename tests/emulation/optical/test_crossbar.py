@@ -16,8 +16,8 @@ import pytest
 
 from patchlight.controller.circuits.contract import DirectedPort
 from patchlight.controller.circuits.drivers.calient.tl1 import CalientTl1
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from patchlight.testbed.linux.namespaces import entered, namespace_path
-from patchlight.testbed.portmap import CrossConnect, PortMap
 from tests.support.emulated_devices import Running, lab_file, running
 
 pytestmark = pytest.mark.root

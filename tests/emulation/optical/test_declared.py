@@ -15,11 +15,11 @@ from patchlight.controller.circuits.protocols.ssh.host_keys import FILE_VARIABLE
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.emulation.optical.faults import Faults
 from patchlight.testbed.errors import OutcomeUnknown
-from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.lab.model import CircuitSwitch
+from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
+from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.emulated_schema import FAULT, TRIGGERS
 from patchlight.testbed.labfile.reader import read_lab
-from patchlight.testbed.ocs_drivers import OCS_DRIVERS
-from patchlight.testbed.portmap import PortMap
 from tests.support.emulated_devices import lab_file, running
 from tests.support.ocs_drivers import circuit
 from tests.support.protocol_session import client, serving

@@ -17,9 +17,9 @@ from patchlight.emulation.optical.switch_matrix import (
     SwitchMatrix,
 )
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import CircuitSwitch
+from patchlight.testbed.lab.model import CircuitSwitch
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from patchlight.testbed.labfile.reader import parse_lab
-from patchlight.testbed.portmap import CrossConnect, PortMap
 
 SWITCHING_S = 0.025
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols import openflow_wire as wire
-from patchlight.testbed.lab import CircuitSwitch
-from patchlight.testbed.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.model import CircuitSwitch
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from tests.support.protocol_session import serving
 from tests.support.waiting import PATIENCE_S
 

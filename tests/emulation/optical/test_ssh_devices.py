@@ -11,8 +11,8 @@ import paramiko
 import pytest
 
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.testbed.lab import CircuitSwitch
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.model import CircuitSwitch
+from patchlight.testbed.lab.portmap import PortMap
 from tests.support.protocol_session import serving
 from tests.support.waiting import PATIENCE_S
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from patchlight.emulation.optical.protocols.server import server_class
-from patchlight.testbed.portmap import PortMap
+from patchlight.testbed.lab.portmap import PortMap
 from tests.support.protocol_session import conversation, expect_denials
 from tests.support.waiting import PATIENCE_S
 

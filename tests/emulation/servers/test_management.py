@@ -11,7 +11,7 @@ from patchlight.emulation.servers.management import (
     choose_network,
     interface_of,
 )
-from patchlight.testbed.lab import Nic, Server
+from patchlight.testbed.lab.model import Nic, Server
 from patchlight.testbed.linux.netlink import Netlink
 
 DEFAULT_ROUTES = [IPv4Network("0.0.0.0/0"), IPv4Network("128.0.0.0/1"), IPv4Network("0.0.0.0/1")]

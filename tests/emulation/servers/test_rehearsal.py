@@ -20,7 +20,7 @@ from patchlight.emulation.lab.options import LabOptions
 from patchlight.emulation.servers.base import NoRehearsalServers, check_overlay, server_base
 from patchlight.emulation.servers.rehearsal import prepare_rehearsal
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import read_lab
 from patchlight.testbed.linux.processes import command_line, process_ids
 from patchlight.testbed.linux.sockets import ssh_answers

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.issues import MOST_ISSUES, FileError, FileIssues
-from patchlight.testbed.files.json_text import JsonText
-from patchlight.testbed.files.reader import read_text
+from patchlight.testbed.io.issues import MOST_ISSUES, FileError, FileIssues
+from patchlight.testbed.io.json_text import JsonText
+from patchlight.testbed.io.reader import read_text
 from patchlight.testbed.labfile.reader import LabFileError, parse_lab, read_lab
 
 START = "name: x\nnetwork: 10.0.0.0/8\n"
@@ -79,7 +79,7 @@ def test_keys_that_stand_twice_in_json_are_mistakes(text: str, places: list[str]
 
 
 def test_a_port_that_leads_to_itself_both_ways_is_a_mistake() -> None:
-    from patchlight.testbed.portmap import PortMap
+    from patchlight.testbed.lab.portmap import PortMap
 
     with pytest.raises(BadInput, match="'3-3' sends light back where it came from"):
         PortMap.parse(["3-3"])

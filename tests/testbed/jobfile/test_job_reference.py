@@ -2,9 +2,9 @@
 
 import pytest
 
-from patchlight.testbed.files.groups import Key
-from patchlight.testbed.files.issues import FileIssues
-from patchlight.testbed.files.reader import parse
+from patchlight.testbed.io.groups import Key
+from patchlight.testbed.io.issues import FileIssues
+from patchlight.testbed.io.reader import parse
 from patchlight.testbed.jobfile.reference import job_file_reference
 from patchlight.testbed.jobfile.schema import JOB, MOUNT, OF_FILES, SWEEP
 

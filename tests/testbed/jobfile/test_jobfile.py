@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 from patchlight.testbed.commands import Mount
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.forms import value_of
+from patchlight.testbed.io.forms import value_of
 from patchlight.testbed.jobfile.reader import (
     JobFileError,
     Overrides,

@@ -8,13 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from patchlight.testbed.colours import PassivePart, Transceiver, WavelengthSwitch, channels_in
-from patchlight.testbed.lab import Lab, PacketSwitch
+from patchlight.testbed.lab.model import Lab, PacketSwitch
+from patchlight.testbed.lab.spectrum import Band, Channel, ChannelConnect, Grid, SpectrumMap
+from patchlight.testbed.lab.wavelengths import (
+    PassivePart,
+    Transceiver,
+    WavelengthSwitch,
+    channels_in,
+)
 from patchlight.testbed.labfile.json_schema import json_schema
 from patchlight.testbed.labfile.reader import LabFileError, load_lab, parse_lab
 from patchlight.testbed.labfile.reference import write_commented_lab
 from patchlight.testbed.labfile.writer import write_lab
-from patchlight.testbed.spectrum import Band, Channel, ChannelConnect, Grid, SpectrumMap
 
 GOOD = """\
 name: coloured

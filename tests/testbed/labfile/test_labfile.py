@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Emulation, OcsFault, OcsUser
+from patchlight.testbed.lab.model import Emulation, OcsFault, OcsUser
+from patchlight.testbed.lab.policies import KINDS
+from patchlight.testbed.lab.queueing import Allowance, Discipline
+from patchlight.testbed.lab.worker_policy import WorkerPolicy
 from patchlight.testbed.labfile.reader import (
     LabFileError,
     builtin_labs,
@@ -16,9 +19,6 @@ from patchlight.testbed.labfile.reader import (
 )
 from patchlight.testbed.labfile.reference import write_commented_lab
 from patchlight.testbed.labfile.writer import write_lab
-from patchlight.testbed.policies import KINDS
-from patchlight.testbed.queueing import Allowance, Discipline
-from patchlight.testbed.worker_policy import WorkerPolicy
 from tests.support.lab_files import SMALL_LAB, unmarked
 
 
@@ -83,13 +83,18 @@ def test_what_workers_may_have_is_read_and_written_again() -> None:
 name: shared
 workers:
   images: [pytorch/*, "registry.lab:5000/*"]
-  mounts: [/srv/data]
+  mounts: [/srv/data, "/srv/saved:rw"]
   memory: 64GB
   cpus: 7.5
+  user: trainer
 """
     lab = parse_lab(text)
     expected = WorkerPolicy(
-        ("pytorch/*", "registry.lab:5000/*"), ("/srv/data",), 64 * 10**9, cpus=7.5
+        ("pytorch/*", "registry.lab:5000/*"),
+        ("/srv/data", "/srv/saved:rw"),
+        64 * 10**9,
+        cpus=7.5,
+        user="trainer",
     )
     assert lab.workers == expected
     assert parse_lab(write_lab(lab)) == lab
@@ -107,9 +112,11 @@ workers:
         ("{mounts: [/]}", "no folder of the servers"),
         ("{mounts: [/srv/../etc]}", "no folder of the servers"),
         ("{mounts: [data]}", "no folder of the servers"),
+        ('{mounts: ["/:rw"]}', "no folder of the servers"),
         ("{memory: 1MB}", "out of bounds"),
         ("{cpus: 0}", "a number of CPUs"),
         ("{devices: [/dev/kvm]}", "devices"),
+        ("{user: -x}", "is no user"),
     ],
 )
 def test_what_workers_cannot_be_allowed_is_refused(said: str, words: str) -> None:

@@ -10,9 +10,9 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from patchlight.testbed.files.fields import FieldType, ListOf
-from patchlight.testbed.files.groups import Group
-from patchlight.testbed.lab import (
+from patchlight.testbed.io.fields import FieldType, ListOf
+from patchlight.testbed.io.groups import Group
+from patchlight.testbed.lab.model import (
     CircuitSwitch,
     Endpoint,
     Fibre,
@@ -23,12 +23,12 @@ from patchlight.testbed.lab import (
     Server,
     default_mac,
 )
+from patchlight.testbed.lab.nic import Route
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.ssh_access import SshAccess
 from patchlight.testbed.labfile.reader import LabFileError, builtin_lab, parse_lab
 from patchlight.testbed.labfile.schema import LAB
 from patchlight.testbed.labfile.writer import write_lab
-from patchlight.testbed.nic import Route
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.ssh_access import SshAccess
 
 OFC2022 = builtin_lab("ofc2022").read_text(encoding="utf-8")
 
@@ -132,7 +132,12 @@ WAYS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
         "rdma": st.sampled_from(["exclusive", "shared", "none"]),
         "relock_s": st.floats(0, 20),
     },
-).filter(lambda way: (way.get("mode"), way.get("rdma")) != ("macvlan", "exclusive"))
+).filter(
+    lambda way: (
+        (way.get("mode"), way.get("rdma"))
+        not in {("macvlan", "exclusive"), ("veth", "exclusive"), ("veth", "shared")}
+    )
+)
 
 
 @st.composite

@@ -4,10 +4,10 @@ from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 
 import pytest
 
+from patchlight.testbed.lab.nic import Nic, Rendezvous, Route, default_mac
 from patchlight.testbed.labfile.reader import LabFileError, parse_lab
 from patchlight.testbed.labfile.reference import write_commented_lab
 from patchlight.testbed.labfile.writer import write_lab
-from patchlight.testbed.nic import Nic, Rendezvous, Route, default_mac
 from tests.support.lab_files import unmarked
 
 LAB = """\
@@ -89,6 +89,7 @@ MISTAKES = [
         "expected one like '02:4c:c0:a8:0a:0b', 'hard",
     ),
     ("mode: macvlan", "mode: macvlan, rdma: ‸exclusive", "a macvlan has no RDMA device to itself"),
+    ("mode: macvlan", "mode: veth, rdma: ‸shared", "a veth has no RDMA device"),
     ("500ms", "‸1min", "relock is more than 20 s: expected less"),
     (
         "interface: ens1",

@@ -12,6 +12,7 @@ WARNINGS = [
     ("name: server1", "name: ‸server1", "server server1 has no management address"),
     ("{name: nic1,", "{name: ‸nic1,", "NIC server2.nic1 has no fibre"),
     ("{name: tor2,", "{name: ‸tor2,", "nothing joins tor2"),
+    ("servers:", "workers: {user: ‸root}\nservers:", "workers run as root: whoever may submit"),
     ("driver: calient-tl1", "driver: ‸dry-run", "no emulated device speaks dry-run"),
 ]
 

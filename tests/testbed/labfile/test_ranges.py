@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.json_schema import json_schema
 from patchlight.testbed.labfile.ranges import spread_text
 from patchlight.testbed.labfile.reader import LabFileError, parse_lab

@@ -2,9 +2,9 @@
 
 import pytest
 
+from patchlight.testbed.lab.ssh_access import JumpHost, SshAccess
 from patchlight.testbed.labfile.reader import LabFileError, parse_lab
 from patchlight.testbed.labfile.writer import write_lab
-from patchlight.testbed.ssh_access import JumpHost, SshAccess
 
 KEY, OTHER = f"SHA256:{'a' * 43}", f"SHA256:{'b' * 43}"
 FILE = f"""\
@@ -36,6 +36,19 @@ def test_what_a_server_says_goes_before_what_all_have_in_common() -> None:
     assert fourth == SshAccess(None, 2222, "admin")
     # The key of one host says nothing of another.
     assert fifth == SshAccess(None, 22, "admin", jump="other")
+    assert parse_lab(write_lab(lab)) == lab
+
+
+def test_old_algorithms_are_allowed_one_by_one() -> None:
+    switch = "{{name: {0}, driver: {1}, address: '{0}:830', {2}, legacy_ssh: true}}"
+    lab = parse_lab(
+        FILE.replace("{jump: none}", "{legacy: true}")
+        + f"circuit_switches: [{switch.format('ocs1', 'polatis-netconf', 'ports: 16')}]\n"
+        + "wavelength_switches: "
+        + f"[{switch.format('wss1', 'lumentum-netconf', 'inputs: 1, outputs: 20')}]\n"
+    )
+    assert [server.name for server in lab.servers if server.ssh.legacy] == ["s4"]
+    assert all(switch.legacy_ssh for switch in lab.optical_switches)
     assert parse_lab(write_lab(lab)) == lab
 
 

@@ -19,13 +19,24 @@ PEER_S = 0.5
 
 @pytest_asyncio.fixture
 async def port() -> AsyncIterator[int]:
-    """A server on this port of the machine that gives its peers half a second."""
+    """A server on this port of the machine that gives its peers half a second.
+
+    It takes eight connections. Whoever asks for ``/USER`` is that user.
+    """
 
     async def hello(request: Request) -> PlainTextResponse:
         return PlainTextResponse(f"hello {len(await request.body())}")
 
-    app = Starlette(routes=[Route("/", hello, methods=["GET", "POST"])])
-    server = http_server(app, limits=Limits(peer_s=PEER_S), loop="asyncio", lifespan="off")
+    async def user(request: Request) -> PlainTextResponse:
+        request.scope["state"]["connection"]["owner"] = request.path_params["name"]
+        if "wait_s" in request.query_params:
+            await asyncio.sleep(PATIENCE_S)
+        return await hello(request)
+
+    routes = [Route("/", hello, methods=["GET", "POST"])]
+    app = Starlette(routes=[*routes, Route("/{name}", user, methods=["GET", "POST"])])
+    limits = Limits(connections=8, peer_s=PEER_S)
+    server = http_server(app, limits=limits, loop="asyncio", lifespan="off")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         yield listener.getsockname()[1]
@@ -53,3 +64,27 @@ async def test_who_sends_half_a_request_is_left_in_the_end(port: int) -> None:
         with contextlib.suppress(ConnectionError):
             assert await asyncio.wait_for(waiting.read(), PATIENCE_S) == b""
         its_writer.close()
+
+
+async def asked(port: int, method: str, path: str) -> tuple[asyncio.StreamReader, bytes]:
+    """A request for that path, of which nothing is read yet, and what came within a moment."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    try:
+        async with asyncio.timeout(PEER_S):
+            return reader, await reader.read(1000)
+    except TimeoutError:
+        return reader, b""
+
+
+async def test_reads_that_last_make_room_for_others_and_changes_do_not(port: int) -> None:
+    changes = [await asked(port, "POST", "/eve?wait_s") for _ in range(2)]
+    polls = await asyncio.gather(*(asked(port, "GET", "/eve?wait_s") for _ in range(6)))
+    assert [said for _, said in (*changes, *polls)] == [b""] * 8
+    other, _ = await asked(port, "GET", "/adam?wait_s")
+    assert polls[0][0].at_eof()
+    for method, path in (("POST", "/adam"), ("GET", "/adam"), ("GET", "/eve")):
+        assert b" 200 " in (await asked(port, method, path))[1]
+    assert not any(reader.at_eof() for reader, _ in changes)
+    assert not other.at_eof()
+    assert not polls[-1][0].at_eof()

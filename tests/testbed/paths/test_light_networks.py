@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.spectrum import SpectrumMap
 from patchlight.testbed.labfile.reader import parse_lab
 from patchlight.testbed.paths.light_networks import light_networks
-from patchlight.testbed.spectrum import SpectrumMap
 from tests.support.coloured_labs import STAR, WAVELENGTHS
 
 

@@ -33,7 +33,7 @@ from patchlight.controller.circuits.drivers.calient.table import (
 from patchlight.controller.circuits.protocols.http import answers
 from patchlight.controller.circuits.protocols.http.client import HttpClient, in_json, in_url
 from patchlight.controller.circuits.protocols.http.dialects import CALIENT, CalientRestDialect
-from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.lab.portmap import CrossConnect
 
 
 @dataclass(frozen=True, slots=True)

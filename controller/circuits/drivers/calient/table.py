@@ -22,7 +22,7 @@ from patchlight.controller.circuits.drivers.table import Row, RowState
 from patchlight.controller.circuits.protocols.http.dialects import CalientRestDialect
 from patchlight.controller.circuits.protocols.tl1.dialects import CircuitDialect
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.lab.portmap import CrossConnect
 
 PORTS_PER_MODULE = 8
 MODULES_PER_SHELF = 8

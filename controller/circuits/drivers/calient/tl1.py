@@ -37,7 +37,7 @@ from patchlight.controller.circuits.protocols.session import shortened
 from patchlight.controller.circuits.protocols.tl1.client import Tl1Client
 from patchlight.controller.circuits.protocols.tl1.dialects import CALIENT, CircuitDialect
 from patchlight.controller.circuits.protocols.tl1.messages import can_quote
-from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.lab.portmap import CrossConnect
 
 _FEW = 4  # up to so many ports or circuits are asked for one by one, not as a whole table
 _LINES_KEPT = 2048  # a table is read again and again, and few of its lines are new

@@ -31,7 +31,7 @@ from patchlight.controller.circuits.drivers.numbered import Numbering
 from patchlight.controller.circuits.drivers.polatis.base import PolatisDriver
 from patchlight.controller.circuits.drivers.table import UP, Row
 from patchlight.controller.circuits.protocols.netconf import NetconfClient
-from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.lab.portmap import CrossConnect
 
 _FEW = 16  # up to so many ports are asked for one by one, more all together
 

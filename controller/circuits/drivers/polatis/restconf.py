@@ -25,7 +25,7 @@ from patchlight.controller.circuits.drivers.table import UP, Row
 from patchlight.controller.circuits.protocols.http import answers
 from patchlight.controller.circuits.protocols.http.client import HttpClient, in_json, in_url
 from patchlight.controller.circuits.protocols.http.dialects import POLATIS, PolatisRestconfDialect
-from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.lab.portmap import CrossConnect
 
 
 class PolatisRestconf(PolatisDriver):

@@ -29,7 +29,7 @@ from patchlight.controller.circuits.protocols.scpi import (
     channels,
     quoted,
 )
-from patchlight.testbed.portmap import CrossConnect
+from patchlight.testbed.lab.portmap import CrossConnect
 
 _PAIRS_KEPT = 1 << 14
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from patchlight.testbed.spectrum import Channel, Grid
+from patchlight.testbed.lab.spectrum import Channel, Grid
 
 BLOCKED_DB = 60.0
 _ANCHOR_GHZ = 193_100

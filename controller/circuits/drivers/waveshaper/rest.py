@@ -27,7 +27,7 @@ from patchlight.controller.circuits.protocols.http import answers
 from patchlight.controller.circuits.protocols.http.client import HttpClient
 from patchlight.controller.circuits.protocols.http.dialects import WAVESHAPER, WaveShaperDialect
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.spectrum import Channel, ChannelConnect, Grid
+from patchlight.testbed.lab.spectrum import Channel, ChannelConnect, Grid
 
 
 class WaveShaper(WavelengthSessionDriver[Row]):

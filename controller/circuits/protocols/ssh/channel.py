@@ -13,13 +13,16 @@ import paramiko
 
 from patchlight.controller.circuits.protocols.session import Session
 from patchlight.controller.circuits.protocols.ssh.host_keys import check_host_key
+from patchlight.testbed.legacy_ssh import allow_legacy, explained
 
 _CHUNK = 65536
 _LOG = "patchlight.ssh"
 T = TypeVar("T")
 
-# What goes wrong is in our errors; paramiko would tell it with a traceback once more.
-logging.getLogger(f"{_LOG}.transport").setLevel(logging.CRITICAL)
+# What goes wrong is in our errors; paramiko would tell it with a traceback once more. NETCONF
+# over ncclient uses paramiko's own log.
+for _name in (f"{_LOG}.transport", "paramiko", "ncclient"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 
 async def open_shell(session: Session) -> socket.socket:
@@ -63,6 +66,8 @@ def joined(channel: paramiko.Channel) -> socket.socket:
 def _open_shell(session: Session) -> paramiko.Channel:
     wait_s = session.timeouts.connect_s
     transport = paramiko.Transport(socket.create_connection((session.host, session.port), wait_s))
+    if session.legacy_ssh:
+        allow_legacy(transport, session.name)
     transport.set_log_channel(f"{_LOG}.transport")
     transport.banner_timeout = transport.auth_timeout = wait_s
     try:
@@ -80,7 +85,8 @@ def _open_shell(session: Session) -> paramiko.Channel:
         raise session.login_refused(str(error)) from error
     except (paramiko.SSHException, EOFError) as error:
         transport.close()
-        raise ConnectionError(f"{str(error) or 'it hung up'}: is it an SSH port?") from error
+        words = explained(error, "legacy_ssh: true")
+        raise ConnectionError(f"{words}: is it an SSH port?") from error
     except BaseException:
         transport.close()
         raise

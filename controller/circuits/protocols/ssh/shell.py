@@ -23,6 +23,7 @@ from patchlight.controller.circuits.protocols.connection import (
 from patchlight.controller.circuits.protocols.session import DeviceSession, Session, shortened
 from patchlight.controller.circuits.protocols.ssh.channel import open_shell
 
+_LOOK_BACK = 512  # characters: what came before may be the beginning of a prompt
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 
@@ -62,24 +63,22 @@ class ShellFramer:
     def feed(self, data: bytes) -> list[str]:
         """Add bytes; returns the texts that they complete."""
         added = self._decoder.decode(data).replace("\r", "")
-        self._text = _ESCAPES.sub("", self._text + added)
-        if self._next is None:
-            prompt = self._first.search(self._text)
-            if prompt is None:
-                self._check()
-                return []
-            self._next = re.compile(rf"(?:^|\n){re.escape(prompt[1])}")
-        *whole, self._text = self._next.split(self._text)
-        self._check()
+        # Only the end of what is held can be part of something with what was added.
+        at = max(0, len(self._text) - _LOOK_BACK)
+        at = at if (escape := self._text.find("\x1b", 0, at)) < 0 else escape
+        self._text = self._text[:at] + _ESCAPES.sub("", self._text[at:] + added)
+        if self._next is None and (prompt := self._first.search(self._text, at)):
+            self._next, at = re.compile(rf"(?:^|\n){re.escape(prompt[1])}"), 0
+        whole: list[str] = []
+        if self._next is not None and self._next.search(self._text, at):
+            *whole, self._text = self._next.split(self._text)
+        if len(self._text) > self._limit:
+            raise FramingError(f"{len(self._text)} bytes came without the end of a reply")
         return whole
 
     def take_telnet_replies(self) -> bytes:
         """None: SSH does not negotiate in the text."""
         return b""
-
-    def _check(self) -> None:
-        if len(self._text) > self._limit:
-            raise FramingError(f"{len(self._text)} bytes came without the end of a reply")
 
 
 class ShellClient(DeviceSession[str, ShellDialect]):

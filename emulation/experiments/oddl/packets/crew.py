@@ -17,11 +17,11 @@ from patchlight.emulation.fabric.lab_state import MARK
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.emulation.lab.hosts import EmulatedHost
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab.tuning import LIGHT_SOCKET
 from patchlight.testbed.linux.neighbours import set_neighbours
 from patchlight.testbed.linux.netlink import Netlink
 from patchlight.testbed.linux.sockets import free_ports
 from patchlight.testbed.paths.light_networks import LightNetwork
-from patchlight.testbed.tuning import LIGHT_SOCKET
 
 _END_S = 10.0
 _KEY_BYTES = 32

@@ -17,9 +17,9 @@ from types import TracebackType
 from typing import Self
 
 from patchlight.emulation.lab.hosts import EmulatedHost
+from patchlight.testbed.lab.tuning import LightClient
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.paths.light_networks import channels_of
-from patchlight.testbed.tuning import LightClient
 
 _ETHERTYPE = 0x88B6
 """The second of the two that IEEE 802 leaves for local experiments; probes have the first."""

@@ -15,16 +15,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from patchlight.console.direct import direct_client
 from patchlight.controller.circuits.protocols.ssh.host_keys import FILE_VARIABLE
-from patchlight.controller.standalone import direct_client
 from patchlight.emulation.experiments.oddl.packets.crew import Load, crew_of
 from patchlight.emulation.experiments.oddl.packets.flood import Arrivals, flood
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.spectrum import SpectrumMap
+from patchlight.testbed.lab.tuning import LIGHT_SOCKET
 from patchlight.testbed.paths.light_networks import LightNetwork, light_networks
-from patchlight.testbed.spectrum import SpectrumMap
-from patchlight.testbed.tuning import LIGHT_SOCKET
 
 _ALL_CHANNELS, _FIRST_TWO, _LAST_TWO = "193.175/200", "193.125/100", "193.225/100"
 WAYS: Mapping[str, Mapping[str, Sequence[str]]] = {

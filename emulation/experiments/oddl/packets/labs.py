@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from patchlight.testbed.builder import LabBuilder
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.generate.builder import LabBuilder
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import load_lab
 from patchlight.testbed.paths.light_networks import LightNetwork, light_networks
 from patchlight.testbed.units import format_rate

@@ -26,9 +26,9 @@ from patchlight.agents.training.allreduce import ring_all_reduce
 from patchlight.agents.training.ring import Neighbours, join_ring
 from patchlight.agents.training.task import Member, TrainingError, TrainingTask
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab.tuning import LightClient
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.paths.agreement import Bounds
-from patchlight.testbed.tuning import LightClient
 
 READY = "ready"
 _PORTS = (5001, 5002)

@@ -9,10 +9,10 @@ from patchlight.controller.prediction.network import LabNetwork
 from patchlight.emulation.simulator.network.contract import NO_LINK, Network, checked_nodes
 from patchlight.emulation.simulator.network.sharing import Ints
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.labfile.reader import load_lab
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import trace_links
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ import numpy as np
 from patchlight.emulation.simulator.network.contract import Switching, checked_nodes, links
 from patchlight.emulation.simulator.network.topologies.packet import LATENCY, RATE, Ideal
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.files.issues import nearest
+from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.paths.schedulers import SCHEDULERS
 
 
@@ -45,7 +45,7 @@ def oddl(
     control: float = 0.0,
     setup: float = 100e-3,
 ) -> Ideal:
-    """Tunable transceivers in a network that the wavelength switches isolate (Li et al., 2024).
+    """Tunable transceivers in a network that the wavelength switches isolate (W. Li et al., 2024).
 
     Our reading of the abstract: wavelength switches give a job a network of its own in ``setup``
     seconds; in it a node reaches one other at a time, tuning in ``switching``. Light of one channel

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from patchlight.controller.policies.engineering.paths import NoLight, Wish, plan_paths
 from patchlight.controller.policies.topology import CannotRegroup, regroup
-from patchlight.testbed.lab import CircuitSwitch, Endpoint, Fibre, Lab, PacketSwitch
+from patchlight.testbed.lab.model import CircuitSwitch, Endpoint, Fibre, Lab, PacketSwitch
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.labfile.reader import load_lab
-from patchlight.testbed.portmap import PortMap
-from patchlight.testbed.wiring import trace_links
 
 Maps = Mapping[str, PortMap]
 

@@ -23,7 +23,7 @@ from patchlight.controller.policies.registry import find, load_policy
 from patchlight.controller.policies.sets import members
 from patchlight.controller.prediction.load import Load, Training
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.generate import tree
+from patchlight.testbed.generate.generate import tree
 from patchlight.testbed.labfile.reader import load_lab
 
 pytest.importorskip("onnx", reason="onnx is not installed: extra 'learn'")

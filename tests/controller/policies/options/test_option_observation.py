@@ -19,11 +19,11 @@ from patchlight.controller.policies.price import Prices
 from patchlight.controller.policies.sets import members
 from patchlight.controller.policies.topology import regroup
 from patchlight.controller.prediction.load import Load, Training
-from patchlight.testbed.generate import tree
+from patchlight.testbed.generate.generate import tree
+from patchlight.testbed.generate.random_lab import GPU_MODELS, LabShape, lab_of, random_lab
 from patchlight.testbed.graphs import ComputationGraph, Operation, builtin_graph
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import load_lab
-from patchlight.testbed.random_lab import GPU_MODELS, LabShape, lab_of, random_lab
 
 LABS = (load_lab("ofc2022"), lab_of(LabShape(3, 2, 4, ocs=2, mixed=True), "mixed"), tree(20))
 

@@ -23,9 +23,9 @@ from patchlight.emulation.simulator.cluster import (
 from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs
 from patchlight.emulation.simulator.cluster.results import summary_of
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import Lab
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.reader import load_lab
-from patchlight.testbed.portmap import PortMap
 
 # Completion of the first job in seconds, static and optical, as measured by the emulation with
 # packets (12 iterations, Docker workers, 2 cores).

@@ -15,11 +15,11 @@ import pyarrow.parquet as parquet
 import pytest
 from click.testing import CliRunner
 
-from patchlight.cli.simulate import simulate
 from patchlight.emulation.simulator.cluster import Settings, TwoLevel, queue_jobs, report
 from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs
 from patchlight.emulation.simulator.cluster.results import JobRecord
 from patchlight.emulation.simulator.cluster.sweep import Combination, Sweep, combinations, run_sweep
+from patchlight.emulation.simulator.commands.simulate import simulate
 from patchlight.emulation.simulator.executors import Engine
 from patchlight.emulation.simulator.traces import read_trace
 from patchlight.testbed.errors import BadInput, PatchlightError

@@ -8,7 +8,7 @@ import pyarrow.parquet as parquet
 import pytest
 from click.testing import CliRunner
 
-from patchlight.cli.simulate import simulate
+from patchlight.emulation.simulator.commands.simulate import simulate
 from patchlight.testbed.labfile.reader import builtin_lab
 
 JOBS = """

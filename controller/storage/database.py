@@ -1,0 +1,332 @@
+"""The controller's SQLite file: its tables, what brings an old one up to date, and plain access."""
+
+import asyncio
+import json
+import logging
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from patchlight.testbed.errors import PatchlightError
+
+_log = logging.getLogger("patchlight.store")
+
+_FIRST = """
+CREATE TABLE IF NOT EXISTS reconfigurations (
+    id INTEGER PRIMARY KEY, state TEXT NOT NULL, record TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS jobs (id TEXT PRIMARY KEY, state TEXT NOT NULL, record TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS iterations (
+    number INTEGER PRIMARY KEY, job TEXT NOT NULL, record TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS iterations_by_job ON iterations (job, number);
+CREATE TABLE IF NOT EXISTS events (
+    number INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, record TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS reconfigurations_by_state ON reconfigurations (state);
+CREATE TABLE IF NOT EXISTS committed (ocs TEXT PRIMARY KEY, record TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS locks (
+    ocs TEXT NOT NULL, port INTEGER NOT NULL, record TEXT NOT NULL, PRIMARY KEY (ocs, port));
+CREATE TABLE IF NOT EXISTS saved (name TEXT PRIMARY KEY, record TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS marks (name TEXT PRIMARY KEY, record TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS baselines (
+    ocs TEXT NOT NULL, inp INTEGER NOT NULL, out INTEGER NOT NULL, source TEXT NOT NULL,
+    readings TEXT NOT NULL, PRIMARY KEY (ocs, inp, out, source)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS set_aside (
+    number INTEGER PRIMARY KEY, at REAL NOT NULL, origin TEXT NOT NULL, record TEXT NOT NULL,
+    why TEXT NOT NULL);
+"""
+
+# Jobs are found by name and owner without their records being read, and what policies decided
+# of them is kept.
+_SECOND = """
+ALTER TABLE jobs ADD COLUMN name TEXT NOT NULL DEFAULT '';
+ALTER TABLE jobs ADD COLUMN owner TEXT NOT NULL DEFAULT '';
+ALTER TABLE jobs ADD COLUMN finished_at REAL;
+UPDATE jobs SET name = coalesce(json_extract(record, '$.spec.name'), ''),
+    owner = coalesce(json_extract(record, '$.by'), ''),
+    finished_at = json_extract(record, '$.finished_at') WHERE json_valid(record);
+CREATE INDEX jobs_by_state ON jobs (state);
+CREATE INDEX jobs_by_name ON jobs (name);
+CREATE TABLE decisions (
+    number INTEGER PRIMARY KEY, job TEXT NOT NULL, at REAL NOT NULL, record TEXT NOT NULL);
+CREATE INDEX decisions_by_job ON decisions (job, number);
+"""
+
+# The events of a job are found, and forgotten with it, without the others being read.
+_THIRD = """
+ALTER TABLE events ADD COLUMN job TEXT;
+UPDATE events SET job = json_extract(record, '$.job') WHERE json_valid(record);
+CREATE INDEX events_by_job ON events (job, number) WHERE job IS NOT NULL;
+CREATE INDEX jobs_by_end ON jobs (finished_at) WHERE finished_at IS NOT NULL;
+"""
+
+# Who may enter from elsewhere, what was asked for, and answers that may be asked for again.
+_FOURTH = """
+CREATE TABLE tokens (id TEXT PRIMARY KEY, hash TEXT NOT NULL, record TEXT NOT NULL);
+CREATE TABLE audit (number INTEGER PRIMARY KEY, at REAL NOT NULL, who TEXT NOT NULL,
+    outcome TEXT NOT NULL, record TEXT NOT NULL);
+CREATE TRIGGER audit_stays BEFORE UPDATE ON audit
+    BEGIN SELECT RAISE(ABORT, 'the audit log is only added to'); END;
+CREATE TRIGGER audit_is_kept BEFORE DELETE ON audit
+    BEGIN SELECT RAISE(ABORT, 'the audit log is only added to'); END;
+CREATE TABLE answered (
+    who TEXT NOT NULL, key TEXT NOT NULL, at REAL NOT NULL, request TEXT NOT NULL, status INTEGER,
+    body BLOB, PRIMARY KEY (who, key)) WITHOUT ROWID;
+CREATE INDEX answered_by_time ON answered (at);
+"""
+
+# One channel of a port can be locked alone.
+_FIFTH = """
+CREATE TEMP TABLE locks_of_ports AS SELECT ocs, port, record FROM locks;
+DROP TABLE locks;
+CREATE TABLE locks (ocs TEXT NOT NULL, port INTEGER NOT NULL, channel TEXT NOT NULL,
+    record TEXT NOT NULL, PRIMARY KEY (ocs, port, channel));
+INSERT INTO locks SELECT ocs, port, '', record FROM locks_of_ports;
+DROP TABLE temp.locks_of_ports;
+"""
+
+# What happened in a period is found without all that came after it being read.
+_SIXTH = """
+ALTER TABLE reconfigurations ADD COLUMN started_at REAL;
+UPDATE reconfigurations SET started_at = json_extract(record, '$.started_at')
+    WHERE json_valid(record);
+CREATE INDEX reconfigurations_by_start ON reconfigurations (started_at);
+CREATE INDEX events_by_time ON events (at);
+"""
+
+SCHEMAS = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH)
+"""What makes each version of the tables of the one before, beginning with an empty file."""
+
+SCHEMA_VERSION = len(SCHEMAS)
+
+ADD_EVENT = (
+    "INSERT INTO events (at, kind, record, job) VALUES (?1, ?2, ?3, json_extract(?3, '$.job'))"
+)
+
+Period = tuple[float, float]
+"""From when until when (Unix time)."""
+
+Statement = tuple[str, Sequence[object]]
+"""SQL, and the values in it."""
+
+T = TypeVar("T")
+
+# What may be otherwise in a while, with the same statement.
+_MAY_PASS = (
+    *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED),
+    *(sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM),
+)
+_MOST_UNWRITTEN = 1000
+
+
+class JournalError(PatchlightError):
+    """The file cannot be read or written just now: its disk may be full.
+
+    ``may_pass``: whether the same may be possible in a while.
+    """
+
+    may_pass = False
+
+
+def decoded(text: str) -> dict[str, Any]:
+    """A stored record; an error if it is no JSON object."""
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(f"expected a JSON object, found {text[:40]}")
+    return found
+
+
+def numbered(record: dict[str, Any], number: int, at: float) -> dict[str, Any]:
+    """A record of a list, with its number and its Unix time."""
+    return {"number": number, "at": at, **record}
+
+
+class Database:
+    """One SQLite file (``:memory:`` for none), with a write-ahead log.
+
+    Small synchronous writes from one thread: each is a committed transaction, on disk before the
+    call returns; where it ``is_durable`` not, the latest may be lost with the machine's power.
+
+    Every method raises ``JournalError`` where the file cannot be read or written.
+    """
+
+    schemas: ClassVar[Sequence[str]] = SCHEMAS
+    is_durable: ClassVar[bool] = True
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = path
+        try:
+            self._db = sqlite3.connect(str(path), isolation_level=None, check_same_thread=False)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            # FULL: the journal's intent survives a power cut, not just a crash of the process.
+            self._db.execute(f"PRAGMA synchronous={'FULL' if self.is_durable else 'NORMAL'}")
+            self._bring_up_to_date()
+        except sqlite3.Error as error:
+            raise PatchlightError(
+                f"cannot open the controller's state in {path}: {error}",
+                hint="give another place with --state, or move the file away",
+            ) from error
+        self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._unwritten: deque[Sequence[Statement]] = deque()
+        self.unwritten_because = ""
+        """Why some of it is not on disk yet; empty where all is."""
+        self._lost = 0
+        self._not_moved: set[str] = set()
+
+    def _bring_up_to_date(self) -> None:
+        (found,) = self._db.execute("PRAGMA user_version").fetchone()
+        if found > len(self.schemas):
+            self._db.close()
+            raise PatchlightError(
+                f"the controller's state in {self._path} is of schema {found}: this Patchlight "
+                f"reads up to {len(self.schemas)}",
+                hint="run the newer Patchlight that wrote it, or give another place with --state",
+            )
+        for version, script in enumerate(self.schemas[found:], start=found + 1):
+            self._db.executescript(f"BEGIN; {script} PRAGMA user_version = {version}; COMMIT;")
+
+    def limit_size(self, pages: int | None = None) -> None:
+        """Let the file grow to so many pages, by default no further: a disk that is full."""
+        self.rows(f"PRAGMA max_page_count = {pages or self.rows('PRAGMA page_count')[0][0]}")
+
+    def close(self) -> None:
+        """Close the file. ``JournalError`` if something is left that could not be written."""
+        self.write_rest()
+        self._db.close()
+        if self._unwritten:
+            raise JournalError(
+                f"{len(self._unwritten)} records of what was done (the stop button, events) were "
+                f"not written before the end: {self.unwritten_because}",
+                hint="make room on the disk, and press the stop button again if it was pressed",
+            )
+
+    @contextmanager
+    def _locked(self) -> Iterator[sqlite3.Connection]:
+        """One user of the file at a time; what goes wrong with it is an error of ours."""
+        with self._lock:
+            try:
+                yield self._db
+            except sqlite3.Error as error:
+                failed = JournalError(
+                    f"the controller's journal in {self._path}: {error}",
+                    hint="is there room on the disk, and is the file writable?",
+                )
+                failed.may_pass = getattr(error, "sqlite_errorcode", 0) & 0xFF in _MAY_PASS
+                raise failed from error
+
+    def write(self, sql: str, *values: object) -> int:
+        """One statement, on disk on return; the number of the row that it inserted."""
+        with self._locked() as db:
+            return db.execute(sql, values).lastrowid or 0
+
+    @contextmanager
+    def together(self) -> Iterator[sqlite3.Connection]:
+        """All that is written in the block is on disk after it, or none of it."""
+        with self._locked() as db:
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+                db.execute("COMMIT")
+            except BaseException:
+                # A full disk may have rolled back already.
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                raise
+
+    def write_all(self, sql: str, rows: Sequence[tuple[object, ...]]) -> None:
+        """The same statement for each of these rows, in one write."""
+        with self.together() as db:
+            db.executemany(sql, rows)
+
+    def write_soon(self, *statements: Statement, always: bool = False) -> bool:
+        """Write these in one, now or as soon as there is room, in order; whether all is on disk.
+
+        For what counts already, whether it is written or not. While the disk is full, a thousand
+        such writes are kept, and those that are to be ``always``.
+        """
+        if len(self._unwritten) < _MOST_UNWRITTEN or always:
+            self._unwritten.append(statements)
+        else:
+            self._lost += 1
+        return self.write_rest()
+
+    def write_rest(self) -> bool:
+        """Write what could not be written before; whether all is on disk."""
+        with self._writing:
+            while self._unwritten:
+                try:
+                    with self.together() as db:
+                        for sql, values in self._unwritten[0]:
+                            db.execute(sql, values)
+                except JournalError as error:
+                    if error.may_pass:
+                        if not self.unwritten_because:
+                            _log.error("what happens is to be written later: %s", error.message)
+                        self.unwritten_because = error.message
+                        return False
+                    self._lost += 1
+                    _log.error("a record is lost: %s", error.message)
+                self._unwritten.popleft()
+            self.unwritten_because = ""
+            return True
+
+    async def keep_writing(self, every_s: float = 1.0) -> None:
+        """Write what could not be written before as soon as there is room, for ever."""
+        while True:
+            await asyncio.sleep(every_s)
+            if self._unwritten:
+                await asyncio.to_thread(self.write_rest)
+
+    def troubles(self) -> dict[str, float]:
+        """How many records could not be read, are to be written later, and are lost."""
+        aside = self.rows("SELECT count(*) FROM set_aside")[0][0] + len(self._not_moved)
+        return {"set_aside": aside, "unwritten": len(self._unwritten), "lost": self._lost}
+
+    def rows(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        """What a query finds."""
+        with self._locked() as db:
+            return db.execute(sql, values).fetchall()
+
+    def each(
+        self,
+        table: str,
+        which: str,
+        read: Callable[..., T],
+        *columns: str,
+        values: Sequence[object] = (),
+        record: str = "record",
+        at: str = "rowid",
+        decode: Callable[[str], Any] = decoded,
+    ) -> list[T]:
+        """What ``read`` makes of each record, and of these columns beside it.
+
+        One that it can make nothing of is moved to the table ``set_aside``, and an event says so:
+        a record that cannot be read is no reason not to start, nor to hide the others.
+        ``record`` is the column with the record, ``at`` what a row is known by.
+        """
+        found = []
+        listed = ", ".join((at, record, *columns))
+        for number, text, *more in self.rows(f"SELECT {listed} FROM {table} {which}", *values):
+            try:
+                found.append(read(decode(text), *more))
+            except Exception as error:
+                self._set_aside(table, at, number, text, f"{type(error).__name__}: {error}")
+        return found
+
+    def _set_aside(self, table: str, at: str, number: object, text: str, why: str) -> None:
+        origin = f"{table} {number}"
+        if origin in self._not_moved:
+            return
+        _log.error("a record of the state cannot be read and was set aside: %s: %s", origin, why)
+        event = {"origin": origin, "message": why}
+        try:
+            with self.together() as db:
+                sql = "INSERT INTO set_aside (at, origin, record, why) VALUES (?, ?, ?, ?)"
+                db.execute(sql, (time.time(), origin, text, why))
+                db.execute(f"DELETE FROM {table} WHERE {at} = ?", (number,))
+                db.execute(ADD_EVENT, (time.time(), "record-set-aside", json.dumps(event)))
+        except JournalError:  # a full disk, or the audit log, where nothing is deleted
+            self._not_moved.add(origin)

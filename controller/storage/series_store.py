@@ -1,0 +1,156 @@
+"""The file of time series: fine windows for a while, wider ones for longer, so many at most."""
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from patchlight.controller.storage.database import Database
+from patchlight.controller.storage.store import private_file
+from patchlight.controller.storage.windows import Spread, Window
+
+WIDTHS_S = (10, 60, 600, 3600)
+"""How long windows are; each is a multiple of the one before."""
+
+MOST_ROWS = 180_000
+"""So many rows are kept of each width: some 25 MB (137 bytes each)."""
+
+# Longer reading would keep the next window waiting.
+_MOST_READ = 20_000
+
+_TABLES = """
+CREATE TABLE windows (
+    width_s INTEGER NOT NULL, at INTEGER NOT NULL, job TEXT NOT NULL, gpus INTEGER NOT NULL,
+    busy REAL, busy_least REAL, busy_most REAL,
+    sent_bps REAL, sent_least_bps REAL, sent_most_bps REAL,
+    iterations INTEGER NOT NULL, iteration_s REAL, iteration_least_s REAL, iteration_most_s REAL,
+    predicted_s REAL, PRIMARY KEY (width_s, at, job)) WITHOUT ROWID;
+"""
+# Windows of one width as fewer of another. Each counts as much as any other, but for iterations.
+_MERGED = """
+SELECT at - at % ?1 AS begins, job, max(gpus), avg(busy), min(busy_least), max(busy_most),
+    avg(sent_bps), min(sent_least_bps), max(sent_most_bps), sum(iterations),
+    sum(iterations * iteration_s) / sum(iterations), min(iteration_least_s), max(iteration_most_s),
+    avg(predicted_s)
+FROM windows WHERE width_s = ?2 AND at >= ?3 AND at < ?4"""
+_WIDEN = f"INSERT OR REPLACE INTO windows SELECT ?1, * FROM ({_MERGED} GROUP BY begins, job)"
+_ADD = f"INSERT OR REPLACE INTO windows VALUES ({', '.join('?' * 15)})"
+_FORGET = """
+DELETE FROM windows WHERE width_s = ?1 AND at <=
+    (SELECT at FROM windows WHERE width_s = ?1 ORDER BY at LIMIT 1 OFFSET ?2)"""
+
+
+class SeriesStore(Database):
+    """Windows of time on disk, in a file of its own: it may be lost without the lab being so."""
+
+    schemas = (_TABLES,)
+    is_durable = False
+
+    def __init__(self, path: Path | str, most_rows: int = MOST_ROWS) -> None:
+        super().__init__(path)
+        self._most_rows = most_rows
+        self._counts = dict.fromkeys(WIDTHS_S, 0)
+        self._counts |= dict(self.rows("SELECT width_s, count(*) FROM windows GROUP BY width_s"))
+
+    def add(self, windows: Iterable[Window], before: float = 0.0) -> None:
+        """Append windows of one time, of the least width; wider ones follow when they are full.
+
+        What began before then is forgotten, and the oldest of what is too much.
+        """
+        windows = list(windows)
+        rows = [(WIDTHS_S[0], *_row(window)) for window in windows]
+        until = max((window.at for window in windows), default=0) + WIDTHS_S[0]
+        with self.together() as db:
+            self._counts[WIDTHS_S[0]] += db.executemany(_ADD, rows).rowcount
+            for width, wide in pairwise(WIDTHS_S):
+                first = "SELECT max(at) + ?1 FROM windows WHERE width_s = ?1"
+                since = db.execute(first, (wide,)).fetchone()[0] or 0
+                full = until - until % wide
+                if since < full:
+                    self._counts[wide] += db.execute(_WIDEN, (wide, width, since, full)).rowcount
+            for width, count in self._counts.items():
+                old = "DELETE FROM windows WHERE width_s = ? AND at < ?"
+                count -= db.execute(old, (width, before)).rowcount if before else 0
+                if (excess := count - self._most_rows) > 0:
+                    count -= db.execute(_FORGET, (width, excess - 1)).rowcount
+                self._counts[width] = count
+
+    def read(
+        self, since: float, until: float, points: int = 300, jobs: Collection[str] | None = None
+    ) -> tuple[int, list[Window]]:
+        """What was between these times, as some ``points`` windows for each job, oldest first.
+
+        With ``jobs``, of these alone (``""``: the lab). How long the windows are comes first: as
+        the finest that reach back so far, or a multiple of them.
+        """
+        width = self._width(since, until)
+        begins, ends = max(since, 0.0), max(until, 0.0)
+        found = self.rows(
+            "SELECT min(at), max(at) FROM windows WHERE width_s = ? AND at > ? AND at < ?",
+            *(width, begins - width, ends),
+        )
+        first, last = found[0]
+        if first is None:
+            return width, []
+        # Where nobody measured there is nothing to be thinned.
+        span = min(ends, last + width) - max(begins, first)
+        wide = width * max(1, math.ceil(span / points / width))
+        named = "" if jobs is None else f" AND job IN ({', '.join('?' * len(jobs))})"
+        sql = f"{_MERGED}{named} GROUP BY begins, job ORDER BY begins, job"
+        rows = self.rows(sql, *(wide, width, first, last + 1), *(jobs or ()))
+        return wide, [_window(row) for row in rows]
+
+    def _width(self, since: float, until: float) -> int:
+        """The least width that reaches back as far as any, or to ``since``, and is read quickly."""
+        begins = {
+            width: at
+            for width in WIDTHS_S
+            if (at := self.rows("SELECT min(at) FROM windows WHERE width_s = ?", width)[0][0])
+            is not None
+        }
+        for width, first in begins.items():
+            reaches = first <= since or all(
+                first < other + wide for wide, other in begins.items() if wide > width
+            )
+            if reaches and self._count(width, since, until) <= _MOST_READ:
+                return width
+        return max(begins, default=WIDTHS_S[0])
+
+    def _count(self, width: int, since: float, until: float) -> int:
+        sql = "SELECT count(*) FROM (SELECT 1 FROM windows WHERE width_s = ? AND at >= ? AND at < ?"
+        return int(self.rows(f"{sql} LIMIT {_MOST_READ + 1})", width, since, until)[0][0])
+
+
+def open_series(state_dir: Path) -> SeriesStore:
+    """The time series in a controller's folder, for its owner alone."""
+    return SeriesStore(private_file(state_dir, "samples.db"))
+
+
+def _row(window: Window) -> tuple[object, ...]:
+    nothing = (None, None, None)
+    return (
+        window.at,
+        window.job,
+        window.gpus,
+        *(window.busy or nothing),
+        *(window.sent_bps or nothing),
+        window.iterations,
+        *(window.iteration_s or nothing),
+        window.predicted_s,
+    )
+
+
+def _window(row: Sequence[object]) -> Window:
+    at, job, gpus, *values = row
+    busy, sent, iterations, took, predicted_s = (
+        _spread(values[:3]),
+        _spread(values[3:6]),
+        values[6],
+        _spread(values[7:10]),
+        values[10],
+    )
+    return Window(at, job, gpus, busy, sent, iterations, took, predicted_s)  # type: ignore[arg-type]
+
+
+def _spread(values: Sequence[object]) -> Spread | None:
+    return None if values[0] is None else Spread(*values)  # type: ignore[arg-type]

@@ -1,0 +1,321 @@
+"""What the controller must not forget beside its jobs: journal of circuits, locks, events.
+
+A change of the network is journalled before a device is touched.
+"""
+
+import json
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from patchlight.controller.storage.database import ADD_EVENT, Database, Period, Statement
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.linux.private_folder import private_folder
+
+_SAVE_COMMITTED = "INSERT OR REPLACE INTO committed VALUES (?, ?)"
+_SAVE_LOCK = "INSERT OR REPLACE INTO locks VALUES (?, ?, ?, ?)"
+_FORGET = (
+    "DELETE FROM events WHERE number IN (SELECT number FROM events WHERE at < ? AND job IS NULL "
+    "AND number < (SELECT max(number) FROM events) ORDER BY number LIMIT ?)",
+    "DELETE FROM reconfigurations WHERE id IN (SELECT id FROM reconfigurations WHERE "
+    "state NOT IN ('intent', 'unknown') AND "
+    "iif(json_valid(record), json_extract(record, '$.finished_at'), NULL) < ? "
+    "AND id < (SELECT max(id) FROM reconfigurations) ORDER BY id LIMIT ?)",
+)
+_SAVE_BASELINE = "INSERT OR REPLACE INTO baselines VALUES (?, ?, ?, ?, ?)"
+
+Record = Mapping[str, Any]
+T = TypeVar("T")
+
+BaselineKey = tuple[str, int, int, str]
+"""Whose power it is: the OCS, the input, the output, and the transmitter (or ``""``)."""
+
+
+class Store(Database):
+    """The controller's memory of circuits, and of what happened.
+
+    Every method raises ``PatchlightError`` where the file cannot be read or written.
+    """
+
+    # -- changes of circuits -----------------------------------------------------------------
+
+    def prepared_intent(self, number: int, record: Record) -> Callable[[], int]:
+        """What journals an intent when called: by another thread, say. Leave ``record`` alone.
+
+        It gives the number that the change is known by from then on. ``number`` is the one
+        that it has already, 0 for a new change.
+        """
+        verb = "REPLACE" if number else "INSERT"
+        columns, started_at = "(id, state, record, started_at)", record.get("started_at")
+        sql = f"{verb} INTO reconfigurations {columns} VALUES (?, 'intent', ?, ?)"
+        return lambda: self.write(sql, number or None, json.dumps(record), started_at)
+
+    def update_reconfiguration(
+        self,
+        number: int,
+        state: str,
+        record: Record,
+        committed: Mapping[str, Record] | None = None,
+        baselines: Mapping[BaselineKey, Sequence[float]] | None = None,
+    ) -> None:
+        """Write down how far a change has come; if it is over, that is an event as well.
+
+        ``committed`` replaces what ``committed_maps`` gives for these OCS, ``baselines`` the
+        readings of these circuits, all in one write.
+        """
+        with self.together() as db:
+            db.execute(
+                "UPDATE reconfigurations SET state = ?, record = ? WHERE id = ?",
+                (state, json.dumps(record), number),
+            )
+            db.executemany(_SAVE_COMMITTED, _committed_rows(committed or {}))
+            db.executemany(_SAVE_BASELINE, _baseline_rows(baselines or {}))
+            if state != "intent":
+                kept = ("message", "by", "origin", "why", "changes")
+                event = {"id": number, "state": state} | {
+                    key: record[key] for key in kept if key in record
+                }
+                at = record.get("finished_at") or time.time()
+                db.execute(ADD_EVENT, (at, "circuits", json.dumps(event)))
+
+    def reconfigurations(
+        self, last: int | None = None, after: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Every change journalled (or the ``last`` few), oldest first, with number and state.
+
+        With ``after`` it is the first so many after that number.
+        """
+        most = -1 if last is None else last  # To SQLite a negative limit is none.
+        if after is not None:
+            return self._changes("WHERE id > ? ORDER BY id LIMIT ?", after, most)
+        return self._changes("ORDER BY id DESC LIMIT ?", most)[::-1]
+
+    def past_reconfigurations(self, period: Period, last: int, before: int) -> list[dict[str, Any]]:
+        """The ``last`` changes that began in a period, with lower numbers than ``before``."""
+        which = "WHERE started_at BETWEEN ? AND ? AND id < ? ORDER BY id DESC LIMIT ?"
+        return self._changes(which, *period, before, last)[::-1]
+
+    def reconfiguration(self, number: int) -> dict[str, Any] | None:
+        """One change, or ``None``."""
+        return next(iter(self._changes("WHERE id = ?", number)), None)
+
+    def undone_by(self, first: int) -> dict[int, int]:
+        """Which changes from this number on are undone, and the change that did it.
+
+        One that undid another and was undone itself undoes nothing any more.
+        """
+        reverts = "CASE WHEN json_valid(record) THEN json_extract(record, '$.reverts') END"
+        which = f"id > ? AND state = 'committed' AND {reverts} IS NOT NULL ORDER BY id"
+        rows = self.rows(f"SELECT id, {reverts} FROM reconfigurations WHERE {which}", first)
+        undone, of = dict[int, int](), dict[int, int](rows)
+        for number, reverted in rows:
+            undone[reverted] = number
+            undone.pop(of.get(reverted, 0), None)
+        return undone
+
+    def unfinished_reconfigurations(self, read: Callable[[dict[str, Any]], T]) -> list[T]:
+        """What a controller that ended had begun; what cannot be read is set aside."""
+
+        return self._changes("WHERE state = 'intent' ORDER BY id", read=read)
+
+    def _changes(
+        self, which: str, *values: object, read: Callable[[dict[str, Any]], Any] = dict
+    ) -> list[Any]:
+        def change(row: dict[str, Any], number: int, state: str) -> Any:
+            return read({**row, "id": number, "state": state})
+
+        return self.each("reconfigurations", which, change, "id", "state", values=values)
+
+    def reconfiguration_counts(self) -> dict[str, int]:
+        """How many changes there are in each state."""
+        return dict(self.rows("SELECT state, count(*) FROM reconfigurations GROUP BY state"))
+
+    def commit_maps(self, maps: Mapping[str, Record]) -> None:
+        """Replace what ``committed_maps`` gives for these OCS."""
+        self.write_all(_SAVE_COMMITTED, _committed_rows(maps))
+
+    def committed_maps(self, read: Callable[[str, dict[str, Any]], T]) -> dict[str, T]:
+        """What was last written down for each OCS by ``commit_maps`` or with a change.
+
+        A record that cannot be read is set aside.
+        """
+        return dict(self.each("committed", "", lambda row, ocs: (ocs, read(ocs, row)), "ocs"))
+
+    def save_baselines(self, baselines: Mapping[BaselineKey, Sequence[float]]) -> None:
+        """Replace the readings of these circuits."""
+        self.write_all(_SAVE_BASELINE, _baseline_rows(baselines))
+
+    def baselines(self, ocs: str) -> dict[BaselineKey, tuple[float, ...]]:
+        """The readings (dBm, oldest first) of every circuit of one OCS that has any."""
+
+        rows = self.each(
+            *("baselines", "WHERE ocs = ?", lambda readings, *key: ((ocs, *key), readings)),
+            *("inp", "out", "source"),
+            values=(ocs,),
+            record="readings",
+            at="ocs || ' ' || inp || '>' || out || ' ' || source",
+            decode=lambda text: tuple(map(float, text.split())),
+        )
+        return dict(rows)
+
+    # -- what operators leave ----------------------------------------------------------------
+
+    def save_locks(self, records: Sequence[Record], *, soon: bool = False) -> None:
+        """Insert or replace locks, by their ``ocs``, ``port`` and ``channel``.
+
+        ``soon``: now or as soon as there is room, as they count already.
+        """
+        rows = [(r["ocs"], r["port"], r["channel"], json.dumps(r)) for r in records]
+        if soon:
+            self.write_soon(*((_SAVE_LOCK, row) for row in rows), always=True)
+        else:
+            self.write_all(_SAVE_LOCK, rows)
+
+    def delete_locks(self, places: Sequence[tuple[str, int, str]]) -> None:
+        """Forget the locks of these channels of ports; without a channel, of the port."""
+        self.write_rest()  # lest a lock comes after its end
+        self.write_all("DELETE FROM locks WHERE ocs = ? AND port = ? AND channel = ?", places)
+
+    def locks(self, read: Callable[[dict[str, Any]], T]) -> list[T]:
+        """Every lock; what cannot be read is set aside."""
+        return self.each("locks", "ORDER BY ocs, port, channel", read)
+
+    def save_map(self, name: str, record: Record) -> None:
+        """Insert or replace maps saved under a name."""
+        self.write("INSERT OR REPLACE INTO saved VALUES (?, ?)", name, json.dumps(record))
+
+    def delete_map(self, name: str) -> None:
+        """Forget the maps of that name."""
+        self.write("DELETE FROM saved WHERE name = ?", name)
+
+    def saved_maps(self) -> dict[str, dict[str, Any]]:
+        """Everything saved, by name."""
+        return dict(self.each("saved", "ORDER BY name", lambda row, name: (name, row), "name"))
+
+    def set_mark(self, name: str, record: Record | None) -> None:
+        """Remember one thing under a name; ``None`` forgets it."""
+        sql, values = _mark(name, record)
+        self.write(sql, *values)
+
+    def set_mark_soon(self, name: str, record: Record | None, kind: str, event: Record) -> bool:
+        """The same, with an event, now or as soon as there is room; whether it is on disk."""
+        told = ADD_EVENT, (time.time(), kind, json.dumps(event))
+        return self.write_soon(_mark(name, record), told, always=True)
+
+    def mark(
+        self, name: str, read: Callable[[dict[str, Any]], T], unreadable: Record | None = None
+    ) -> T | None:
+        """What was remembered under that name.
+
+        Where it cannot be read, it is ``unreadable`` from now on.
+        """
+        is_there = self.rows("SELECT 1 FROM marks WHERE name = ?", name)
+        found = self.each("marks", "WHERE name = ?", read, values=(name,))
+        if is_there and not found and unreadable is not None:
+            self.write_soon(_mark(name, unreadable), always=True)
+            return read(dict(unreadable))
+        return next(iter(found), None)
+
+    # -- events ---------------------------------------------------------------------------
+
+    def add_event(self, at: float, kind: str, record: Record) -> None:
+        """Append an event, now or as soon as there is room: it has happened all the same."""
+        self.add_events(kind, [(at, record)])
+
+    def add_events(self, kind: str, events: Sequence[tuple[float, Record]]) -> None:
+        """Append events of one kind, each with its time, in one write."""
+        self.write_soon(*((ADD_EVENT, (at, kind, json.dumps(record))) for at, record in events))
+
+    def events(self, after: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
+        """At most ``limit`` events after number ``after``, oldest first."""
+        return self._events("WHERE number > ? ORDER BY number LIMIT ?", after, limit)
+
+    def past_events(
+        self, period: Period, last: int, before: int, kinds: Collection[str] = ()
+    ) -> list[dict[str, Any]]:
+        """The ``last`` events in a period (of these kinds), with lower numbers than ``before``."""
+        # The time is in an index of its own, and grows as the number does, nearly.
+        bounds = self.rows(
+            "SELECT min(number), max(number) FROM events WHERE at BETWEEN ? AND ?", *period
+        )
+        of_kind = f"AND kind IN ({', '.join('?' * len(kinds))})" if kinds else ""
+        found = self._events(
+            "WHERE number BETWEEN ? AND ? "
+            f"AND number < ? AND +at BETWEEN ? AND ? {of_kind} ORDER BY number DESC LIMIT ?",
+            *(*bounds[0], before, *period, *kinds, last),
+        )
+        return found[::-1]
+
+    def _events(self, which: str, *values: object) -> list[dict[str, Any]]:
+        def event(row: dict[str, Any], number: int, at: float, kind: str) -> dict[str, Any]:
+            return {**row, "number": number, "at": at, "kind": kind}
+
+        return self.each("events", which, event, "number", "at", "kind", values=values)
+
+    def forget(self, before: float, most: int = 500) -> int:
+        """Drop events and changes of circuits that were over before then; how many were dropped.
+
+        At most so many of each at once. The events of jobs go with their job. The last event and
+        the last change stay, and so do changes of which nobody knows what came of them.
+        """
+        with self.together() as db:
+            return sum(db.execute(sql, (before, most)).rowcount for sql in _FORGET)
+
+    def last_event(self) -> int:
+        """The number of the latest event, 0 if there is none."""
+        return int(self.rows("SELECT coalesce(max(number), 0) FROM events")[0][0])
+
+
+def _mark(name: str, record: Record | None) -> Statement:
+    if record is None:
+        return "DELETE FROM marks WHERE name = ?", (name,)
+    return "INSERT OR REPLACE INTO marks VALUES (?, ?)", (name, json.dumps(record))
+
+
+def _committed_rows(maps: Mapping[str, Record]) -> list[tuple[str, str]]:
+    return [(ocs, json.dumps(row)) for ocs, row in maps.items()]
+
+
+def _baseline_rows(
+    baselines: Mapping[BaselineKey, Sequence[float]],
+) -> list[tuple[str, int, int, str, str]]:
+    return [(*key, " ".join(map(_written, readings))) for key, readings in baselines.items()]
+
+
+_OF_A_LAB = ("samples.db", "outputs", "controller.db-wal")
+_written = lru_cache(1 << 12)(repr)  # powers have few digits, and come again and again
+
+
+def open_store(state_dir: Path) -> Store:
+    """The journal in a directory, which is made if it is not there; for its owner alone.
+
+    ``PatchlightError`` for an empty file where a controller ran: it lost what it had.
+    """
+    path = state_dir / "controller.db"
+    beside = [name for name in _OF_A_LAB if (state_dir / name).exists()]
+    if beside and path.exists() and not path.stat().st_size:
+        raise PatchlightError(
+            f"{path} is empty, and {' and '.join(beside)} of an earlier controller beside it: "
+            "its journal, committed maps, locks and jobs are gone",
+            hint=f"restore {path} from a copy; to begin as a new lab, move {state_dir} away",
+        )
+    return Store(private_file(state_dir, "controller.db"))
+
+
+def private_file(state_dir: Path, name: str) -> Path:
+    """A file of SQLite's in the state's folder, both made if need be, for their owner alone."""
+    path = state_dir / name
+    try:
+        private_folder(state_dir, 0o750)
+        path.touch(mode=0o600)
+        # SQLite gives the files beside it the mode of this one when it makes them.
+        for each in (path, *state_dir.glob(f"{name}-*")):
+            each.chmod(0o600)
+    except OSError as error:
+        raise PatchlightError(
+            f"keeping the journal in {state_dir}: {error.strerror}",
+            hint="name another place with --state",
+        ) from error
+    return path

@@ -1,0 +1,160 @@
+"""``patchlight deploy push`` and ``bundle``: a release is made, and brought to servers."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from patchlight.agents.workers.backends import DEFAULT_IMAGE
+from patchlight.console.rendering import json_option, listing_options, print_json, say
+from patchlight.deploy.commands.outcomes import (
+    complete_server,
+    deployer,
+    lab_and_servers,
+    on_servers,
+    report,
+    server_options,
+)
+from patchlight.testbed.errors import BadInput
+
+if TYPE_CHECKING:
+    from patchlight.deploy.push import Pushed
+    from patchlight.deploy.ssh import Passwords
+
+
+@click.command()
+@server_options
+@click.option(
+    "--controller",
+    metavar="SERVER",
+    shell_complete=complete_server,
+    help="The lab's controller runs on this server, too. [default: it stays where it is]",
+)
+@click.option(
+    "--workers",
+    type=click.Choice(["docker", "process", "auto"]),
+    default="auto",
+    help="What the agents run workers as; auto: a container where a Docker engine is.",
+)
+@click.option("--image", default=DEFAULT_IMAGE, help="The container image of workers.")
+@click.option(
+    "--image-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="That image, as 'docker save' writes it, for the Docker engines of the servers.",
+)
+@click.option(
+    "--bundle",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Take everything from this file of 'deploy bundle', and nothing from a network.",
+)
+@listing_options
+def push(
+    lab_name: str,
+    chosen: tuple[str, ...],
+    passwords: Passwords,
+    controller: str | None,
+    workers: str,
+    image: str,
+    image_file: Path | None,
+    bundle: Path | None,
+    as_json: bool,
+) -> None:
+    """Put this version of Patchlight on the servers of LAB, and start their agents.
+
+    All servers at once. What is there already is not copied again; interrupted anywhere, the
+    command goes on when it is run again. Each server gets an environment of its own, the lab file,
+    a certificate, and a service that keeps the agent running. Workers that run are not
+    disturbed. A server that fails stops no other. Exit code 1 if one failed. At the end it prints
+    the commands that reach the controller, on its server and from here.
+
+    \b
+    With --json: lab, ok, and servers, each with server, ok, and either
+    release, changed, copied_bytes and version, or error and remedy.
+    """
+    from patchlight.controller.access.authority import Authority, authority_folder
+    from patchlight.deploy.bundle import FromFile, FromHere, Supply, bundle_file
+    from patchlight.deploy.push import Push, Settings
+
+    lab, servers = lab_and_servers(lab_name, chosen)
+    if controller is not None and controller not in [server.name for server in servers]:
+        raise BadInput(f"--controller {controller}: expected one of the servers to push to")
+    file = None if image_file is None else bundle_file(image_file)
+    settings = Settings(deployer(), workers, image, file, controller)
+    with ExitStack() as stack:
+        if bundle is None:
+            supply: Supply = FromHere(lambda text: say(text, err=True))
+        else:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="patchlight-bundle-"))
+            supply = FromFile(bundle, Path(folder))
+        authority = Authority(lab.name, authority_folder(lab.name))
+        pushing = Push(lab, supply, authority, settings)
+        outcomes = on_servers(lab, servers, pushing.server, passwords)
+    try:
+        report(lab, outcomes, asdict, _in_words, as_json=as_json)
+    finally:
+        for way in () if as_json else pushing.ways_to_controller(lab_name):
+            say(way)
+
+
+def _in_words(pushed: Pushed) -> str:
+    if not pushed.changed:
+        return f"release {pushed.release} runs already, agent {pushed.version} answers"
+    copied = f"{pushed.copied_bytes / 1e6:.1f} MB copied, " if pushed.copied_bytes else ""
+    return f"{copied}release {pushed.release} runs, agent {pushed.version} answers"
+
+
+@click.command()
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    metavar="FILE",
+    help="The file to write.",
+)
+@click.option(
+    "--python",
+    "pythons",
+    multiple=True,
+    metavar="3.12",
+    help="For servers with this Python; may be given again. [default: this machine's]",
+)
+@click.option(
+    "--machine", metavar="x86_64", help="For servers of this kind. [default: this machine's]"
+)
+@click.option("--controller", is_flag=True, help="With what a controller needs.")
+@json_option
+def bundle(
+    output: Path, pythons: tuple[str, ...], machine: str | None, controller: bool, as_json: bool
+) -> None:
+    """Write a file with all that servers are given, for 'deploy push --bundle FILE'.
+
+    It has wheels of this Patchlight and of the packages that it requires, in the versions that are
+    installed here. For another Python or machine than this one they are downloaded.
+
+    \b
+    With --json: file, size_bytes, and parts, each with python, machine,
+    role, release, and files (how many).
+    """
+    from patchlight.deploy.bundle import ROLES, FromHere, Target, here, parts_for, write_bundle
+
+    wanted = [Target(python, machine or here().machine) for python in pythons or [here().python]]
+    roles = ROLES if controller else ROLES[:1]
+    supply = FromHere(lambda text: say(text, err=True))
+    parts = parts_for(supply, wanted, roles)
+    size = write_bundle(parts, output)
+    if as_json:
+        rows = [
+            {**asdict(target), "role": role, "release": part.release, "files": len(part.files)}
+            for (target, role), part in parts.items()
+        ]
+        print_json({"file": str(output), "size_bytes": size, "parts": rows})
+        return
+    kinds = ", ".join(str(target) for target in wanted)
+    say(f"wrote {output}: {size / 1e6:.1f} MB, for {kinds}")

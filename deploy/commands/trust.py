@@ -1,0 +1,165 @@
+"""``patchlight deploy trust``: somebody vouches for the host keys of a lab's servers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from patchlight.console.connection import running_lab_file
+from patchlight.console.lab_option import complete_lab
+from patchlight.console.rendering import (
+    Coloured,
+    Column,
+    Meaning,
+    Table,
+    console,
+    progress_bar,
+    say,
+    wide_option,
+)
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.labfile.reader import labs_dir, read_lab
+
+if TYPE_CHECKING:
+    from patchlight.deploy.trust import Looks, Shown
+
+_MEANINGS: dict[str, Meaning] = {"changed": "bad", "away": "bad", "new": "caution", "known": "good"}
+
+
+@click.command()
+@click.argument("lab", shell_complete=complete_lab)
+@click.option(
+    "--known-hosts", is_flag=True, help="Write to ~/.ssh/known_hosts, not to the lab file."
+)
+@click.option(
+    "--fingerprints",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Do not ask: trust what is in this file, lines of a server and its fingerprint.",
+)
+@click.option(
+    "--replace",
+    multiple=True,
+    metavar="SERVER",
+    help="A server that was installed anew: its changed key may be trusted.",
+)
+@wide_option
+def trust(lab: str, known_hosts: bool, fingerprints: Path | None, replace: tuple[str, ...]) -> None:
+    """Show the host keys of the servers of LAB, and write down those that you vouch for.
+
+    Compare each with what the server itself says, at its console:
+    ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub. They are written into the lab file, as
+    host_key under ssh of each server. There is no way to say yes without having looked; a
+    file of fingerprints that were collected at the consoles takes the place of the question.
+
+    A key that is another than the known one is never replaced, unless that file has the new one,
+    or --replace names the server. Hosts that the lab file goes through (jump) come first. Exit code
+    1 if a key is left that nobody has vouched for.
+    """
+    from patchlight.deploy.trust import looks_at_jump_hosts, looks_at_servers, read_fingerprints
+
+    file = running_lab_file(lab)
+    if not known_hosts and file.resolve().parent == labs_dir().resolve():
+        raise BadInput(
+            f"the lab file of {lab} comes with Patchlight, and is not changed",
+            hint="Make a copy of it that is yours, or use --known-hosts.",
+        )
+    meant = read_lab(file)
+    if not meant.servers:
+        raise BadInput(f"lab {meant.name} has no servers: expected some in the lab file")
+    names = [*looks_at_jump_hosts(meant), *looks_at_servers(meant)]
+    for name in replace:
+        if name not in names:
+            raise BadInput(f"--replace {name}: expected one of {', '.join(names)}")
+    expected = None if fingerprints is None else read_fingerprints(fingerprints)
+    left = 0
+    for looks_of in (looks_at_jump_hosts, looks_at_servers):
+        # Read again: to reach the servers, the keys of the hosts before them are needed.
+        looks = looks_of(read_lab(file))
+        if looks:
+            left += _vouch(looks, None if known_hosts else file, expected, set(replace))
+    if left:
+        sys.exit(1)
+
+
+def _vouch(
+    looks: Looks, file: Path | None, expected: dict[str, set[str]] | None, replace: set[str]
+) -> int:
+    """Show keys, let them be vouched for, and write them down; how many are left."""
+    from patchlight.deploy.trust import shown_keys, vouch_in_known_hosts, vouch_in_lab_file
+
+    with progress_bar("servers", console(stderr=True)) as tell:
+        found = shown_keys(looks, tell)
+    _print(found)
+    shown = [each for each in found.values() if not isinstance(each, PatchlightError)]
+    wanted = [each for each in shown if each.state != "known"]
+    if expected is None:
+        vouched = [each for each in wanted if each.state == "new" or each.name in replace]
+        if vouched:
+            _ask(vouched)
+    else:
+        vouched = [e for e in wanted if e.fingerprint in expected.get(e.name, ())]
+    for each in wanted:
+        if each not in vouched:
+            say(_why_not(each, expected), err=True)
+    if file is None and any(each.in_lab_file for each in vouched):
+        names = ", ".join(each.name for each in vouched if each.in_lab_file)
+        raise BadInput(
+            f"the lab file has another host_key of {names}, and that one counts: nothing was "
+            "written",
+            hint="Leave --known-hosts away, or take host_key out of the lab file.",
+        )
+    if vouched and file is None:
+        vouch_in_known_hosts(vouched)
+    elif vouched and file is not None:
+        vouch_in_lab_file(file, vouched)
+    where = "~/.ssh/known_hosts" if file is None else str(file)
+    if vouched:
+        say(f"{len(vouched)} keys written to {where}: {', '.join(e.name for e in vouched)}")
+    elif not wanted and shown:
+        say(f"all {len(shown)} keys are known")
+    return len(found) - len(shown) + len(wanted) - len(vouched)
+
+
+def _print(found: dict[str, Shown | PatchlightError]) -> None:
+    server = Column("server", whole=True)
+    table = Table(Column("", whole=True), server, "host key", Column("kind", wide=True))
+    for state, meaning in _MEANINGS.items():
+        for name, each in found.items():
+            if isinstance(each, PatchlightError):
+                if state == "away":
+                    table.add_row(Coloured(state, meaning), name, each.message, "")
+            elif each.state == state:
+                before = f", was {', '.join(each.before)}" if each.before else ""
+                text = f"{each.fingerprint}{before}"
+                table.add_row(Coloured(state, meaning), name, text, each.key.get_name())
+    table.print()
+
+
+def _ask(vouched: list[Shown]) -> None:
+    names = ", ".join(each.name for each in vouched)
+    say(
+        "Compare each with what the server says at its console: "
+        "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub",
+        err=True,
+    )
+    if not sys.stdin.isatty():
+        raise PatchlightError(
+            f"nobody is here to vouch for the keys of {names}: nothing was written",
+            hint="Collect the fingerprints at the servers, and give them with --fingerprints FILE.",
+        )
+    if not click.confirm(f"Do you vouch for the keys of {names}?", err=True):
+        raise PatchlightError("nobody vouched for the keys: nothing was written")
+
+
+def _why_not(each: Shown, expected: dict[str, set[str]] | None) -> str:
+    if expected is not None and each.name not in expected:
+        return f"{each.name}: the file of fingerprints does not have it"
+    if expected is not None:
+        return f"{each.name}: it shows another key than the file of fingerprints has: do not go on"
+    return (
+        f"{each.name}: its key has changed. If it was installed anew: --replace {each.name}. "
+        "If not, somebody stands between: do not go on"
+    )

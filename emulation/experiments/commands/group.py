@@ -1,0 +1,283 @@
+"""``patchlight experiment``: a paper's experiment, on an emulated lab or in the simulator."""
+
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from patchlight.console.errors import only_some_finished, require_root
+from patchlight.console.folders import profiles_option, results_option
+from patchlight.console.lab_option import lab_option
+from patchlight.console.rendering import console, harmless, progress_bar, say, wide_option
+from patchlight.console.results import give_to_caller
+from patchlight.emulation.experiments.commands.architectures import architectures
+from patchlight.emulation.experiments.commands.oddl import oddl
+from patchlight.emulation.experiments.commands.pac_ml_load import pac_ml_load
+from patchlight.testbed.jobs import JobStatus
+
+
+@click.group(context_settings={"show_default": True})
+def experiment() -> None:
+    """Run a paper's experiment on an emulated lab, or in the simulator."""
+
+
+@experiment.command()
+@click.option(
+    "--iterations",
+    type=click.IntRange(min=4),
+    default=12,
+    help="Iterations of a job of four GPUs; smaller jobs do more.",
+)
+@click.option(
+    "--workers",
+    type=click.Choice(["auto", "docker", "process"]),
+    default="auto",
+    help="Containers, processes, or containers where there can be.",
+)
+@click.option(
+    "--scale",
+    type=click.FloatRange(min=1),
+    default=1000,
+    help="What rates and bytes are divided by; times stay as they are.",
+)
+@results_option("results/ofc2022-<time>")
+@click.option(
+    "--engine",
+    type=click.Choice(["ryu", "os-ken"]),
+    help="OpenFlow engine.  [default: ryu where it is importable]",
+)
+@lab_option("A lab file or a built-in lab.", "lab", default="ofc2022")
+@click.option("--name", help="Call the emulated lab so.  [default: the lab file's name]")
+@click.option("--replace", is_flag=True, help="Take down a lab of that name first.")
+@click.option(
+    "--cases",
+    help="Which parts to run, joined by commas.  [default: a,b,live; with --trainer torch a]",
+)
+@click.option(
+    "--trainer",
+    type=click.Choice(["synthetic", "torch"]),
+    default="synthetic",
+    help="With torch, case (a) is run a second time with a real model, trained by PyTorch.",
+)
+@click.option(
+    "--mismatch",
+    "mismatch_percent",
+    type=click.FloatRange(min=0),
+    default=0,
+    metavar="PERCENT",
+    help="The second job computes so much longer: jobs then do not stay in step.",
+)
+@click.option("--dashboard", is_flag=True, help="Show the lab in a browser meanwhile.")
+@wide_option
+def ofc2022(output: Path | None, cases: str | None, dashboard: bool, **chosen: Any) -> None:
+    """Two training jobs on six GPUs: a static network against one rewired with light.
+
+    S. Yan, Zhu, Glick, Wu, Bergman, OFC 2022. Prints the paper's figures beside the measured
+    ones and writes plots, result.json and report.html.
+    """
+    require_root("building a lab out of network namespaces")
+    # Not above: importing NumPy and Matplotlib takes longer than --help should.
+    from patchlight.console.dashboard_process import dashboard_beside
+    from patchlight.deploy.docker import engine_with_image
+    from patchlight.emulation.experiments.commands.ofc2022_table import print_table
+    from patchlight.emulation.experiments.ofc2022.run import ExperimentOptions, run_experiment
+
+    real = chosen["trainer"] == "torch"
+    if cases is None:
+        cases = "a" if real else "a,b,live"
+    parts = [part.strip() for part in cases.split(",") if part.strip()]
+    folder = output or Path("results") / time.strftime("ofc2022-%Y%m%d-%H%M%S")
+    wishes = ExperimentOptions(output=folder, parts=parts, **chosen)
+    # Like Ctrl-C: an error that passes through the lab's with block, so that it is taken down.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    out = console()
+    bars, docker = _Bars(out), chosen["workers"] == "docker"
+    engine = engine_with_image(bars.say, torch=real) if docker else nullcontext()
+    beside = partial(dashboard_beside, say=bars.say) if dashboard else nullcontext
+    with bars.shown(), engine:
+        outcome = run_experiment(wishes, bars.tell, bars.say, beside)
+    give_to_caller([folder, *outcome.files])
+    print_table(outcome.result)
+    say(f"Report, plots and figures: {folder}/ (open {outcome.files[0]})")
+
+
+class _Bars:
+    """Progress on a terminal: a bar for each job. Elsewhere: a line for each step."""
+
+    def __init__(self, out: Console) -> None:
+        self._out = out
+        counted = (MofNCompleteColumn(), TextColumn("iterations"), TimeElapsedColumn())
+        described = TextColumn("{task.description}", markup=False)
+        self._progress = Progress(described, BarColumn(), *counted, console=out)
+        self._tasks: dict[str, TaskID] = {}
+
+    def shown(self) -> AbstractContextManager[object]:
+        return self._progress if self._out.is_terminal else nullcontext()
+
+    def say(self, step: str) -> None:
+        self._out.print(f"{time.strftime('%H:%M:%S')} {harmless(step)}", soft_wrap=True)
+
+    def tell(self, case: str, wiring: str, jobs: Sequence[JobStatus]) -> None:
+        for job in jobs:
+            if job.id not in self._tasks:
+                self._tasks[job.id] = self._progress.add_task(
+                    f"({case}) {wiring}, {job.spec.workers} GPUs", total=job.spec.iterations
+                )
+            self._progress.update(self._tasks[job.id], completed=job.iterations_done)
+
+
+def _names(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> tuple[str, ...] | None:
+    """Names joined by commas, without spaces and empty ones."""
+    if value is None:
+        return None
+    return tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+_NAMES: dict[str, Any] = {"callback": _names, "metavar": "NAMES"}
+_COUNT = click.IntRange(min=1)
+
+
+@experiment.command("pac-ml")
+@click.option("--seeds", type=_COUNT, help="Episodes of each kind.  [default: 10; quick: 3]")
+@click.option(
+    "--first-seed",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Seeds count from this one: with another, on episodes that nobody has seen.",
+)
+@click.option("--quick", is_flag=True, help="Fewer seeds, and a roll-out that looks ahead less.")
+@profiles_option
+@click.option(
+    "--laws",
+    **_NAMES,
+    default="A,B,C,D",
+    help="Laws of jobs' requirements: A to D, or like uniform:0.2:0.6, skewed:-2, "
+    "values:0.25/0.5/1.",
+)
+@click.option(
+    "--arrivals",
+    metavar="HOW:SECONDS",
+    help="When jobs come, like poisson:800.  [default: fixed:1000; with --milliseconds fixed:1]",
+)
+@click.option(
+    "--mix",
+    metavar="MODEL=SHARE,…",
+    help="Which models, like vgg16=3,gnmt=1.  [default: all alike]",
+)
+@click.option(
+    "--milliseconds",
+    is_flag=True,
+    help="The profiles' times are milliseconds, not seconds as in the paper's simulator: all takes "
+    "a thousandth of the time, and communication is no longer next to nothing.",
+)
+@click.option(
+    "--law-instance",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="The same laws B, C and D in all episodes, those made with seed N.  [default: new ones "
+    "in each, as the paper's simulator makes them]",
+)
+@click.option(
+    "--rules",
+    **_NAMES,
+    default="ramp-first-fit,ramp-block",
+    help="How operations are placed: the paper's way, and whole blocks for jobs.",
+)
+@click.option("--policies", **_NAMES, help="Names joined by commas.  [default: all]")
+@click.option(
+    "--policy",
+    "added",
+    multiple=True,
+    metavar="POLICY",
+    help="One more, beside the others: FILE.py:CLASS, FILE.onnx, or a name with parameters "
+    "(docs/policies.md); may be given again.",
+)
+@click.option(
+    "--processes",
+    type=_COUNT,
+    help="At a time; results are the same for any number.  [default: one for each core]",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["processes", "ray"]),
+    default="processes",
+    help="What runs episodes: processes of this machine, or a Ray cluster.",
+)
+@click.option("--address", metavar="HOST:PORT", help="Of the Ray cluster.  [default: one here]")
+@results_option("results/pac-ml-<time>")
+@wide_option
+def pac_ml(
+    processes: int | None,
+    engine: str,
+    address: str | None,
+    output: Path | None,
+    law_instance: int | None,
+    arrivals: str | None,
+    mix: str | None,
+    milliseconds: bool,
+    **chosen: Any,
+) -> None:
+    """How far to partition jobs that have to be done in time, on 32 servers of RAMP.
+
+    Parsonson, Shabka, Ottino, Zervas, "Partitioning Distributed Compute Jobs …" (PAC-ML),
+    2023. Prints blocking rates beside the published ones and writes plots and result.json
+    (see docs/pac-ml.md). Simulated; needs no root.
+    """
+    # Not above: importing NumPy takes longer than --help should.
+    from patchlight.emulation.experiments.commands.pac_ml_tables import print_tables
+    from patchlight.emulation.experiments.pac_ml import report, run
+    from patchlight.emulation.experiments.pac_ml.variation import Variation
+    from patchlight.emulation.output_folder import check_output
+    from patchlight.emulation.simulator.executors import Engine
+
+    options = run.ExperimentOptions(
+        engine=Engine(engine, processes or 0, address),
+        variation=replace(
+            Variation.parse(arrivals=arrivals, mix=mix, milliseconds=milliseconds),
+            law_instance=law_instance,
+        ),
+        **chosen,
+    )
+    # Before a folder is made: wrong input leaves nothing.
+    options.variation.check_models(run.find_profiles(options.profiles).graphs)
+    folder = output or Path("results") / time.strftime("pac-ml-%Y%m%d-%H%M%S")
+    check_output(folder)
+    out = console()
+    with progress_bar("episodes", out) as tell:
+        result = run.run_experiment(options, say, tell)
+    files = report.write_report(result, folder)
+    print_tables(result)
+    for words in report.faults_of(result):
+        say(words, meaning="caution")
+    if not result["comparable"]:
+        say(
+            "No published figures stand beside: they are for PipeDream's profiles "
+            "(patchlight graph fetch pipedream --help), with the paper's arrivals and models."
+        )
+    pictures = ", ".join(file.name for file in files if file.suffix == ".png")
+    say(f"Plots ({pictures}, also as PDF and SVG) and result.json: {folder}/")
+    if result["interrupted"]:
+        finished, wanted = result["episodes_finished"], result["episodes_wanted"]
+        only_some_finished(finished, wanted, "episodes")
+
+
+experiment.add_command(architectures)
+experiment.add_command(oddl)
+experiment.add_command(pac_ml_load)

@@ -1,0 +1,249 @@
+"""``patchlight experiment oddl``: ODDL beside other networks, in packets or in flows."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from patchlight.console.folders import results_option
+from patchlight.console.rendering import (
+    Column,
+    Table,
+    console,
+    listing_options,
+    print_json,
+    progress_bar,
+    say,
+)
+from patchlight.emulation.experiments.commands.oddl_packets import run_with_packets
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.units import parse_time
+
+_COUNT = click.IntRange(min=1)
+_OF_PACKETS = ("iterations", "scale", "slowdown", "replace")
+_OF_FLOWS = ("nodes", "trace", "placement", "draws", "seed", "control_delay", "processes")
+_TUNING_IN_FLOWS_S = 100e-9
+
+
+def _whole(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> tuple[int, ...] | None:
+    """Whole numbers joined by commas."""
+    if value is None:
+        return None
+    parts = [part.strip() for part in value.split(",") if part.strip()]
+    if not parts or not all(part.isdecimal() for part in parts):
+        raise click.BadParameter(f"{value!r}: expected whole numbers joined by commas")
+    return tuple(int(part) for part in parts)
+
+
+def _times_s(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> tuple[float, ...] | None:
+    """Times joined by commas, in seconds."""
+    if value is None:
+        return None
+    return tuple(parse_time(part.strip()) for part in value.split(",") if part.strip())
+
+
+@click.command(context_settings={"show_default": True})
+@click.option("--flows", is_flag=True, help="In the flow simulator, instead of with packets.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Packets: one round, two tuning times. Flows: 128 nodes instead of 1,024, one draw.",
+)
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="NAME",
+    help="vgg19, resnet50, bert-large, gpt2 or mixture-of-experts; give it again for each.  "
+    "[default: all; packets: vgg19, and one only]",
+)
+@click.option(
+    "--iterations",
+    type=click.IntRange(min=2),
+    default=4,
+    help="Packets: of each network in its turn.",
+)
+@click.option(
+    "--scale",
+    type=click.FloatRange(min=1),
+    default=1000,
+    help="Packets: what rates and bytes are divided by; times stay as they are.",
+)
+@click.option(
+    "--slowdown",
+    type=click.FloatRange(min=1),
+    default=4,
+    help="Packets: computing, transfers and tuning take so many times as long.",
+)
+@click.option("--replace", is_flag=True, help="Packets: take down labs of these names first.")
+@click.option(
+    "--nodes",
+    callback=_whole,
+    metavar="N,N…",
+    help="Flows: sizes of the job that is looked at.  [default: 16,64,256,512,1024; quick: "
+    "16,64,128]",
+)
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    help="Flows: the jobs that come and go beside it, like the Philly trace.  [default: drawn by a "
+    "law with that trace's statistics]",
+)
+@click.option("--placement", default="first-fit", metavar="NAME", help="Flows: a policy.")
+@click.option("--draws", type=_COUNT, help="Flows: of jobs beside it.  [default: 3; quick: 1]")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Flows: of the first draw.")
+@click.option(
+    "--control-delay",
+    metavar="TIME",
+    help="Flows: from a node to whoever grants paths, and as much back.  [default: as nodes among "
+    "themselves took, 100us]",
+)
+@click.option(
+    "--tuning-time",
+    "tuning_times_s",
+    callback=_times_s,
+    metavar="TIME,TIME…",
+    help="Of a transceiver; several for packets only.  [default: 1ms,4ms,16ms,64ms; flows: 100ns]",
+)
+@click.option("--processes", type=_COUNT, help="Flows: at a time.  [default: one for each core]")
+@results_option("results/oddl-<time>")
+@listing_options
+@click.pass_context
+def oddl(
+    context: click.Context,
+    /,
+    flows: bool,
+    quick: bool,
+    models: tuple[str, ...],
+    nodes: tuple[int, ...] | None,
+    draws: int | None,
+    control_delay: str | None,
+    tuning_times_s: tuple[float, ...] | None,
+    processes: int | None,
+    output: Path | None,
+    as_json: bool,
+    **chosen: Any,
+) -> None:
+    """Training with ODDL's tunable transceivers beside other networks.
+
+    W. Li et al., J. Opt. Commun. Netw., 2024. With packets: four emulated nodes beside the same
+    four on an ideal switch, and what tuning and control cost; needs root. With --flows: up to 1,024
+    nodes beside a fat-tree, SiP-Ring and an ideal switch; quicker with the extra 'fast'. Writes
+    plots and result.json (see docs/oddl.md).
+    """
+    _refuse_the_others(context, _OF_PACKETS if flows else _OF_FLOWS, flows=flows)
+    of_packets = {name: chosen.pop(name) for name in _OF_PACKETS}
+    folder = output or Path("results") / time.strftime("oddl-%Y%m%d-%H%M%S")
+    if not flows:
+        run_with_packets(folder, models, tuning_times_s, quick=quick, as_json=as_json, **of_packets)
+        return
+    if tuning_times_s is not None and len(tuning_times_s) != 1:
+        raise BadInput("expected one --tuning-time with --flows")
+    # Not above: importing NumPy takes longer than --help should.
+    from patchlight.emulation.experiments.oddl import figures, run
+    from patchlight.emulation.experiments.oddl.conditions import Light
+    from patchlight.emulation.output_folder import check_output
+    from patchlight.emulation.simulator.executors import Engine
+
+    given: dict[str, Any] = {"models": models} if models else {}
+    if quick:
+        given |= {"radix": 8, "nodes": (16, 64, 128), "draws": 1}
+    if nodes is not None:
+        given["nodes"] = nodes
+    if draws is not None:
+        given["draws"] = draws
+    light = Light((tuning_times_s or (_TUNING_IN_FLOWS_S,))[0])
+    if control_delay is not None:
+        light = light._replace(control_s=parse_time(control_delay))
+    given["light"] = light
+    options = run.FlowOptions(engine=Engine("processes", processes or 0), **given, **chosen)
+    check_output(folder)
+    with progress_bar("parts", console(stderr=as_json)) as tell:
+        result = run.run_flows(options, tell)
+    files = figures.write_report(result, folder)
+    if as_json:
+        print_json(result)
+        return
+    _print_speedups(result)
+    _print_scenarios(result)
+    say(f"Jobs beside it: {result['arrivals']}; drawn {options.draws} ×, {options.placement}.")
+    pictures = ", ".join(file.name for file in files if file.suffix == ".png")
+    say(f"Plots ({pictures}, also as PDF and SVG) and result.json: {folder}/")
+
+
+def _refuse_the_others(context: click.Context, others: tuple[str, ...], *, flows: bool) -> None:
+    """``BadInput`` for options that the other form of the experiment has."""
+    for name in others:
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            form = "with packets: leave out --flows" if flows else "in flows: say --flows"
+            raise BadInput(f"--{name.replace('_', '-')} is for the experiment {form}")
+
+
+def _number(heading: str, *, wide: bool = False) -> Column:
+    return Column(heading, wide=wide, whole=True, right=True)
+
+
+def _times(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f} ×"
+
+
+def _print_speedups(result: dict[str, Any]) -> None:
+    table = Table(
+        "model",
+        _number("nodes"),
+        _number("fat-tree"),
+        _number("paper"),
+        _number("2:1"),
+        _number("SiP-Ring"),
+        _number("paper"),
+        _number("ideal"),
+        title=f"How many times as fast ODDL trains, in a cluster of {result['cluster_nodes']}",
+    )
+    for model, by_nodes in result["speedups"].items():
+        for nodes, row in by_nodes.items():
+            paper = result["paper"].get(model, {}).get(nodes, {})
+            table.add_row(
+                model,
+                nodes,
+                _times(row["fat_tree"]),
+                _times(paper.get("fat_tree")),
+                _times(row["fat_tree_2_1"]),
+                _times(row["sip_ring"]),
+                _times(paper.get("sip_ring")),
+                _times(row["ideal"]),
+            )
+    table.print()
+
+
+def _print_scenarios(result: dict[str, Any]) -> None:
+    model = result["scenarios_model"]
+    compute_ms = 1e3 * result["models"][model]["compute_s"]
+    table = Table(
+        Column("over"),
+        Column("communication"),
+        _number("f"),
+        _number("speedup"),
+        _number("paper"),
+        _number("if C is"),
+        title=f"{model}, {result['cluster_nodes']} nodes; speedup if C is {compute_ms:.0f} ms",
+    )
+    names = {"fat_tree": "fat-tree", "sip_ring": "SiP-Ring"}
+    for row in result["scenarios"]:
+        needed_s = row["compute_for_paper_s"]
+        nowhere = "" if row["paper"] is None else "never"
+        table.add_row(
+            names[row["compared"]],
+            row["words"],
+            f"{row['f']:.2f}",
+            _times(row["speedup"]),
+            _times(row["paper"]),
+            nowhere if needed_s is None else f"{1e3 * needed_s:.0f} ms",
+        )
+    table.print()

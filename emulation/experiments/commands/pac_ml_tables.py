@@ -1,0 +1,195 @@
+"""The tables of ``patchlight experiment pac-ml``, from what its ``result.json`` holds."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from patchlight.console.rendering import Cell, Coloured, Column, Table, say
+from patchlight.emulation.experiments.pac_ml import paper
+from patchlight.emulation.experiments.pac_ml.episodes import CONSTANTS
+from patchlight.emulation.experiments.pac_ml.report import rows_beside_published
+from patchlight.emulation.experiments.pac_ml.results import policies_in
+
+_NOTHING = "–"
+
+
+def print_tables(result: dict[str, Any]) -> None:
+    """For each placement rule the blocking rates, what policies block less the best constant
+    degree, and completion times with throughput.
+
+    Last, where the figures compare, the lowest rates beside the published ones.
+    """
+    for rule, laws in result["rules"].items():
+        # Figures of another placement rule do not compare.
+        beside = result["comparable"] and rule == paper.RULE
+        _print_blocking(result, rule, laws, beside)
+        _print_less_constant(rule, laws)
+        print_less_maximum(rule, laws, beside)
+        _print_work(rule, laws, beside)
+    if rows := rows_beside_published(result):
+        title = f"Lowest rates beside PAC-ML's best checkpoint, {paper.RULE}"
+        table = Table("", "published", "measured", "policy", "difference", title=title)
+        for row in rows:
+            table.add_row(*row)
+        table.print()
+
+
+def _print_blocking(result: dict[str, Any], rule: str, laws: dict[str, Any], beside: bool) -> None:
+    instance = result["law_instance"]
+    drawn = "laws made anew for each" if instance is None else f"instance {instance} of the laws"
+    count = len(result["seeds"])
+    other = "".join(f", {what} {text}" for what, text in result["varied"].items())
+    title = f"Blocking rate (%), {rule}, {count} seeds, {drawn}{other}, mean ± 95 %"
+    names, faults = policies_in(laws), {name: _faults(laws, name) for name in policies_in(laws)}
+    columns = []
+    for law in laws:
+        columns.append(_number(f"law {law}"))
+        columns += [_number("publ.", wide=True)] * beside
+    counted = [_number("faults")] if any(faults.values()) else []
+    table = Table("policy", *columns, *counted, title=title)
+
+    def row(name: str, cells: list[Cell], faulty: str = "") -> None:
+        table.add_row(name, *cells, *([Coloured(faulty, "bad")] if counted else []))
+
+    for name in names:
+        cells: list[Cell] = []
+        for law, cell in laws.items():
+            cells.append(_blocked(cell, name))
+            cells += [_published(paper.BLOCKING.get(name, {}).get(law))] * beside
+        row(_short(name), cells, str(faults[name] or ""))
+    table.end_section()
+    if beside:
+        for name, rates in paper.PAC_ML.items():
+            row(name, [t for law in laws for t in (_published(rates.get(law)), "")])
+    for name, key in (
+        ("bound in hindsight", "hindsight_bound"),
+        ("bound without foresight", "online_bound"),
+    ):
+        bounds = [cell[key] for cell in laws.values()]
+        shown = [_percent(bound["blocking_rate"], bound["ci95"]) for bound in bounds]
+        row(name, [t for text in shown for t in (text, *([""] * beside))])
+    table.print()
+    say("* below every other policy, on the same seeds (paired 95 % intervals)", meaning="quiet")
+    if beside:
+        say("(…) published", meaning="quiet")
+
+
+def _blocked(cell: Mapping[str, Any], name: str) -> Cell:
+    figures = cell["policies"].get(name)
+    if figures is None:
+        return _NOTHING
+    text = _percent(figures["blocking_rate"], figures["ci95"])
+    lowest = cell["lowest"]["below_all"] and cell["lowest"]["policy"] == name
+    return Coloured(f"{text}*", "good") if lowest else f"{text} "
+
+
+def _print_less_constant(rule: str, laws: dict[str, Any]) -> None:
+    """Paired differences of those that are no constants, where there is one to compare with."""
+    constants = {f"constant-{degree}" for degree in CONSTANTS}
+    names = [name for name in policies_in(laws) if name not in constants]
+    if not names or any(cell["lowest"]["constant"] is None for cell in laws.values()):
+        return
+    columns = []
+    for law, cell in laws.items():
+        columns.append(_number(f"{law}: less {cell['lowest']['constant'].rpartition('-')[2]}"))
+        columns.append(_number("above in", wide=True))
+    title = f"Blocking rate less the best constant degree's (points), {rule}"
+    table = Table("policy", *columns, title=title)
+    for name in names:
+        cells: list[Cell] = []
+        for cell in laws.values():
+            found = cell["lowest"]["less_constant"].get(name)
+            if found is None or found["difference"] is None:
+                cells += [_NOTHING, ""]
+                continue
+            text = _percent(found["difference"], found["ci95"], signed=True)
+            better = found["difference"] < 0
+            meant = Coloured(f"{text}*", "good" if better else "bad")
+            cells.append(meant if found["significant"] else f"{text} ")
+            episodes = len(cell["policies"][name]["episodes"])
+            cells.append(f"{found['worse_episodes']} of {episodes}")
+        table.add_row(_short(name), *cells)
+    table.print()
+    say("* significant: the 95 % interval, paired seed by seed, leaves zero out", meaning="quiet")
+
+
+def print_less_maximum(rule: str, laws: dict[str, Any], beside: bool) -> None:
+    """What policies block less than maximum parallelisation, as the paper counts its gain."""
+    if not all(cell["less_maximum"] for cell in laws.values()):
+        return
+    title = f"Blocks less than maximum parallelisation (% of that), {rule}"
+    table = Table("policy", *(_number(f"law {law}") for law in laws), title=title)
+
+    def shown(share: float | None) -> str:
+        return _NOTHING if share is None else f"{100 * share:.1f}".replace("-", "−")
+
+    for name in policies_in(laws):
+        if name != "maximum":
+            found = [cell["less_maximum"].get(name) for cell in laws.values()]
+            table.add_row(_short(name), *map(shown, found))
+    if beside:
+        table.end_section()
+        for name, rates in paper.PAC_ML.items():
+            cells: list[Cell] = []
+            for law in laws:
+                mine, most = rates.get(law), paper.BLOCKING["maximum"].get(law)
+                both = mine is not None and most is not None
+                share = 1 - mine.blocking_rate / most.blocking_rate if mine and most else None
+                cells.append(Coloured(f"({shown(share)})", "quiet") if both else _NOTHING)
+            table.add_row(name, *cells)
+    table.print()
+    if beside:
+        say(f"The paper: up to {100 * paper.LESS_MAXIMUM:.1f} %", meaning="quiet")
+
+
+def _print_work(rule: str, laws: dict[str, Any], beside: bool) -> None:
+    columns = [c for law in laws for c in (_number(f"{law}: JCT"), _number("MB/s"))]
+    title = f"Mean completion time (s), demand throughput (MB/s), {rule}"
+    table = Table("policy", *columns, _number("decisions/s", wide=True), title=title)
+    for name in policies_in(laws):
+        there = [cell["policies"].get(name, {}) for cell in laws.values()]
+        cells = [
+            text
+            for figures in there
+            for text in _work(figures.get("jct_mean_s"), figures.get("throughput_bytes_per_s"))
+        ]
+        speeds = [figures.get("decisions_per_s") or 0.0 for figures in there if figures]
+        table.add_row(_short(name), *cells, f"{sum(speeds) / len(speeds):,.0f}")
+    if beside:
+        table.end_section()
+        for name, times in paper.JCT_S.items():
+            rates = paper.THROUGHPUT_BYTES_PER_S.get(name, {})
+            cells = [text for law in laws for text in _work(times.get(law), rates.get(law))]
+            quiet = [Coloured(text, "quiet") for text in cells]
+            table.add_row(Coloured(f"{name} (published)", "quiet"), *quiet, "")
+    table.print()
+
+
+def _number(heading: str, *, wide: bool = False) -> Column:
+    return Column(heading, wide=wide, whole=True, right=True)
+
+
+def _short(name: str) -> str:
+    """A policy's file without its folders: a narrow table has no room for them."""
+    return name.rpartition("/")[2]
+
+
+def _faults(laws: dict[str, Any], name: str) -> int:
+    there = [cell["policies"][name] for cell in laws.values() if name in cell["policies"]]
+    return sum(figures["faults"]["count"] for figures in there)
+
+
+def _percent(mean: float | None, half_width: float | None, signed: bool = False) -> str:
+    """``21.63 ±0.41``; without the interval where one seed gives none."""
+    if mean is None:
+        return _NOTHING
+    shown = f"{100 * mean:+.2f}".replace("-", "−") if signed else f"{100 * mean:.2f}"
+    return shown + ("" if half_width is None else f" ±{100 * half_width:.2f}")
+
+
+def _published(rate: paper.Published | None) -> Cell:
+    return "" if rate is None else Coloured(f"({100 * rate.blocking_rate:.2f})", "quiet")
+
+
+def _work(jct_s: float | None, bytes_per_s: float | None) -> tuple[str, str]:
+    moved = "" if bytes_per_s is None else f"{bytes_per_s / 1e6:.2f}"
+    return "" if jct_s is None else f"{jct_s:.0f}", moved

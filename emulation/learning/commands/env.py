@@ -1,0 +1,288 @@
+"""``patchlight env``: the Gymnasium environments that there are, shown, checked and compared."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from patchlight.console.folders import results_option
+from patchlight.console.rendering import Coloured, Column, Table, listing_options, print_json, say
+from patchlight.testbed.errors import BadInput, PatchlightError
+
+if TYPE_CHECKING:
+    from patchlight.emulation.learning.envs.registry import Recipe
+
+
+@click.group()
+def env() -> None:
+    """List, show, check and compare learning environments, and train in them.
+
+    NAME is one of 'env list', or FILE.py:CLASS for one of your own.
+    """
+    from importlib.util import find_spec
+
+    if not find_spec("gymnasium"):
+        raise PatchlightError(
+            "learning environments need the Python package gymnasium, which is not installed",
+            hint="install what learning needs: pip install 'patchlight[learn]'",
+        )
+
+
+@env.command("list")
+@listing_options
+def list_environments(as_json: bool) -> None:
+    """List the environments: what is decided in each; with --wide the rules to compare with."""
+    from patchlight.emulation.learning.envs.registry import ENVIRONMENTS, find_environment
+
+    found = [_described(find_environment(each.name)) for each in ENVIRONMENTS]
+    if as_json:
+        print_json(found)
+        return
+    table = Table(
+        Column("environment", whole=True),
+        "the decision",
+        Column("actions", whole=True, right=True),
+        Column("heuristics", wide=True),
+        Column("trained", wide=True),
+        Column("simulator", wide=True),
+    )
+    for each in found:
+        rules, models = ", ".join(each["heuristics"]), ", ".join(each["trained"])
+        table.add_row(
+            each["name"].removeprefix("patchlight/"),
+            each["decision"],
+            str(each["action_count"]),
+            rules,
+            models or "–",
+            each["simulator"],
+        )
+    table.print()
+
+
+@env.command()
+@click.argument("name")
+@listing_options
+def show(name: str, as_json: bool) -> None:
+    """Show an environment's actions, what is observed, and how it is used."""
+    from patchlight.emulation.learning.envs.registry import find_environment
+
+    recipe = find_environment(name)
+    found = _described(recipe)
+    if as_json:
+        print_json(found)
+        return
+    say(f"{found['name']}: {found['decision'] or 'an environment of your own'}\n")
+    say(f"{found['about']}\n")
+    table = Table(Column("observed", whole=True), "space")
+    for key, space in found["observation_space"].items():
+        table.add_row(key, space)
+    table.print()
+    say(f"\nactions: {found['action_space']}")
+    for what in ("heuristics", "trained"):
+        if found[what]:
+            say(f"{what}: {', '.join(found[what])}")
+    if found["figure"]:
+        say(f"compared by: {found['figure']} of the last step's info, less is better")
+    if recipe.registered is not None:
+        say(
+            "\nimport gymnasium, patchlight.emulation.learning.envs\n"
+            f'env = gymnasium.make("{recipe.name}")\n'
+            "seen, info = env.reset(seed=0)\n"
+            "mask = env.unwrapped.action_masks()\n"
+            "seen, reward, over, cut, info = env.step(mask.argmax())"
+        )
+
+
+@env.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--all", "every", is_flag=True, help="Check all that come with Patchlight.")
+@click.option(
+    "--steps", type=click.IntRange(min=1), default=4000, help="Measure the speed over so many."
+)
+@listing_options
+def check(names: tuple[str, ...], every: bool, steps: int, as_json: bool) -> None:
+    """Check environments: Gymnasium's own checks, masks, seeds, several at once.
+
+    The speed is in steps per second of processor time, of several at once on one core.
+    """
+    from patchlight.emulation.learning.envs.testing import check_environment
+
+    found = [check_environment(recipe, steps) for recipe in _chosen(names, every)]
+    if as_json:
+        print_json(
+            [
+                {
+                    "name": each.name,
+                    "good": each.is_good,
+                    "checks": {check.what: check.problem or "ok" for check in each.checks},
+                    "num_envs": each.num_envs,
+                    "steps_per_cpu_s": round(each.steps_per_s),
+                }
+                for each in found
+            ]
+        )
+    else:
+        table = Table(
+            Column("environment", whole=True),
+            "checked",
+            Column("at once", whole=True, right=True),
+            Column("steps/CPU s", whole=True, right=True),
+        )
+        for each in found:
+            problems = "; ".join(f"{c.what}: {c.problem}" for c in each.checks if c.problem)
+            rate = f"{each.steps_per_s:,.0f}" if each.steps_per_s else "–"
+            good = Coloured(problems, "bad") if problems else Coloured("good", "good")
+            table.add_row(each.name, good, str(each.num_envs), rate)
+        table.print()
+    bad = [each.name for each in found if not each.is_good]
+    if bad:
+        raise PatchlightError(
+            f"{len(bad)} of {len(found)} environments have problems: {', '.join(bad)}",
+            hint="each line above says what was expected",
+        )
+
+
+@env.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--all", "every", is_flag=True, help="Compare in all that come with Patchlight.")
+@click.option(
+    "--episodes", type=click.IntRange(min=2), default=10, help="Seeds 0, 1, … that each plays."
+)
+@click.option(
+    "--model",
+    "models",
+    type=click.Path(path_type=Path, dir_okay=False),
+    multiple=True,
+    help="A model that 'env train' wrote. May be repeated.",
+)
+@listing_options
+def compare(
+    names: tuple[str, ...], every: bool, episodes: int, models: tuple[Path, ...], as_json: bool
+) -> None:
+    """Compare what heuristics and trained models come to in environments.
+
+    All play the same episodes; 'random' does anything that is allowed. Less is better.
+    """
+    from patchlight.emulation.learning.baseline_files import load_baseline
+    from patchlight.emulation.learning.envs.testing import baselines_of
+
+    loaded = {path.stem: load_baseline(path) for path in models}
+    seeds, recipes = range(episodes), _chosen(names, every)
+    if loaded and len(recipes) != 1:
+        raise BadInput("--model plays in one environment: name the one that it was trained in")
+    compared = [(recipe.name, *baselines_of(recipe, seeds, loaded)) for recipe in recipes]
+    if as_json:
+        print_json(
+            [
+                {
+                    "name": name,
+                    "figure": figure,
+                    "episodes": episodes,
+                    "rules": [each._asdict() for each in found],
+                }
+                for name, figure, found in compared
+            ]
+        )
+        return
+    for number, (name, figure, found) in enumerate(compared):
+        first = found[min(1, len(found) - 1)].rule
+        table = Table(
+            Column("rule", whole=True),
+            "sort",
+            Column(f"{figure} ± 95 %", whole=True, right=True),
+            Column(f"more than {first}", whole=True, right=True),
+            title=f"{name}, seeds 0 to {episodes - 1}",
+        )
+        for each in found:
+            more = _number(each.more, each.more_half_width) if each.rule != first else "–"
+            table.add_row(each.rule, each.sort, _number(each.mean, each.half_width), more)
+        if number:
+            say("")
+        table.print()
+
+
+@env.command()
+@click.argument("name")
+@results_option("results/learning/NAME", "Folder of the run.")
+@click.option("--steps", type=click.IntRange(min=0), help="Other than the configuration's.")
+@click.option("--seed", type=click.IntRange(min=0), help="Other than the configuration's.")
+def train(name: str, output: Path | None, steps: int | None, seed: int | None) -> None:
+    """Train a baseline for the environment NAME, or as the file NAME.yaml says.
+
+    A heuristic may be imitated first; then the policy learns by sb3-contrib's MaskablePPO. The
+    folder then has the model and its card, for 'env compare --model' (docs/learning.md).
+    """
+    from patchlight.emulation.learning.commands.learn import needed
+
+    needed()
+    import dataclasses
+
+    import torch
+
+    from patchlight.emulation.learning.baselines.config import baseline_config
+    from patchlight.emulation.learning.baselines.run import BaselineRun
+
+    torch.set_num_threads(1)
+    config = baseline_config(name)
+    config = dataclasses.replace(
+        config,
+        steps=config.steps if steps is None else steps,
+        seed=config.seed if seed is None else seed,
+    )
+    folder = output or Path("results") / "learning" / config.name
+    run = BaselineRun(config, folder, say)
+    say(f"{config.environment}: {config.steps:,} steps in {folder}")
+    path = run.learn()
+    say(f"{path}: try it with  patchlight env compare {config.environment} --model {path}")
+
+
+def _number(mean: float, half_width: float) -> str:
+    """A mean and half its interval, seconds whole and shares with four places."""
+    places = 0 if abs(mean) >= 100 or half_width >= 10 else 4
+    return f"{mean:,.{places}f} ± {half_width:,.{places}f}"
+
+
+def _chosen(names: tuple[str, ...], every: bool) -> "list[Recipe]":
+    """The environments that somebody means; ``BadInput`` for none, or names beside ``--all``."""
+    from patchlight.emulation.learning.envs.registry import ENVIRONMENTS, find_environment
+
+    if every == bool(names):
+        raise BadInput(
+            "--all and names exclude each other" if every else "no environment is named",
+            hint="name some of 'patchlight env list', or FILE.py:CLASS, or give --all",
+        )
+    return [find_environment(n) for n in names or [each.name for each in ENVIRONMENTS]]
+
+
+def _described(recipe: "Recipe") -> dict[str, Any]:
+    """An environment as JSON."""
+    import inspect
+
+    from gymnasium import spaces
+
+    from patchlight.emulation.learning.envs.registry import heuristics_of, trained_of
+
+    made = recipe.make()
+    seen, ours = made.observation_space, recipe.registered
+    parts = seen.spaces if isinstance(seen, spaces.Dict) else {"observation": seen}
+    return {
+        "name": recipe.name,
+        "decision": ours.decision if ours else "",
+        "simulator": ours.simulator if ours else "",
+        "about": inspect.cleandoc(type(made).__doc__ or ""),
+        "action_space": str(made.action_space),
+        "action_count": int(getattr(made.action_space, "n", 0)),
+        "observation_space": {key: _space(space) for key, space in parts.items()},
+        "heuristics": list(heuristics_of(made)),
+        "trained": list(trained_of(recipe, made)),
+        "figure": getattr(made, "figure", ""),
+    }
+
+
+def _space(space: Any) -> str:
+    """A space in few words: what it holds, and its shape."""
+    shape = " × ".join(map(str, space.shape)) if space.shape else "1"
+    low, high = getattr(space, "low", None), getattr(space, "high", None)
+    if low is None or high is None:
+        return str(space)
+    return f"{shape} numbers, {low.min():g} to {high.max():g}"

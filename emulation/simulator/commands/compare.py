@@ -1,0 +1,176 @@
+"""``patchlight policy compare``: policies for labs, on labs drawn by chance."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from patchlight.console.completion import complete_policy
+from patchlight.console.folders import results_option
+from patchlight.console.numbers import ANY
+from patchlight.console.rendering import (
+    Coloured,
+    Column,
+    Table,
+    console,
+    listing_options,
+    print_json,
+    progress_bar,
+    say,
+)
+from patchlight.testbed.errors import BadInput
+
+
+@click.command()
+@click.argument(
+    "policies", metavar="POLICIES…", nargs=-1, required=True, shell_complete=complete_policy
+)
+@click.option(
+    "--order",
+    default="fifo",
+    show_default=True,
+    shell_complete=complete_policy,
+    help="Of the built-in pairs, and of POLICIES that name none.",
+)
+@click.option(
+    "--over",
+    "others",
+    multiple=True,
+    metavar="POLICIES",
+    shell_complete=complete_policy,
+    help="Compare with these instead of the built-in pairs. May be given again.",
+)
+@click.option("--labs", type=click.IntRange(2, 10_000), default=40, help="How many labs.")
+@click.option("--first-seed", type=click.IntRange(0), default=0, help="That of the first lab.")
+@click.option("--jobs", type=click.IntRange(2, 100_000), default=120, help="That come to each lab.")
+@click.option(
+    "--load", type=ANY, default=1.1, help="The part of a lab's GPUs that the jobs would hold."
+)
+@click.option(
+    "--largest", type=click.IntRange(8, 1024), default=128, help="GPUs of a lab, at most."
+)
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    help="Jobs are pieces of this trace, a file, helios or pai, brought to the load.  "
+    "[default: drawn by chance]",
+)
+@click.option("--processes", type=click.IntRange(1), help="At a time.  [default: the cores]")
+@results_option("results/compare-<time>", "Where result.json goes.")
+@listing_options
+def compare(
+    policies: tuple[str, ...],
+    order: str,
+    others: tuple[str, ...],
+    labs: int,
+    first_seed: int,
+    jobs: int,
+    load: float,
+    largest: int,
+    trace: Path | None,
+    processes: int | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Compare placements, with their circuits and orders, on labs drawn by chance.
+
+    POLICIES are PLACEMENT, PLACEMENT+TOPOLOGY, PLACEMENT+TOPOLOGY+ORDER, like regroup+regroup+srpt,
+    or all these and +ELASTICITY: jobs of several workers may have half or twice as many then; and
+    +PARTITION says how many workers jobs get, whatever they asked for (as-asked: what they did).
+    Each plays the same jobs in the same labs as the eight built-in pairs:
+    consolidated, rack-aware, fragmentation-aware and regroup, each with keep and with regroup. The
+    table has the mean completion time over that of the best of these, by the size of labs, and the
+    95th percentile over that of the same pair.
+    """
+    from patchlight.emulation.output_folder import cannot_write, check_output, write_result
+    from patchlight.emulation.provenance import provenance
+    from patchlight.emulation.simulator.executors import Engine
+    from patchlight.emulation.simulator.randomlabs.comparison import (
+        Drawn,
+        Policies,
+        built_in,
+        by_size,
+    )
+    from patchlight.emulation.simulator.randomlabs.comparison import compare as run_comparison
+    from patchlight.emulation.simulator.traces import is_drawn
+
+    if not 0 < load <= 10:
+        raise BadInput(f"--load {load:g}: expected more than 0, and 10 at most")
+    folder = output or Path("results") / time.strftime("compare-%Y%m%d-%H%M%S")
+    check_output(folder)
+    wanted = [Policies.parse(text, order) for text in policies]
+    pairs = tuple(Policies.parse(text, order) for text in others) or built_in(order)
+    drawn = Drawn(jobs, load, largest, trace)
+    seeds = range(first_seed, first_seed + labs)
+    origin = provenance(seeds, [] if trace is None or is_drawn(trace) else [trace])
+    with progress_bar("labs", console(stderr=as_json)) as tell:
+        done = iter(range(1, labs + 1))
+        engine = Engine("processes", processes or 0)
+        choices, one_more = (*pairs, *wanted), lambda: tell(next(done), labs)
+        results = run_comparison(drawn, choices, seeds, engine, one_more)
+    rows = [
+        {"labs_of": of, **_words(found)}
+        for each in wanted
+        for of, found in by_size(results, each, pairs).items()
+    ]
+    result = {
+        "comparison": "random labs",
+        "schema_version": 2,
+        "order": order,
+        "over": [each.name for each in pairs],
+        "drawn": {"jobs": jobs, "load": load, "largest": largest, "trace": trace and str(trace)},
+        "rows": rows,
+        "labs": [each._asdict() for each in results],
+        "provenance": origin,
+    }
+    try:
+        written = write_result(result, folder)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    if as_json:
+        print_json(rows)
+        return
+    for each in wanted:
+        of_it = [row for row in rows if row["policies"] == each.name]
+        _table(of_it, each.name, load, ", ".join(others) or "built-in pairs").print()
+    say(f"Figures: {written}")
+
+
+def _words(compared: Any) -> dict[str, Any]:
+    best, tail, one = compared.over_best, compared.p95_over_best, compared.over_one
+    return {
+        "policies": compared.policies,
+        "count": compared.labs,
+        "over_best": best.mean,
+        "over_best_ci95": best.half_width,
+        "p95_over_best": tail.mean,
+        "p95_over_best_ci95": tail.half_width,
+        "best_of_all": compared.one,
+        "over_best_of_all": one.mean,
+        "over_best_of_all_ci95": one.half_width,
+        "worst": compared.worst,
+    }
+
+
+def _table(rows: list[dict[str, Any]], name: str, load: float, others: str) -> Table:
+    title = f"{name}: mean JCT over that of {others}, load {load:g}, mean ± 95 %"
+    numbers = ("labs", "over the best of each", "worst", "95th pct.", "over one")
+    columns = [Column(name, whole=True, right=True) for name in numbers]
+    table = Table("labs of", *columns, Column("that one", wide=True), title=title)
+    for row in rows:
+        over, spread = row["over_best"], row["over_best_ci95"]
+        shown: str | Coloured = f"{over:.3f} ± {spread:.3f}"
+        if abs(over - 1) > spread:
+            shown = Coloured(str(shown), "good" if over < 1 else "bad")
+        over_one, spread_one = row["over_best_of_all"], row["over_best_of_all_ci95"]
+        table.add_row(
+            row["labs_of"],
+            str(row["count"]),
+            shown,
+            f"{row['worst']:.3f}",
+            f"{row['p95_over_best']:.2f} ± {row['p95_over_best_ci95']:.2f}",
+            f"{over_one:.3f} ± {spread_one:.3f}",
+            row["best_of_all"],
+        )
+    return table

@@ -1,0 +1,171 @@
+"""Which controller a command talks to: the one named, or the one of the lab that is up."""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from patchlight.console.lab_option import LAB_VARIABLE, complete_lab, lab_option
+from patchlight.console.rendering import say
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.labfile.reader import builtin_labs, find_lab, parse_lab, read_lab
+from patchlight.testbed.labfile.values import HOST_PORT
+from patchlight.testbed.linux.processes import own_program
+from patchlight.testbed.linux.sockets import unix_socket_answers
+from patchlight.testbed.wire.lab_api import RUN_ROOT, UNIX, LabIdentity, api_address
+
+if TYPE_CHECKING:
+    from patchlight.client.client import ControllerClient
+
+NEWS_WITHIN_S = 20.0
+"""For how long an answer may wait for news of what is followed, before it is asked for again."""
+_SAID = "patchlight.only-lab"
+
+
+def which_lab(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``lab``: its argument, or what ``--lab`` or ``PATCHLIGHT_LAB`` say."""
+
+    @click.argument("named", metavar="[LAB]", required=False, shell_complete=complete_lab)
+    @lab_option()
+    @functools.wraps(command)
+    def with_lab(named: str | None, lab_name: str | None, **options: Any) -> Any:
+        source = click.get_current_context().get_parameter_source("lab_name")
+        if source is click.core.ParameterSource.COMMANDLINE and named not in (None, lab_name):
+            raise BadInput(f"which lab, {named} or {lab_name}? expected one of them")
+        if source is click.core.ParameterSource.ENVIRONMENT and options.get("every"):
+            lab_name = None
+        return command(lab=named or lab_name, **options)
+
+    return with_lab
+
+
+def _host_port(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    if value is None or value.startswith(UNIX):
+        return value
+    try:
+        return HOST_PORT.take(value)
+    except BadInput as error:
+        raise click.BadParameter(error.message, context, parameter) from error
+
+
+address_option = click.option(
+    "--controller",
+    "address",
+    metavar="HOST:PORT|unix:PATH",
+    callback=_host_port,
+    help="The controller's API address [default: the lab's].",
+)
+
+
+def controller_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``--lab`` and ``--controller``."""
+    return lab_option()(address_option(command))
+
+
+def labs_up() -> dict[str, Path]:
+    """The emulated labs that are up on this machine: their lab files, by name."""
+    return {path.parent.name: path for path in sorted(RUN_ROOT.glob("*/lab.yaml"))}
+
+
+def _deployed_labs() -> dict[str, Path]:
+    """The labs whose controller `deploy push` put on this machine: root alone sees them."""
+    found = Path("/opt/patchlight").glob("*/configuration/controller-tls")
+    return {path.parents[1].name: path.with_name("lab.yaml") for path in found}
+
+
+def only_lab(names: Iterable[str]) -> str:
+    """The only lab of these, and say on standard error that it was picked.
+
+    ``BadInput`` if there are none or several.
+    """
+    found = list(names)
+    if len(found) > 1:
+        raise BadInput(
+            f"several labs are up ({', '.join(found)}): name one with --lab or {LAB_VARIABLE}"
+        )
+    if not found:
+        raise BadInput(
+            "no lab is up on this machine",
+            hint=f"start one with 'sudo {own_program()} emulate up LAB', or name a lab file with "
+            "--lab",
+        )
+    context = click.get_current_context(silent=True)
+    if context is not None and not context.meta.setdefault(_SAID, False):
+        context.meta[_SAID] = True
+        say(f"lab {found[0]}: the only one that is up", err=True)
+    return found[0]
+
+
+def running_lab(lab_name: str | None) -> Lab:
+    """The lab of ``running_lab_file``."""
+    return read_lab(running_lab_file(lab_name))
+
+
+def lab_meant(lab_name: str | None, address: str | None) -> Lab:
+    """The lab whose names a command uses.
+
+    Where only a controller was named, that is its lab; else ``running_lab``.
+    """
+    if address is None or lab_name is not None:
+        return running_lab(lab_name)
+    with connect(None, address) as client:
+        return parse_lab(client.lab_file(), f"the lab of the controller at {address}")
+
+
+def running_lab_file(lab_name: str | None) -> Path:
+    """The file of the lab meant: one that is emulated or was deployed here, or else a lab file.
+
+    Without a name the only lab that is up; ``BadInput`` if there are none or several.
+    """
+    up = {**_deployed_labs(), **labs_up()}
+    if lab_name is None:
+        lab_name = only_lab(up)
+    return up[lab_name] if lab_name in up else find_lab(lab_name)
+
+
+def offline_lab(lab_name: str) -> str:
+    """A lab for a simulation: a file or a built-in lab as it is, else the one up by that name."""
+    is_file = lab_name in builtin_labs() or Path(lab_name).exists()
+    return lab_name if is_file else str(labs_up().get(lab_name, lab_name))
+
+
+def connect(lab_name: str | None, address: str | None, uid: int | None = None) -> ControllerClient:
+    """A client of the controller meant, that talks to no other lab's than the one named.
+
+    With ``uid``, root asks for that user of the machine.
+    """
+    from patchlight.client.client import ControllerClient
+    from patchlight.client.login import logins
+
+    if address is not None and lab_name is None:
+        return ControllerClient(address, user=user_name(), uid=uid, login=logins().get(address))
+    file = running_lab_file(lab_name)
+    lab = read_lab(file)
+    identity = LabIdentity.of(lab, file)
+    address = address or api_address(lab)
+    emulated = RUN_ROOT / lab.name / "lab.yaml"
+    silent = address.startswith(UNIX) and not unix_socket_answers(Path(address.removeprefix(UNIX)))
+    if silent and file != emulated and emulated.exists():
+        raise BadInput(
+            f"no controller of {file} runs, but an emulated lab of that name is up",
+            hint=f"if you mean that one: --lab {lab.name}",
+        )
+    login = logins().get(address)
+    return ControllerClient(address, lab=identity, user=user_name(), uid=uid, login=login)
+
+
+def user_name() -> str:
+    """Who works here: the history of changes gets this name."""
+    if os.environ.get("SUDO_USER"):
+        return os.environ["SUDO_USER"]
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name
+        return f"uid {os.getuid()}"

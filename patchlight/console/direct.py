@@ -1,0 +1,222 @@
+"""Talking to the optical switches, and watching them, without a controller, in this process.
+
+The same transactions, journal, locks and routes as a controller has; only that nobody is
+asked to pause and no flow table follows the circuits.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from patchlight.client.client import ControllerClient, ControllerError
+from patchlight.controller.api.admission import Admission
+from patchlight.controller.api.answers import new_app
+from patchlight.controller.api.caller import IN_PROCESS, Doorman
+from patchlight.controller.api.changes import change_routes
+from patchlight.controller.api.circuits import circuit_routes
+from patchlight.controller.api.events import EventFeed, event_routes
+from patchlight.controller.changes.device_maps import DeviceMonitor
+from patchlight.controller.changes.device_watch import DeviceWatch
+from patchlight.controller.changes.operations import CircuitOperations
+from patchlight.controller.changes.parts import CircuitParts, NoHooks
+from patchlight.controller.changes.record import CommittedMaps, change_as_texts
+from patchlight.controller.changes.transaction import Transactions
+from patchlight.controller.circuits.contract import AnyDriver, Drivers
+from patchlight.controller.circuits.device_lock import (
+    CONTROLLER,
+    DIRECT,
+    DeviceLocked,
+    device_lock,
+    refuse_beside,
+)
+from patchlight.controller.circuits.registry import open_driver, password_of
+from patchlight.controller.storage.store import Store, open_store
+from patchlight.testbed.lab.model import Endpoint, Lab, OpticalSwitch
+from patchlight.testbed.lab.switchmap import AnyMap
+from patchlight.testbed.wire.lab_api import api_address
+
+
+class _Direct(NoHooks):
+    async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
+        return ["direct: no job was asked to pause, and no flow table follows the light"]
+
+
+class InProcess(httpx.BaseTransport):
+    """Requests to an application in this process, on a loop that runs while it answers."""
+
+    def __init__(self, app: FastAPI, loop: asyncio.AbstractEventLoop) -> None:
+        self._inner, self._loop = httpx.ASGITransport(app, client=(IN_PROCESS, 0)), loop
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Have the application answer."""
+        return self._loop.run_until_complete(self._answer(request))
+
+    async def _answer(self, request: httpx.Request) -> httpx.Response:
+        content = request.read()
+        asked = httpx.Request(request.method, request.url, headers=request.headers, content=content)
+        response = await self._inner.handle_async_request(asked)
+        body = await response.aread()
+        return httpx.Response(response.status_code, headers=response.headers, content=body)
+
+
+# What is logged of devices and changes, a command without a controller prints as its own answer.
+logging.getLogger("patchlight.circuits").addHandler(logging.NullHandler())
+
+Needs = Callable[[Store], Collection[str]]
+"""Which optical switches a command talks to, given the journal."""
+
+
+@contextlib.contextmanager
+def direct_client(
+    lab: Lab, state_dir: Path, user: str = "", needs: Needs | None = None, *, talks: bool = True
+) -> Iterator[ControllerClient]:
+    """A client whose requests go straight to the lab's optical switches.
+
+    Only those that the command ``needs`` are opened and held (default: all); what the others
+    have is taken from the journal. Without ``talks`` they are held and not opened: for what
+    is in the journal alone. The journal is in ``state_dir``: what an earlier one left half done
+    is finished or undone first, as far as it concerns these devices. ``DeviceLocked`` if a
+    controller runs for the lab or somebody holds one of the devices.
+    """
+    refuse_beside_a_controller(lab)
+    with contextlib.ExitStack() as stack:
+        store = open_store(state_dir)
+        stack.callback(store.close)
+        driven = [switch for switch in lab.optical_switches if switch.driver]
+        names = {s.name for s in driven} if needs is None else set(needs(store))
+        switches = [switch for switch in driven if switch.name in names]
+        stack.enter_context(device_lock(switches, DIRECT))
+        loop, drivers = stack.enter_context(drivers_on_loop(switches if talks else ()))
+        hooks = _Direct()
+        parts = CircuitParts(lab, drivers, store, hooks, hooks)
+        transactions = Transactions(parts)
+        # After Ctrl-C: a change that has begun comes to its end.
+        stack.callback(lambda: loop.run_until_complete(transactions.close()))
+        if talks:
+            loop.run_until_complete(parts.devices.open())
+            loop.run_until_complete(DeviceWatch(parts, transactions).begin())
+        app = new_app("Patchlight without a controller")
+        app.add_middleware(Admission, doorman=Doorman(lab.access))
+        operations = CircuitOperations(parts, transactions)
+        app.include_router(circuit_routes(operations))
+        app.include_router(change_routes(operations))
+        app.include_router(event_routes(store, EventFeed(store)))
+        transport = InProcess(app, loop)
+        yield stack.enter_context(ControllerClient(IN_PROCESS, user=user, transport=transport))
+
+
+@contextlib.contextmanager
+def drivers_on_loop(
+    switches: Iterable[OpticalSwitch],
+) -> Iterator[tuple[asyncio.AbstractEventLoop, dict[str, AnyDriver]]]:
+    """A loop to run, and a driver on it for each of these switches, closed at the end."""
+    with contextlib.ExitStack() as stack:
+        loop = stack.enter_context(asyncio.Runner()).get_loop()
+        drivers: dict[str, AnyDriver] = {s.name: open_driver(s, password_of(s)) for s in switches}
+        for driver in drivers.values():
+            stack.callback(lambda closing: loop.run_until_complete(closing()), driver.close)
+        yield loop, drivers
+
+
+def refuse_beside_a_controller(lab: Lab) -> None:
+    """``DeviceLocked`` if a controller of the lab answers.
+
+    One of another lab is not in the way: whether it holds a device of ours, that device's
+    lock says.
+    """
+    address = api_address(lab)
+    with ControllerClient(address, deadline_s=2.0) as client:
+        try:
+            running = client.identity().name
+        except ControllerError:
+            return
+    if running != lab.name:
+        return
+    raise DeviceLocked(
+        f"a controller of lab {running} runs at {address}: it holds the switches",
+        hint="leave out --direct, or stop the controller first",
+    )
+
+
+Event = dict[str, Any]
+
+_READ_EVERY_S = 2.0
+
+
+@contextlib.contextmanager
+def watching(
+    lab: Lab, names: Collection[str], state_dir: Path
+) -> Iterator[Callable[[float], list[Event]]]:
+    """A function that waits so many seconds, then gives what happened, in order.
+
+    Alarms of these optical switches (all if none are named), differences between their maps
+    as read every other second, who stopped answering or is back, and what commands with
+    ``--direct`` did on the same journal meanwhile. ``DeviceLocked`` beside a controller.
+    """
+    driven = [switch for switch in lab.optical_switches if switch.driver]
+    switches = [switch for switch in driven if not names or switch.name in names]
+    refuse_beside_a_controller(lab)
+    refuse_beside(switches, CONTROLLER)
+    with contextlib.ExitStack() as stack:
+        store = open_store(state_dir)
+        stack.callback(store.close)
+        loop, drivers = stack.enter_context(drivers_on_loop(switches))
+        watch = _Watch(lab, drivers, store)
+        loop.run_until_complete(watch.begin())
+        yield lambda wait_s: loop.run_until_complete(watch.happened(wait_s))
+
+
+class _Watch:
+    def __init__(self, lab: Lab, drivers: Drivers, store: Store) -> None:
+        self._drivers, self._journal = drivers, store
+        # Events of its own for who does not answer: the journal is told nothing of what we see.
+        self._events = Store(":memory:")
+        self._devices = DeviceMonitor(lab, drivers, CommittedMaps(store, lab), self._events)
+        self._maps: dict[str, AnyMap] = {}
+        self._last_in = {self._journal: store.last_event(), self._events: 0}
+        self._read_at = 0.0
+        self._returning: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        """Read what there is, so that only what happens from now on is told."""
+        await self._devices.open()
+        self._maps = dict(await self._devices.read_maps())
+
+    async def happened(self, wait_s: float) -> list[Event]:
+        """The events of the next ``wait_s`` seconds, in the order of time."""
+        await asyncio.sleep(wait_s)
+        events: list[Event] = []
+        for name in self._drivers.keys() - self._devices.unread.keys():
+            alarms = await self._devices.new_alarms(name)
+            events += [{"kind": "alarm", "ocs": name, **asdict(alarm)} for alarm in alarms]
+        if time.monotonic() - self._read_at >= _READ_EVERY_S:
+            self._read_at = time.monotonic()
+            self._bring_back()
+            events += self._differences(await self._devices.read_maps())
+        for store, last in self._last_in.items():
+            if new := store.events(last):
+                self._last_in[store] = new[-1]["number"]
+                events += new
+        return sorted(events, key=lambda event: float(event["at"]))
+
+    def _bring_back(self) -> None:
+        # Beside the rest: some devices take 15 s to be known as silent.
+        if self._devices.unread and (self._returning is None or self._returning.done()):
+            self._returning = asyncio.create_task(self._devices.open())
+
+    def _differences(self, maps: Mapping[str, AnyMap]) -> list[Event]:
+        events: list[Event] = []
+        for name, port_map in maps.items():
+            if change := self._maps.get(name, port_map).diff(port_map):
+                changes = {name: change_as_texts(change)}
+                events.append({"at": time.time(), "kind": "map", "ocs": name, "changes": changes})
+            self._maps[name] = port_map
+        return events

@@ -1,0 +1,294 @@
+"""Labs made by rule: one switch, a chain of switches, a tree, a fat-tree, two ToRs and an OCS.
+
+But for the last, hosts are servers ``h1``…``hN`` with one GPU ``gpu0`` and one NIC ``nic0`` each,
+addressed in order from 10.0.0.1; switches are ``s1``…. The hosts of one switch have a block of
+addresses to themselves (10.0.0.0/27, 10.0.0.32/27, … for 16 of them), so that one match stands for
+all of them. With an OCS, every NIC goes through it to its switch. Pure: the same arguments give
+the same lab.
+"""
+
+from collections.abc import Iterator
+from ipaddress import IPv4Address, IPv4Network
+from itertools import count
+from typing import TypedDict, Unpack
+
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.io.issues import nearest
+from patchlight.testbed.lab.model import (
+    CircuitSwitch,
+    Endpoint,
+    Fibre,
+    Gpu,
+    Lab,
+    Nic,
+    PacketSwitch,
+    Server,
+    default_mac,
+)
+from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.labfile.schema import FABRICS
+from patchlight.testbed.labfile.values import LAB_NAME, MODEL, MOST_CIRCUIT_PORTS, MOST_PACKET_PORTS
+
+_FIRST = int(IPv4Address("10.0.0.0"))
+_MOST_HOSTS = 2**24 - 2  # 10.0.0.0/8
+
+
+class Common(TypedDict, total=False):
+    """What every shape of several switches can be told; without rates there are no limits.
+
+    ``ocs`` is the driver of an OCS between the NICs and their switches.
+    """
+
+    ocs: str | None
+    rate_bps: int | None
+    uplink_rate_bps: int | None
+    fabric: str
+    name: str | None
+
+
+class _Builder:
+    """Collects switches and fibres; every port is the next free one of its switch."""
+
+    def __init__(self, hosts: int, common: Common) -> None:
+        _check_count("hosts", hosts, _MOST_HOSTS)
+        self.hosts = hosts
+        self.common = common
+        self.rate_bps = common.get("rate_bps")
+        self.used: list[int] = []  # ports used of s1, s2, …
+        self.fibres: list[Fibre] = []
+        self.numbers: list[int] = []  # of each host plugged in: what to add to 10.0.0.0
+        self.blocks = 0
+        self.ocs = common.get("ocs")
+        if self.ocs is not None:
+            _check_count("hosts of an OCS", hosts, MOST_CIRCUIT_PORTS // 2)
+            if common.get("fabric") == "bridge":
+                raise BadInput(
+                    "an OCS needs OpenFlow switches around it, and bridges are none",
+                    hint="use --fabric openvswitch, or leave --ocs out",
+                )
+
+    @property
+    def plugged(self) -> int:
+        return len(self.numbers)
+
+    def switch(self) -> int:
+        """Add a switch; its number, from 1."""
+        self.used.append(0)
+        return len(self.used)
+
+    def port(self, switch: int) -> Endpoint:
+        self.used[switch - 1] += 1
+        return Endpoint(f"s{switch}", str(self.used[switch - 1]))
+
+    def plug_hosts(self, switch: int, most: int) -> None:
+        """Plug up to ``most`` of the hosts that have no switch yet into this one."""
+        first = self.blocks << most.bit_length()
+        self.blocks += 1
+        for number in range(1, min(most, self.hosts - self.plugged) + 1):
+            self.numbers.append(first + number)
+            nic, port = Endpoint(f"h{self.plugged}", "nic0"), self.port(switch)
+            if self.ocs is None:
+                self.fibres.append(Fibre(nic, port, self.rate_bps))
+            else:
+                for end, at in ((nic, self.plugged), (port, self.hosts + self.plugged)):
+                    self.fibres.append(Fibre(end, Endpoint("ocs1", str(at)), self.rate_bps))
+
+    def join(self, lower: int, upper: int) -> None:
+        """A link between two switches."""
+        self.fibres.append(
+            Fibre(self.port(lower), self.port(upper), self.common.get("uplink_rate_bps"))
+        )
+
+    def lab(self, shape: str, ports: int | None = None) -> Lab:
+        """The lab; ``ports`` is how many each switch has (default: as many as are used)."""
+        name = self.common.get("name") or f"{shape}{self.hosts}"
+        fabric = self.common.get("fabric", FABRICS[0])
+        LAB_NAME.take(name)
+        if fabric not in FABRICS:
+            raise BadInput(f"{fabric!r} is not a fabric: {nearest(fabric, FABRICS)}")
+        most = max(self.used)
+        if most > MOST_PACKET_PORTS:
+            raise BadInput(
+                f"a switch would need {most} ports: expected at most {MOST_PACKET_PORTS}",
+                hint="use fewer hosts, or fewer hosts for each switch",
+            )
+        return Lab(
+            name=name,
+            network=_network_for(self.numbers[-1]),
+            servers=tuple(self._servers()),
+            packet_switches=tuple(
+                PacketSwitch(name=f"s{n}", datapath_id=n, ports=ports or used)
+                for n, used in enumerate(self.used, start=1)
+            ),
+            circuit_switches=tuple(self._circuit_switches()),
+            fibres=tuple(self.fibres),
+            fabric=fabric,
+        )
+
+    def _circuit_switches(self) -> Iterator[CircuitSwitch]:
+        if self.ocs is not None:
+            pairs = ((n, self.hosts + n) for n in range(1, self.hosts + 1))
+            # Datapath ids 1, 2, … are the packet switches', addresses in 10.0.0.0/8 the hosts'.
+            initial, number = PortMap.duplex(pairs), len(self.used) + 1
+            yield _ocs(self.ocs, "172.16.0.5", 2 * self.hosts, initial, number)
+
+    def _servers(self) -> Iterator[Server]:
+        for n, number in enumerate(self.numbers, start=1):
+            address = IPv4Address(_FIRST + number)
+            nic = Nic("nic0", address, default_mac(address), self.rate_bps, gpu="gpu0")
+            yield Server(f"h{n}", f"h{n}:8471", (Gpu("gpu0", "Generic"),), (nic,))
+
+
+def _ocs(driver: str, host: str, ports: int, initial: PortMap, datapath_id: int) -> CircuitSwitch:
+    """An OCS with so many ports in use, that starts with these circuits."""
+    row = OCS_DRIVERS.get(driver, OCS_DRIVERS["dry-run"])
+    return CircuitSwitch(
+        name="ocs1",
+        driver=driver,
+        address=f"{'127.0.0.1' if row.dials_in else host}:{row.port}",
+        ports=max(16, 1 << (ports - 1).bit_length()),
+        initial=initial,
+        datapath_id=datapath_id if driver == "openflow" else None,
+    )
+
+
+def single(
+    hosts: int,
+    *,
+    rate_bps: int | None = None,
+    fabric: str = "openvswitch",
+    name: str | None = None,
+    ocs: str | None = None,
+) -> Lab:
+    """One switch with all hosts on it: host *n* on port *n*."""
+    build = _Builder(hosts, {"rate_bps": rate_bps, "fabric": fabric, "name": name, "ocs": ocs})
+    build.plug_hosts(build.switch(), hosts)
+    return build.lab("single")
+
+
+def linear(hosts: int, *, hosts_per_switch: int = 16, **common: Unpack[Common]) -> Lab:
+    """A chain of switches, each joined to the next; the last one may have fewer hosts."""
+    _check_count("hosts per switch", hosts_per_switch, MOST_PACKET_PORTS)
+    build = _Builder(hosts, common)
+    while build.plugged < hosts:
+        build.plug_hosts(build.switch(), hosts_per_switch)
+    for switch in range(1, len(build.used)):
+        build.join(switch, switch + 1)
+    return build.lab("linear")
+
+
+def tree(hosts: int, *, hosts_per_switch: int = 16, **common: Unpack[Common]) -> Lab:
+    """A root switch ``s1`` and leaf switches below it that have the hosts."""
+    _check_count("hosts per switch", hosts_per_switch, MOST_PACKET_PORTS)
+    build = _Builder(hosts, common)
+    root = build.switch()
+    while build.plugged < hosts:
+        leaf = build.switch()
+        build.plug_hosts(leaf, hosts_per_switch)
+        build.join(leaf, root)
+    return build.lab("tree")
+
+
+def fat_tree(hosts: int, **common: Unpack[Common]) -> Lab:
+    """A three-layer fat-tree of k-port switches (Al-Fares et al., SIGCOMM 2008).
+
+    k is the smallest even number with k³/4 ≥ ``hosts``. All 5k²/4 switches are there, core
+    first, then each pod's aggregation and edge switches; where ``hosts`` is less than k³/4,
+    edge switches are filled in order and the last host ports stay free. ``BadInput`` with
+    ``fabric="bridge"``: a fat-tree has loops, in which learning bridges flood for ever.
+    """
+    if common.get("fabric") == "bridge":
+        raise BadInput(
+            "a fat-tree has loops, and bridges without OpenFlow would flood in them for ever",
+            hint="use --fabric openvswitch, or a tree, which has no loops",
+        )
+    build = _Builder(hosts, common)
+    k = arity(hosts)
+    half = k // 2
+    core = [[build.switch() for _ in range(half)] for _ in range(half)]
+    for _ in range(k):
+        aggregation = [build.switch() for _ in range(half)]
+        edge = [build.switch() for _ in range(half)]
+        # Ports below come first on every switch, so hosts are on 1…k/2.
+        for switch in edge:
+            build.plug_hosts(switch, half)
+            build.used[switch - 1] = half
+        for upper in aggregation:
+            for lower in edge:
+                build.join(lower, upper)
+        for group, lower in enumerate(aggregation):
+            for upper in core[group]:
+                build.join(lower, upper)
+    return build.lab("fat-tree", ports=k)
+
+
+def two_tors(
+    servers: int,
+    *,
+    gpus: int = 1,
+    gpu_model: str = "Generic",
+    rate_bps: int | None = None,
+    driver: str = "calient-tl1",
+    name: str = "my-lab",
+) -> Lab:
+    """Two ToR switches, and an OCS between them and the NICs, so that each NIC can be on either.
+
+    ``servers`` servers ``server1``… have ``gpus`` GPUs each and a NIC for each GPU. The OCS has
+    the NICs on its first ports, then the ports of ``tor1``, then those of ``tor2``; it starts
+    with the first half of the servers on ``tor1``. One more port of each ToR leads to the other.
+    """
+    _check_count("GPUs for each server", gpus, MOST_CIRCUIT_PORTS)
+    MODEL.take(gpu_model)
+    hosts = servers * gpus
+    _check_count("hosts of an OCS", hosts, MOST_CIRCUIT_PORTS // 3)
+    LAB_NAME.take(name)
+    network = IPv4Network("192.168.10.0/24" if hosts < 240 else "192.168.0.0/16")
+    addresses = (network[number] for number in count(11))
+    models = tuple(Gpu(f"gpu{number}", gpu_model) for number in range(gpus))
+    made = tuple(
+        Server(
+            name=f"server{number}",
+            management=f"{IPv4Address('10.0.0.10') + number}:8471",
+            gpus=models,
+            nics=tuple(
+                Nic(f"nic{gpu}", address, default_mac(address), rate_bps, gpu=f"gpu{gpu}")
+                for gpu, address in zip(range(gpus), addresses, strict=False)
+            ),
+        )
+        for number in range(1, servers + 1)
+    )
+    nics = [Endpoint(server.name, nic.name) for server in made for nic in server.nics]
+    tor1, tor2 = ([Endpoint(f"tor{n}", str(port + 1)) for port in range(hosts + 1)] for n in (1, 2))
+    to_ocs = enumerate([*nics, *tor1[:-1], *tor2[:-1]], start=1)
+    fibres = [Fibre(end, Endpoint("ocs1", str(port))) for port, end in to_ocs]
+    fibres.append(Fibre(tor1[-1], tor2[-1]))
+    first = (servers + 1) // 2 * gpus
+    circuits = [(nic, nic + (hosts if nic <= first else 2 * hosts)) for nic in range(1, hosts + 1)]
+    ocs = _ocs(driver, "10.0.0.5", 3 * hosts, PortMap.duplex(circuits), 0x51)
+    tors = tuple(PacketSwitch(f"tor{n}", n, hosts + 1) for n in (1, 2))
+    return Lab(name, network, made, tors, (ocs,), tuple(fibres))
+
+
+def arity(hosts: int) -> int:
+    """The ports k of a fat-tree's switches: the smallest even k with k³/4 ≥ ``hosts``."""
+    k = 2
+    while k**3 // 4 < hosts:
+        k += 2
+    return k
+
+
+def _network_for(last: int) -> IPv4Network:
+    """10.0.0.0/16, or a wider one where the last host's address does not fit in it."""
+    prefix = min(16, 32 - (last + 1).bit_length())
+    if prefix < 8:
+        raise BadInput(
+            "the hosts do not fit in 10.0.0.0/8, with a block of addresses for each switch",
+            hint="use fewer hosts, or more hosts for each switch",
+        )
+    return IPv4Network((_FIRST, prefix))
+
+
+def _check_count(what: str, count: int, most: int) -> None:
+    if not 1 <= count <= most:
+        raise BadInput(f"{count} {what}: expected a number from 1 to {most}")

@@ -1,0 +1,145 @@
+"""From a file's bytes to YAML nodes with positions: what no file may be is found here.
+
+Files that never end, nest deeply or explode by aliases are refused at a limit. Nodes are only
+composed; what a plain scalar means is decided by the field types.
+"""
+
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from patchlight.testbed.io.fields import FieldType
+from patchlight.testbed.io.issues import FileError, FileIssue, FileIssues
+
+_DEEPEST = 32  # A lab file has 7 levels.
+_TOO_DEEP = f"nested more than {_DEEPEST} levels deep"
+_TOO_DEEP_FOR_LIBYAML = "maximum nesting depth"  # 1,000 levels, with PyYAML 6.0.4's
+_LARGEST = 64 * 2**20  # bytes
+_MOST_VALUES = 1_000_000  # A lab of 1,024 hosts has 33,000 keys and values.
+_MOST_BY_ALIASES = 100_000  # values that are read again for each alias
+_SPECIAL = {
+    stat.S_IFIFO: "it is a named pipe",
+    stat.S_IFCHR: "it is a device",
+    stat.S_IFBLK: "it is a device",
+    stat.S_IFSOCK: "it is a socket",
+}
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_Base):  # type: ignore[misc]
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
+
+
+def read_text(
+    path: str | Path, error_class: type[FileError] = FileError, expected: str = "a text file"
+) -> str:
+    """The text in a UTF-8 file; an error of ``error_class`` if it cannot be read or is none."""
+    try:
+        # Asked before it is opened: that alone may wait, or do something. A shell's <(command)
+        # is a pipe without a name.
+        kind = stat.S_IFMT(os.stat(path).st_mode)
+        if kind in _SPECIAL and not os.path.realpath(path).startswith("/proc/"):
+            raise ValueError(_SPECIAL[kind])
+        with open(path, "rb") as file:
+            content = _bytes_of(file)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        message = f"cannot be read ({reason}): expected {expected}"
+        raise error_class([FileIssue(str(path), 1, 1, message)]) from None
+    return _decoded(content, str(path), error_class)
+
+
+def read_standard_input(expected: str = "a text file") -> str:
+    """The same of what is piped into the command; ``FileError`` calls it standard input."""
+    name = "standard input"
+    try:
+        content = _bytes_of(sys.stdin.buffer)
+    except ValueError as error:
+        message = f"cannot be read ({error}): expected {expected}"
+        raise FileError([FileIssue(name, 1, 1, message)]) from None
+    return _decoded(content, name, FileError)
+
+
+def _bytes_of(file: IO[bytes]) -> bytes:
+    content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise ValueError(f"it is longer than {_LARGEST >> 20} MiB")
+    return content
+
+
+def _decoded(content: bytes, name: str, error_class: type[FileError]) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = content[: error.start]
+        line = before.count(b"\n") + 1
+        column = error.start - (before.rfind(b"\n") + 1) + 1
+        message = f"byte 0x{content[error.start]:02x} is not UTF-8: expected a text file in UTF-8"
+        raise error_class([FileIssue(name, line, column, message)]) from None
+
+
+def parse(text: str, type: FieldType, issues: FileIssues) -> Any:
+    """The value of ``type`` in a YAML text; ``None`` where it cannot be made out.
+
+    Everything wrong is noted in ``issues``, which the caller raises when it has looked itself.
+    """
+    root = compose(text, issues, type)
+    located = None if root is None else type.read(root, issues)
+    return None if located is None else located.value
+
+
+def compose(text: str, issues: FileIssues, type: FieldType) -> yaml.Node | None:
+    """The root node of a YAML text that is to hold a value of ``type``."""
+    strange = yaml.reader.Reader.NON_PRINTABLE.search(text)
+    if strange:
+        before, shown = text[: strange.start()], f"U+{ord(strange.group()):04X}"
+        message = f"not YAML: character {shown} stands there: expected printable text"
+        issues.add(before.count("\n") + 1, len(before) - before.rfind("\n"), message)
+        return None
+    try:
+        problem = _too_much(text)
+        if problem:
+            issues.add(1, 1, f"{problem}: expected {type.what}")
+            return None
+        root: yaml.Node | None = yaml.compose(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        if _TOO_DEEP_FOR_LIBYAML in (error.problem or ""):
+            issues.add(1, 1, f"{_TOO_DEEP}: expected {type.what}")
+            return None
+        mark = error.problem_mark or error.context_mark
+        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        problem = ", ".join(part for part in (error.context, error.problem) if part)
+        issues.add(line, column, f"not YAML: {problem}: expected 'key: value' lines and lists")
+        return None
+    except (yaml.YAMLError, ValueError) as error:
+        issues.add(1, 1, f"not YAML: {error}")
+        return None
+    if root is None:
+        issues.add(1, 1, f"the file is empty: expected {type.expected()}")
+    return root
+
+
+def _too_much(text: str) -> str | None:
+    """Why a text is not composed: it would overrun the parser's stack, or read for ever."""
+    sizes: dict[str | None, int] = {}  # nodes below each anchor, with those its aliases stand for
+    open_nodes: list[tuple[str | None, int]] = []
+    by_aliases = 0
+    for nodes, event in enumerate(yaml.parse(text, Loader=_Loader)):
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_nodes.append((event.anchor, nodes + by_aliases))
+            if len(open_nodes) > _DEEPEST:
+                return _TOO_DEEP
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_nodes.pop()
+            sizes[anchor] = nodes + by_aliases - before
+        elif isinstance(event, yaml.AliasEvent):
+            by_aliases += sizes.get(event.anchor, 1)
+            if by_aliases > _MOST_BY_ALIASES:
+                return f"its aliases stand for more than {_MOST_BY_ALIASES:,} values"
+        if nodes > _MOST_VALUES:
+            return f"it has more than {_MOST_VALUES:,} keys and values"
+    return None

@@ -1,0 +1,371 @@
+"""A lab as a value: servers, packet switches, circuit switches and the fibres between them.
+
+Nothing here reads a file, opens a socket or knows whether the lab is real or emulated.
+``patchlight.testbed.labfile.reader`` makes a ``Lab`` out of YAML and finds the mistakes in it;
+``patchlight.testbed.lab.wiring`` finds the links in it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from ipaddress import IPv4Network
+from typing import NamedTuple, TypeVar
+
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab.access import USUAL_ACCESS, Access
+from patchlight.testbed.lab.emulated import Emulation as Emulation
+from patchlight.testbed.lab.emulated import OcsFault as OcsFault
+from patchlight.testbed.lab.emulated import OcsUser as OcsUser
+from patchlight.testbed.lab.nic import Nic as Nic
+from patchlight.testbed.lab.nic import default_mac as default_mac
+from patchlight.testbed.lab.policies import NOTHING_SAID, PolicyChoice
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.queueing import Discipline
+from patchlight.testbed.lab.ssh_access import SshAccess
+from patchlight.testbed.lab.wavelengths import PassivePart, Transceiver, WavelengthSwitch
+from patchlight.testbed.lab.worker_policy import WorkerPolicy
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One accelerator of a server; ``uuid`` pins the physical one on a real server."""
+
+    name: str
+    model: str
+    uuid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One server: where its agent answers (``host:port`` or ``unix:/path``), GPUs, NICs, SSH.
+
+    ``emulated_gpus``: it has none of its own, what is deployed to it emulates them.
+    """
+
+    name: str
+    management: str | None
+    gpus: tuple[Gpu, ...]
+    nics: tuple[Nic, ...]
+    ssh: SshAccess = field(default_factory=SshAccess)
+    emulated_gpus: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PacketSwitch:
+    """An electrical packet switch that speaks OpenFlow 1.3; ports are 1…``ports``.
+
+    ``transceivers``: those of its ports that send light of a known channel, by port.
+    """
+
+    name: str
+    datapath_id: int
+    ports: int
+    launch_power_dbm: float = 0.0
+    transceivers: tuple[tuple[int, Transceiver], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitSwitch:
+    """An optical circuit switch (OCS); duplex ports are 1…``ports``.
+
+    ``password_env`` names the environment variable that holds the password: lab files
+    are shared, passwords are not. ``legacy_ssh`` lets it have old algorithms. ``initial`` is
+    the map the lab starts with. An OCS that speaks OpenFlow does not answer at ``address``: it
+    connects there, and says its ``datapath_id``. ``emulated`` is for its emulation alone.
+    """
+
+    name: str
+    driver: str
+    address: str
+    ports: int
+    switching_time_s: float = 0.025
+    insertion_loss_db: float = 1.5
+    user: str = "admin"
+    password_env: str | None = None
+    initial: PortMap = field(default_factory=PortMap)
+    datapath_id: int | None = None
+    emulated: Emulation = field(default_factory=Emulation)
+    legacy_ssh: bool = False
+
+
+OpticalSwitch = CircuitSwitch | WavelengthSwitch
+"""What a driver drives."""
+Device = Server | PacketSwitch | CircuitSwitch | WavelengthSwitch | PassivePart
+
+
+class Endpoint(NamedTuple):
+    """A port of a device that a fibre can end on: ``server1.nic0``, ``tor1.3``, ``ocs1.17``."""
+
+    device: str
+    port: str
+
+    def __str__(self) -> str:
+        return f"{self.device}.{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> Endpoint:
+        """``"tor1.3"`` → an endpoint; ``BadInput`` if it is not ``device.port``."""
+        device, dot, port = text.rpartition(".")
+        if not (device and dot and port):
+            raise BadInput(f"{text!r} is not a port: expected device.port, like 'tor1.3'")
+        return cls(device, port)
+
+
+@dataclass(frozen=True, slots=True)
+class Fibre:
+    """A fibre pair (both directions) between two ports; ``None`` rate: no limit of its own.
+
+    ``delay_s`` each way, give or take ``jitter_s``, and ``packet_loss`` (a fraction) are for
+    emulations; a real fibre has its own.
+    """
+
+    a: Endpoint
+    b: Endpoint
+    rate_bps: int | None = None
+    loss_db: float = 0.3
+    delay_s: float = 0.0
+    jitter_s: float = 0.0
+    packet_loss: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a worker gets: one NIC and the GPU it serves (``None`` for a NIC without one)."""
+
+    server: Server
+    nic: Nic
+    gpu: Gpu | None
+
+    @property
+    def name(self) -> str:
+        """``server1.gpu0``, or ``server1.nic0`` for a NIC that serves no GPU."""
+        return f"{self.server.name}.{self.gpu.name if self.gpu else self.nic.name}"
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The port the host's fibre is plugged into."""
+        return Endpoint(self.server.name, self.nic.name)
+
+
+NO_NETWORK = IPv4Network("0.0.0.0/32")
+"""The network of a lab without servers, and so without NICs."""
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A whole lab. ``scale`` divides rates and workload bytes alike, so times stay true.
+
+    ``fabric`` says what an emulation makes packet switches of: ``openvswitch`` or
+    ``bridge`` (learning bridges without OpenFlow). Without ``controller_api`` the controller
+    answers at a place of the lab's own (``lab_api.api_address``). With ``controller_openflow_tls``
+    packet switches have to show certificates. ``access`` says what users of its machine may do,
+    ``queue`` how jobs wait, ``policies`` who decides, ``workers`` what workers may have of their
+    servers. ``paths`` says who gives the paths of light that synthetic jobs send on: ``none``
+    (their light is on always) or ``nodes`` (among themselves).
+    """
+
+    name: str
+    network: IPv4Network = NO_NETWORK
+    servers: tuple[Server, ...] = ()
+    packet_switches: tuple[PacketSwitch, ...] = ()
+    circuit_switches: tuple[CircuitSwitch, ...] = ()
+    fibres: tuple[Fibre, ...] = ()
+    fabric: str = "openvswitch"
+    scale: float = 1.0
+    controller_api: str = ""
+    controller_openflow: str = "127.0.0.1:6653"
+    controller_openflow_tls: bool = False
+    access: Access = USUAL_ACCESS
+    queue: Discipline = field(default_factory=Discipline)
+    policies: PolicyChoice = NOTHING_SAID
+    workers: WorkerPolicy = field(default_factory=WorkerPolicy)
+    wavelength_switches: tuple[WavelengthSwitch, ...] = ()
+    passive_parts: tuple[PassivePart, ...] = ()
+    paths: str = "none"
+
+    @cached_property
+    def hosts(self) -> tuple[Host, ...]:
+        """Every NIC with the GPU it serves, in file order."""
+        return tuple(
+            Host(server, nic, next((g for g in server.gpus if g.name == nic.gpu), None))
+            for server in self.servers
+            for nic in server.nics
+        )
+
+    @cached_property
+    def fibre_ends(self) -> Mapping[Endpoint, tuple[Endpoint, Fibre]]:
+        """For each end of each fibre: the other end, and the fibre."""
+        ends: dict[Endpoint, tuple[Endpoint, Fibre]] = {}
+        for fibre in self.fibres:
+            ends[fibre.a] = (fibre.b, fibre)
+            ends[fibre.b] = (fibre.a, fibre)
+        return ends
+
+    @cached_property
+    def circuit_fibres(self) -> Mapping[str, Mapping[int, tuple[Endpoint, Fibre]]]:
+        """For each OCS, by port number: the other end of the fibre plugged in, and the fibre."""
+        fibres: dict[str, dict[int, tuple[Endpoint, Fibre]]] = {
+            switch.name: {} for switch in self.circuit_switches
+        }
+        for end, other in self.fibre_ends.items():
+            if end.device in fibres:
+                fibres[end.device][int(end.port)] = other
+        return fibres
+
+    @cached_property
+    def circuit_ends(self) -> Mapping[str, Mapping[int, Endpoint]]:
+        """For each OCS, by port number: the NIC or packet-switch port plugged in, if it is one."""
+        return {
+            ocs: {
+                port: end
+                for port, (end, _) in fibres.items()
+                if end.device not in self.circuit_fibres
+            }
+            for ocs, fibres in self.circuit_fibres.items()
+        }
+
+    @cached_property
+    def circuit_plugs(self) -> Mapping[Endpoint, tuple[str, int]]:
+        """For each end of a fibre that leads straight into an OCS: that OCS and its port number."""
+        return {
+            end: (other.device, int(other.port))
+            for end, (other, _) in self.fibre_ends.items()
+            if other.device in self.circuit_fibres
+        }
+
+    @cached_property
+    def facing(self) -> Mapping[str, Mapping[int, str]]:
+        """For each OCS the packet switch that each port leads straight to, in order of ports."""
+        names = {switch.name for switch in self.packet_switches}
+        return {
+            ocs: {port: ends[port].device for port in sorted(ends) if ends[port].device in names}
+            for ocs, ends in self.circuit_ends.items()
+        }
+
+    @cached_property
+    def facing_ports(self) -> Mapping[str, Mapping[str, tuple[int, ...]]]:
+        """The same the other way: the ports that lead straight to each packet switch."""
+        found: dict[str, dict[str, tuple[int, ...]]] = {}
+        for ocs, facing in self.facing.items():
+            ports_of = found.setdefault(ocs, {})
+            for port, switch in facing.items():
+                ports_of[switch] = (*ports_of.get(switch, ()), port)
+        return found
+
+    @cached_property
+    def has_trunks(self) -> bool:
+        """Whether light can go from one circuit switch into another."""
+        return any(end.device in self.circuit_fibres for end in self.circuit_plugs)
+
+    @cached_property
+    def host_plugs(self) -> Mapping[Endpoint, tuple[str, int]]:
+        """``circuit_plugs`` of the hosts' NICs."""
+        plugs, ends = self.circuit_plugs, [host.endpoint for host in self.hosts]
+        return {end: plugs[end] for end in ends if end in plugs}
+
+    @cached_property
+    def switch_names(self) -> tuple[str, ...]:
+        """The names of the packet switches, sorted."""
+        return tuple(sorted(switch.name for switch in self.packet_switches))
+
+    @cached_property
+    def host_names(self) -> dict[str, Host]:
+        """Every name a host answers to.
+
+        Full names (``server1.gpu0``, ``server1.nic0``) always; a server's own name where it
+        has one host; a GPU's or NIC's bare name where it is the only one in the lab and no
+        server is called so.
+        """
+        names: dict[str, Host] = {}
+        bare: dict[str, list[Host]] = {}
+        for host in self.hosts:
+            names[host.name] = names[str(host.endpoint)] = host
+            for name in {host.nic.name, *([host.gpu.name] if host.gpu else [])}:
+                bare.setdefault(name, []).append(host)
+            if len(host.server.nics) == 1:
+                names[host.server.name] = host
+        servers = {server.name for server in self.servers}
+        for name, owners in bare.items():
+            if len(owners) == 1 and name not in servers:
+                names[name] = owners[0]
+        return names
+
+    @cached_property
+    def names_by_address(self) -> dict[str, tuple[str, ...]]:
+        """All names of each host by its NIC's address, its full name first: for a hosts file."""
+        names: dict[str, tuple[str, ...]] = {}
+        for name, host in self.host_names.items():
+            address = str(host.nic.address)
+            names[address] = (*names.get(address, ()), name)
+        return names
+
+    def host(self, name: str) -> Host:
+        """The host of that name; ``BadInput`` with the nearest names if there is none."""
+        return _named(self.host_names, name, "host", self.name)
+
+    @cached_property
+    def _devices(self) -> dict[str, Device]:
+        devices: list[Device] = [
+            *self.servers,
+            *self.packet_switches,
+            *self.circuit_switches,
+            *self.sorting,
+        ]
+        return {device.name: device for device in devices}
+
+    def device(self, name: str) -> Device:
+        """The device of that name; ``BadInput`` with the nearest names if there is none."""
+        return _named(self._devices, name, "device", self.name)
+
+    def circuit_switch(self, name: str) -> CircuitSwitch:
+        """The OCS of that name; ``BadInput`` if there is none."""
+        return _named({c.name: c for c in self.circuit_switches}, name, "OCS", self.name)
+
+    @property
+    def optical_switches(self) -> tuple[OpticalSwitch, ...]:
+        """What has a map: circuit switches, then wavelength switches."""
+        return (*self.circuit_switches, *self.wavelength_switches)
+
+    def optical_switch(self, name: str) -> OpticalSwitch:
+        """The OCS or wavelength switch of that name; ``BadInput`` if there is none."""
+        device = self._devices.get(name)
+        if isinstance(device, OpticalSwitch):
+            return device
+        what = "optical switch" if self.wavelength_switches else "OCS"
+        return _named({c.name: c for c in self.optical_switches}, name, what, self.name)
+
+    @property
+    def sorting(self) -> tuple[WavelengthSwitch | PassivePart, ...]:
+        """What sorts light by wavelength, or splits it."""
+        return (*self.wavelength_switches, *self.passive_parts)
+
+    @cached_property
+    def coloured(self) -> bool:
+        """Whether wavelengths matter in it: without, all light is alike."""
+        return bool(
+            self.sorting
+            or any(switch.transceivers for switch in self.packet_switches)
+            or any(host.nic.transceiver for host in self.hosts)
+        )
+
+    @property
+    def initial_maps(self) -> dict[str, PortMap]:
+        """The port map of each OCS that the lab file asks for at the start."""
+        return {c.name: c.initial for c in self.circuit_switches}
+
+    def with_changes(self, **changes: object) -> Lab:
+        """A copy with these fields replaced."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def _named(table: Mapping[str, T], name: str, what: str, lab: str) -> T:
+    if name in table:
+        return table[name]
+    near = difflib.get_close_matches(name, table, n=3, cutoff=0.5)
+    known = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(table) or 'none'}"
+    raise BadInput(f"lab {lab} has no {what} called {name!r}: {known}")

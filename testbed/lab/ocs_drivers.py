@@ -1,0 +1,205 @@
+"""The drivers of optical switches that come with Patchlight: one row each, and no more.
+
+A row is all there is to registering a driver. The registry of drivers and that of emulated
+devices, the lab file's schema and checks, the conformance tests and the table of drivers in the
+documentation (``python -m patchlight.testbed.lab.ocs_drivers`` prints it) are made from these rows.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
+
+
+@dataclass(frozen=True, slots=True)
+class OcsDriver:
+    """A driver, and the emulated device that it is tested against.
+
+    ``driver`` and ``device`` are ``module:Class``, the one below
+    ``patchlight.controller.circuits.drivers``, the other below
+    ``patchlight.emulation.optical.vendors`` (empty: it drives no device at all). They are
+    imported when first used, so that a driver's libraries need not be there for the others.
+
+    ``shape``: what its wavelength switches are: any N×M; ``one-sided``, 1×N or N×1, with a grid; a
+    ``roadm``, one-sided or with a line at port 1 that all channels come from or go to.
+    ``port``: where its devices listen unless told otherwise, or where Patchlight does for them.
+    ``has_users``: its protocol has logins. ``makes_room``: its devices may take busy ports from
+    their circuits. ``dials_in``: the device connects to Patchlight, and says a datapath id.
+    """
+
+    name: str
+    transport: str
+    driver: str
+    device: str = ""
+    port: int = 3082
+    shape: Literal["any", "one-sided", "roadm"] = "any"
+    has_users: bool = True
+    makes_room: bool = False
+    dials_in: bool = False
+    tested_with: str = "conformance suite"
+    hardware: str = "not yet"
+
+
+_ROWS = (
+    OcsDriver(
+        "calient-tl1",
+        "TL1 over TCP (3082, telnet 3083)",
+        port=3082,
+        driver="calient.tl1:CalientTl1",
+        device="calient:CalientTl1Server",
+        makes_room=True,
+    ),
+    OcsDriver(
+        "calient-rest",
+        "REST over HTTPS",
+        port=443,
+        driver="calient.rest:CalientRest",
+        device="calient_rest:CalientRestServer",
+        makes_room=True,
+    ),
+    OcsDriver(
+        "polatis-scpi",
+        "SCPI over TCP (5025)",
+        port=5025,
+        driver="polatis.scpi:PolatisScpi",
+        device="polatis_scpi:PolatisScpiServer",
+        has_users=False,
+    ),
+    OcsDriver(
+        "polatis-tl1",
+        "TL1 over TCP (3082)",
+        port=3082,
+        driver="polatis.tl1:PolatisTl1",
+        device="polatis_tl1:PolatisTl1Server",
+    ),
+    OcsDriver(
+        "polatis-netconf",
+        "NETCONF over SSH (830; extra `netconf`)",
+        port=830,
+        driver="polatis.netconf:PolatisNetconf",
+        device="polatis_netconf:PolatisNetconfServer",
+    ),
+    OcsDriver(
+        "polatis-restconf",
+        "RESTCONF over HTTPS",
+        port=443,
+        driver="polatis.restconf:PolatisRestconf",
+        device="polatis_restconf:PolatisRestconfServer",
+    ),
+    OcsDriver(
+        "glimmerglass-tl1",
+        "TL1 over TCP (10034)",
+        port=10034,
+        driver="glimmerglass:GlimmerglassTl1",
+        device="glimmerglass:GlimmerglassTl1Server",
+    ),
+    OcsDriver(
+        "telescent-ssh",
+        "command line over SSH (9861)",
+        port=9861,
+        driver="telescent:TelescentSsh",
+        device="telescent:TelescentSshServer",
+    ),
+    OcsDriver(
+        "sonic-ocs",
+        "RESTCONF over HTTPS, SONiC's OCS model",
+        port=443,
+        driver="sonic:SonicOcs",
+        device="sonic:SonicOcsServer",
+    ),
+    OcsDriver(
+        "openflow",
+        "OpenFlow 1.3: the switch connects to Patchlight",
+        port=6654,
+        driver="openflow:OpenFlowSwitch",
+        device="openflow:OpenFlowServer",
+        has_users=False,
+        dials_in=True,
+        tested_with="conformance suite; Open vSwitch with packets",
+    ),
+    OcsDriver(
+        "dry-run",
+        "none: remembers, for rehearsals",
+        driver="dry_run:DryRun",
+        has_users=False,
+        tested_with="itself",
+        hardware="–",
+    ),
+)
+OCS_DRIVERS = {row.name: row for row in _ROWS}
+"""Those of circuit switches."""
+
+_WSS_ROWS = (
+    OcsDriver(
+        "waveshaper-http",
+        "REST over HTTP, profiles of the whole band",
+        port=80,
+        driver="waveshaper.rest:WaveShaper",
+        device="waveshaper:WaveShaperServer",
+        shape="one-sided",
+        has_users=False,
+    ),
+    OcsDriver(
+        "lumentum-netconf",
+        "NETCONF over SSH (830; extra `netconf`)",
+        port=830,
+        driver="lumentum:LumentumRoadm",
+        device="lumentum:LumentumServer",
+        shape="roadm",
+    ),
+    OcsDriver(
+        "dry-run",
+        "none: remembers, for rehearsals",
+        driver="dry_run:DryRunWavelengths",
+        has_users=False,
+        tested_with="itself",
+        hardware="–",
+    ),
+)
+WSS_DRIVERS = {row.name: row for row in _WSS_ROWS}
+"""Those of wavelength switches."""
+
+
+def check_shape(switch: WavelengthSwitch) -> None:
+    """``BadInput`` if no device of its driver is like that. Drivers of others may be any."""
+    row = WSS_DRIVERS.get(switch.driver)
+    if row is None or row.shape == "any":
+        return
+    one_sided = 1 in (switch.inputs, switch.outputs)
+    if row.shape == "one-sided":
+        if not one_sided:
+            raise BadInput(
+                f"a {row.name} has one common port, not {switch.inputs} inputs and "
+                f"{switch.outputs} outputs: expected 'inputs: 1' or 'outputs: 1'"
+            )
+        if switch.grid.spacing_ghz is None:
+            raise BadInput(
+                f"a profile of a {row.name} does not say where one channel ends and the next "
+                "begins: expected a grid that is not flexible, like 'grid: 50GHz'"
+            )
+    elif not one_sided:
+        for way in switch.initial:
+            if (way.inp == 1) == (way.out == 1):
+                raise BadInput(f"{way}: {NO_LINE} of a {row.name}")
+
+
+NO_LINE = "expected a channel from or to port 1, the line"
+DRIVER_GROUP = "patchlight.ocs_drivers"
+"""The group of entry points with which other packages add drivers of circuit switches."""
+WSS_DRIVER_GROUP = "patchlight.wss_drivers"
+"""The same of wavelength switches."""
+
+
+def drivers_table(drivers: Iterable[OcsDriver] = (*_ROWS, *_WSS_ROWS[:-1])) -> str:
+    """The Markdown table of the drivers: transport, what each was tested with, on what hardware."""
+    head = ("driver", "transport", "emulated device", "hardware")
+    rows = [(f"`{d.name}`", d.transport, d.tested_with, d.hardware) for d in drivers]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, *rows)).replace(
+        "\n", "\n|---|---|---|---|\n", 1
+    )
+
+
+if __name__ == "__main__":
+    print(drivers_table())

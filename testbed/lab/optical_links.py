@@ -1,0 +1,361 @@
+"""Light followed channel by channel: where each transmitter's goes, and where two signals meet.
+
+All functions of values. Light spreads where a coupler splits it; wavelength switches and passive
+parts let its channel through or do not. A signal is one direction of one fibre's light.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from patchlight.testbed.lab.model import CircuitSwitch, Endpoint, Fibre, Lab, PacketSwitch, Server
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.spectrum import Channel, ChannelConnect, SpectrumMap
+from patchlight.testbed.lab.wavelengths import PassivePart, Transceiver, WavelengthSwitch
+
+Hop = tuple[str, CrossConnect]
+Entry = CrossConnect | ChannelConnect
+"""What lets light through in a map of either kind."""
+
+
+class LightPath(NamedTuple):
+    """One direction: what ``source`` sends arrives at ``sink``.
+
+    ``hops`` are the cross-connects of circuit switches on the way, ``through`` are all devices that
+    it passes, ``lost_db`` is what was lost when the light leaves each. ``rate_bps`` is the slowest
+    of the fibres (``None``: none has a limit); ``loss_db`` is the sum of losses. ``channel`` is
+    ``None`` where the transmitter has no transceiver in the lab file.
+    """
+
+    source: Endpoint
+    sink: Endpoint
+    hops: tuple[Hop, ...]
+    rate_bps: int | None
+    loss_db: float
+    lost_db: tuple[float, ...] = ()
+    through: tuple[Hop, ...] = ()
+    channel: Channel | None = None
+
+
+class Signal(NamedTuple):
+    """The light of one transmitter."""
+
+    source: Endpoint
+    channel: Channel | None
+
+    def __str__(self) -> str:
+        return f"{self.source} ({self.channel})" if self.channel else str(self.source)
+
+    @property
+    def edges(self) -> tuple[float, float]:
+        """Where it begins and ends, as its channel; without one it may be anywhere."""
+        return (-math.inf, math.inf) if self.channel is None else self.channel.edges
+
+
+class Meeting(NamedTuple):
+    """Two signals of one channel on one fibre, which both are lost on: it leaves ``at``."""
+
+    at: Endpoint
+    one: Signal
+    other: Signal
+
+    def __str__(self) -> str:
+        both = f"{self.one} and {self.other}"
+        return f"two signals of one channel meet on the fibre at {self.at}, {both}"
+
+
+@dataclass
+class _Found:
+    """Where one signal goes: the fibres that it is on by their end, and the paths that end well.
+
+    ``lost_db``: what it has lost where each of these fibres ends.
+    """
+
+    fibres: list[Endpoint] = field(default_factory=list)
+    lost_db: list[float] = field(default_factory=list)
+    arrivals: list[tuple[LightPath, tuple[Endpoint, ...]]] = field(default_factory=list)
+
+
+class _Ray(NamedTuple):
+    """One of the ways that light has taken: it has arrived ``at`` over these."""
+
+    at: Endpoint
+    fibres: tuple[Endpoint, ...]
+    hops: tuple[Hop, ...]
+    through: tuple[Hop, ...]
+    lost_db: tuple[float, ...]
+    loss_db: float
+    rate_bps: int | None
+
+
+class Light:
+    """All light of a lab under these maps.
+
+    ``channels``: what tunable transmitters send now; those in ``off`` send nothing.
+    """
+
+    def __init__(
+        self,
+        lab: Lab,
+        maps: Mapping[str, PortMap],
+        spectra: Mapping[str, SpectrumMap] | None = None,
+        channels: Mapping[Endpoint, Channel] | None = None,
+        off: Collection[Endpoint] = (),
+    ) -> None:
+        self._lab = lab
+        self._out_of = {name: port_map.out_of for name, port_map in maps.items()}
+        initial = {switch.name: switch.initial for switch in lab.wavelength_switches}
+        self._spectra = initial if spectra is None else spectra
+        self._channels, self._off = channels or {}, off
+        self._followed: dict[Signal, _Found] = {}
+
+    def retuned(self, channels: Mapping[Endpoint, Channel], off: Collection[Endpoint]) -> Light:
+        """The light with other channels, and others off: what stays is not followed again."""
+        light = Light(self._lab, {}, self._spectra, channels, off)
+        light._out_of, light._followed = self._out_of, self._followed
+        return light
+
+    @cached_property
+    def signals(self) -> tuple[Signal, ...]:
+        """What is sent: by every NIC and packet-switch port with a fibre."""
+        ends = self._lab.fibre_ends
+        return tuple(
+            Signal(end, self._channel(end))
+            for end in ends
+            if is_end(self._lab, end.device) and end not in self._off
+        )
+
+    def arriving(self, device: str) -> dict[int, dict[Signal, float]]:
+        """The signals that come in at each port of a device, with their power there in dBm."""
+        arriving: dict[int, dict[Signal, float]] = {}
+        for signal, found in self._found.items():
+            for end, lost_db in zip(found.fibres, found.lost_db, strict=True):
+                at = self._lab.fibre_ends[end][0]
+                if at.device == device:
+                    power_dbm = launch_power_dbm(self._lab, signal.source) - lost_db
+                    arriving.setdefault(int(at.port), {})[signal] = power_dbm
+        return arriving
+
+    @cached_property
+    def meetings(self) -> tuple[Meeting, ...]:
+        """Where signals of one channel meet: each two of them once, where they do first."""
+        first: dict[tuple[Signal, Signal], Meeting] = {}
+        for found in self._found.values():
+            for fibre in found.fibres:
+                for one, other in self._meeting_at.get(fibre, ()):
+                    first.setdefault((one, other), Meeting(fibre, one, other))
+        return tuple(first.values())
+
+    @cached_property
+    def arrivals(self) -> Mapping[Endpoint, tuple[LightPath, ...]]:
+        """By transmitter, the receivers that its light arrives at strong enough and alone."""
+        return {
+            signal.source: tuple(
+                path
+                for path, fibres in found.arrivals
+                if self._destroyed_at(signal, fibres) is None and not self._too_weak(path)
+            )
+            for signal, found in self._found.items()
+        }
+
+    @cached_property
+    def destroyed(self) -> Mapping[Endpoint, tuple[Endpoint, ...]]:
+        """By transmitter, where its light meets another signal first on ways to its receivers.
+
+        The fibres by the end that light leaves.
+        """
+        met = {
+            signal.source: dict.fromkeys(
+                self._destroyed_at(signal, fibres) for _, fibres in found.arrivals
+            )
+            for signal, found in self._found.items()
+        }
+        return {source: tuple(at for at in ends if at is not None) for source, ends in met.items()}
+
+    def _destroyed_at(self, signal: Signal, fibres: tuple[Endpoint, ...]) -> Endpoint | None:
+        return next((at for at in fibres if signal in self._lost.get(at, ())), None)
+
+    @cached_property
+    def _lost(self) -> Mapping[Endpoint, set[Signal]]:
+        """By the end that a fibre's light leaves, the signals on it that are disturbed there."""
+        return {
+            fibre: {signal for pair in pairs for signal in pair}
+            for fibre, pairs in self._meeting_at.items()
+        }
+
+    @cached_property
+    def signals_on(self) -> Mapping[Endpoint, list[Signal]]:
+        """The signals on each fibre, by the end that their light leaves."""
+        by_fibre: dict[Endpoint, list[Signal]] = {}
+        for signal, found in self._found.items():
+            for fibre in found.fibres:
+                by_fibre.setdefault(fibre, []).append(signal)
+        return by_fibre
+
+    @cached_property
+    def _meeting_at(self) -> Mapping[Endpoint, list[tuple[Signal, Signal]]]:
+        """By the end that a fibre's light leaves, the signals on it that disturb each other."""
+        meeting = {fibre: list(_overlapping(signals)) for fibre, signals in self.signals_on.items()}
+        return {fibre: pairs for fibre, pairs in meeting.items() if pairs}
+
+    @property
+    def alone(self) -> Mapping[Endpoint, tuple[LightPath, ...]]:
+        """By transmitter, the receivers that its light would arrive at if nobody else sent."""
+        return {
+            signal.source: tuple(path for path, _ in found.arrivals if not self._too_weak(path))
+            for signal, found in self._found.items()
+        }
+
+    @property
+    def weak(self) -> Iterator[tuple[LightPath, float]]:
+        """Paths whose light is too weak for its receiver, with its power there in dBm."""
+        for found in self._found.values():
+            for path, _ in found.arrivals:
+                if self._too_weak(path):
+                    yield path, self._power_dbm(path)
+
+    def path(self, source: Endpoint) -> LightPath | None:
+        """The light path that begins there. Of several, the one to who is heard in turn."""
+        paths = self.arrivals.get(source, ())
+        if len(paths) > 1:
+            paths = tuple(
+                p for p in paths if any(b.sink == source for b in self.arrivals.get(p.sink, ()))
+            )
+        return paths[0] if len(paths) == 1 else None
+
+    def passed(self, path: LightPath) -> Iterator[tuple[tuple[str, Entry], float]]:
+        """The entries of maps that let this path through, by switch, and what it has lost then."""
+        for (name, ports), lost_db in zip(path.through, path.lost_db, strict=True):
+            if name in self._out_of:
+                yield (name, ports), lost_db
+            elif name in self._spectra and path.channel is not None:
+                way = self._spectra[name].way_of(ports.inp, path.channel)
+                if way is not None:
+                    yield (name, way), lost_db
+
+    @cached_property
+    def _found(self) -> dict[Signal, _Found]:
+        for signal in self.signals:
+            if signal not in self._followed:
+                self._followed[signal] = self._follow(signal)
+        return {signal: self._followed[signal] for signal in self.signals}
+
+    def _channel(self, end: Endpoint) -> Channel | None:
+        own = transceiver_of(self._lab, end)
+        return None if own is None else self._channels.get(end, own.channel)
+
+    def _power_dbm(self, path: LightPath) -> float:
+        return launch_power_dbm(self._lab, path.source) - path.loss_db
+
+    def _too_weak(self, path: LightPath) -> bool:
+        receiver = transceiver_of(self._lab, path.sink)
+        if receiver is None or receiver.sensitivity_dbm is None:
+            return False
+        return self._power_dbm(path) < receiver.sensitivity_dbm
+
+    def _follow(self, signal: Signal) -> _Found:
+        found, seen = _Found(), set[Endpoint]()
+        first, fibre = self._lab.fibre_ends[signal.source]
+        rays = deque([_Ray(first, (signal.source,), (), (), (), fibre.loss_db, fibre.rate_bps)])
+        found.fibres.append(signal.source)
+        found.lost_db.append(fibre.loss_db)
+        while rays:
+            ray = rays.popleft()
+            # What comes round, or by two ways to one place, is followed once.
+            if ray.at in seen:
+                continue
+            seen.add(ray.at)
+            if is_end(self._lab, ray.at.device):
+                path = LightPath(
+                    *(signal.source, ray.at, ray.hops, ray.rate_bps, ray.loss_db, ray.lost_db),
+                    *(ray.through, signal.channel),
+                )
+                found.arrivals.append((path, ray.fibres))
+                continue
+            for out, loss_db in self._outputs(ray.at, signal.channel):
+                left = Endpoint(ray.at.device, str(out))
+                if left in self._lab.fibre_ends:
+                    rays.append(self._onward(ray, left, loss_db))
+                    found.fibres.append(left)
+                    found.lost_db.append(rays[-1].loss_db)
+        return found
+
+    def _onward(self, ray: _Ray, left: Endpoint, lost_db: float) -> _Ray:
+        at, fibre = self._lab.fibre_ends[left]
+        hop = (left.device, CrossConnect(int(ray.at.port), int(left.port)))
+        loss_db = ray.loss_db + lost_db
+        is_circuit = left.device in self._lab.circuit_fibres
+        return _Ray(
+            at,
+            (*ray.fibres, left),
+            (*ray.hops, hop) if is_circuit else ray.hops,
+            (*ray.through, hop),
+            (*ray.lost_db, loss_db),
+            loss_db + fibre.loss_db,
+            _slower(ray.rate_bps, fibre),
+        )
+
+    def _outputs(self, at: Endpoint, channel: Channel | None) -> Iterator[tuple[int, float]]:
+        """Where light that came in there leaves its device, and what it loses inside."""
+        device, inp = self._lab.device(at.device), int(at.port)
+        match device:
+            case CircuitSwitch():
+                out = self._out_of.get(device.name, {}).get(inp)
+                if out is not None:
+                    yield out, device.insertion_loss_db
+            case WavelengthSwitch():
+                ways = self._spectra.get(device.name, SpectrumMap())
+                way = None if channel is None else ways.way_of(inp, channel)
+                if way is not None:
+                    yield way.out, device.insertion_loss_db + way.attenuation_db
+            case PassivePart():
+                yield from ((out, device.loss_db) for out in device.outputs_of(inp, channel))
+
+
+def transceiver_of(lab: Lab, end: Endpoint) -> Transceiver | None:
+    """The transceiver of a NIC or packet-switch port, if the lab has one there."""
+    device = lab.device(end.device)
+    if isinstance(device, Server):
+        return next((nic.transceiver for nic in device.nics if nic.name == end.port), None)
+    if isinstance(device, PacketSwitch):
+        return next((one for port, one in device.transceivers if str(port) == end.port), None)
+    return None
+
+
+def launch_power_dbm(lab: Lab, source: Endpoint) -> float:
+    """The power of the transmitter at ``source``, a NIC or a packet-switch port."""
+    own, device = transceiver_of(lab, source), lab.device(source.device)
+    if own is not None and own.launch_power_dbm is not None:
+        return own.launch_power_dbm
+    if isinstance(device, Server):
+        return next(nic.launch_power_dbm for nic in device.nics if nic.name == source.port)
+    assert isinstance(device, PacketSwitch)
+    return device.launch_power_dbm
+
+
+def _slower(rate_bps: int | None, fibre: Fibre) -> int | None:
+    """The rate of what came so fast once it has passed this fibre, too."""
+    if fibre.rate_bps is None or rate_bps is None:
+        return rate_bps if fibre.rate_bps is None else fibre.rate_bps
+    return min(rate_bps, fibre.rate_bps)
+
+
+def is_end(lab: Lab, name: str) -> bool:
+    """Whether light begins and ends at this device: all others pass it on."""
+    return isinstance(lab.device(name), Server | PacketSwitch)
+
+
+def _overlapping(signals: list[Signal]) -> Iterator[tuple[Signal, Signal]]:
+    """Each two that share a frequency, in the order given. O(n log n) and what is found."""
+    place = {signal: n for n, signal in enumerate(signals)}
+    begun: list[Signal] = []
+    for signal in sorted(signals, key=lambda signal: signal.edges):
+        begun = [other for other in begun if other.edges[1] > signal.edges[0]]
+        for other in begun:
+            yield (other, signal) if place[other] < place[signal] else (signal, other)
+        begun.append(signal)

@@ -1,0 +1,98 @@
+"""Tune the transceivers of a lab that is emulated, from any program that may use its socket.
+
+The emulated light answers on a Unix socket: a JSON object a line, and one in answer. Standard
+library only, so that it costs next to nothing to be imported.
+"""
+
+import json
+import socket
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.lab.model import Endpoint
+from patchlight.testbed.lab.spectrum import Channel
+
+LIGHT_SOCKET = "optical/light.sock"
+"""Where it is in the runtime directory of a lab: ``/run/patchlight/LAB/optical/light.sock``."""
+_DEADLINE_S = 30.0
+
+
+class LightClient:
+    """One connection to the light of an emulated lab; not for several threads at once.
+
+    Methods raise ``BadInput`` for what the lab has not, and ``PatchlightError`` where nobody
+    answers.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(_DEADLINE_S)
+        try:
+            self._socket.connect(str(path))
+        except OSError as error:
+            self._socket.close()
+            raise self._silent(error) from error
+        self._answers = self._socket.makefile("rb")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection; the light stays as it is."""
+        self._answers.close()
+        self._socket.close()
+
+    def tune(self, port: Endpoint | str, channel: Channel | str, *, wait: bool = True) -> None:
+        """Have the transmitter at ``port`` (``server1.nic0``) send on ``channel``.
+
+        It is dark while it is tuned; with ``wait`` this returns when it sends. A channel that it
+        cannot send is ``BadInput``, and it goes on as it was.
+        """
+        self.ask({"tune": str(port), "channel": str(channel), "wait": wait})
+
+    def darken(self, port: Endpoint | str) -> None:
+        """Have the transmitter at ``port`` send nothing until it is tuned."""
+        self.ask({"tune": str(port), "channel": None})
+
+    def transceivers(self) -> dict[str, dict[str, Any]]:
+        """By port: ``channel``, ``state`` (on, off, tuning), ``band``, ``to``, ``destroyed_at``.
+
+        ``to`` are the ports that get its frames; ``destroyed_at`` are fibres on which another
+        signal of its channel destroys them, by the end that light leaves.
+        """
+        return dict(self.ask({"look": True})["transceivers"])
+
+    def losses(self) -> dict[str, dict[str, int]]:
+        """Frames lost so far: ``destroyed`` by end of a fibre, ``dark`` by the port that sent."""
+        answer = self.ask({"look": True})
+        return {name: dict(answer[name]) for name in ("destroyed", "dark")}
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The answer to one request."""
+        try:
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
+            answer = json.loads(self._answers.readline() or b"{}")
+        except (OSError, ValueError) as error:
+            raise self._silent(error) from error
+        if "error" in answer:
+            raise BadInput(answer["error"], hint=answer.get("hint"))
+        if not answer.get("ok"):
+            raise self._silent(ConnectionError("it hung up"))
+        return dict(answer)
+
+    def _silent(self, error: Exception) -> PatchlightError:
+        return PatchlightError(
+            f"asking the emulated light at {self._path}: {error}",
+            hint="Is the lab up, and has it transceivers? patchlight emulate status",
+        )

@@ -1,0 +1,128 @@
+"""What makes, sorts and joins light by its wavelength: transceivers, wavelength switches, parts.
+
+Light without a channel comes from ports without a transceiver in the lab file. It passes optical
+circuit switches and couplers, and nothing that sorts by wavelength.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab.emulated import Emulation
+from patchlight.testbed.lab.spectrum import Band, Channel, Grid, SpectrumMap
+
+PartKind = Literal["coupler", "awg", "multiplexer"]
+PART_KINDS: tuple[PartKind, ...] = get_args(PartKind)
+_EXCESS_LOSS_DB = 0.5
+_SORTING_LOSS_DB = {"awg": 4.0, "multiplexer": 3.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Transceiver:
+    """A coloured transmitter and its receiver. ``channel`` is the one it sends, at first.
+
+    ``tunable`` is the band in which it can be tuned, in ``tuning_time_s``, ``None`` if it cannot
+    be. ``launch_power_dbm`` ``None``: that of its NIC or packet switch. Below ``sensitivity_dbm``
+    it receives nothing; ``None``: not known.
+    """
+
+    channel: Channel
+    tunable: Band | None = None
+    grid: Grid = field(default_factory=Grid)
+    tuning_time_s: float = 0.0
+    launch_power_dbm: float | None = None
+    sensitivity_dbm: float | None = None
+
+    def check(self, channel: Channel) -> None:
+        """``BadInput`` if it cannot send this channel."""
+        if self.tunable is None:
+            if channel != self.channel:
+                raise BadInput(f"channel {channel}: it sends {self.channel} only")
+            return
+        if channel not in self.tunable:
+            raise BadInput(f"channel {channel} is outside its band {self.tunable}")
+        self.grid.check(channel)
+
+
+@dataclass(frozen=True, slots=True)
+class WavelengthSwitch:
+    """A wavelength-selective switch: each channel of each input to an output of its own.
+
+    1×N, N×1 or N×M by ``inputs`` and ``outputs``. The fibre pair in port *n* brings light in at
+    ``in:n`` and takes away what leaves at ``out:n``, as far as there is such an input and output.
+    ``driver``, ``address``, ``user`` and ``password_env`` are as of an OCS; without a ``driver``
+    nobody changes it, and it is as the lab file says.
+    """
+
+    name: str
+    inputs: int
+    outputs: int
+    grid: Grid = field(default_factory=Grid)
+    switching_time_s: float = 0.05
+    insertion_loss_db: float = 6.0
+    initial: SpectrumMap = field(default_factory=SpectrumMap)
+    driver: str = ""
+    address: str = ""
+    user: str = "admin"
+    password_env: str | None = None
+    emulated: Emulation = field(default_factory=Emulation)
+    legacy_ssh: bool = False
+
+    @property
+    def ports(self) -> int:
+        """How many ports fibres can end on."""
+        return max(self.inputs, self.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class PassivePart:
+    """Glass that light passes as it is made. Ports are 1…``ports``.
+
+    ``coupler``: what comes in at a port leaves at all others. ``awg``: the *k*-th channel, counted
+    from 0, leaves *k* ports further on, round and round. ``multiplexer``: the *k*-th channel goes
+    between port *k* + 2 and port 1, which has all of them.
+    """
+
+    name: str
+    kind: PartKind
+    ports: int
+    channels: tuple[Channel, ...] = ()
+    own_loss_db: float | None = None
+
+    @property
+    def loss_db(self) -> float:
+        """What light loses in it; that of a usual part of its kind, where nothing is said."""
+        if self.own_loss_db is not None:
+            return self.own_loss_db
+        if self.kind == "coupler":
+            return round(10 * math.log10(self.ports) + _EXCESS_LOSS_DB, 2)
+        return _SORTING_LOSS_DB[self.kind]
+
+    def outputs_of(self, inp: int, channel: Channel | None) -> Iterator[int]:
+        """Where light that comes in there leaves; nowhere, if the part does not let it through."""
+        if self.kind == "coupler":
+            yield from (out for out in range(1, self.ports + 1) if out != inp)
+            return
+        own = (k for k, c in enumerate(self.channels) if channel is not None and channel.within(c))
+        for k in own:
+            if self.kind == "awg":
+                yield (inp - 1 + k) % self.ports + 1
+            elif inp == 1:
+                yield k + 2
+            elif inp == k + 2:
+                yield 1
+
+
+def channels_in(band: Band, grid: Grid) -> tuple[Channel, ...]:
+    """Every channel of the grid in a band; ``BadInput`` on a flexible grid, or off it."""
+    if grid.spacing_ghz is None:
+        raise BadInput(
+            "a band has no channels of its own on a flexible grid: expected a fixed grid"
+        )
+    apart, slots = int(grid.spacing_ghz / 6.25), int(grid.spacing_ghz / 12.5)
+    grid.check(band.first._replace(slots=slots))
+    return tuple(Channel(n, slots) for n in range(band.first.steps, band.last.steps + 1, apart))

@@ -1,0 +1,68 @@
+"""The log of a process, on standard error. Whoever reaches its ports cannot fill it.
+
+Much of what is logged answers something from the network: a switch that speaks no OpenFlow, a
+garbled key exchange, a device's alarms. The libraries that read it log as they like, some with a
+traceback. So the limit stands where all messages come by: at the handler, not at single loggers.
+"""
+
+import asyncio
+import logging
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+_MOST = 10
+_PERIOD_S = 60.0
+
+
+def log_to_stderr(level: int | str, form: str) -> None:
+    """Log to standard error from this level on, sparingly, in ``form`` (as ``logging`` has it)."""
+    logging.basicConfig(level=level, stream=sys.stderr, format=form)
+    for handler in logging.getLogger().handlers:
+        if not any(isinstance(present, Sparing) for present in handler.filters):
+            handler.addFilter(Sparing())
+
+
+class Sparing(logging.Filter):
+    """Lets ten messages a minute through of each kind, and says how many it left out.
+
+    Messages are of one kind if the same line of code logs them: that is nothing that a sender can
+    vary. ``clock`` gives seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._began = clock()
+        self._seen: defaultdict[tuple[str, int], int] = defaultdict(int)
+        self._left_out: dict[tuple[str, int], int] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the message is let through; it may have a remark added."""
+        if self._clock() - self._began > _PERIOD_S:
+            self._began = self._clock()
+            for kind, count in self._seen.items():
+                if count > _MOST:
+                    self._left_out[kind] = self._left_out.get(kind, 0) + count - _MOST
+            self._seen.clear()
+        kind = record.pathname, record.lineno
+        self._seen[kind] += 1
+        if missing := self._left_out.pop(kind, 0):
+            record.msg = f"{record.msg} ({missing} of this kind were left out before)"
+        if self._seen[kind] == _MOST:
+            record.msg = f"{record.msg} (more of this kind are left out for a minute)"
+        return self._seen[kind] <= _MOST
+
+
+def log_trouble(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """An event loop's exception handler: logs all but what is known to mean nothing.
+
+    anyio, which httpx uses, wakes a read from a Unix socket even if that was cancelled in the
+    same turn of the loop: ``InvalidStateError`` then, and nothing is lost.
+    """
+    woken = getattr(getattr(context.get("handle"), "_callback", None), "__self__", None)
+    is_late = isinstance(woken, asyncio.Future) and woken.cancelled()
+    if not (is_late and isinstance(context.get("exception"), asyncio.InvalidStateError)):
+        loop.default_exception_handler(context)

@@ -1,0 +1,86 @@
+"""SSH with what has only old algorithms, as a real sshd is told to: refused, or allowed by name."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from patchlight.controller.circuits.contract import LoginRefused
+from patchlight.controller.circuits.protocols.netconf import NetconfConnection
+from patchlight.controller.circuits.protocols.session import Session
+from patchlight.controller.circuits.protocols.ssh.channel import open_shell
+from patchlight.controller.circuits.protocols.ssh.host_keys import FILE_VARIABLE
+from patchlight.deploy.ssh import LoginRefused as ServerRefusedLogin
+from patchlight.deploy.ssh import Unreachable, logged_in
+from patchlight.testbed.lab.model import Lab, Server
+from tests.support.waiting import PATIENCE_S
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(600), pytest.mark.usefixtures("home")]
+OLD = {
+    "ssh-rsa alone": "-o HostKeyAlgorithms=ssh-rsa",
+    "group 1 alone": "-o KexAlgorithms=diffie-hellman-group1-sha1",
+    "group 14 with SHA-1, and ssh-rsa": "-o HostKeyAlgorithms=ssh-rsa "
+    "-o KexAlgorithms=diffie-hellman-group14-sha1",
+}
+PORT, AT = 2222, "/tmp/old-sshd"
+
+
+@pytest.fixture(params=OLD.values(), ids=list(OLD))
+def old(request: pytest.FixtureRequest, lab: Lab) -> Iterator[Server]:
+    """A second sshd of a server, with an RSA key."""
+    server = lab.servers[0]
+    with logged_in(server) as client:
+
+        def said(command: str) -> str:
+            _, output, errors = client.exec_command(command, timeout=PATIENCE_S)
+            text = output.read().decode()
+            assert output.channel.recv_exit_status() == 0, errors.read().decode()
+            return text
+
+        said(f"sudo rm -f {AT}*; sudo ssh-keygen -q -N '' -t rsa -f {AT}")
+        said(f"sudo /usr/sbin/sshd -p {PORT} -h {AT} -o PidFile={AT}.pid {request.param}")
+        shown = said(f"sudo ssh-keygen -lf {AT}").split()[1]
+        yield replace(server, name="old", ssh=replace(server.ssh, port=PORT, host_key=shown))
+        said(f"sudo kill $(sudo cat {AT}.pid)")
+
+
+def allowed(server: Server) -> Server:
+    return replace(server, ssh=replace(server.ssh, legacy=True))
+
+
+def test_a_server_is_logged_in_to_if_the_lab_file_allows_it(
+    old: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with (
+        pytest.raises(Unreachable, match=r"Incompatible ssh peer.*'ssh: {legacy: true}'") as caught,
+        logged_in(old),
+    ):
+        pass
+    assert "~/.ssh/config" not in str(caught.value.hint)
+    with logged_in(allowed(old)) as client:
+        assert client.exec_command("echo here")[1].read() == b"here\n"
+    assert "old: the lab file allows it SSH algorithms that are not safe" in caplog.text
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text("Host old\n")
+    other = replace(allowed(old), ssh=replace(allowed(old).ssh, user="nobody"))
+    with pytest.raises(ServerRefusedLogin) as denied, logged_in(other):
+        pass
+    assert "~/.ssh/config is not read" in str(denied.value.hint)
+
+
+async def test_a_switch_is_reached_if_the_lab_file_allows_it(
+    old: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As far as its login, over a shell and over NETCONF."""
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "known_hosts"))
+    session = Session("ocs1", str(old.ssh.address), PORT, "admin", os.urandom(8).hex())
+    for connect in (open_shell, NetconfConnection.open):
+        async with asyncio.timeout(60):
+            with pytest.raises(ConnectionError, match="'legacy_ssh: true' in the lab file"):
+                await connect(session)
+            with pytest.raises(LoginRefused):
+                await connect(replace(session, legacy_ssh=True))
