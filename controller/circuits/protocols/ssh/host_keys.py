@@ -17,6 +17,7 @@ import paramiko
 from paramiko.hostkeys import InvalidHostKey
 
 from patchlight.controller.circuits.contract import LoginRefused
+from patchlight.testbed.linux.plain_files import append_line
 from patchlight.testbed.linux.private_folder import user_folder
 
 FILE_VARIABLE = "PATCHLIGHT_KNOWN_HOSTS"
@@ -66,7 +67,7 @@ def check_host_key(name: str, host: str, port: int, key: paramiko.PKey) -> None:
             hint=f"compare it with the device's console, then: ssh-keyscan -p {port} {host} "
             f">> {path}",
         )
-    _pin(path, f"{where} {key.get_name()} {key.get_base64()}\n", name)
+    _pin(path, f"{where} {key.get_name()} {key.get_base64()}", name)
     log.warning("%s at %s: pinned its host key %s in %s", name, where, shown, path)
 
 
@@ -79,13 +80,7 @@ def pins_path() -> Path:
 
 def _pin(path: Path, line: str, name: str) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # One write at the end of the file: others may pin at the same time.
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
+        append_line(path, line)
     except OSError as error:
         # Trusting a key without remembering it would be trusting every key.
         raise HostKeyRefused(
