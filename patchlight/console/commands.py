@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from patchlight.console.errors import report
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 GROUP = "patchlight.commands"
@@ -81,6 +82,16 @@ class LazyGroup(click.Group):
             hint = nearest(name, self.list_commands(ctx), "the commands are")
             raise BadInput(f"{ctx.command_path} has no command {name!r}: {hint}")
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Whoever reads the output may go: click and rich would end with 1."""
+        try:
+            return super().invoke(ctx)
+        except (BrokenPipeError, SystemExit) as error:
+            gone = error if isinstance(error, BrokenPipeError) else error.__context__
+            if not isinstance(gone, BrokenPipeError):
+                raise
+            return report(gone, ctx.obj)
 
 
 def _load(called: str, command: Command) -> click.Command:

@@ -1,10 +1,28 @@
-"""Folders into which nobody else can put files: what is read there is what was written there."""
+"""Folders of one user; private ones, into which nobody else can put files."""
 
 import os
 import stat
 from pathlib import Path
 
 from patchlight.testbed.errors import PatchlightError
+
+
+class NoHome(PatchlightError):
+    """A user without a home folder, as in a container under any user id."""
+
+
+def user_folder(variable: str, usual: str) -> Path:
+    """The folder that an XDG variable names, else ``usual`` in the user's home, or ``NoHome``."""
+    # The XDG specification has relative paths ignored.
+    if (named := os.environ.get(variable, "")).startswith("/"):
+        return Path(named)
+    try:
+        return Path.home() / usual
+    except RuntimeError as error:
+        raise NoHome(
+            f"user {os.geteuid()} has no home folder for {usual}",
+            hint=f"set HOME or {variable} to a folder that can be written to",
+        ) from error
 
 
 def private_folder(folder: Path, mode: int = 0o700) -> None:
