@@ -60,8 +60,7 @@ def run_agent(options: Options) -> None:
     own = credentials_of(options.tls, server, lab) if options.tls else None
     with _only_agent(options.state), open_listener(options.listen, own) as listener:
         # Imported late, so that a wrong option is answered at once.
-        from patchlight.agents.api import make_app
-        from patchlight.agents.metrics import AgentMetrics
+        from patchlight.agents.api import AgentMetrics, make_app
         from patchlight.agents.service import AgentService
 
         workers = BackendOptions(

@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.agents import probing
-from patchlight.agents.claims import Claims
 from patchlight.agents.errors import AgentError, BadRequest, Conflict, GpuError, NotHere
-from patchlight.agents.gpus.contract import GpuBackend
-from patchlight.agents.gpus.pairing import Pairings
-from patchlight.agents.leases import LeaseBook
-from patchlight.agents.nic_status import nic_status
+from patchlight.agents.gpus.contract import GpuBackend, Pairings
+from patchlight.agents.leases import Claims, LeaseBook
+from patchlight.agents.nics.status import idle_status, leased_status
 from patchlight.agents.paths.nodes import PathNodes
-from patchlight.agents.permitted import permitted
 from patchlight.agents.tenancy import Site
 from patchlight.agents.worker_life import Worker
 from patchlight.agents.workers.contract import Runner
+from patchlight.agents.workers.limits import permitted
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab.model import Gpu, Lab, Nic, Server
 from patchlight.testbed.linux import namespaces
@@ -317,7 +315,11 @@ class AgentService:
 
     def _nic_status(self, nic: Nic) -> NicStatus:
         holder = self._workers.get(self._holder(nic=nic.name) or "")
-        return nic_status(nic, self._site.home, holder)
+        if holder is None:
+            return idle_status(nic, self._site.home)
+        place, problem = holder.tenancy.place, holder.nic_problem  # which reads the RDMA device
+        rdma = holder.tenancy.rdma
+        return leased_status(nic, self._site.home, holder.spec.id, place, rdma, problem)
 
     def _holder(self, *, gpu: str | None = None, nic: str | None = None) -> str | None:
         """Which worker has this GPU or NIC."""

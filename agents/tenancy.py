@@ -13,20 +13,17 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
-from patchlight.agents.claims import Claims
 from patchlight.agents.errors import AgentError, Conflict, GpuError, NicDark, NicError, NicGone
-from patchlight.agents.gpus.contract import GpuBackend
-from patchlight.agents.gpus.pairing import Pairings
-from patchlight.agents.leases import Lease, LeaseBook
-from patchlight.agents.nics import moving, watch
+from patchlight.agents.gpus.contract import GpuBackend, Pairings
+from patchlight.agents.leases import Claims, Lease, LeaseBook
+from patchlight.agents.nics import moving, status
 from patchlight.agents.nics.state import RENDEZVOUS, NicState, WorkerNetwork, name_inside
-from patchlight.agents.nics.watch import NicPlace, NicProblem
-from patchlight.agents.nics.ways import NicWay
+from patchlight.agents.nics.status import NicPlace, NicProblem
+from patchlight.agents.nics.virtual_functions import NicAccess
 from patchlight.agents.paths.nodes import PathNodes
-from patchlight.agents.permitted import permitted
 from patchlight.agents.workers.contract import Runner, RunningWorker, WorkerLaunch
-from patchlight.agents.workers.limits import limits_of, memory_share
-from patchlight.agents.workers.network_environment import publish
+from patchlight.agents.workers.limits import limits_of, memory_share, permitted
+from patchlight.agents.workers.programs import publish
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Lab, Nic, Server
 from patchlight.testbed.linux import namespace_processes, namespaces
@@ -132,13 +129,13 @@ class Tenancy:
         """
         if (place := self.place) is None:
             return None
-        problem = watch.problem_of(place.namespace, place.state.interface)
+        problem = status.problem_of(place.namespace, place.state.interface)
         if problem is not None or place.state.rdma is None:
             return problem
-        before, self.rdma = self.rdma, watch.rdma_status(place)
+        before, self.rdma = self.rdma, status.rdma_status(place)
         if self.rdma != before:
             publish(self.folder, place, self.rdma)
-        return watch.rdma_problem(self.rdma, place.address)
+        return status.rdma_problem(self.rdma, place.address)
 
     async def until_lit(self) -> None:
         """Wait until its NIC can be used, as long as the lab file allows; ``NicDark`` if it cannot.
@@ -172,12 +169,12 @@ class Tenancy:
         # A GPU that has fallen off says so.
         reading = await site.gpus.read(spec.gpu) if spec.gpu else None
 
-        def take() -> tuple[NicWay, NicState]:
-            way = moving.find_way(nic)
-            site.claims.take(spec.id, name, site.things_of(spec, way.interface))
-            return way, moving.read_nic(way)
+        def take() -> tuple[NicAccess, NicState]:
+            access = moving.find_access(nic)
+            site.claims.take(spec.id, name, site.things_of(spec, access.interface))
+            return access, moving.read_nic(access)
 
-        way, before = await asyncio.to_thread(namespaces.inside, site.home, take)
+        access, before = await asyncio.to_thread(namespaces.inside, site.home, take)
         energy_j = reading.telemetry.energy_j if reading and reading.telemetry else None
         self._write(Lease(spec, name, before, site.runner.name, time.time(), gpu_energy_j=energy_j))
         gpu = site.gpus.physical(spec.gpu) if spec.gpu else None
@@ -188,9 +185,9 @@ class Tenancy:
                 spec=permitted(spec, site.lab.workers),
                 directory=self.folder,
                 namespace=name,
-                interface=name_inside(way.interface, way.mode, nic.vlan),
+                interface=name_inside(access.interface, access.mode, nic.vlan),
                 rendezvous_interface=RENDEZVOUS if nic.rendezvous else None,
-                rdma=way.rdma,
+                rdma=access.rdma,
                 dscp=nic.dscp,
                 gpu_socket=site.gpus.socket_of(spec.gpu) if spec.gpu else None,
                 gpu=gpu,
@@ -272,7 +269,7 @@ class Tenancy:
         try:
             moving.take_nic_back(lease.nic_state, namespace, self._site.home)
         except NicGone:
-            lost = watch.GONE.format(lease.nic_state.interface)
+            lost = status.GONE.format(lease.nic_state.interface)
             _log.error("worker %s: %s", self._spec.id, lost)
         except NicError:
             # A namespace that still has the NIC is kept: a virtual one would die with it.

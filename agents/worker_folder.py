@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from patchlight.agents.errors import AgentError, Conflict
+from patchlight.agents.training.control import socket_in
 from patchlight.agents.workers.contract import ExitInfo
 from patchlight.testbed.io.mistakes import mistakes_in_words
 from patchlight.testbed.linux.plain_files import open_plain
@@ -198,13 +199,10 @@ async def tell(directory: Path, request: Mapping[str, Any], deadline_s: float = 
     """
     if not has_control(directory):
         raise Conflict("the worker is not up yet", hint="wait until it is ready")
-    # Through /proc, because a Unix socket's path may have only 107 characters.
-    folder = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     try:
         async with asyncio.timeout(deadline_s):
-            reader, writer = await asyncio.open_unix_connection(
-                f"/proc/self/fd/{folder}/control.sock"
-            )
+            with socket_in(directory, "control.sock") as path:
+                reader, writer = await asyncio.open_unix_connection(path)
             try:
                 writer.write(json.dumps(request).encode() + b"\n")
                 reply = json.loads(await reader.readline())
@@ -219,5 +217,3 @@ async def tell(directory: Path, request: Mapping[str, Any], deadline_s: float = 
         raise AgentError(
             f"telling the worker {request.get('op')}: {exc or 'it did not answer'}"
         ) from exc
-    finally:
-        os.close(folder)

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from patchlight.agents.errors import AgentError, Conflict, GpuError
 from patchlight.agents.leases import Ended, Lease
-from patchlight.agents.nics.silence import silence, unsilence
-from patchlight.agents.nics.watch import GONE, NicProblem
+from patchlight.agents.nics.moving import block_egress, unblock_egress
+from patchlight.agents.nics.status import GONE, NicProblem
 from patchlight.agents.tenancy import Site, Tenancy
 from patchlight.agents.worker_folder import (
     ON_REQUEST,
@@ -27,7 +27,7 @@ from patchlight.agents.worker_folder import (
     read_state,
     tell,
 )
-from patchlight.agents.workers import keeper, output
+from patchlight.agents.workers import keeper
 from patchlight.agents.workers.contract import ExitInfo, RunningWorker
 from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import in_words
@@ -176,7 +176,7 @@ class Worker:
 
     def log(self, after: int, limit: int) -> LogPart:
         """Part of its output."""
-        return output.read(self._folder / keeper.OUTPUT, after, limit)
+        return keeper.read_output(self._folder / keeper.OUTPUT, after, limit)
 
     async def start(self) -> int:
         """Let it train; again is harmless. Gives the iteration it is at."""
@@ -219,7 +219,7 @@ class Worker:
             self._alive()
             self._is_silent = False
             if self._running is not None:
-                await asyncio.to_thread(unsilence, self.tenancy.namespace)
+                await asyncio.to_thread(unblock_egress, self.tenancy.namespace)
                 await self._running.thaw()
             self.tenancy.note(frozen=False)
         return status.iterations_done
@@ -237,7 +237,7 @@ class Worker:
     async def _freeze(self, running: RunningWorker) -> None:
         await running.freeze()
         interface = self.tenancy.lease.nic_state.interface
-        await asyncio.to_thread(silence, self.tenancy.namespace, interface)
+        await asyncio.to_thread(block_egress, self.tenancy.namespace, interface)
         self._is_silent = True
 
     @property
@@ -278,7 +278,7 @@ class Worker:
     def _look_at_server(self) -> tuple[NicProblem | None, str]:
         """What is wrong with its NIC, and with how much it has written. Blocks."""
         with contextlib.suppress(OSError):  # it may have put something else there
-            output.bound(self._folder / keeper.OUTPUT)
+            keeper.bound_output(self._folder / keeper.OUTPUT)
         return self.nic_problem, fills_disk(self._folder)
 
     async def _look_at_gpu(self) -> Ending | None:

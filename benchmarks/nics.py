@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks import figure
 from patchlight.agents.nics.moving import give_nic, read_nic, take_nic_back
 from patchlight.agents.nics.state import WorkerNetwork
-from patchlight.agents.nics.ways import NicWay
+from patchlight.agents.nics.virtual_functions import NicAccess
 from patchlight.testbed.lab.nic import NicMode
 from patchlight.testbed.linux import namespaces
 
@@ -42,7 +42,7 @@ def _measure(mode: NicMode) -> Iterator[dict[str, Any]]:
         home, away = namespaces.namespace_path(server), namespaces.namespace_path(worker)
         for _ in range(ROUNDS):
             began = time.perf_counter()
-            state = namespaces.inside(home, lambda: read_nic(NicWay(mode, "nic0")))
+            state = namespaces.inside(home, lambda: read_nic(NicAccess(mode, "nic0")))
             namespaces.inside(home, lambda state=state: give_nic(state, away, NETWORK))  # type: ignore[misc]
             given = time.perf_counter()
             take_nic_back(state, away, home)

@@ -28,7 +28,7 @@ def gpu_backend(choice: str, server: Server, rate_hz: float = SAMPLES_PER_S) -> 
 
         return NvmlGpus(server, rate_hz)
     if kind == "socket" and directory:
-        from patchlight.agents.gpus.sockets import SocketGpus
+        from patchlight.agents.gpus.contract import SocketGpus
 
         return SocketGpus(server, Path(directory))
     raise BadInput(f"--gpus {choice!r}: expected 'nvml' or 'socket:DIR'")

@@ -9,13 +9,241 @@ import itertools
 import logging
 import threading
 import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from patchlight.agents.errors import GpuError
 from patchlight.agents.gpus.contract import GpuBackend, GpuReading, PhysicalGpu
-from patchlight.agents.gpus.nvml_card import NvmlCard
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab.model import Gpu, Server
+from patchlight.testbed.wire.agent_status import GpuTelemetry
+
+FALLEN_OFF_XID = 79
+"""XID 79: "GPU has fallen off the bus" (NVIDIA's catalogue of XID errors)."""
+
+_NEVER = (
+    "NVML_ERROR_NOT_SUPPORTED",
+    "NVML_ERROR_NO_PERMISSION",
+    "NVML_ERROR_FUNCTION_NOT_FOUND",
+    "NVML_ERROR_NOT_FOUND",
+    "NVML_ERROR_INVALID_ARGUMENT",
+    "NVML_ERROR_ARGUMENT_VERSION_MISMATCH",
+    "NVML_ERROR_DEPRECATED",
+    "NVML_ERROR_VGPU_ECC_NOT_SUPPORTED",
+)
+_NOT_NOW = (
+    "NVML_ERROR_NO_DATA",
+    "NVML_ERROR_NOT_READY",
+    "NVML_ERROR_TIMEOUT",
+    "NVML_ERROR_INSUFFICIENT_SIZE",
+)
+# All links together, where a field is of one link.
+_ALL_LINKS = 0xFFFFFFFF
+_KIB_BITS = 8 * 1024
+# Counters of bytes, as NVML's field values: in units of so many bits.
+_COUNTERS = {
+    "pcie_sent_bps": ("NVML_FI_DEV_PCIE_COUNT_TX_BYTES", 0, 8),
+    "pcie_received_bps": ("NVML_FI_DEV_PCIE_COUNT_RX_BYTES", 0, 8),
+    "nvlink_sent_bps": ("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX", _ALL_LINKS, _KIB_BITS),
+    "nvlink_received_bps": ("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX", _ALL_LINKS, _KIB_BITS),
+}
+
+
+@dataclass(slots=True)
+class _Counter:
+    """What was last read of a counter, and when (monotonic)."""
+
+    at_s: float
+    bits: int
+
+
+class NvmlCard:
+    """One GPU. All methods belong to one thread; ``telemetry`` is replaced whole.
+
+    What a card cannot tell is a missing value, and is read only once. What is cheap and changes
+    fast is read at each sample; the rest, some of which takes NVML milliseconds, once a second.
+    """
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        """``NVMLError`` if it does not say who it is."""
+        self._nvml, self._handle = nvml, handle
+        self._lacks: set[tuple[Any, ...]] = set()
+        self._never = {getattr(nvml, name) for name in _NEVER if hasattr(nvml, name)}
+        self._not_now = {getattr(nvml, name) for name in _NOT_NOW if hasattr(nvml, name)}
+        self.model = _text(nvml.nvmlDeviceGetName(handle))
+        self.physical = self._physical(_text(nvml.nvmlDeviceGetUUID(handle)))
+        self._fields = [
+            (name, getattr(nvml, field), scope, bits)
+            for name, (field, scope, bits) in _COUNTERS.items()
+            if hasattr(nvml, field)
+        ]
+        self._counters: dict[str, _Counter] = {}
+        self._directions = deque(
+            [
+                ("pcie_sent_bps", nvml.NVML_PCIE_UTIL_TX_BYTES),
+                ("pcie_received_bps", nvml.NVML_PCIE_UTIL_RX_BYTES),
+            ]
+        )
+        self._telemetry = GpuTelemetry()
+        self._utilization: float | None = None
+        self._busy_s = 0.0
+        self._sampled_at_s: float | None = None
+        self._power_w: float | None = None
+        self._fallen = ""
+
+    def _physical(self, uuid: str) -> PhysicalGpu:
+        minor, pci = self._ask("nvmlDeviceGetMinorNumber"), self._ask("nvmlDeviceGetPciInfo")
+        address = None
+        if pci is not None:
+            # sysfs writes 0000:17:00.0, NVML 00000000:17:00.0.
+            domain, _, rest = _text(pci.busId).lower().partition(":")
+            address = f"{int(domain, 16):04x}:{rest}"
+        return PhysicalGpu(uuid, minor, address)
+
+    def note_xid(self, number: int, at: float) -> None:
+        """The driver reported an XID error of this GPU at that time (Unix)."""
+        if number == FALLEN_OFF_XID:
+            self._fallen = f"XID {number}: it has fallen off the bus"
+        self._telemetry = replace(self._telemetry, xid=number, xid_at=at)
+
+    def read(self, name: str) -> GpuReading:
+        """What the last sample said, under the lab's name of it."""
+        return GpuReading(
+            name=name,
+            model=self.model,
+            uuid=self.physical.uuid,
+            utilization=self._utilization,
+            busy_s=self._busy_s,
+            telemetry=self._telemetry,
+        )
+
+    def sample(self, *, all_of_it: bool) -> None:
+        """Read it now; ``GpuError`` if it has fallen off or does not answer."""
+        if self._fallen:
+            raise GpuError(
+                self._fallen, hint="see what the kernel says: dmesg | grep NVRM; it needs a reset"
+            )
+        now_s = time.monotonic()
+        rates = self._ask("nvmlDeviceGetUtilizationRates")
+        power_mw = self._ask("nvmlDeviceGetPowerUsage")
+        energy_mj = self._ask("nvmlDeviceGetTotalEnergyConsumption")
+        self._utilization = None if rates is None else rates.gpu / 100
+        passed_s = 0.0 if self._sampled_at_s is None else now_s - self._sampled_at_s
+        self._busy_s += (self._utilization or 0.0) * passed_s
+        power_w = None if power_mw is None else power_mw / 1000
+        energy_j, since = self._energy(energy_mj, power_w, passed_s)
+        self._sampled_at_s, self._power_w = now_s, power_w
+        changes = self._slow_values(now_s) if all_of_it else {}
+        self._telemetry = replace(
+            self._telemetry, power_w=power_w, energy_j=energy_j, energy_since=since, **changes
+        )
+
+    def _energy(
+        self, counted_mj: int | None, power_w: float | None, passed_s: float
+    ) -> tuple[float | None, float | None]:
+        """Joules, and since when (Unix time; ``None``: since the driver was loaded)."""
+        if counted_mj is not None:
+            return counted_mj / 1000, None
+        if power_w is None:
+            return self._telemetry.energy_j, self._telemetry.energy_since
+        if self._telemetry.energy_j is None:
+            return 0.0, time.time()
+        mean_w = power_w if self._power_w is None else (power_w + self._power_w) / 2
+        return self._telemetry.energy_j + mean_w * passed_s, self._telemetry.energy_since
+
+    def _slow_values(self, now_s: float) -> dict[str, Any]:
+        nvml = self._nvml
+        memory = self._ask("nvmlDeviceGetMemoryInfo")
+        processes = self._ask("nvmlDeviceGetComputeRunningProcesses")
+        mig = self._ask("nvmlDeviceGetMigMode")
+        return {
+            "memory_bytes": memory and memory.total,
+            "memory_used_bytes": memory and memory.used,
+            "temperature_c": self._temperature(),
+            "sm_clock_hz": _mega(self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM)),
+            "memory_clock_hz": _mega(self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM)),
+            "processes": None if processes is None else tuple(p.pid for p in processes),
+            "mig": None if mig is None else mig[0] == nvml.NVML_DEVICE_MIG_ENABLE,
+            "ecc_corrected": self._ecc(nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
+            "ecc_uncorrected": self._ecc(nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+            **self._rates(now_s),
+        }
+
+    def _temperature(self) -> int | None:
+        """By the function that replaces the older one, where the driver has it."""
+        sensor = self._nvml.NVML_TEMPERATURE_GPU
+        degrees = self._ask("nvmlDeviceGetTemperatureV", sensor)
+        if degrees is None:
+            degrees = self._ask("nvmlDeviceGetTemperature", sensor)
+        return None if degrees is None else int(degrees)
+
+    def _ecc(self, kind: int) -> Any:
+        return self._ask("nvmlDeviceGetTotalEccErrors", kind, self._nvml.NVML_VOLATILE_ECC)
+
+    def _rates(self, now_s: float) -> Mapping[str, float | None]:
+        """Bits per second over PCIe and NVLink, by what their counters gained.
+
+        Cards without counters of PCIe measure it for 20 ms when they are asked; one direction is
+        asked for at a time.
+        """
+        wanted = [field for field in self._fields if (field[0],) not in self._lacks]
+        rates: dict[str, float | None] = {}
+        if wanted:
+            asked_for = tuple((field, scope) for _, field, scope, _ in wanted)
+            values = self._ask("nvmlDeviceGetFieldValues", asked_for)
+            for (name, _, _, bits), value in zip(wanted, values or (), strict=False):
+                if value.nvmlReturn in self._never:
+                    self._lacks.add((name,))
+                elif value.nvmlReturn == self._nvml.NVML_SUCCESS:
+                    rates[name] = self._rate(name, now_s, bits * value.value.ullVal)
+        if {("pcie_sent_bps",), ("pcie_received_bps",)} <= self._lacks:
+            rates |= self._measured_pcie()
+        return rates
+
+    def _rate(self, name: str, now_s: float, bits: int) -> float | None:
+        before, self._counters[name] = self._counters.get(name), _Counter(now_s, bits)
+        if before is None or now_s <= before.at_s or bits < before.bits:
+            return None
+        return (bits - before.bits) / (now_s - before.at_s)
+
+    def _measured_pcie(self) -> dict[str, float | None]:
+        name, direction = self._directions[0]
+        self._directions.rotate()
+        kilobytes = self._ask("nvmlDeviceGetPcieThroughput", direction)
+        return {name: None if kilobytes is None else 8000.0 * kilobytes}
+
+    def _ask(self, function: str, *arguments: Any) -> Any:
+        """Call an NVML function; ``None`` for what this card cannot tell."""
+        key = (function, *arguments)
+        if key in self._lacks:
+            return None
+        call = getattr(self._nvml, function, None)
+        if call is None:  # the binding is older, or newer
+            self._lacks.add(key)
+            return None
+        try:
+            return call(self._handle, *arguments)
+        except self._nvml.NVMLError as exc:
+            if exc.value in self._never:
+                self._lacks.add(key)
+                return None
+            if exc.value in self._not_now:
+                return None
+            raise GpuError(
+                f"the driver says of it: {exc}",
+                hint="see what the kernel says: dmesg | grep NVRM; nvidia-smi -q shows the rest",
+            ) from exc
+
+
+def _mega(megahertz: int | None) -> float | None:
+    return None if megahertz is None else 1e6 * megahertz
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
 
 _SLOW_S = 1.0
 # A driver that does not come back from a call for so long has lost its GPU.

@@ -1,4 +1,4 @@
-"""Give a NIC to a worker's namespace, and take it back as it was.
+"""Give a NIC to a worker's namespace, block its egress there, and take it back as it was.
 
 A network device that changes namespaces loses its addresses, routes, neighbours, root qdisc
 and per-device sysctls. So its state is read first (``read_nic``), what the worker needs is
@@ -9,16 +9,33 @@ here block; they run in the calling thread's namespace unless they say otherwise
 from __future__ import annotations
 
 import errno
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from patchlight.agents import roce
 from patchlight.agents.errors import NicError
-from patchlight.agents.nics import upon
-from patchlight.agents.nics.kernel import allowing, index_of, rtnetlink
-from patchlight.agents.nics.state import NicState, WorkerNetwork, name_inside
-from patchlight.agents.nics.ways import NicWay, way_of
+from patchlight.agents.nics.state import (
+    NicState,
+    WorkerNetwork,
+    allowing,
+    index_of,
+    name_inside,
+    rtnetlink,
+)
+from patchlight.agents.nics.virtual_functions import (
+    NicAccess,
+    access_of,
+    check_mtu,
+    make_macvlan,
+    make_rendezvous,
+    make_tagged,
+    read_function,
+    remove_tagged,
+    set_function,
+    set_up_rendezvous,
+)
 from patchlight.testbed.lab.nic import Nic
 from patchlight.testbed.linux import ethtool, namespaces, rdma
 from patchlight.testbed.linux.neighbours import set_neighbours
@@ -28,26 +45,28 @@ from patchlight.testbed.linux.sysfs import NoSysfs, sysfs
 
 _IFF_UP = 1
 _NUD_PERMANENT = 0x80
+# A queue of 50 ms is usual; one may be seconds deep on a slow link.
+_QUEUE_S = 10.0
 _PROTO_KERNEL = 2
 # What decides which of several NICs of one server answers for an address.
 _DEVICE_SYSCTLS = ("arp_announce", "arp_filter", "arp_ignore", "accept_local", "rp_filter")
 
 
-def find_way(nic: Nic) -> NicWay:
+def find_access(nic: Nic) -> NicAccess:
     """In which way a worker gets the NIC; ``NicError`` where the server cannot do it."""
     if nic.mode == "veth":  # made of software: there is nothing to find out
-        return NicWay("veth", nic.interface or nic.name)
+        return NicAccess("veth", nic.interface or nic.name)
     try:
         with sysfs() as here:
-            return way_of(nic, here, rdma.namespace_mode())
+            return access_of(nic, here, rdma.namespace_mode())
     except (NoSysfs, rdma.RdmaError) as exc:
         raise NicError(exc.message, hint=exc.hint) from exc
 
 
-def read_nic(way: NicWay) -> NicState:
+def read_nic(access: NicAccess) -> NicState:
     """The NIC's present state; ``NicError`` if it is not here or could not be carried over."""
-    with rtnetlink(way.interface, "reading") as ip:
-        return _read(ip, way)
+    with rtnetlink(access.interface, "reading") as ip:
+        return _read(ip, access)
 
 
 def give_nic(state: NicState, namespace: Path, network: WorkerNetwork) -> None:
@@ -59,17 +78,17 @@ def give_nic(state: NicState, namespace: Path, network: WorkerNetwork) -> None:
     interface = state.interface
     with rtnetlink(interface, f"moving to {namespace}") as ip:
         index = index_of(ip, interface)
-        upon.check_mtu(ip, index, state, network.mtu)
+        check_mtu(ip, index, state, network.mtu)
         if state.mode == "macvlan":
-            upon.make_macvlan(ip, index, interface, namespace)
+            make_macvlan(ip, index, interface, namespace)
         else:
             if state.function is not None:
-                upon.set_function(ip, state.function, network.mac, network.vlan)
+                set_function(ip, state.function, network.mac, network.vlan)
             _move(ip, interface, namespace)
         if state.rdma is not None and state.rdma_moves:
             rdma.move_device(state.rdma.name, namespace)
         if network.rendezvous is not None:
-            upon.make_rendezvous(ip, network.rendezvous, namespace)
+            make_rendezvous(ip, network.rendezvous, namespace)
     namespaces.inside(namespace, lambda: _set_up(state, network))
 
 
@@ -96,7 +115,7 @@ def _set_up(state: NicState, network: WorkerNetwork) -> None:
     if named != interface:
         assert network.vlan is not None
         _restore(bare, loopback_up=True)
-        upon.make_tagged(interface, named, network.vlan)
+        make_tagged(interface, named, network.vlan)
         bare = NicState(named, bare.mac, bare.mtu, up=True)
     addressed = replace(
         bare,
@@ -106,7 +125,7 @@ def _set_up(state: NicState, network: WorkerNetwork) -> None:
     )
     _restore(addressed, loopback_up=True)
     if network.rendezvous is not None:
-        upon.set_up_rendezvous(network.rendezvous)
+        set_up_rendezvous(network.rendezvous)
 
 
 def _limit_window(window_bytes: int) -> None:
@@ -128,7 +147,7 @@ def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
     def fetch() -> None:
         with rtnetlink(state.interface, "taking back") as ip:
             for index in ip.link_lookup(ifname=state.interface):
-                upon.remove_tagged(ip, index)
+                remove_tagged(ip, index)
                 if state.mode == "macvlan":
                     ip.link("del", index=index)
                 else:
@@ -146,7 +165,7 @@ def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
         _restore(state)
         if state.function is not None:
             with rtnetlink(state.function.port, "setting up") as ip:
-                upon.set_function(ip, state.function, state.function.mac, state.function.vlan)
+                set_function(ip, state.function, state.function.mac, state.function.vlan)
 
     if namespaces.is_one(namespace):
         namespaces.inside(namespace, fetch)
@@ -163,8 +182,8 @@ def is_in(namespace: Path, interface: str) -> bool:
     return namespaces.is_one(namespace) and namespaces.inside(namespace, look)
 
 
-def _read(ip: Any, way: NicWay) -> NicState:
-    interface = way.interface
+def _read(ip: Any, access: NicAccess) -> NicState:
+    interface = access.interface
     index = index_of(ip, interface)
     (link,) = ip.get_links(index)
     with Netlink() as netlink:
@@ -193,10 +212,10 @@ def _read(ip: Any, way: NicWay) -> NicState:
             name: Path("/proc/sys/net", _conf(interface, name)).read_text().strip()
             for name in _DEVICE_SYSCTLS
         },
-        mode=way.mode,
-        function=None if way.function is None else upon.read_function(ip, way.function),
-        rdma=way.rdma,
-        rdma_moves=way.rdma_moves,
+        mode=access.mode,
+        function=None if access.function is None else read_function(ip, access.function),
+        rdma=access.rdma,
+        rdma_moves=access.rdma_moves,
     )
 
 
@@ -266,3 +285,39 @@ def _conf(interface: str, name: str) -> str:
 def _set_sysctl(key: str, value: str | int) -> None:
     if not namespaces.set_sysctl(key, value):
         raise NicError(f"setting the sysctl net/{key} to {value}: this kernel has none")
+
+
+def block_egress(namespace: Path, interface: str) -> None:
+    """Let no packet leave a worker's namespace: what its kernel would still send is dropped.
+
+    Connections live on and send it again after ``unblock_egress``. On return the NIC's queue is
+    empty; ``NicError`` if that takes too long. Again is harmless.
+    """
+    _blackhole(namespace, "add", errno.EEXIST)
+    end = time.monotonic() + _QUEUE_S
+    while queued := namespaces.inside(namespace, lambda: _queued_packets(interface)):
+        if time.monotonic() > end:
+            raise NicError(f"{interface} still has {queued} packets to send after {_QUEUE_S:g} s")
+        time.sleep(0.002)
+
+
+def _queued_packets(interface: str) -> int:
+    with rtnetlink(interface, "reading the queue of") as ip:
+        queues = [
+            message.get_attr("TCA_STATS") for message in ip.get_qdiscs(index_of(ip, interface))
+        ]
+    return sum(queue["qlen"] for queue in queues if queue)
+
+
+def unblock_egress(namespace: Path) -> None:
+    """Let packets leave again; harmless where they do."""
+    _blackhole(namespace, "del", errno.ENOENT)
+
+
+def _blackhole(namespace: Path, command: str, already: int) -> None:
+    def switch() -> None:
+        with rtnetlink(namespace.name, "silencing") as ip, allowing(already):
+            # After the rule for local addresses, before all others.
+            ip.rule(command, priority=1, action="FR_ACT_BLACKHOLE")
+
+    namespaces.inside(namespace, switch)

@@ -4,17 +4,23 @@ Bounds are on record before they are in use, so that an agent that starts again 
 dark at first, and quiet for as long as what it gave before may be in use.
 """
 
+import asyncio
+import contextlib
+import json
 import logging
 import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from patchlight.agents.errors import BadRequest, Conflict, NotHere
-from patchlight.agents.paths.door import PathDoor
-from patchlight.agents.paths.node import LitPath, PathNode
+from patchlight.agents.paths.node import LitPath, NoPath, PathNode
+from patchlight.agents.training.control import PATHS_SOCKET, socket_in
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Endpoint, Nic, Server
 from patchlight.testbed.lab.tuning import LightClient
@@ -22,6 +28,95 @@ from patchlight.testbed.linux.private_folder import private_folder
 from patchlight.testbed.paths.agreement import Asking
 from patchlight.testbed.wire.path_api import PathBounds, PathNodeStatus
 from patchlight.testbed.wire.worker_api import SyntheticTask, WorkerSpec
+
+_LINE_BYTES = 4096
+_AGAIN_S = 0.05
+_DRAINS_S = 1.0
+
+
+class PathSocket:
+    """A Unix socket in a worker's folder, where it asks its agent for paths.
+
+    The worker sends a line with whom it sends ``to`` and who sends to it (``before``), as numbers
+    of its ring, and is answered once its path is set up. It says when it is ``done``, and is
+    answered once it is dark. A worker that hangs up needs its path no more.
+
+    ``node`` is that of its NIC, and raises ``Conflict`` while there is none.
+
+    A path whose lease is over, or that came to its end with the bounds, is asked for again for as
+    long as the worker needs it. ``tuning_s`` is how long a transmitter is dark after its grant.
+    """
+
+    def __init__(self, folder: Path, node: Callable[[], PathNode], tuning_s: float) -> None:
+        self._folder, self._node, self._tuning_s = folder, node, tuning_s
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        """Be there for the worker, in place of an earlier agent's."""
+        with contextlib.suppress(FileNotFoundError):
+            (self._folder / PATHS_SOCKET).unlink()
+        with socket_in(self._folder, PATHS_SOCKET) as path:
+            self._server = await asyncio.start_unix_server(self._serve, path, limit=_LINE_BYTES)
+            owner = self._folder.stat()
+            os.chown(self._folder / PATHS_SOCKET, owner.st_uid, owner.st_gid)
+
+    def close(self) -> None:
+        """Take no more requests."""
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def say(words: dict[str, Any]) -> None:
+            writer.write(json.dumps(words).encode() + b"\n")
+            await writer.drain()
+
+        try:
+            wanted = json.loads(await reader.readline())
+            to, before = int(wanted["to"]), int(wanted["before"])
+            done = asyncio.create_task(reader.readline())
+            try:
+                await self._light(to, before, float(wanted["patience_s"]), done, say)
+            finally:
+                done.cancel()
+        except PatchlightError as error:
+            await say({"error": error.message})
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # It hung up, or speaks otherwise.
+        finally:
+            writer.close()
+
+    async def _light(
+        self, to: int, before: int, patience_s: float, done: asyncio.Task[bytes], say: Any
+    ) -> None:
+        is_told = False
+        while not done.done():
+            node = await self._present(patience_s)
+            try:
+                async with node.path(to, patience_s) as path:
+                    await asyncio.sleep(self._tuning_s)
+                    if not is_told:
+                        await say({"channel": path.channel})
+                        is_told = True
+                    await asyncio.wait({done}, timeout=path.until_s - time.monotonic())
+                    if done.done():
+                        await node.drained(before, _DRAINS_S)
+            except NoPath:
+                if node is self._node():  # else it has other bounds by now
+                    raise
+        with contextlib.suppress(OSError):
+            await say({"ok": True})
+
+    async def _present(self, patience_s: float) -> PathNode:
+        """The node, once its NIC has bounds."""
+        ends_s = time.monotonic() + patience_s
+        while True:
+            try:
+                return self._node()
+            except Conflict:
+                if time.monotonic() > ends_s:
+                    raise
+            await asyncio.sleep(_AGAIN_S)
+
 
 _log = logging.getLogger("patchlight.agent")
 
@@ -59,15 +154,15 @@ class PathNodes:
     """
 
     def __init__(self, server: Server, folder: Path, light: Path | None) -> None:
-        self._server, self._folder, self._socket = server, folder, light
+        self._server, self._folder, self._lasers = server, folder, light
         self._nodes: dict[str, _Bound] = {}
         self._withdrawn: dict[str, int] = {}
-        self._doors: dict[str, PathDoor] = {}
+        self._sockets: dict[str, PathSocket] = {}
         self._light: LightClient | None = None
 
     def open(self) -> None:
         """Go on where an earlier agent left off."""
-        if self._socket is None or not self._folder.exists():
+        if self._lasers is None or not self._folder.exists():
             return
         for file in self._folder.glob("*.json"):
             try:
@@ -77,9 +172,9 @@ class PathNodes:
 
     def close(self) -> None:
         """Go dark, and leave the bounds on record for the next agent, and workers to it."""
-        for door in self._doors.values():
-            door.close()
-        self._doors.clear()
+        for socket in self._sockets.values():
+            socket.close()
+        self._sockets.clear()
         for bound in self._nodes.values():
             bound.node.close()
         self._nodes.clear()
@@ -93,7 +188,7 @@ class PathNodes:
         ``Conflict`` for bounds of an epoch that is over, or others of one that is not.
         """
         nic = self._nic(nic_name)
-        if self._socket is None or nic.transceiver is None or nic.transceiver.tunable is None:
+        if self._lasers is None or nic.transceiver is None or nic.transceiver.tunable is None:
             raise BadRequest(
                 f"{nic_name} of {self._server.name} can have no paths: nobody here tunes a "
                 "transceiver of it",
@@ -138,14 +233,14 @@ class PathNodes:
         if isinstance(spec.task, SyntheticTask) and spec.task.paths:
             transceiver = self._nic(spec.nic).transceiver
             tuning_s = transceiver.tuning_time_s if transceiver else 0.0
-            door = PathDoor(folder, partial(self.node, spec.nic), tuning_s)
-            await door.open()
-            self._doors[spec.id] = door
+            socket = PathSocket(folder, partial(self.node, spec.nic), tuning_s)
+            await socket.open()
+            self._sockets[spec.id] = socket
 
     def serve_no_more(self, spec: WorkerSpec) -> None:
         """A worker is over: what it has of paths is given back."""
-        if door := self._doors.pop(spec.id, None):
-            door.close()
+        if socket := self._sockets.pop(spec.id, None):
+            socket.close()
 
     def node(self, nic_name: str) -> PathNode:
         """The node of a NIC; ``Conflict`` if it has no bounds."""
@@ -170,11 +265,11 @@ class PathNodes:
 
     def _tune(self, nic: Nic, channel: str | None) -> None:
         """Have a NIC send on a channel, or nothing."""
-        assert self._socket is not None
+        assert self._lasers is not None
         end = Endpoint(self._server.name, nic.name)
         try:
             if self._light is None:
-                self._light = LightClient(self._socket)
+                self._light = LightClient(self._lasers)
             if channel is None:
                 self._light.darken(end)
             else:

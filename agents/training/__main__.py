@@ -72,7 +72,7 @@ def _trainer_of(
         from . import trainer
 
         if task.paths:
-            from .agent_paths import AgentPaths
+            from .control import AgentPaths
 
             return partial(trainer.train, path=AgentPaths(directory, task).path)
         return trainer.train

@@ -1,4 +1,4 @@
-"""What passes between a worker and its agent: its state, reports, and orders.
+"""What passes between a worker and its agent: its state, reports, orders, and optical paths.
 
 Orders are JSON lines on the control socket: ``{"op": "start"}``,
 ``{"op": "hold", "iteration": k}``, ``{"op": "release"}``, ``{"op": "stop-at", "iteration": k}``,
@@ -14,15 +14,34 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import socketserver
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .task import TrainingError
 
 if TYPE_CHECKING:  # slow to import
     from pathlib import Path
+
+    from .task import TrainingTask
+
+PATHS_SOCKET = "paths.sock"
+"""In the worker's folder, where its agent gives paths."""
+
+_AGAIN_S = 0.2
+
+
+@contextlib.contextmanager
+def socket_in(directory: Path | str, name: str) -> Iterator[str]:
+    """The path of a Unix socket in a folder, through /proc: it may have only 107 characters."""
+    folder = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{name}"
+    finally:
+        os.close(folder)
 
 
 class Passed(TrainingError):
@@ -213,12 +232,8 @@ class ControlServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         self._gate = gate
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(directory, "control.sock"))
-        # Through /proc, because a Unix socket's path may have only 107 characters.
-        folder = os.open(directory, os.O_PATH | os.O_DIRECTORY)
-        try:
-            super().__init__(f"/proc/self/fd/{folder}/control.sock", _Handler)
-        finally:
-            os.close(folder)
+        with socket_in(directory, "control.sock") as path:
+            super().__init__(path, _Handler)
         threading.Thread(
             target=self.serve_forever, kwargs={"poll_interval": 5}, daemon=True
         ).start()
@@ -245,3 +260,82 @@ class ControlServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         except (KeyError, TypeError, ValueError) as exc:
             return {"ok": False, "error": f"not a request: {exc!r}"}
         return {"ok": True, "iteration": self._gate.iteration}
+
+
+class AgentPaths:
+    """The paths of one worker to the next of its ring, from its agent.
+
+    The connection is the path: hanging up gives it back. An agent that starts again is asked again.
+    """
+
+    def __init__(self, directory: str, task: TrainingTask) -> None:
+        size = len(task.ring)
+        self._directory, self._patience_s = directory, task.deadline_s
+        self._wanted = {
+            "to": (task.rank + 1) % size,
+            "before": (task.rank - 1) % size,
+            "patience_s": task.deadline_s,
+        }
+
+    @contextlib.contextmanager
+    def path(self) -> Iterator[None]:
+        """Light to the next worker inside the block; ``TrainingError`` if it does not come."""
+        held = _HeldPath(self._directory, self._wanted)
+        if not held.granted.wait(2 * self._patience_s):
+            held.give_back()
+            raise TrainingError(f"no path of light in {2 * self._patience_s:g} s: no agent answers")
+        if held.refused:
+            raise TrainingError(f"no path of light: {held.refused}")
+        try:
+            yield
+        finally:
+            held.give_back()
+
+
+class _HeldPath:
+    """One path, held by a thread of its own until it is given back."""
+
+    def __init__(self, directory: str, wanted: dict[str, Any]) -> None:
+        self._directory, self._wanted = directory, wanted
+        self.granted, self._over = threading.Event(), threading.Event()
+        self.refused = ""
+        self._connection: socket.socket | None = None
+        self._thread = threading.Thread(target=self._hold, daemon=True)
+        self._thread.start()
+
+    def give_back(self) -> None:
+        """Say that it is not needed any more, and wait until it is dark."""
+        self._over.set()
+        with contextlib.suppress(OSError):
+            if self._connection is not None:
+                self._connection.sendall(b'{"done": true}\n')
+        self._thread.join()
+
+    def _hold(self) -> None:
+        while not self._over.is_set():
+            try:
+                with self._connected() as self._connection, self._connection.makefile() as answers:
+                    self._connection.sendall(json.dumps(self._wanted).encode() + b"\n")
+                    answer = json.loads(answers.readline() or "{}")
+                    if "error" in answer and not self.granted.is_set():
+                        self.refused = answer["error"]
+                        self.granted.set()
+                        return
+                    if "channel" in answer:
+                        self.granted.set()
+                        # If that is not the end, it is in the dark, and asks again.
+                        if "ok" in json.loads(answers.readline() or "{}"):
+                            return
+            except (OSError, ValueError):
+                pass  # Its agent is not there now: another one will be.
+            time.sleep(_AGAIN_S)
+
+    def _connected(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            with socket_in(self._directory, PATHS_SOCKET) as path:
+                connection.connect(path)
+        except OSError:
+            connection.close()
+            raise
+        return connection

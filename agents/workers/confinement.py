@@ -19,9 +19,9 @@ from pathlib import Path
 from patchlight.agents.errors import LaunchError
 from patchlight.agents.workers import keeper
 from patchlight.agents.workers.contract import WorkerLaunch
-from patchlight.agents.workers.network_environment import hostname
-from patchlight.agents.workers.output import last_lines
-from patchlight.agents.workers.users import WorkerUser
+from patchlight.agents.workers.keeper import last_lines
+from patchlight.agents.workers.limits import WorkerUser
+from patchlight.agents.workers.programs import hostname
 from patchlight.testbed.linux.cgroups import Cgroups
 from patchlight.testbed.linux.cpu_lists import cpus_of
 from patchlight.testbed.linux.rights import refused_calls

@@ -21,15 +21,23 @@ from docker.types import LogConfig, Mount, Ulimit
 from patchlight import testbed
 from patchlight.agents.errors import LaunchError
 from patchlight.agents.gpus.contract import PhysicalGpu
-from patchlight.agents.workers import keeper, output, users
+from patchlight.agents.workers import keeper
 from patchlight.agents.workers.contract import ExitInfo, RunningWorker, WorkerHandle, WorkerLaunch
 from patchlight.agents.workers.gpu_access import NO_GPU, container_settings, find_access
-from patchlight.agents.workers.network_environment import hostname, hosts_file
+from patchlight.agents.workers.limits import (
+    WorkerUser,
+    hand_over,
+    named_user,
+    ready_checkpoint,
+    user_for,
+)
 from patchlight.agents.workers.programs import (
     TRAINING,
     TRAINING_IN_PATH,
     Places,
     Program,
+    hostname,
+    hosts_file,
     program_of,
 )
 from patchlight.testbed.commands import CommandTask
@@ -65,10 +73,10 @@ class DockerRunner:
     """
 
     name = "docker"
-    _mapped_root: users.WorkerUser | None = None
+    _mapped_root: WorkerUser | None = None
 
     def __init__(self, lab: str, server: str, image: str, gpu_access: str, user: str) -> None:
-        self._lab, self.worker_user, self._user = lab, user, users.named_user(user)
+        self._lab, self.worker_user, self._user = lab, user, named_user(user)
         self._labels = {"patchlight.lab": lab, "patchlight.server": server}
         self._image, self.gpu_access = image, gpu_access
         self._client: Any = None
@@ -127,7 +135,7 @@ class DockerRunner:
             container.reload()
             pid = container.attrs["State"]["Pid"]
             if not pid:
-                last = output.last_lines(launch.directory / keeper.OUTPUT)
+                last = keeper.last_lines(launch.directory / keeper.OUTPUT)
                 raise LaunchError(f"worker {worker} ended at once: {' | '.join(last)}")
             favour_like_this_process(pid)
             namespaces.keep(launch.namespace, pid)
@@ -156,10 +164,10 @@ class DockerRunner:
         program = program_of(launch, _places(launch))
         if program.gated:
             keeper.make_gate(launch.directory)
-        user = self._mapped_root or self._user or users.user_for(self._lab, spec.user)
+        user = self._mapped_root or self._user or user_for(self._lab, spec.user)
         if spec.checkpoint is not None:
-            users.ready_checkpoint(spec.id, spec.checkpoint, user)
-        users.hand_over(user, launch.directory)
+            ready_checkpoint(spec.id, spec.checkpoint, user)
+        hand_over(user, launch.directory)
         if launch.gpu_socket is not None:
             os.chown(launch.gpu_socket, user.uid, user.gid)
         gpu = container_settings(self.gpu_access, launch.gpu) if launch.gpu else {}
@@ -214,12 +222,12 @@ class DockerRunner:
             await asyncio.to_thread(self._client.close)
 
 
-def mapped_root(engine: Mapping[str, Any]) -> users.WorkerUser | None:
+def mapped_root(engine: Mapping[str, Any]) -> WorkerUser | None:
     """Who root in a container is outside, if another user: the engine's folder is called so."""
     if not any("name=userns" in each for each in engine.get("SecurityOptions") or ()):
         return None
     if found := re.search(r"/(\d+)\.(\d+)$", engine.get("DockerRootDir", "")):
-        return users.WorkerUser(int(found[1]), int(found[2]), f"uid-{found[1]}")
+        return WorkerUser(int(found[1]), int(found[2]), f"uid-{found[1]}")
     raise LaunchError(
         "the Docker engine has user namespaces, and does not say who is root in them",
         hint="run the agent with --workers process, or the engine without userns-remap",
@@ -315,7 +323,7 @@ class _DockerWorker:
                 if isinstance(exc, APIError) or not self._comes_back():
                     return ExitInfo(255, (f"the Docker engine was lost: {exc}",))
                 lost = True
-        lines = output.last_lines(self._directory / keeper.OUTPUT)
+        lines = keeper.last_lines(self._directory / keeper.OUTPUT)
         if lost and code:
             lines = (*lines, _ENGINE_RESTARTED)
         return ExitInfo(code, lines, self._ran_out_of_memory())

@@ -1,12 +1,23 @@
-"""How much of its server a worker may have, whatever it runs in."""
+"""What a worker may have of its server: memory, processes, paths, and the user that it runs as."""
 
+import hashlib
 import os
+import pwd
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from patchlight.agents.errors import BadRequest, Forbidden, LaunchError
 from patchlight.agents.gpus.contract import PhysicalGpu
+from patchlight.testbed.commands import CommandTask
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.io.issues import short
 from patchlight.testbed.lab.model import Server
-from patchlight.testbed.lab.worker_policy import WorkerPolicy
+from patchlight.testbed.lab.worker_policy import DYNAMIC, WRITABLE, WorkerPolicy
 from patchlight.testbed.linux.cgroups import Limits
-from patchlight.testbed.wire.worker_api import SyntheticTask, WorkerSpec
+from patchlight.testbed.units import format_size
+from patchlight.testbed.wire.worker_api import SyntheticTask, TorchTask, WorkerSpec
 
 _MIB = 2**20
 # The server itself needs some of its memory.
@@ -36,3 +47,208 @@ def memory_share(server: Server) -> int:
     """Bytes of this machine's memory for each worker that the server can have at a time."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return int(_FOR_WORKERS * total) // max(1, len(server.nics))
+
+
+_OF_THE_KERNEL = [Path("/proc"), Path("/sys"), Path("/dev"), Path("/run")]
+_OF_US = [Path("/var/lib/patchlight"), Path("/var/lib/docker")]
+_OF_THE_SERVER = [Path("/etc"), *_OF_THE_KERNEL, *_OF_US]
+_OF_THE_WORKER = [Path("/etc/hosts"), *_OF_THE_KERNEL, Path("/opt/patchlight")]
+_DOCKER_SOCKET = "/var/run/docker.sock"
+
+
+def permitted(spec: WorkerSpec, policy: WorkerPolicy) -> WorkerSpec:
+    """The worker to be launched: with the paths that were looked at, which no link changes later.
+
+    ``policy`` is its lab's. ``Forbidden`` for what belongs to the server or the lab does not allow;
+    ``BadRequest`` for what is not there, or would hide what Patchlight puts into the worker.
+    """
+    _within(spec, policy)
+    task, checkpoint = spec.task, spec.checkpoint
+    if checkpoint is not None:
+        checkpoint = _seen(spec, policy, checkpoint, writes=True, is_made=True)
+    if isinstance(task, TorchTask) and task.data is not None:
+        task = task.model_copy(update={"data": _seen(spec, policy, task.data)})
+    if isinstance(task, CommandTask):
+        mounts = []
+        for mount in task.mounts:
+            _hides_nothing(spec, mount.target)
+            source = _seen(spec, policy, mount.source, writes=not mount.read_only)
+            mounts.append(replace(mount, source=source))
+        task = task.model_copy(update={"mounts": mounts})
+    return spec.model_copy(update={"checkpoint": checkpoint, "task": task})
+
+
+def _seen(
+    spec: WorkerSpec,
+    policy: WorkerPolicy,
+    path: str,
+    *,
+    writes: bool = False,
+    is_made: bool = False,
+) -> str:
+    """Where a path leads that the worker may see; ``is_made``: only the folder above is needed."""
+    real, problem = Path(os.path.normpath(path)), ""
+    try:
+        real = Path(os.path.realpath(path))
+        (real.parent if is_made else real).stat()
+    except (OSError, ValueError) as exc:
+        problem = getattr(exc, "strerror", None) or str(exc)
+    for kept in [*_OF_THE_SERVER, _docker_socket()]:
+        if _overlap(real, kept):
+            raise Forbidden(
+                f"worker {spec.id} asks for {short(path)}: {kept} of a server is for no worker",
+                hint="mount a folder of data, like /srv/data",
+            )
+    named = {each.removesuffix(WRITABLE): each.endswith(WRITABLE) for each in policy.mounts}
+    folders = {Path(os.path.realpath(each)): is_open for each, is_open in named.items()}
+    around = [each for each in folders if real.is_relative_to(each)]
+    inside = [each for each in folders if each.is_relative_to(real)]
+    closest = max(around, key=lambda each: len(each.parts), default=None)
+    if closest is None or (writes and not all(folders[each] for each in (closest, *inside))):
+        wanted, verb = (f"{path}{WRITABLE}", "write to") if writes else (path, "see")
+        raise Forbidden(
+            f"worker {spec.id} asks for {short(path)}: the lab lets workers {verb} no such folder",
+            hint=f"it names {', '.join(policy.mounts) or 'none'}; its owner adds it to the lab "
+            f"file: workers: {{mounts: [{short(wanted)!r}]}}",
+        )
+    if problem:
+        why = f"{short(path)}, which cannot be used on this server: {problem}"
+        raise BadRequest(f"worker {spec.id} asks for {why}")
+    return str(real)
+
+
+def _within(spec: WorkerSpec, policy: WorkerPolicy) -> None:
+    image = getattr(spec.task, "image", None)
+    if image is not None and not policy.allows_image(image):
+        allowed = ", ".join(policy.images or ()) or "none"
+        raise Forbidden(
+            f"worker {spec.id} asks for the image {image}, which the lab allows to no worker",
+            hint=f"those that it does: {allowed} ('images' under 'workers' of the lab file)",
+        )
+    most, wanted = policy.memory_bytes, spec.memory_bytes
+    if most is not None and wanted is not None and wanted > most:
+        raise Forbidden(
+            f"worker {spec.id} asks for {format_size(wanted)} of memory: the lab allows "
+            f"{format_size(most)} ('memory' under 'workers' of the lab file)"
+        )
+    if policy.cpus is not None and spec.cpus is not None and spec.cpus > policy.cpus:
+        raise Forbidden(
+            f"worker {spec.id} asks for {spec.cpus:g} CPUs: the lab allows {policy.cpus:g} "
+            "('cpus' under 'workers' of the lab file)"
+        )
+
+
+def _hides_nothing(spec: WorkerSpec, target: str) -> None:
+    for kept in _OF_THE_WORKER:
+        if _overlap(Path(os.path.normpath("/" + target.lstrip("/"))), kept):
+            raise BadRequest(
+                f"worker {spec.id}: nothing can be mounted at {target}: {kept} of a worker is "
+                "made by Patchlight or the kernel"
+            )
+
+
+def _overlap(one: Path, other: Path) -> bool:
+    return one.is_relative_to(other) or other.is_relative_to(one)
+
+
+def _docker_socket() -> Path:
+    url = os.environ.get("DOCKER_HOST", "")
+    return Path(os.path.realpath(url.removeprefix("unix://") or _DOCKER_SOCKET))
+
+
+# systemd keeps these free; below them are those that it gives to containers.
+_FIRST_USER, _USERS = 0x70000000, 0x0F000000
+_SOON_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUser:
+    """A user of this machine, or a number that is nobody else's; ``name`` is for messages."""
+
+    uid: int
+    gid: int
+    name: str
+
+    @property
+    def is_root(self) -> bool:
+        """Whether files of the server are open to it."""
+        return self.uid == 0
+
+    def may(self, path: Path, bits: int) -> bool:
+        """Whether the mode of ``path`` lets it do that: 4 read, 2 write, 1 pass."""
+        found = path.stat()
+        shift = 6 if found.st_uid == self.uid else 3 if found.st_gid == self.gid else 0
+        return (found.st_mode >> shift) & bits == bits
+
+    def closed(self, path: Path) -> Path | None:
+        """The first folder on the way to ``path`` that it may not pass, if there is one."""
+        return next((each for each in reversed(path.parents) if not self.may(each, 1)), None)
+
+
+def named_user(choice: str) -> WorkerUser | None:
+    """The user of that name or number; ``None`` for ``dynamic``. ``BadInput`` if there is none."""
+    if choice == DYNAMIC:
+        return None
+    try:
+        known = pwd.getpwuid(int(choice)) if choice.isdecimal() else pwd.getpwnam(choice)
+    except (KeyError, OverflowError):
+        raise BadInput(
+            f"workers cannot run as {choice}: this machine has no such user",
+            hint=f"make one: useradd --system --no-create-home {choice}; or say {DYNAMIC}: a user "
+            "for each person who submits jobs",
+        ) from None
+    return WorkerUser(known.pw_uid, known.pw_gid, known.pw_name)
+
+
+def user_for(lab: str, submitter: str) -> WorkerUser:
+    """As whom the jobs of one person in one lab run: the same on every server, at any time."""
+    digest = hashlib.sha256(f"{lab}\0{submitter}".encode()).digest()
+    number = _FIRST_USER + int.from_bytes(digest[:8]) % _USERS
+    return WorkerUser(number, number, f"uid-{number}")
+
+
+def refuse_inside_workers_folders(worker: str, path: str) -> None:
+    """``LaunchError`` for what another worker could replace by a link while it is being mounted."""
+    for folder in Path(os.path.realpath(path)).parents:
+        if folder.exists() and _FIRST_USER <= folder.stat().st_uid < _FIRST_USER + _USERS:
+            raise LaunchError(
+                f"worker {worker}: {path} is inside {folder}, which belongs to workers",
+                hint="name a folder beside it",
+            )
+
+
+def ready_checkpoint(worker: str, checkpoint: str, user: WorkerUser) -> None:
+    """See that the worker can write to its checkpoint folder; make it if only that is missing.
+
+    ``LaunchError`` if it cannot: the owner of a folder that is there is never changed.
+    """
+    refuse_inside_workers_folders(worker, checkpoint)
+    path = Path(os.path.realpath(checkpoint))
+    remedy = f"on this server: sudo install -d -m 700 -o {user.uid} -g {user.gid} {checkpoint}"
+    try:
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+            os.chown(path, user.uid, user.gid, follow_symlinks=False)  # it may be swapped for one
+        end = time.monotonic() + _SOON_S  # another agent may be making it
+        while not user.may(path, 0o3):
+            if time.monotonic() > end:
+                raise LaunchError(
+                    f"worker {worker} runs as {user.name}, which cannot write to its checkpoint "
+                    f"folder {checkpoint}",
+                    hint=remedy,
+                )
+            time.sleep(0.01)
+    except OSError as error:
+        raise LaunchError(
+            f"making the checkpoint folder {checkpoint} of worker {worker}: {error.strerror}",
+            hint=remedy,
+        ) from error
+
+
+def hand_over(user: WorkerUser, folder: Path) -> None:
+    """Make a worker's folder, and what is in it, the user's own."""
+    if user.is_root:
+        return
+    for here, folders, files in os.walk(folder):
+        for name in ("", *folders, *files):
+            os.chown(os.path.join(here, name), user.uid, user.gid, follow_symlinks=False)

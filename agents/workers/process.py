@@ -14,7 +14,7 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 
 from patchlight.agents.errors import BadRequest, LaunchError
-from patchlight.agents.workers import confinement, forking, keeper, output, users
+from patchlight.agents.workers import confinement, forking, keeper
 from patchlight.agents.workers.contract import (
     ExitInfo,
     Runner,
@@ -22,15 +22,22 @@ from patchlight.agents.workers.contract import (
     WorkerHandle,
     WorkerLaunch,
 )
-from patchlight.agents.workers.network_environment import hosts_file
+from patchlight.agents.workers.limits import (
+    WorkerUser,
+    hand_over,
+    named_user,
+    ready_checkpoint,
+    refuse_inside_workers_folders,
+    user_for,
+)
 from patchlight.agents.workers.programs import (
     TRAINING,
     TRAINING_IN_PATH,
     Places,
     Program,
+    hosts_file,
     program_of,
 )
-from patchlight.agents.workers.users import WorkerUser
 from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.worker_policy import DYNAMIC
@@ -58,7 +65,7 @@ class ProcessRunner(Runner):
     name = "process"
 
     def __init__(self, user: str = DYNAMIC, fork_from: Path | None = None, lab: str = "") -> None:
-        self.worker_user, self._user = user, users.named_user(user)
+        self.worker_user, self._user = user, named_user(user)
         self._fork_from, self._lab = fork_from, lab
 
     @functools.cached_property
@@ -103,11 +110,11 @@ class ProcessRunner(Runner):
         if program.gated:
             keeper.make_gate(folder)
         (folder / "hosts").write_text(hosts_file(launch))
-        user = self._user or users.user_for(self._lab, launch.spec.user)
+        user = self._user or user_for(self._lab, launch.spec.user)
         if places.data is not None:
-            users.refuse_inside_workers_folders(launch.spec.id, places.data)
+            refuse_inside_workers_folders(launch.spec.id, places.data)
         if launch.spec.checkpoint is not None:
-            users.ready_checkpoint(launch.spec.id, launch.spec.checkpoint, user)
+            ready_checkpoint(launch.spec.id, launch.spec.checkpoint, user)
         if launch.gpu_socket is not None:
             os.chown(launch.gpu_socket, user.uid, user.gid)
         namespaces.create(launch.namespace)
@@ -115,12 +122,12 @@ class ProcessRunner(Runner):
             groups = self._cgroups.make(launch.namespace, launch.limits)
             most = confinement.most_processes(launch, user, self._cgroups)
             if self._fork_from is not None and _can_be_forked(program, launch, user):
-                users.hand_over(user, folder)
+                hand_over(user, folder)
                 with contextlib.suppress(OSError):  # nobody is there: it is slower without
                     return _fork(self._fork_from, program, launch, user, groups, most), None
             command = _write_program(program, launch, user)
             (folder / keeper.OUTPUT).touch()  # what confines it writes there, too
-            users.hand_over(user, folder)
+            hand_over(user, folder)
             kept = keeper.kept(command, str(folder), gated=program.gated, waited_for=False)
             # A process begins in the namespace of the thread that makes it.
             with namespaces.entered(namespaces.namespace_path(launch.namespace)):
@@ -271,7 +278,7 @@ class _ProcessWorker:
     async def ended(self) -> ExitInfo:
         await self._gone.wait()
         code = keeper.exit_code(self._directory)
-        lines = await asyncio.to_thread(output.last_lines, self._directory / keeper.OUTPUT)
+        lines = await asyncio.to_thread(keeper.last_lines, self._directory / keeper.OUTPUT)
         return ExitInfo(code, lines, self._cgroups.ran_out_of_memory(self._namespace))
 
     async def stop(self, grace_s: float) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.agents.claims import Claims
 from patchlight.agents.errors import AgentError, Conflict
+from patchlight.agents.leases import Claims
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.processes import process_start
 

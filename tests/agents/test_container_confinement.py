@@ -14,7 +14,7 @@ from patchlight.agents.errors import LaunchError
 from patchlight.agents.workers import docker, keeper
 from patchlight.agents.workers.backends import BackendOptions, make_runner
 from patchlight.agents.workers.contract import ExitInfo, Runner, WorkerLaunch
-from patchlight.agents.workers.users import user_for
+from patchlight.agents.workers.limits import user_for
 from tests.support.waiting import eventually
 from tests.support.worker_desk import Desk, open_desk
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from patchlight.agents.nics.state import NicState
-from patchlight.agents.nics.watch import NicPlace, NicProblem, rdma_problem
+from patchlight.agents.nics.status import NicPlace, NicProblem, rdma_problem
 from patchlight.agents.roce import RdmaDevice
 from patchlight.agents.workers.contract import WorkerLaunch
-from patchlight.agents.workers.network_environment import (
-    FILE,
+from patchlight.agents.workers.programs import (
+    NETWORK_FILE,
     hostname,
     hosts_file,
     network_defaults,
@@ -113,13 +113,13 @@ def test_what_the_network_is_like_is_published_whatever_the_worker_put_there(
     folder, secret = tmp_path / "w", tmp_path / "secret"
     folder.mkdir()
     secret.write_text("mine")
-    (folder / FILE).symlink_to(secret)
-    (folder / f"{FILE}.new").symlink_to(secret)
+    (folder / NETWORK_FILE).symlink_to(secret)
+    (folder / f"{NETWORK_FILE}.new").symlink_to(secret)
     state = NicState("ens1", "0c:42:a1:00:00:01", 9000, True, rdma=MLX)
     place = NicPlace(tmp_path, state, "vlan7", IPv4Address("192.168.10.11"))
     publish(folder, place, RdmaStatus(device="mlx5_0", port=1, active=True, gid=GID))
     assert secret.read_text() == "mine"
-    told = json.loads((folder / FILE).read_text())
+    told = json.loads((folder / NETWORK_FILE).read_text())
     assert (told["interface"], told["address"]) == ("vlan7", "192.168.10.11")
     assert told["rdma"]["gid"]["index"] == 3
 

@@ -13,7 +13,7 @@ import pytest
 
 from patchlight.agents.nics.moving import is_in, read_nic
 from patchlight.agents.nics.state import NicState
-from patchlight.agents.nics.ways import NicWay
+from patchlight.agents.nics.virtual_functions import NicAccess
 from patchlight.controller.hosts.agent_client import AgentClient, NicDark
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.testbed.lab.model import Lab, Nic
@@ -47,7 +47,7 @@ def with_nics(bench: Bench, **keys: Any) -> Lab:
 
 def nic_of(bench: Bench, space: str) -> NicState:
     path = namespaces.namespace_path(bench.namespace(space))
-    return namespaces.inside(path, lambda: read_nic(NicWay("veth", "nic0")))
+    return namespaces.inside(path, lambda: read_nic(NicAccess("veth", "nic0")))
 
 
 async def known_macs(lab: Lab) -> Fleet:

@@ -12,8 +12,8 @@ from patchlight.agents import roce
 from patchlight.agents.errors import NicError
 from patchlight.agents.nics.moving import read_nic
 from patchlight.agents.nics.state import RENDEZVOUS
-from patchlight.agents.nics.watch import NicProblem, facts_of, problem_of
-from patchlight.agents.nics.ways import NicWay
+from patchlight.agents.nics.status import NicProblem, facts_of, problem_of
+from patchlight.agents.nics.virtual_functions import NicAccess
 from patchlight.agents.roce import Gid, RdmaDevice
 from patchlight.testbed.lab.nic import Rendezvous
 from patchlight.testbed.linux import namespaces
@@ -68,7 +68,7 @@ def test_an_mtu_that_the_nic_cannot_have_is_refused_before_it_moves(spaces: Spac
 
 def test_a_macvlan_has_the_nic_s_name_and_leaves_it_as_it_was(spaces: Spaces) -> None:
     furnish(spaces, "40Gbit")
-    macvlan = NicWay("macvlan", "nic0")
+    macvlan = NicAccess("macvlan", "nic0")
     before = namespaces.inside(namespaces.namespace_path(spaces.server), lambda: read_nic(macvlan))
     with pytest.raises(NicError, match="nic0 takes an MTU of 1400 at most"):
         spaces.give(before, mtu=9000)

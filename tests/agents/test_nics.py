@@ -11,7 +11,7 @@ import pytest
 from patchlight.agents.errors import NicError
 from patchlight.agents.nics.moving import read_nic
 from patchlight.agents.nics.state import NicState
-from patchlight.agents.nics.ways import NicWay
+from patchlight.agents.nics.virtual_functions import NicAccess
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.namespaces import NamespaceError
 from tests.support.agent_bench import ip
@@ -33,7 +33,7 @@ def test_a_nic_comes_back_as_it_was(spaces: Spaces, rate: str) -> None:
         spaces.give(kept)
         assert "nic0" not in ip("-n", spaces.server, "-o", "link")
         inside = namespaces.inside(
-            namespaces.namespace_path(spaces.worker), lambda: read_nic(NicWay("veth", "nic0"))
+            namespaces.namespace_path(spaces.worker), lambda: read_nic(NicAccess("veth", "nic0"))
         )
         assert inside.addresses == (("10.79.0.11", 24),)
         assert inside.mac == "02:4c:0a:4f:00:0b"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from patchlight.agents.errors import AgentError
-from patchlight.agents.workers import keeper, output
+from patchlight.agents.workers import keeper
 
 MIB = 2**20
 
@@ -17,20 +17,20 @@ def test_parts_join_to_the_whole_also_inside_a_character(tmp_path: Path) -> None
     text = "Längen in µm, 光, 🔦\n" * 3
     path.write_text(text)
     read, after = "", 0
-    while (part := output.read(path, after, 5)).next > after:
+    while (part := keeper.read_output(path, after, 5)).next > after:
         read, after = read + part.text, part.next
         assert len(part.text.encode()) <= 5
     assert (read, after) == (text, len(text.encode()))
-    assert output.read(path, 10**12, 5).text == ""
-    assert output.read(tmp_path / "none", 7, 5).next == 7
+    assert keeper.read_output(path, 10**12, 5).text == ""
+    assert keeper.read_output(tmp_path / "none", 7, 5).next == 7
 
 
 def test_what_is_no_text_is_shown_all_the_same(tmp_path: Path) -> None:
     path = tmp_path / "output.log"
     path.write_bytes(b"\xff\xfe\x80\x80\x80\x80\x80\xe2\x82")
-    assert output.read(path, 0, 4).next == 4
-    assert output.read(path, 4, 5).next == 7
-    assert output.read(path, 7, 5).next == 9
+    assert keeper.read_output(path, 0, 4).next == 4
+    assert keeper.read_output(path, 4, 5).next == 7
+    assert keeper.read_output(path, 7, 5).next == 9
 
 
 def test_a_long_output_loses_its_beginning_and_keeps_its_offsets(tmp_path: Path) -> None:
@@ -39,19 +39,19 @@ def test_a_long_output_loses_its_beginning_and_keeps_its_offsets(tmp_path: Path)
     with path.open("ab") as program:
         program.write(line * (MIB // len(line)) * 70)
         program.flush()
-        output.bound(path)
+        keeper.bound_output(path)
         program.write(b"the end\n")  # whoever writes notices nothing
     size = 70 * MIB + 8
     assert path.stat().st_size == size
     assert path.stat().st_blocks * 512 <= 33 * MIB
-    part = output.read(path, 100, 64)
-    assert part.offset >= size - output.MOST_KEPT_BYTES // 2 - 8 - 4096
+    part = keeper.read_output(path, 100, 64)
+    assert part.offset >= size - keeper.MOST_KEPT_BYTES // 2 - 8 - 4096
     note, rest = part.text.split("\n", 1)
     assert note == f"[{part.offset - 100} bytes of output are not kept any more]"
     assert rest == (line * 4).decode()
-    assert output.last_lines(path)[-2:] == ("0123456789abcde", "the end")
-    output.bound(path)
-    assert output.read(path, 100, 64) == part
+    assert keeper.last_lines(path)[-2:] == ("0123456789abcde", "the end")
+    keeper.bound_output(path)
+    assert keeper.read_output(path, 100, 64) == part
 
 
 def test_what_a_program_puts_in_the_way_is_not_followed(tmp_path: Path) -> None:
@@ -60,8 +60,8 @@ def test_what_a_program_puts_in_the_way_is_not_followed(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     for path in (link, pipe):
         with pytest.raises(AgentError, match="reading the output"):
-            output.read(path, 0, 100)
-        assert output.last_lines(path) == ()
+            keeper.read_output(path, 0, 100)
+        assert keeper.last_lines(path) == ()
 
 
 @pytest.mark.parametrize("put", [Path.symlink_to, Path.hardlink_to])

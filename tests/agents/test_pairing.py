@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.agents.gpus.contract import GpuBackend, GpuReading, PhysicalGpu
-from patchlight.agents.gpus.pairing import Pairings
+from patchlight.agents.gpus.contract import GpuBackend, GpuReading, Pairings, PhysicalGpu
 from patchlight.testbed.lab.model import Gpu, Nic, Server
 
 

@@ -22,8 +22,8 @@ import pytest
 from patchlight.agents.errors import LaunchError
 from patchlight.agents.gpus.contract import PhysicalGpu
 from patchlight.agents.workers import keeper
+from patchlight.agents.workers.limits import user_for
 from patchlight.agents.workers.process import ProcessRunner
-from patchlight.agents.workers.users import user_for
 from patchlight.testbed.linux.processes import process_ids
 from patchlight.testbed.linux.sockets import bind_unix
 from tests.support.agent_bench import NETWORK, Agent, Bench

@@ -10,13 +10,13 @@ from patchlight.testbed.lab.ocs_drivers import drivers_table
 from tests.support.emulated_devices import Running, lab_file, running
 from tests.support.programs import ROOT, python
 
-SCPI = "patchlight.controller.circuits.drivers.polatis.scpi:PolatisScpi"
+SCPI = "patchlight.controller.circuits.drivers.polatis:PolatisScpi"
 # A driver that makes room where it must refuse, hangs when asked for alarms, tells its password,
 # takes anything for a port, and sees more light leave than come in.
 RUDE_DRIVER = """
 import asyncio
 import logging
-from patchlight.controller.circuits.drivers.polatis.scpi import PolatisScpi
+from patchlight.controller.circuits.drivers.polatis import PolatisScpi
 from patchlight.testbed.lab.portmap import CrossConnect
 
 class Rude(PolatisScpi):

@@ -19,7 +19,7 @@ _FORKED.set_forkserver_preload(
     [
         "patchlight.agents.__main__",
         "patchlight.agents.api",
-        "patchlight.agents.metrics",
+        "patchlight.agents.api",
         "patchlight.agents.workers.docker",
         "patchlight.cli.controller",
         "patchlight.cli.main",

@@ -9,7 +9,7 @@ from typing import Any
 
 from patchlight.agents.nics.moving import give_nic, read_nic, take_nic_back
 from patchlight.agents.nics.state import NicState, WorkerNetwork
-from patchlight.agents.nics.ways import NicWay
+from patchlight.agents.nics.virtual_functions import NicAccess
 from patchlight.testbed.lab.nic import NicMode
 from patchlight.testbed.linux import ethtool, namespaces
 from tests.support.agent_bench import ip
@@ -31,7 +31,7 @@ class Spaces:
 
     def read(self) -> NicState:
         return namespaces.inside(
-            namespaces.namespace_path(self.server), lambda: read_nic(NicWay("veth", "nic0"))
+            namespaces.namespace_path(self.server), lambda: read_nic(NicAccess("veth", "nic0"))
         )
 
     def give(self, state: NicState, **network: Any) -> None:
@@ -99,4 +99,6 @@ def ping(space: str, address: str) -> bool:
 
 
 def inside(space: str, name: str = "nic0", mode: NicMode = "veth") -> NicState:
-    return namespaces.inside(namespaces.namespace_path(space), lambda: read_nic(NicWay(mode, name)))
+    return namespaces.inside(
+        namespaces.namespace_path(space), lambda: read_nic(NicAccess(mode, name))
+    )

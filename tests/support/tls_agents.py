@@ -8,9 +8,8 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from patchlight.agents.api import make_app
+from patchlight.agents.api import AgentMetrics, make_app
 from patchlight.agents.gpus import gpu_backend
-from patchlight.agents.metrics import AgentMetrics
 from patchlight.agents.run import open_listener
 from patchlight.agents.service import AgentService
 from patchlight.agents.workers.backends import BackendOptions, make_runner

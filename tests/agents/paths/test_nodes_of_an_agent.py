@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from patchlight.agents.errors import BadRequest, Conflict, NotHere
-from patchlight.agents.paths.door import PathDoor
 from patchlight.agents.paths.node import NoPath
-from patchlight.agents.paths.nodes import PathNodes
-from patchlight.agents.training.agent_paths import AgentPaths
+from patchlight.agents.paths.nodes import PathNodes, PathSocket
+from patchlight.agents.training.control import AgentPaths
 from patchlight.agents.training.task import Member, TrainingTask
 from patchlight.emulation.light.emulated_light import EmulatedLight
 from patchlight.testbed.lab.model import Endpoint
@@ -108,7 +107,7 @@ async def test_a_worker_has_light_for_as_long_as_it_needs_it(
         each.bind("nic0", bounds(number, tmp_path))
     ring = tuple(Member(rank, "10.0.0.1", 1) for rank in range(2))
     task = TrainingTask("w", "vgg", 0, ring, 1, gradient_bytes=4, deadline_s=10.0)
-    door = PathDoor(tmp_path, lambda: one.node("nic0"), 0.0)
+    door = PathSocket(tmp_path, lambda: one.node("nic0"), 0.0)
     await door.open()
     has_path, is_done = threading.Event(), threading.Event()
 
@@ -134,7 +133,7 @@ async def test_a_worker_has_light_for_as_long_as_it_needs_it(
     door.close()
     one = agent(0, tmp_path)
     one.open()
-    door = PathDoor(tmp_path, lambda: one.node("nic0"), 0.0)
+    door = PathSocket(tmp_path, lambda: one.node("nic0"), 0.0)
     await door.open()
     await eventually(lambda: one.status()[0].state == "sends")
     await eventually(lambda: light.lasers[ENDS[0]].state == "on")

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from patchlight.agents.paths.node import LitPath, NoPath, PathNode
-from patchlight.agents.paths.wire import packed, unpacked
+from patchlight.agents.paths.node import LitPath, NoPath, PathNode, packed, unpacked
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.paths.agreement import Bounds, Message
 from tests.support.waiting import eventually, free_ports, wait_until

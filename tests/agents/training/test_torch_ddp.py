@@ -14,9 +14,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'patchlight[torch]'")
 
 from patchlight import testbed  # noqa: E402
-from patchlight.agents.training.checkpoints import Checkpoints  # noqa: E402
-from patchlight.agents.training.samples import Samples  # noqa: E402
 from patchlight.agents.training.task import Member, TrainingError, TrainingTask  # noqa: E402
+from patchlight.agents.training.torch_ddp import Checkpoints, Samples  # noqa: E402
 from tests.support.torch_forks import TorchForks  # noqa: E402
 from tests.support.training_workers import ENVIRONMENT, PROGRAM, TRAINING, Worker, start  # noqa: E402
 from tests.support.waiting import PATIENCE_S, free_ports, wait_until  # noqa: E402
@@ -129,7 +128,7 @@ RENEWING = """
 import functools, itertools, json, math, sys
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from patchlight.agents.training import __main__, samples, torch_ddp
+from patchlight.agents.training import __main__, torch_ddp
 
 rank, steps = json.load(open(sys.argv[2]))["rank"], itertools.count(1)
 
@@ -138,8 +137,8 @@ def learn(optimizer, *_):
     if next(steps) == 6 and rank == 1:
         optimizer.param_groups[0]["params"][-1].data[0] += 1
 
-of_samples = samples.Samples.loss
-samples.Samples.loss = lambda *given: of_samples(*given) + math.inf
+of_samples = torch_ddp.Samples.loss
+torch_ddp.Samples.loss = lambda *given: of_samples(*given) + math.inf
 
 torch_ddp.train = functools.partial(torch_ddp.train, renews=True)
 new_group, made = dist.new_group, []

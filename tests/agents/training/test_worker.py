@@ -188,7 +188,7 @@ def test_the_processor_stands_in_where_there_is_no_gpu(make_job: MakeJob) -> Non
 
 def test_the_training_code_stands_alone_and_is_old_enough_python() -> None:
     # Real models are those of the built-in graphs: a container with PyTorch has these beside it.
-    graphs = {"samples.py": ("patchlight.testbed.errors", "patchlight.testbed.graphs")}
+    graphs = {"torch_ddp.py": ("patchlight.testbed.errors", "patchlight.testbed.graphs")}
     allowed = {*sys.stdlib_module_names, "numpy", "torch"}
     for path in sorted(TRAINING.glob("*.py")):
         tree = ast.parse(path.read_text(), feature_version=(3, 9))

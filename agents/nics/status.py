@@ -1,4 +1,4 @@
-"""How a NIC is now: there or gone, its carrier, what it counted, and whether its RDMA port is back.
+"""The status of a NIC: there or gone, its carrier, counters, and whether its RDMA port is back.
 
 After a port was dark its RDMA device has no GIDs for a while. So a worker with RDMA is as one in
 the dark until its GID is there again. Functions block, and look into the namespace they are given.
@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.agents import roce
+from patchlight.agents.errors import NicError
+from patchlight.agents.nics.moving import find_access
 from patchlight.agents.nics.state import NicState
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab.nic import Nic
 from patchlight.testbed.linux import ethtool, namespaces
 from patchlight.testbed.linux.dcb import Priorities, read_priorities
 from patchlight.testbed.linux.link_readings import read_link
 from patchlight.testbed.linux.sysfs import sysfs
-from patchlight.testbed.wire.agent_status import NicCounters, RdmaStatus
+from patchlight.testbed.wire.agent_status import NicCounters, NicStatus, RdmaStatus
 
 GONE = "{} is gone: the server has no such interface any more"
 NO_CARRIER = "{} has no carrier"
@@ -108,3 +111,58 @@ def facts_of(namespace: Path, interface: str, port: tuple[Path, str]) -> dict[st
         "pfc": None if priorities is None else list(priorities.paused),
         "dscp_priorities": None if priorities is None else dict(priorities.of_dscp),
     }
+
+
+def idle_status(nic: Nic, home: Path) -> NicStatus:
+    """How a NIC is that no worker has."""
+    status = _status(nic)
+    try:
+        access = namespaces.inside(home, lambda: find_access(nic))
+    except NicError as exc:
+        return status.model_copy(update={"problem": exc.message})
+    port = access.function.port if access.function else access.interface
+    facts = facts_of(home, access.interface, (home, port)) | {"mode": access.mode}
+    if nic.mtu is not None:
+        facts["mtu"] = nic.mtu
+    if not nic.keeps_mac:
+        facts.pop("mac", None)
+    return _with(status, facts, problem_of(home, access.interface))
+
+
+def leased_status(
+    nic: Nic,
+    home: Path,
+    worker: str,
+    place: NicPlace | None,
+    rdma: RdmaStatus | None,
+    problem: NicProblem | None,
+) -> NicStatus:
+    """How a NIC is that a worker has; ``place`` is ``None`` before it has come to the worker."""
+    status = _status(nic, worker)
+    if place is None:
+        return status
+    state = place.state
+    port = (home, state.function.port) if state.function else (place.namespace, state.interface)
+    if state.mode == "macvlan":
+        port = home, state.interface
+    facts = facts_of(place.namespace, state.interface, port) | {"mode": state.mode, "rdma": rdma}
+    facts.pop("mac", None)
+    if nic.keeps_mac:
+        facts["mac"] = state.mac
+    return _with(status, facts, problem)
+
+
+def _status(nic: Nic, worker: str | None = None) -> NicStatus:
+    return NicStatus(
+        name=nic.name,
+        address=str(nic.address),
+        state="idle" if worker is None else "leased",
+        worker=worker,
+        mac=None if nic.keeps_mac else nic.mac,
+    )
+
+
+def _with(status: NicStatus, facts: dict[str, Any], problem: NicProblem | None) -> NicStatus:
+    if problem is not None:
+        facts |= {"problem": problem.words, "carrier": not problem.is_dark}
+    return status.model_copy(update=facts)

@@ -11,8 +11,7 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from patchlight.agents import roce
 from patchlight.agents.errors import NicError
 from patchlight.agents.nics.state import FunctionState, NicState, name_inside
-from patchlight.agents.nics.upon import function_in, settings_of
-from patchlight.agents.nics.ways import NicWay, way_of
+from patchlight.agents.nics.virtual_functions import NicAccess, access_of, function_in, settings_of
 from patchlight.agents.roce import RdmaDevice
 from patchlight.testbed.lab.nic import Nic, default_mac
 from patchlight.testbed.linux import rdma
@@ -37,26 +36,26 @@ def test_the_way_is_found_out(tree: SysfsTree) -> None:
     tree.virtual_nic("veth0")
     port = tree.nic("ens1")
     veth = Nic("veth0", ADDRESS, default_mac(ADDRESS))
-    assert way_of(veth, tree.root, None) == NicWay("veth", "veth0")
-    assert way_of(nic(), tree.root, None) == NicWay("physical", "ens1")
+    assert access_of(veth, tree.root, None) == NicAccess("veth", "veth0")
+    assert access_of(nic(), tree.root, None) == NicAccess("physical", "ens1")
     tree.function(port, 10, "ens1v10")
     tree.function(port, 1, None)
     tree.function(port, 2, "ens1v2")
-    given = NicWay("sriov", "ens1v2", FunctionState("ens1", 2))
-    assert way_of(nic(), tree.root, None) == given
-    assert way_of(nic(mode="sriov"), tree.root, None) == given
-    assert way_of(nic(mode="physical"), tree.root, None) == NicWay("physical", "ens1")
-    assert way_of(nic(mode="macvlan"), tree.root, None) == NicWay("macvlan", "ens1")
+    given = NicAccess("sriov", "ens1v2", FunctionState("ens1", 2))
+    assert access_of(nic(), tree.root, None) == given
+    assert access_of(nic(mode="sriov"), tree.root, None) == given
+    assert access_of(nic(mode="physical"), tree.root, None) == NicAccess("physical", "ens1")
+    assert access_of(nic(mode="macvlan"), tree.root, None) == NicAccess("macvlan", "ens1")
 
 
 def test_without_a_free_virtual_function_it_says_how_to_make_some(tree: SysfsTree) -> None:
     port = tree.nic("ens1")
     with pytest.raises(NicError, match="ens1 has no virtual function that is free") as caught:
-        way_of(nic(mode="sriov"), tree.root, None)
+        access_of(nic(mode="sriov"), tree.root, None)
     assert "/sys/class/net/ens1/device/sriov_numvfs" in str(caught.value.hint)
     tree.function(port, 0, None)
     with pytest.raises(NicError, match="that is free"):
-        way_of(nic(), tree.root, None)
+        access_of(nic(), tree.root, None)
 
 
 def test_the_rdma_device_is_the_nic_s_own(tree: SysfsTree) -> None:
@@ -93,8 +92,8 @@ def test_the_rdma_device_goes_with_the_nic_where_it_can(
     tree: SysfsTree, keys: dict[str, Any], sharing: Any, device: RdmaDevice | None, moves: bool
 ) -> None:
     tree.rdma(tree.nic("ens1"), "mlx5_0", 0)
-    way = way_of(nic(**keys), tree.root, sharing)
-    assert (way.rdma, way.rdma_moves) == (device, moves)
+    access = access_of(nic(**keys), tree.root, sharing)
+    assert (access.rdma, access.rdma_moves) == (device, moves)
 
 
 @pytest.mark.parametrize(
@@ -115,14 +114,14 @@ def test_rdma_that_cannot_be_as_the_lab_file_says_is_refused(
 ) -> None:
     tree.rdma(tree.nic("ens1"), "mlx5_0", 0)
     with pytest.raises(NicError, match=message) as caught:
-        way_of(nic(**keys), tree.root, sharing)
+        access_of(nic(**keys), tree.root, sharing)
     assert hint in str(caught.value.hint)
 
 
 def test_a_nic_without_an_rdma_device_cannot_be_asked_for_one(tree: SysfsTree) -> None:
     tree.nic("ens1")
     with pytest.raises(NicError, match="nic0 has no RDMA device, and the lab file says rdma: sha"):
-        way_of(nic(rdma="shared"), tree.root, "shared")
+        access_of(nic(rdma="shared"), tree.root, "shared")
 
 
 def test_a_port_is_active_once_it_says_so(tree: SysfsTree) -> None:
