@@ -14,7 +14,8 @@ import pytest
 import pytest_asyncio
 from fastapi import Request
 
-from patchlight.client.client import AsyncControllerClient, ControllerClient, ControllerError
+import patchlight
+from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.controller.api.admission import Admission
 from patchlight.controller.api.answers import explain, new_app
 from patchlight.controller.api.caller import IN_PROCESS, Doorman
@@ -35,7 +36,7 @@ from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.wire.worker_api import WorkerState
 from tests.support.controller_process import ControllerProcess
-from tests.support.waiting import PATIENCE_S, eventually
+from tests.support.waiting import eventually
 
 
 def test_a_controller_that_goes_away_after_it_was_asked_leaves_the_outcome_unknown() -> None:
@@ -257,34 +258,30 @@ async def test_another_servers_agent_is_not_taken_for_it(agent: Agent, client: A
         await client.status()
 
 
-async def test_a_program_with_an_event_loop_asks_and_listens(controller: ControllerProcess) -> None:
-    async with AsyncControllerClient(controller.api, user="eva") as client:
-        status, maps = await asyncio.gather(client.status(), client.circuits())
+async def test_a_program_with_an_event_loop_uses_threads(controller: ControllerProcess) -> None:
+    with ControllerClient(controller.api, user="eva") as client:
+        status, maps = await asyncio.gather(
+            asyncio.to_thread(client.status), asyncio.to_thread(client.circuits)
+        )
         assert (status["lab"], maps) == ("dry", controller.client.circuits())
-        made = await client.reconfigure({"o1": ["7-8"]}, why="maintenance")
-        assert made["changes"] == controller.client.reconfiguration(made["id"])["changes"]
-        ids = [row["id"] for row in await client.reconfigurations()]
-        assert ids == [made["id"]]
-        async with asyncio.timeout(PATIENCE_S):
-            async for event in client.follow_events(0):
-                if event["kind"] == "circuits":
-                    assert event["id"] == made["id"]
-                    break
+        made = client.reconfigure({"o1": ["7-8"]}, why="maintenance")
+        assert [row["id"] for row in client.reconfigurations()] == [made["id"]]
+        events = client.follow_events(0)
+        assert next(e for e in events if e["kind"] == "circuits")["id"] == made["id"]
         with pytest.raises(BadInput, match="did you mean"):
-            await client.reconfigure({"o2": ["7-8"]})
+            client.reconfigure({"o2": ["7-8"]})
         with pytest.raises(BadInput, match="cannot be the name of saved maps"):
-            await client.save_map("..")
-    async with AsyncControllerClient("127.0.0.1:1") as client:
-        with pytest.raises(ControllerError, match="no answer from a controller"):
-            await client.status()
+            client.save_map("..")
+    with (
+        ControllerClient("127.0.0.1:1") as client,
+        pytest.raises(ControllerError, match="no answer from a controller"),
+    ):
+        client.status()
 
 
-def test_both_clients_have_the_same_calls() -> None:
-    one, other = (
-        {name for name in dir(kind) if not name.startswith("_")}
-        for kind in (ControllerClient, AsyncControllerClient)
-    )
-    assert one == other
+def test_the_client_that_is_gone_names_the_one_that_there_is() -> None:
+    with pytest.raises(AttributeError, match="use ControllerClient"):
+        getattr(patchlight, "AsyncControllerClient")  # noqa: B009
 
 
 @pytest.mark.parametrize("text", ["Internal Server Error", "{}"])
