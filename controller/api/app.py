@@ -16,7 +16,6 @@ from patchlight.controller.api.access import access_routes
 from patchlight.controller.api.admission import Admission
 from patchlight.controller.api.answers import new_app
 from patchlight.controller.api.caller import Admin, Doorman
-from patchlight.controller.api.changes import change_routes
 from patchlight.controller.api.circuits import circuit_routes
 from patchlight.controller.api.describing import gives
 from patchlight.controller.api.discovery import discovery_routes
@@ -64,8 +63,6 @@ def create_app(controller: Controller) -> FastAPI:
         return {"jobs": {state: n for state, n in counts if not JobState(state).is_final}}
 
     app.include_router(circuit_routes(controller.operations))
-
-    app.include_router(change_routes(controller.operations))
 
     app.include_router(job_routes(controller))
 

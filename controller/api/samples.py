@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from patchlight.controller.api import models
 from patchlight.controller.api.describing import gives
+from patchlight.controller.changes import requests
 from patchlight.testbed.wire.rest import lab as shapes
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ def sample_routes(controller: Controller) -> APIRouter:
 
     @routes.get("/samples", **gives(shapes.Samples))
     async def samples(
-        since: models.Moment = 0.0,
-        until: models.Moment = models.LATEST,
-        points: models.PageLength = 300,
-        job: Annotated[list[models.Text] | None, Query(max_length=1000)] = None,
+        since: requests.Moment = 0.0,
+        until: requests.Moment = requests.LATEST,
+        points: requests.PageLength = 300,
+        job: Annotated[list[requests.Text] | None, Query(max_length=1000)] = None,
     ) -> Answer:
         """What was sampled in a period, as some ``points`` windows of the lab and of each job.
 

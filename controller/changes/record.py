@@ -36,7 +36,8 @@ class ChangeOptions:
     have others, the change is refused. ``adopts`` names entries that belong to the
     committed map from now on, also where the device has them already. ``reverts`` is the
     number of the change that this one undoes. Where the light is not ``judged``, a circuit counts
-    as made once it reads back: nobody knows yet what is plugged in at its ends.
+    as made once it reads back: nobody knows yet what is plugged in at its ends. Who ``detaches``
+    does not wait until the change is over.
     """
 
     by: str = ""
@@ -46,6 +47,7 @@ class ChangeOptions:
     adopts: Mapping[str, AnyMap] = field(default_factory=dict)
     reverts: int | None = None
     judged: bool = True
+    detaches: bool = False
 
 
 @dataclass

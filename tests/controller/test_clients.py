@@ -18,7 +18,7 @@ import patchlight
 from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.controller.api.admission import Admission
 from patchlight.controller.api.answers import explain, new_app
-from patchlight.controller.api.caller import IN_PROCESS, Doorman
+from patchlight.controller.api.caller import Doorman
 from patchlight.controller.hosts import heartbeats
 from patchlight.controller.hosts.agent_client import (
     VERSION,
@@ -34,6 +34,7 @@ from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.access import Access
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
+from patchlight.testbed.linux.sockets import UNIX_CLIENT
 from patchlight.testbed.wire.worker_api import WorkerState
 from tests.support.controller_process import ControllerProcess
 from tests.support.waiting import eventually
@@ -302,7 +303,7 @@ async def test_a_bug_of_a_route_is_told_as_a_problem() -> None:
     async def bug() -> None:
         raise KeyError("x")
 
-    wire = httpx.ASGITransport(app, raise_app_exceptions=False, client=(IN_PROCESS, 0))
+    wire = httpx.ASGITransport(app, raise_app_exceptions=False, client=(UNIX_CLIENT, 0))
     async with httpx.AsyncClient(transport=wire, base_url="http://x") as client:
         answer = await client.post("/v1/stop")
     assert answer.status_code == 500
