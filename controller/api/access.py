@@ -16,7 +16,7 @@ from patchlight.controller.access.tokens import (
     without_tokens,
 )
 from patchlight.controller.api.caller import Admin, Viewer
-from patchlight.controller.api.describing import gives
+from patchlight.controller.api.openapi import gives
 from patchlight.controller.changes import requests
 from patchlight.testbed.lab.access import Role
 from patchlight.testbed.wire.rest import access as shapes

@@ -11,8 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
 from patchlight.controller.api.caller import NotAllowed, NotKnown, as_viewer
-from patchlight.controller.api.describing import PROBLEMS
-from patchlight.controller.api.examples import DescribedByExample
+from patchlight.controller.api.openapi import PROBLEMS, DescribedByExample
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.changes.requests import as_json
 from patchlight.controller.storage.database import JournalError

@@ -7,7 +7,7 @@ from fastapi.responses import PlainTextResponse
 
 from patchlight.controller.api.answers import Answered
 from patchlight.controller.api.caller import Operator
-from patchlight.controller.api.describing import begins, gives
+from patchlight.controller.api.openapi import begins, gives
 from patchlight.controller.changes import requests
 from patchlight.controller.changes.operations import CircuitOperations
 from patchlight.controller.changes.service import CircuitService

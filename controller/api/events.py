@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
 from patchlight.controller.api.answers import as_json
-from patchlight.controller.api.describing import gives
+from patchlight.controller.api.openapi import gives
 from patchlight.controller.changes import requests
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.wire.rest import events as shapes

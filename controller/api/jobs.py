@@ -14,7 +14,7 @@ from pydantic_core import to_json
 from patchlight.controller.api.answers import Answered
 from patchlight.controller.api.caller import UNKNOWN, Caller, NotAllowed, Operator, User
 from patchlight.controller.api.circuits import begun
-from patchlight.controller.api.describing import begins, gives
+from patchlight.controller.api.openapi import begins, gives
 from patchlight.controller.changes import requests
 from patchlight.controller.changes.record import to_row
 from patchlight.controller.changes.service import as_it_is

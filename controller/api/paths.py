@@ -6,7 +6,7 @@ from annotated_types import Ge, Gt, Le
 from fastapi import APIRouter
 
 from patchlight.controller.api.caller import Caller, NotAllowed, User, Viewer
-from patchlight.controller.api.describing import gives
+from patchlight.controller.api.openapi import gives
 from patchlight.controller.changes import requests
 from patchlight.controller.paths.book import LONGEST_LEASE_S, SHORTEST_LEASE_S, Wanted
 from patchlight.controller.paths.bounds_service import BoundsService

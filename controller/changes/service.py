@@ -5,20 +5,19 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from patchlight.controller.changes import requests
-from patchlight.controller.changes.colocate import bringing_together
 from patchlight.controller.changes.device_maps import Decide
-from patchlight.controller.changes.operations import CircuitOperations
-from patchlight.controller.changes.optical_paths import lighting
-from patchlight.controller.changes.planning import Plan, wanted_maps
+from patchlight.controller.changes.operations import CircuitOperations, bringing_together, lighting
 from patchlight.controller.changes.power import PortReading
 from patchlight.controller.changes.preflight import LockKind
 from patchlight.controller.changes.record import (
     ChangeOptions,
+    Plan,
     Reconfiguration,
     as_texts,
     change_as_texts,
     fingerprint,
     to_row,
+    wanted_maps,
 )
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.labmaps import check_map_name, parse_map

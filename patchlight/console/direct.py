@@ -20,11 +20,11 @@ from pydantic import ValidationError
 
 from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.controller.changes import requests
-from patchlight.controller.changes.device_maps import DeviceMonitor
+from patchlight.controller.changes.device_maps import CommittedMaps, DeviceMonitor
 from patchlight.controller.changes.device_watch import DeviceWatch
 from patchlight.controller.changes.operations import CircuitOperations
 from patchlight.controller.changes.parts import CircuitParts, NoHooks
-from patchlight.controller.changes.record import ChangeOptions, CommittedMaps, change_as_texts
+from patchlight.controller.changes.record import ChangeOptions, change_as_texts
 from patchlight.controller.changes.service import CircuitService
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import AnyDriver, Drivers
