@@ -29,8 +29,7 @@ from typing import Any
 from benchmarks import figure
 from patchlight.controller.changes.device_maps import Decide
 from patchlight.controller.changes.parts import CircuitParts
-from patchlight.controller.changes.planning import plan
-from patchlight.controller.changes.record import to_row
+from patchlight.controller.changes.record import plan, to_row
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.controller.storage.store import Store

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from patchlight.client.client import AsyncControllerClient, ControllerClient
+    from patchlight.client.client import ControllerClient
     from patchlight.controller.policies.contract import (
         ElasticityPolicy,
         OrderPolicy,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Loaded when first asked for: reading a lab file needs neither NumPy nor a web framework.
 _NAMES_IN = {
-    "client.client": "AsyncControllerClient ControllerClient",
+    "client.client": "ControllerClient",
     "controller.policies.contract": (
         "ElasticityPolicy OrderPolicy PartitionPolicy PlacementPolicy TopologyPolicy"
     ),
@@ -49,8 +49,7 @@ _NAMES_IN = {
 }
 _PUBLIC = {name: module for module, names in _NAMES_IN.items() for name in names.split()}
 
-__all__ = ["AsyncControllerClient", "BadInput", "ComputationGraph", "ControllerClient"]
-__all__ += ["CrossConnect"]
+__all__ = ["BadInput", "ComputationGraph", "ControllerClient", "CrossConnect"]
 __all__ += ["ElasticityPolicy", "EmulatedLab"]
 __all__ += ["JobSpec", "Lab", "LabBuilder", "OrderPolicy", "OutcomeUnknown", "PartitionPolicy"]
 __all__ += ["PatchlightError"]
@@ -60,6 +59,11 @@ __all__ += ["write_lab"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "AsyncControllerClient":
+        raise AttributeError(
+            "patchlight has no AsyncControllerClient any more: use ControllerClient, in a thread "
+            "where an event loop runs (asyncio.to_thread)"
+        )
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_PUBLIC[name]}"), name)

@@ -1,7 +1,7 @@
 """The routes on who may do what: who one is, tokens, and the audit log."""
 
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 from fastapi import APIRouter
@@ -15,24 +15,25 @@ from patchlight.controller.access.tokens import (
     Tokens,
     without_tokens,
 )
-from patchlight.controller.api import models
 from patchlight.controller.api.caller import Admin, Viewer
-from patchlight.controller.api.describing import gives
+from patchlight.controller.api.openapi import gives
+from patchlight.controller.changes import requests
 from patchlight.testbed.lab.access import Role
 from patchlight.testbed.wire.rest import access as shapes
 
 Answer = dict[str, Any]
 
+RoleName = Literal["viewer", "user", "operator", "admin"]
 TokenId = Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]
 
 
-class TokenRequest(models.Strict):
+class TokenRequest(requests.Strict):
     """A token for ``user``, who has that role for so long, in seconds."""
 
-    user: Annotated[models.Text, Field(min_length=1, max_length=80)]
-    role: models.RoleName = "viewer"
+    user: Annotated[requests.Text, Field(min_length=1, max_length=80)]
+    role: RoleName = "viewer"
     lifetime_s: Annotated[float, Ge(60), Le(LONGEST_LIFETIME_S)] = USUAL_LIFETIME_S
-    why: models.Text = ""
+    why: requests.Text = ""
 
 
 def access_routes(tokens: Tokens, audit: AuditLog) -> APIRouter:
@@ -67,10 +68,10 @@ def access_routes(tokens: Tokens, audit: AuditLog) -> APIRouter:
     @routes.get("/audit", **gives(shapes.AuditShape))
     async def attempts(
         caller: Admin,
-        last: models.PageLength = models.PAGE,
-        after: models.Number | None = None,
-        user: models.Text = "",
-        outcome: models.Text = "",
+        last: requests.PageLength = requests.PAGE,
+        after: requests.Number | None = None,
+        user: requests.Text = "",
+        outcome: requests.Text = "",
     ) -> Answer:
         return {"attempts": audit.rows(last, after, by=user, outcome=outcome)}
 

@@ -1,20 +1,217 @@
-"""The door of the API: who comes in, and what is written down of whoever wants a change."""
+"""Who may send requests: identity, delay after refusals, audit log, and repeated keys."""
 
-from collections.abc import Mapping
+import asyncio
+import hashlib
+import json
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from fastapi import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from patchlight.controller.access.audit import Attempt, AuditLog
 from patchlight.controller.access.tokens import without_tokens
 from patchlight.controller.api.answers import explained, problem_answer
 from patchlight.controller.api.caller import Caller, Doorman, NotKnown
-from patchlight.controller.api.exchange import Exchange
-from patchlight.controller.api.idempotency import KEY_HEADER, KeptAnswers
-from patchlight.controller.api.slowdown import Slowdown
-from patchlight.controller.storage.database import JournalError
+from patchlight.controller.storage.database import Database, JournalError
+from patchlight.testbed.linux.problem import PROBLEM_MEDIA_TYPE
+
+_MOST_KEPT = 1 << 20
+
+
+class Exchange:
+    """Hands a request's and an answer's messages on, and looks at them.
+
+    ``on_answer`` is awaited when the answer has begun and before anything of it is sent: its
+    ``status`` and the first part of its body (all of it, unless it is a stream) are known then.
+    """
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive, self._send = receive, send
+        self._request, self._answer = bytearray(), bytearray()
+        self._put_back: list[Message] = []
+        self._start: Message | None = None
+        self.on_answer: Callable[[], Awaitable[None]] | None = None
+        self.status = 0
+
+    async def receive(self) -> Message:
+        """The next message of the client."""
+        if self._put_back:
+            return self._put_back.pop(0)
+        message = await self._receive()
+        if len(self._request) < _MOST_KEPT:
+            self._request += message.get("body", b"")
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send a message to the client."""
+        if message["type"] == "http.response.start":
+            self.status, self._start = message["status"], message
+            return
+        if len(self._answer) < _MOST_KEPT:
+            self._answer += message.get("body", b"")
+        if self._start is not None:
+            start, self._start = self._start, None
+            if self.on_answer is not None:
+                await self.on_answer()
+            await self._send(start)
+        await self._send(message)
+
+    async def whole_request(self) -> bytes:
+        """The whole body of the request, which the application still gets."""
+        messages = [await self.receive()]
+        while messages[-1].get("more_body"):
+            messages.append(await self.receive())
+        self._put_back = messages
+        return b"".join(message.get("body", b"") for message in messages)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The request's body, if it is a JSON object that is not very long; else nothing."""
+        return _as_object(self._request)
+
+    @property
+    def answered(self) -> dict[str, Any]:
+        """The answer's, likewise."""
+        return _as_object(self._answer)
+
+    @property
+    def answer_body(self) -> bytes | None:
+        """The whole body of the answer; ``None`` if it is very long, or not all of it was sent."""
+        return bytes(self._answer) if len(self._answer) < _MOST_KEPT else None
+
+
+def _as_object(body: bytearray) -> dict[str, Any]:
+    if not body or len(body) >= _MOST_KEPT:
+        return {}
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+_PERIOD_S = 60.0
+_FREE = 5
+_FIRST_S, _LONGEST_S = 0.1, 5.0
+_MOST_WAITING = 4
+_MOST_PLACES = 4096
+
+
+@dataclass
+class _Place:
+    refused_at: deque[float] = field(default_factory=lambda: deque(maxlen=64))
+    waiting: int = 0
+    unlisted: int = 0
+
+
+class Slowdown:
+    """Delays by place: where refused requests come from.
+
+    In a minute, the first five cost nothing, then each takes twice as long as the one before, up
+    to 5 s. While four wait, further ones are turned away, and counted instead of listed.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._clock, self._sleep = clock, sleep
+        self._places: dict[str, _Place] = {}
+
+    def is_full(self, place: str) -> bool:
+        """Whether so many wait there that one more is turned away at once, which is counted."""
+        found = self._places.get(place)
+        if found is None or found.waiting < _MOST_WAITING:
+            return False
+        found.unlisted += 1
+        return True
+
+    async def refused(self, place: str) -> int:
+        """Wait, as somebody there was refused; how many were turned away there since the last."""
+        found = self._at(place)
+        now = self._clock()
+        while found.refused_at and now - found.refused_at[0] > _PERIOD_S:
+            found.refused_at.popleft()
+        found.refused_at.append(now)
+        if (beyond := len(found.refused_at) - _FREE) > 0:
+            found.waiting += 1
+            try:
+                await self._sleep(min(_FIRST_S * 2.0 ** (beyond - 1), _LONGEST_S))
+            finally:
+                found.waiting -= 1
+        unlisted, found.unlisted = found.unlisted, 0
+        return unlisted
+
+    def _at(self, place: str) -> _Place:
+        found = self._places.pop(place, None) or _Place()
+        self._places[place] = found  # the latest last
+        if len(self._places) > _MOST_PLACES:
+            quiet = (name for name, each in self._places.items() if not each.waiting)
+            del self._places[next(quiet, place)]
+        return found
+
+
+KEY_HEADER = "Idempotency-Key"
+KEPT_S = 86_400.0
+_LONGEST_KEY = 200
+
+
+class KeptAnswers:
+    """By user and key, what a request was and what came of it; for a day."""
+
+    def __init__(self, store: Database, clock: Callable[[], float] = time.time) -> None:
+        self._store, self._clock = store, clock
+
+    def begin(self, who: str, key: str, what: str, body: bytes) -> Response | None:
+        """What to answer to a request that came before; ``None`` if this is the first."""
+        if not 0 < len(key) <= _LONGEST_KEY or not key.isprintable():
+            return problem_answer(
+                400,
+                f"{KEY_HEADER} is no key: expected up to {_LONGEST_KEY} printable characters",
+                "a UUID will do",
+            )
+        asked = hashlib.sha256(what.encode() + b"\n" + body).hexdigest()
+        now = self._clock()
+        self._store.write("DELETE FROM answered WHERE at < ?", now - KEPT_S)
+        sql = "INSERT OR IGNORE INTO answered (who, key, at, request) VALUES (?, ?, ?, ?)"
+        with self._store.together() as db:
+            is_new = db.execute(sql, (who, key, now, asked)).rowcount == 1
+            sql = "SELECT request, status, body FROM answered WHERE who = ? AND key = ?"
+            request, status, answer = db.execute(sql, (who, key)).fetchone()
+        if is_new:
+            return None
+        if request != asked:
+            return problem_answer(422, f"another request had this {KEY_HEADER}", "make a new key")
+        if status is None:
+            return problem_answer(
+                409,
+                "this request came before, and what came of it is not known yet",
+                "ask again in a while; if it stays so, see what there is before you make a new key",
+                outcome="unknown",
+            )
+        kind = "application/json" if status < 400 else PROBLEM_MEDIA_TYPE
+        again = Response(answer, status, media_type=kind)
+        again.headers["Idempotency-Replayed"] = "true"
+        return again
+
+    def end(self, who: str, key: str, status: int, body: bytes | None) -> None:
+        """Keep an answer, or forget the request if nothing was done, so that it may come again."""
+        if not status or body is None:
+            return  # it is not known what came of it
+        if status >= 400 and json.loads(body).get("outcome") == "nothing-done":
+            sql = "DELETE FROM answered WHERE who = ? AND key = ?"
+            self._store.write_soon((sql, (who, key)), always=True)
+            return
+        sql = "UPDATE answered SET status = ?, body = ? WHERE who = ? AND key = ?"
+        self._store.write_soon((sql, (status, body, who, key)), always=True)
+
 
 _READS = ("GET", "HEAD", "OPTIONS")
 _STOP = "/v1/stop"

@@ -1,6 +1,5 @@
 """How the API answers: JSON that any client can read, and refusals in words with what to do."""
 
-import json
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -8,14 +7,13 @@ from typing import Any
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.routing import compile_path
 
 from patchlight.controller.api.caller import NotAllowed, NotKnown, as_viewer
-from patchlight.controller.api.describing import PROBLEMS
-from patchlight.controller.api.examples import DescribedByExample
+from patchlight.controller.api.openapi import PROBLEMS, DescribedByExample
 from patchlight.controller.changes.record import Refused
+from patchlight.controller.changes.requests import as_json
 from patchlight.controller.storage.database import JournalError
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.io.mistakes import joined, mistake_in_words
@@ -39,15 +37,6 @@ class Answered(JSONResponse):
     def render(self, content: Any) -> bytes:
         """The text."""
         return as_json(content)
-
-
-def as_json(content: Any) -> bytes:
-    """Text on one line: ``?`` for a lone surrogate, ``null`` for NaN and infinity."""
-    try:
-        return to_json(content, inf_nan_mode="null")
-    except ValueError:  # half characters
-        finite = json.loads(json.dumps(content), parse_constant=lambda _: None)
-        return json.dumps(finite, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def new_app(title: str) -> FastAPI:

@@ -26,9 +26,6 @@ from patchlight.testbed.lab.access import Access, Role
 from patchlight.testbed.linux.sockets import UNIX_CLIENT, is_loopback
 from patchlight.testbed.wire.lab_api import UID_HEADER, USER_HEADER
 
-IN_PROCESS = "direct"
-"""What ASGI's ``client`` names a request that this process makes of itself."""
-
 _TABLES = {4: Path("/proc/net/tcp"), 6: Path("/proc/net/tcp6")}
 _NOBODYS = "0"
 _LONGEST_NAME = 80
@@ -48,14 +45,10 @@ class NotAllowed(PatchlightError):
 
 @dataclass(frozen=True)
 class Caller(ChangeOptions):
-    """Who asks, and in which role. ``token`` is the id of the token that was shown.
-
-    Who ``detaches`` does not wait until a change is over.
-    """
+    """Who asks, and in which role. ``token`` is the id of the token that was shown."""
 
     role: Role = Role.NOBODY
     token: str = ""
-    detaches: bool = False
 
     @property
     def place(self) -> str:
@@ -80,8 +73,6 @@ class Doorman:
         ``NotKnown`` for who shows no good token where one is needed, or a bad one anywhere.
         """
         host, port = request.client or ("", 0)
-        if host == IN_PROCESS:
-            return Caller(by=_declared(request), origin=host, role=Role.ADMIN)
         here = host == UNIX_CLIENT or is_loopback(host)
         origin = f"{host}:{port}"
         shown = request.headers.get("authorization", "")

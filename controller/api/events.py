@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
-from patchlight.controller.api import models
 from patchlight.controller.api.answers import as_json
-from patchlight.controller.api.describing import gives
+from patchlight.controller.api.openapi import gives
+from patchlight.controller.changes import requests
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.wire.rest import events as shapes
 
@@ -149,12 +149,12 @@ def event_routes(store: Store, feed: EventFeed) -> APIRouter:
     @routes.get("/events", **gives(shapes.EventList, also=STREAM))
     async def events(
         request: Request,
-        after: models.Number | None = None,
-        last: models.PageLength | None = None,
-        since: models.Moment = 0.0,
-        until: models.Moment = models.LATEST,
-        before: models.Number = models.NO_NUMBER,
-        kind: Annotated[list[models.Text] | None, Query(max_length=100)] = None,
+        after: requests.Number | None = None,
+        last: requests.PageLength | None = None,
+        since: requests.Moment = 0.0,
+        until: requests.Moment = requests.LATEST,
+        before: requests.Number = requests.NO_NUMBER,
+        kind: Annotated[list[requests.Text] | None, Query(max_length=100)] = None,
     ) -> Any:
         """What happened after an event's number, at most a thousand at a time.
 

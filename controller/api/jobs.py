@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 from fastapi import APIRouter, Response
+from pydantic import field_validator
 from pydantic_core import to_json
 
-from patchlight.controller.api import models
 from patchlight.controller.api.answers import Answered
 from patchlight.controller.api.caller import UNKNOWN, Caller, NotAllowed, Operator, User
-from patchlight.controller.api.changes import begun
-from patchlight.controller.api.describing import begins, gives
+from patchlight.controller.api.circuits import begun
+from patchlight.controller.api.openapi import begins, gives
+from patchlight.controller.changes import requests
 from patchlight.controller.changes.record import to_row
+from patchlight.controller.changes.service import as_it_is
 from patchlight.controller.hosts.agent_client import NotOnServer
 from patchlight.controller.jobs.live_light import record_of
 from patchlight.controller.policies.registry import is_built_in
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.jobs import JobStatus
+from patchlight.testbed.jobs import JobSpec, JobStatus, checked_specs
 from patchlight.testbed.lab.access import Role
 from patchlight.testbed.lab.policies import KINDS, PolicyChoice
 from patchlight.testbed.wire.rest import jobs as shapes
@@ -39,6 +41,49 @@ _MOST_REPORTS = 5000
 LogBytes = Annotated[int, Ge(4), Le(1 << 20)]
 
 
+class JobsRequest(requests.Strict):
+    """Jobs that start ``together``, or each alone, and whether they are regrouped first.
+
+    Without ``topology`` theirs, or else the lab's, decides. ``dry_run``: answer what would come of
+    them now, and queue nothing.
+    """
+
+    jobs: list[JobSpec]
+    topology: Literal["keep", "regroup"] | None = None
+    together: bool = True
+    dry_run: bool = False
+
+    @field_validator("jobs", mode="before")
+    @classmethod
+    def _checked(cls, jobs: object) -> list[JobSpec]:
+        # Raises our own error, in our own words, and not pydantic's.
+        return checked_specs(jobs)
+
+
+class RegroupRequest(requests.Strict):
+    """Running jobs, by id, each to be brought under one packet switch.
+
+    ``dry_run``: answer what would change, and change nothing.
+    """
+
+    jobs: requests.Names
+    dry_run: bool = False
+
+
+class PoliciesRequest(requests.Strict):
+    """Policies that are to decide from now on, by kind, and whether light follows jobs by itself.
+
+    What is not named stays.
+    """
+
+    placement: requests.Text = ""
+    order: requests.Text = ""
+    topology: requests.Text = ""
+    partition: requests.Text | None = None
+    elasticity: requests.Text = ""
+    defragment: bool = False
+
+
 def job_routes(controller: Controller) -> APIRouter:
     """The routes on the jobs of one lab."""
     routes = APIRouter(prefix="/v1", tags=["jobs"])
@@ -52,14 +97,14 @@ def _look(routes: APIRouter, controller: Controller) -> None:
 
     @routes.get("/jobs", **gives(shapes.Jobs))
     async def jobs(
-        last: models.PageLength = models.PAGE,
+        last: requests.PageLength = requests.PAGE,
         after: str | None = None,
-        state: models.Text = "",
-        user: models.Text = "",
-        name: models.Text = "",
-        meant: models.Text | None = None,
-        since: models.Moment | None = None,
-        until: models.Moment = models.LATEST,
+        state: requests.Text = "",
+        user: requests.Text = "",
+        name: requests.Text = "",
+        meant: requests.Text | None = None,
+        since: requests.Moment | None = None,
+        until: requests.Moment = requests.LATEST,
     ) -> Response:
         """The last jobs, or the first so many after one: of a ``state``, ``user`` or ``name``.
 
@@ -86,7 +131,7 @@ def _look(routes: APIRouter, controller: Controller) -> None:
 
     @routes.get("/jobs/{job_id}/iterations", **gives(shapes.Iterations))
     async def iterations(
-        job_id: str, after: models.Number = 0, latest: models.PageLength | None = None
+        job_id: str, after: requests.Number = 0, latest: requests.PageLength | None = None
     ) -> Answer:
         if latest is not None:
             found = table.ledger.latest_iterations(table[job_id].id, latest)
@@ -104,7 +149,10 @@ def _look(routes: APIRouter, controller: Controller) -> None:
 
     @routes.get("/jobs/{job_id}/log", **gives(shapes.LogPartShape))
     async def log(
-        job_id: str, worker: models.Number = 0, after: models.Number = 0, limit: LogBytes = 1 << 16
+        job_id: str,
+        worker: requests.Number = 0,
+        after: requests.Number = 0,
+        limit: LogBytes = 1 << 16,
     ) -> Answer:
         status, running = table[job_id], table.running.get(job_id)
         count = len(running.workers) if running else len(status.hosts)
@@ -155,7 +203,7 @@ def _change(routes: APIRouter, controller: Controller) -> None:
     scheduler, light = controller.scheduler, controller.scheduler.light
 
     @routes.post("/jobs", **gives(shapes.Jobs | shapes.Previews, 201))
-    async def submit(request: models.JobsRequest, caller: User) -> Answer:
+    async def submit(request: JobsRequest, caller: User) -> Answer:
         topology, by = request.topology, caller.by
         if request.dry_run:
             gangs = [request.jobs] if request.together else [[job] for job in request.jobs]
@@ -176,10 +224,10 @@ def _change(routes: APIRouter, controller: Controller) -> None:
         return (await scheduler.restart(job_id, caller.by, force=force)).as_record
 
     @routes.post("/regroup", **begins(Change, shapes.RegroupPlan))
-    async def regroup(request: models.RegroupRequest, caller: Operator) -> Any:
+    async def regroup(request: RegroupRequest, caller: Operator) -> Any:
         if not request.dry_run:
             record = await light.regroup(request.jobs, caller, detach=caller.detaches)
-            return begun(record) if caller.detaches else to_row(record)
+            return begun(as_it_is(record)) if caller.detaches else to_row(record)
         plan, objections = await light.preview_regroup(request.jobs)
         makes = {ocs: [str(c) for c in change.makes] for ocs, change in plan.changes.items()}
         return {"jobs": request.jobs, "makes": makes, "objections": objections}
@@ -193,7 +241,7 @@ def _change(routes: APIRouter, controller: Controller) -> None:
     async def defragment(caller: Operator) -> Any:
         change = await light.defragment(caller, detach=caller.detaches)
         if change is not None and caller.detaches:
-            return begun(change, within="change")
+            return begun(as_it_is(change), within="change")
         return {"change": None if change is None else to_row(change)}
 
     @routes.get("/policies", **gives(shapes.Policies))
@@ -201,7 +249,7 @@ def _change(routes: APIRouter, controller: Controller) -> None:
         return {"policies": scheduler.policies.words}
 
     @routes.put("/policies", **gives(shapes.Policies))
-    async def use(request: models.PoliciesRequest, caller: Operator) -> Answer:
+    async def use(request: PoliciesRequest, caller: Operator) -> Answer:
         said = request.model_dump(exclude_unset=True)
         files = [name for kind in KINDS if (name := said.get(kind)) and not is_built_in(name, kind)]
         if files and caller.role < Role.ADMIN:
@@ -216,7 +264,7 @@ def _change(routes: APIRouter, controller: Controller) -> None:
         return {"policies": scheduler.policies.words}
 
     @routes.post("/drain", **gives(shapes.Drained))
-    async def drain(request: models.StopRequest, caller: Operator) -> Answer:
+    async def drain(request: requests.StopRequest, caller: Operator) -> Answer:
         return {"ended": await scheduler.drain(request.why)}
 
     @routes.delete("/drain", **gives(shapes.Resumed))

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 from annotated_types import Ge, Gt, Le
 from fastapi import APIRouter
 
-from patchlight.controller.api import models
 from patchlight.controller.api.caller import Caller, NotAllowed, User, Viewer
-from patchlight.controller.api.describing import gives
+from patchlight.controller.api.openapi import gives
+from patchlight.controller.changes import requests
 from patchlight.controller.paths.book import LONGEST_LEASE_S, SHORTEST_LEASE_S, Wanted
 from patchlight.controller.paths.bounds_service import BoundsService
 from patchlight.controller.paths.service import PathService
@@ -17,15 +17,15 @@ from patchlight.testbed.wire.rest import paths as shapes
 Answer = dict[str, Any]
 
 
-class PathRequest(models.Strict):
+class PathRequest(requests.Strict):
     """A flow that wants a path. ``deadline_s`` is from now; ``lease_s``: see ``docs/oddl.md``."""
 
-    source: models.Text
-    destination: models.Text
+    source: requests.Text
+    destination: requests.Text
     bytes: Annotated[float, Gt(0), Le(2.0**63)]
     deadline_s: Annotated[float, Gt(0), Le(1e9)] | None = None
-    collective: models.Text | None = None
-    round: models.Number = 0
+    collective: requests.Text | None = None
+    round: requests.Number = 0
     lease_s: Annotated[float, Ge(SHORTEST_LEASE_S), Le(LONGEST_LEASE_S)] = 10.0
 
 
@@ -61,12 +61,12 @@ def path_routes(paths: PathService, bounds: BoundsService) -> APIRouter:
 
     @routes.get("/paths/{number}", **gives(shapes.PathShape))
     async def look(
-        number: models.Number, caller: Viewer, wait_s: models.WaitSeconds = 0.0
+        number: requests.Number, caller: Viewer, wait_s: requests.WaitSeconds = 0.0
     ) -> Answer:
         return (await paths.look(number, caller.by, wait_s)).as_json()
 
     @routes.delete("/paths/{number}", **gives(shapes.PathShape))
-    async def release(number: models.Number, caller: User) -> Answer:
+    async def release(number: requests.Number, caller: User) -> Answer:
         _check_may_end(caller, (await paths.look(number, "")).by)
         return paths.release(number).as_json()
 

@@ -1,4 +1,4 @@
-"""The maps that the optical switches have: read of those that answer, and remembered.
+"""The maps of the optical switches: read of those that answer, remembered, and committed.
 
 One switch that is away must not take the lab with it. Nothing is changed on it meanwhile; the
 background asks for it again and again, less and less often, and says when it is back.
@@ -13,8 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from patchlight.controller.changes.planning import Plan, plan
-from patchlight.controller.changes.record import CommittedMaps, Refused
+from patchlight.controller.changes.record import Plan, Reconfiguration, Refused, as_texts, plan
 from patchlight.controller.circuits.contract import Alarm, DeviceUnreachable, Drivers, LoginRefused
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
@@ -280,6 +279,7 @@ class MapCache:
         self._lab, self._devices = lab, devices
         self.last: Maps | None = None
         self._present: tuple[Mapping[str, AnyMap], Links] | None = None
+        self._planned: Plan | None = None
 
     async def read(self) -> Maps:
         """The present map of every optical switch that answers, asked of the devices at once."""
@@ -307,7 +307,10 @@ class MapCache:
         wanted = decide(maps)
         for name in wanted.keys() & maps.unread.keys():
             maps[name]  # refuses, and says why
-        made = plan(self._lab, maps.everywhere, wanted)
+        before, made = maps.everywhere, self._planned
+        # A change that was shown first is the same plan, as long as the maps are.
+        if made is None or made.before != before or made.wanted != {**before, **wanted}:
+            made = self._planned = plan(self._lab, before, wanted)
         for name in made.changes:
             driven(self._lab.optical_switch(name))
         return made
@@ -319,3 +322,90 @@ class MapCache:
     def forget(self) -> None:
         """Something went wrong on a device: ask before the next plan."""
         self.last = None
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How a device differs from its last committed map; changes nothing by itself."""
+
+    missing: tuple[Any, ...]
+    unknown: tuple[Any, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.unknown)
+
+    def as_texts(self) -> dict[str, list[str]]:
+        """The difference as events and the API have it."""
+        return {
+            "missing": [str(c) for c in self.missing],
+            "unknown": [str(c) for c in self.unknown],
+        }
+
+
+class CommittedMaps:
+    """Committed maps, remembered in the store with the change that made them so."""
+
+    def __init__(self, store: Store, lab: Lab | None = None) -> None:
+        self._lab, self._store = lab, store
+        self._maps: dict[str, AnyMap] = store.committed_maps(
+            lambda name, row: recorded_map(lab, name, row["map"])
+        )
+
+    @property
+    def maps(self) -> dict[str, AnyMap]:
+        """The committed map of each optical switch that has one."""
+        return dict(self._maps)
+
+    def after(self, plan: Plan, adopts: Mapping[str, AnyMap]) -> dict[str, AnyMap]:
+        """The committed maps once this plan is carried out.
+
+        Only what was asked for is taken over: an entry that somebody else made or
+        broke on the device goes on to differ. ``adopts`` are asked for by name.
+        """
+        maps: dict[str, AnyMap] = {}
+        for name in {**plan.changes, **adopts}:
+            committed, wanted = self._maps.get(name), plan.wanted[name]
+            adopted = adopts[name] if name in adopts else wanted.of(())
+            if committed is None or committed == plan.before[name] or adopted == wanted:
+                maps[name] = wanted
+                continue
+            change = plan.before[name].diff(wanted)
+            kept = committed.without(change.breaks)
+            maps[name] = kept.joined(wanted.of(change.makes)).joined(adopted)
+        return maps
+
+    def of(self, record: Reconfiguration) -> dict[str, AnyMap]:
+        """The committed maps that a finished change leaves behind, from its record alone."""
+        changed = {**record.changes, **record.commits, **dict.fromkeys(record.adopted)}
+        return {
+            name: recorded_map(self._lab, name, record.commits.get(name, record.wanted[name]))
+            for name in changed
+        }
+
+    def rows(self, maps: Mapping[str, AnyMap], record: Reconfiguration) -> dict[str, Any]:
+        """As the store takes them, with the change they come from."""
+        return {
+            name: {"map": as_texts(m), "reconfiguration": record.id, "at": record.finished_at}
+            for name, m in maps.items()
+        }
+
+    def take(self, maps: Mapping[str, AnyMap]) -> None:
+        """These are committed now; the store has them already."""
+        self._maps.update(maps)
+
+    def begin_with(self, present: Mapping[str, AnyMap]) -> None:
+        """Commit what devices that were never seen before have."""
+        new = {name: m for name, m in present.items() if name not in self._maps}
+        now = time.time()
+        self._store.commit_maps(
+            {n: {"map": as_texts(m), "reconfiguration": None, "at": now} for n, m in new.items()}
+        )
+        self._maps.update(new)
+
+    def drift(self, present: Mapping[str, AnyMap]) -> dict[str, Drift]:
+        """How each device differs from its committed map."""
+        drift = {}
+        for name, now in present.items():
+            change = self._maps.get(name, now).diff(now)
+            drift[name] = Drift(missing=change.breaks, unknown=change.makes)
+        return drift

@@ -6,8 +6,8 @@ import time
 from collections import Counter
 from dataclasses import asdict
 
+from patchlight.controller.changes.device_maps import Drift
 from patchlight.controller.changes.parts import CircuitParts
-from patchlight.controller.changes.record import Drift
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import Alarm
 from patchlight.testbed.errors import in_words

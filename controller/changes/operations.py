@@ -1,20 +1,23 @@
-"""What operators do with the optical switches: look, undo, repair, save and restore maps."""
+"""What operators do with the optical switches: look, undo, repair, save, connect ends and nodes."""
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from patchlight.controller.changes.device_maps import Decide, Maps
-from patchlight.controller.changes.measuring import measures_each
+from patchlight.controller.changes.device_maps import Decide, Drift, Maps, circuits_in
 from patchlight.controller.changes.parts import CircuitParts
-from patchlight.controller.changes.power import PortReading, PowerVerdict
-from patchlight.controller.changes.record import Drift, Refused, as_texts
+from patchlight.controller.changes.power import PortReading, PowerVerdict, measures_each
+from patchlight.controller.changes.record import Refused, as_texts
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import DirectedPort, PortState
+from patchlight.controller.policies.topology import CannotRegroup, regroup
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.labmaps import Place, check_place, driven, recorded_map
+from patchlight.testbed.lab.labmaps import Place, check_place, driven, recorded_map, with_spectra
+from patchlight.testbed.lab.model import Endpoint, Host, Lab
+from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.switchmap import AnyMap
+from patchlight.testbed.lab.wiring import circuit_ports
 
 _NO_MONITOR = PowerVerdict("unverified", "unverified, no power monitor")
 _NO_OUTPUT_MONITOR = PowerVerdict("unverified", "unverified, no power monitor at the outputs")
@@ -198,3 +201,109 @@ class CircuitOperations:
             switch: recorded_map(self.parts.lab, switch, texts)
             for switch, texts in saved[name]["maps"].items()
         }
+
+
+async def bringing_together(parts: CircuitParts, nodes: Sequence[str], force: bool) -> Decide:
+    """What lights the NICs of these nodes' GPUs onto one packet switch, with the fewest moves.
+
+    A node is a server or a host, by name. Circuits of running jobs stay, but with ``force`` they
+    move like others. The ``Decide`` raises ``CannotRegroup`` where no switch has the room, and
+    ``Refused`` where it would have without the running jobs. ``BadInput`` for a node that the lab
+    does not have, or that has no GPU with a NIC at an OCS.
+    """
+    lab = parts.lab
+    names = [host.name for host in hosts_of(lab, nodes)]
+    locked, failed = await parts.closed_ports()
+    busy = {host.endpoint: _jobs_at(parts, host) for host in lab.hosts}
+    at = circuit_ports(lab, [nic for nic, jobs in busy.items() if jobs])
+    staying = {ocs: {*ports} for ocs, ports in locked.items()}
+    if not force:
+        for ocs, port in at.values():
+            staying.setdefault(ocs, set()).add(port)
+
+    def decide(maps: Mapping[str, AnyMap]) -> dict[str, PortMap]:
+        try:
+            now, circuits = with_spectra(lab, maps), circuits_in(maps)
+            return regroup(now, circuits, [names], locked=staying, failed=failed)
+        except CannotRegroup as error:
+            if force or not at:
+                raise
+            jobs = sorted({job for each in busy.values() for job in each})
+            raise Refused(
+                f"{', '.join(nodes)} cannot be brought together while the circuits of "
+                f"{', '.join(jobs)} stay: {error.message}",
+                hint="wait for the job, choose other nodes, or say --force: jobs pause while "
+                "their light moves",
+            ) from error
+
+    return decide
+
+
+def hosts_of(lab: Lab, nodes: Sequence[str]) -> list[Host]:
+    """The hosts with a GPU of these servers and hosts, each once; ``BadInput`` as above."""
+    if not nodes:
+        raise BadInput("name the nodes to be brought together: servers of the lab, or hosts")
+    servers = {server.name for server in lab.servers}
+    found: dict[str, Host] = {}
+    for name in nodes:
+        hosts = [host for host in lab.hosts if name in servers and host.server.name == name]
+        hosts = [host for host in hosts or [lab.host(name)] if host.gpu is not None]
+        if not hosts:
+            raise BadInput(f"{name} has no GPU with a NIC: there is nothing to bring together")
+        found.update({host.name: host for host in hosts})
+    return list(found.values())
+
+
+def _jobs_at(parts: CircuitParts, host: Host) -> list[str]:
+    return parts.traffic.jobs_using(frozenset({host.endpoint}))
+
+
+async def lighting(parts: CircuitParts, pairs: Sequence[tuple[str, str]]) -> Decide:
+    """What lights a path between the two ends of each pair, with the fewest changes.
+
+    An end is a NIC or a host, a packet switch (any port of it), or a port of one. The ``Decide``
+    raises ``NoLight`` where ports or trunks do not do. ``BadInput`` for an end that the lab does
+    not have or that no fibre joins to a circuit switch, and for a pair of one end.
+    """
+    # SciPy takes a while to be imported, and a controller may never need it.
+    from patchlight.controller.policies.engineering.paths import Wish, plan_paths
+    from patchlight.controller.policies.engineering.sites import Site, sites_of
+
+    lab, sites = parts.lab, {site.name: site for site in sites_of(parts.lab)}
+    wishes = []
+    for pair in pairs:
+        ends = [_site_name(lab, text) for text in pair]
+        for text, end in zip(pair, ends, strict=True):
+            if end in sites:
+                continue
+            at = lab.fibre_ends.get(Endpoint.parse(end)) if "." in end else None
+            if at is None or at[0].device not in lab.circuit_fibres:
+                raise BadInput(f"{text} is not plugged into an OCS: no fibre joins it to one")
+            # A port that is named is an end by itself, and none of its switch's any more.
+            port = at[0].device, int(at[0].port)
+            for site in list(sites.values()):
+                if port in site.ports:
+                    left = tuple(each for each in site.ports if each != port)
+                    sites[site.name] = Site(site.name, left, site.gpus)
+            sites[end] = Site(end, (port,))
+        if ends[0] == ends[1]:
+            raise BadInput(f"{pair[0]}:{pair[1]} is one end: expected two different ones")
+        wishes.append(Wish(ends[0], (ends[1],)))
+    locked, failed = await parts.closed_ports()
+
+    def decide(maps: Mapping[str, AnyMap]) -> Mapping[str, PortMap]:
+        known = tuple(sites.values())
+        return plan_paths(lab, circuits_in(maps), wishes, locked=locked, failed=failed, sites=known)
+
+    return decide
+
+
+def _site_name(lab: Lab, text: str) -> str:
+    """The end that a text means; ``BadInput`` if the lab has none of that name."""
+    if text in lab.host_names:
+        return str(lab.host_names[text].endpoint)
+    if any(switch.name == text for switch in lab.packet_switches):
+        return text
+    endpoint = Endpoint.parse(text)
+    lab.device(endpoint.device)  # says so if there is none
+    return text

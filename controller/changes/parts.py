@@ -1,23 +1,285 @@
-"""What changes of a lab's circuits are made with, and who else they concern: flows and traffic."""
+"""What changes of a lab's circuits are made with: devices, checks, and who else they concern."""
 
-from collections.abc import Collection, Mapping
-from typing import Protocol
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from patchlight.controller.changes.device_maps import DeviceMonitor, MapCache
-from patchlight.controller.changes.executor import PlanExecutor
+from patchlight.controller.changes.device_maps import CommittedMaps, DeviceMonitor, MapCache, Maps
 from patchlight.controller.changes.power import (
     DEFAULT_TOLERANCES,
     POWER_CEILING_DBM,
     Baselines,
     PowerCheck,
+    Readings,
+    Should,
     Tolerances,
+    Verified,
 )
-from patchlight.controller.changes.preflight import Locks, PortStates, PreflightChecks, StopButton
-from patchlight.controller.changes.record import CommittedMaps
-from patchlight.controller.circuits.contract import Drivers
-from patchlight.controller.storage.store import Store
+from patchlight.controller.changes.preflight import (
+    Locks,
+    PortStates,
+    PreflightChecks,
+    PreflightResult,
+    StopButton,
+)
+from patchlight.controller.changes.record import (
+    Changes,
+    Plan,
+    Reconfiguration,
+    StepFailed,
+    difference,
+)
+from patchlight.controller.circuits.contract import (
+    AnyDriver,
+    DeviceUnreachable,
+    Drivers,
+    Outcome,
+    Refusal,
+)
+from patchlight.controller.storage.store import BaselineKey, Store
+from patchlight.testbed.errors import OutcomeUnknown
+from patchlight.testbed.lab.labmaps import places_of, recorded_map
 from patchlight.testbed.lab.model import Endpoint, Lab
-from patchlight.testbed.lab.wiring import Links
+from patchlight.testbed.lab.switchmap import AnyMap, MapChange
+from patchlight.testbed.lab.wiring import Links, lab_links
+
+# A device that just dropped the connection gets a moment to take a new one.
+_PAUSES_S = (0.05, 0.5, 2.0)
+# After this long no new attempt begins: jobs pause meanwhile, and some devices take 15 s to
+# be known as silent.
+_GIVE_UP_S = 20.0
+# A switch that takes longer for a circuit is told of one at a time: it can be halted in between.
+_LONG_S = 1.0
+_UNDER_WAY_S = 0.005  # after this long a device that takes longer has been told what to do
+
+
+async def restore(drivers: Drivers, changes: Changes) -> dict[str, AnyMap]:
+    """Undo these changes as far as the devices show them done; touch nothing else.
+
+    Returns the whole map that each device has then: not the one before, where somebody else
+    changed something meanwhile. Raises what the device said last if it cannot be brought about
+    and read back.
+    """
+    loop, now = asyncio.get_running_loop(), dict[str, AnyMap]()
+    for name, change in changes.items():
+        began = loop.time()
+        for pause_s in (*_PAUSES_S, None):
+            try:
+                now[name] = await _restore(drivers[name], change)
+                break
+            except (OutcomeUnknown, DeviceUnreachable):
+                if pause_s is None or loop.time() - began > _GIVE_UP_S:
+                    raise
+                await asyncio.sleep(pause_s)
+    return now
+
+
+async def _restore(driver: AnyDriver, change: MapChange[Any]) -> AnyMap:
+    # Also those that the map does not show: one that was entered and not activated
+    # holds its ports all the same. Breaking what is not there is no error.
+    if change.makes:
+        raise_refusals(driver.name, "break", (await driver.disconnect(change.makes)).refused)
+    now = frozenset(await driver.read_map())
+    makes = tuple(c for c in change.breaks if c not in now)
+    if makes:
+        raise_refusals(driver.name, "make", (await driver.connect(makes)).refused)
+    after: AnyMap = await driver.read_map()
+    if not is_done(change.inverse, after):
+        raise StepFailed(f"{driver.name} does not read back as it was before")
+    return after
+
+
+def raise_refusals(ocs: str, verb: str, refused: Iterable[Refusal[Any]]) -> None:
+    """``StepFailed`` in the device's words if it refused anything."""
+    if refused:
+        raise StepFailed(f"{ocs} refused to {verb} {'; '.join(map(str, refused))}")
+
+
+def is_done(change: MapChange[Any], now: AnyMap) -> bool:
+    """Whether a map shows this change as made."""
+    there = frozenset(now)
+    return there.issuperset(change.makes) and there.isdisjoint(change.breaks)
+
+
+def changes_of(lab: Lab, record: Reconfiguration) -> dict[str, MapChange[Any]]:
+    """What a journalled change was to do, by switch."""
+    before, wanted = parsed(lab, record.before), parsed(lab, record.wanted)
+    return {n: before[n].diff(wanted[n]) for n in before if before[n] != wanted[n]}
+
+
+def parsed(lab: Lab, texts: Mapping[str, list[str]]) -> dict[str, AnyMap]:
+    """Maps as records have them."""
+    return {name: recorded_map(lab, name, listed) for name, listed in texts.items()}
+
+
+def lock_places(locks: Locks, number: int, changes: Changes) -> None:
+    """Keep everybody off what a change touched that could not be undone."""
+    for name, change in changes.items():
+        places = places_of((*change.breaks, *change.makes))
+        locks.mark_bad(name, places, f"change {number} could not be undone")
+
+
+async def finish_or_undo(
+    lab: Lab, record: Reconfiguration, drivers: Drivers, now: Mapping[str, AnyMap]
+) -> None:
+    """Bring a change that was cut short to an end, and write into its record which.
+
+    Raises what the device said last if it cannot be undone.
+    """
+    changed = changes_of(lab, record)
+    if all(is_done(change, now[name]) for name, change in changed.items()):
+        record.state, record.message = "committed", "found whole after a restart"
+        apart = difference(parsed(lab, record.wanted), {name: now[name] for name in changed})
+        record.message += f", but {apart}" if apart else ""
+        return
+    became = undone(parsed(lab, record.before), await restore(drivers, changed))
+    record.state = "rolled-back"
+    record.message = f"cut short by the controller's end; {became}"
+
+
+def undone(before: Mapping[str, AnyMap], now: Mapping[str, AnyMap]) -> str:
+    """In words, what devices have whose change was undone: the whole map before, or what else."""
+    apart = difference(before, now)
+    return f"this change is undone, but {apart}" if apart else "the map before stands again"
+
+
+def by_circuit(entries: Iterable[Any]) -> list[Sequence[Any]]:
+    """Entries of a map, those between the same two ports together."""
+    found = defaultdict[frozenset[int], list[Any]](list)
+    for entry in entries:
+        found[frozenset((entry.inp, entry.out))].append(entry)
+    return list(found.values())
+
+
+async def read_back(driver: AnyDriver, wanted: AnyMap) -> AnyMap:
+    """The device's map; ``StepFailed`` if it is not the one wanted."""
+    now: AnyMap = await driver.read_map()
+    if now != wanted:
+        left = now.diff(wanted)
+        raise StepFailed(
+            f"{driver.name} reads back differently: "
+            + ", ".join(
+                [f"{c} is there" for c in left.breaks] + [f"{c} is missing" for c in left.makes]
+            )
+        )
+    return now
+
+
+@dataclass(frozen=True)
+class PlanExecutor:
+    """Breaks, makes and verifies. What goes wrong on one device does not reach the next."""
+
+    lab: Lab
+    drivers: Drivers
+    power_check: PowerCheck
+    stop: StopButton
+
+    async def write(
+        self,
+        plan: Plan,
+        preflight: PreflightResult,
+        record: Reconfiguration,
+        maps: Maps,
+        *,
+        judged: bool = True,
+    ) -> Readings:
+        """Bring the plan about; the powers to remember if it is committed.
+
+        ``maps`` are those just read. What is not ``judged`` has only to read back. Raises what a
+        device said, ``StepFailed`` where it refused, where it reads back differently or the power
+        is wrong, and at the stop button.
+        """
+        several, unread = len(plan.changes) > 1, maps.unread
+        readings: dict[BaselineKey, tuple[float, ...]] = {}
+        # Where wavelengths matter, all that is to go goes first: on the way to maps under which no
+        # two signals meet, none can.
+        first = plan.changes if several and self.lab.coloured else {}
+        for name, change in first.items():
+            await self._break(name, change, record)
+        for name, change in plan.changes.items():
+            driver = self.drivers[name]
+            if name not in first:
+                await self._break(name, change, record)
+            # Paths through devices that are still to change, or do not answer, are not known to
+            # be there: no power is expected over them.
+            maps = maps.after({name: plan.wanted[name]})
+            links = lab_links(self.lab, maps) if several or unread else plan.links_after
+            should: list[Should] = []
+            if change.makes:
+                with record.stage("make"):
+                    _, should = await asyncio.gather(
+                        self._tell("make", name, driver.connect, change.makes, record),
+                        self._meanwhile(links, name, change.makes),
+                    )
+                self._check(record)
+            with record.stage("verify"):
+                if not judged:
+                    await read_back(driver, plan.wanted[name])
+                    continue
+                arriving_dbm = preflight.arriving_dbm.get(name)
+                # Both at once: the device answers the one while the other is understood.
+                results = await asyncio.gather(
+                    read_back(driver, plan.wanted[name]),
+                    self.power_check.verify(driver, should, arriving_dbm),
+                    return_exceptions=True,
+                )
+                for result in results:
+                    if isinstance(result, BaseException):
+                        raise result
+                    if isinstance(result, Verified) and not several:
+                        record.note(result.remarks)
+                        readings |= self.power_check.baselines.with_readings(name, result.good)
+        if several and judged:
+            with record.stage("verify"):
+                links = lab_links(self.lab, maps) if unread else plan.links_after
+                for name, change in plan.changes.items():
+                    should = self.power_check.should_show(links, name, change.makes)
+                    verified = await self.power_check.verify(self.drivers[name], should)
+                    record.note(verified.remarks)
+                    readings |= self.power_check.baselines.with_readings(name, verified.good)
+        self._check(record)
+        return readings
+
+    async def _break(self, name: str, change: MapChange[Any], record: Reconfiguration) -> None:
+        self._check(record)
+        if change.breaks:
+            with record.stage("break"):
+                tell = self.drivers[name].disconnect
+                await self._tell("break", name, tell, change.breaks, record)
+            self._check(record)
+
+    async def _tell(
+        self,
+        verb: str,
+        name: str,
+        tell: Callable[[Sequence[Any]], Awaitable[Outcome[Any]]],
+        entries: Sequence[Any],
+        record: Reconfiguration,
+    ) -> None:
+        """Have a device make or break these, and count them; ``StepFailed`` if it refuses any."""
+        takes_long = self.lab.optical_switch(name).switching_time_s >= _LONG_S
+        done = 0
+        for each in by_circuit(entries) if takes_long else [entries]:
+            if done:
+                self._check(record)
+            record.progress.count(name, done, len(entries))
+            raise_refusals(name, verb, (await tell(each)).refused)
+            done += len(each)
+
+    def _check(self, record: Reconfiguration) -> None:
+        """``StepFailed`` if the stop button is pressed, or the change is cancelled."""
+        self.stop.check()
+        if record.progress.cancelled:
+            raise StepFailed(record.progress.cancelled)
+
+    async def _meanwhile(self, links: Links, name: str, makes: Iterable[Any]) -> list[Should]:
+        """What these will have to show, worked out while the mirrors turn."""
+        switching_time_s = self.lab.optical_switch(name).switching_time_s
+        await asyncio.sleep(min(switching_time_s / 2, _UNDER_WAY_S))
+        return self.power_check.should_show(links, name, makes)
+
 
 Ports = Mapping[str, Collection[int]]
 """Ports by OCS."""

@@ -12,9 +12,8 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from patchlight.controller.changes.planning import Changes, Plan
 from patchlight.controller.changes.power import POWER_CEILING_DBM
-from patchlight.controller.changes.record import ChangeOptions, StepFailed
+from patchlight.controller.changes.record import ChangeOptions, Changes, Plan, StepFailed
 from patchlight.controller.circuits.contract import DirectedPort, Drivers, PortState
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput, PatchlightError

@@ -1,19 +1,195 @@
-"""What is written down: of each change who asked for what and what came of it; committed maps."""
+"""A change as a value: its plan, who asked for it, its progress, and its record."""
 
+import asyncio
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2s
 from typing import Any, Literal
 
-from patchlight.controller.changes.planning import Plan
-from patchlight.controller.changes.progress import ChangeProgress
-from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab.labmaps import recorded_map
-from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.labmaps import Place, check_map, entries_at
+from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.switchmap import AnyMap, MapChange
+from patchlight.testbed.lab.wiring import Links, lab_links
+
+Changes = Mapping[str, MapChange[Any]]
+"""What changes on each optical switch, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One change of the network.
+
+    ``before`` and ``wanted`` are the maps of the optical switches; ``changes`` the smallest change
+    of each that has one. ``links_staying`` are up before and after alike: only
+    on them may anything be sent while circuits change. ``moved`` are the ports whose link goes
+    down, comes up, or leads to another port at the far end.
+    """
+
+    before: Mapping[str, AnyMap]
+    wanted: Mapping[str, AnyMap]
+    changes: Changes
+    links_before: Links
+    links_staying: Links
+    links_after: Links
+    moved: frozenset[Endpoint]
+
+    def __bool__(self) -> bool:
+        return bool(self.changes)
+
+
+def plan(lab: Lab, before: Mapping[str, AnyMap], wanted: Mapping[str, AnyMap]) -> Plan:
+    """The plan that turns the maps ``before`` into ``wanted``.
+
+    ``before`` holds every optical switch of the lab; ``wanted`` those that should change. Where
+    wavelengths do not matter, light is followed through the cross-connects that differ, and through
+    no others. ``BadInput`` where a wanted map names a switch, port or channel that is not there.
+    """
+    for name, wanted_map in wanted.items():
+        check_map(lab.optical_switch(name), wanted_map)
+    after = {**before, **wanted}
+    diffs = {name: before[name].diff(wanted[name]) for name in before if name in wanted}
+    changes = {name: change for name, change in diffs.items() if change}
+    staying = {name: before[name].without(change.breaks) for name, change in changes.items()}
+    links_before, links_after = lab_links(lab, before), lab_links(lab, after)
+    return Plan(
+        before=dict(before),
+        wanted=after,
+        changes=changes,
+        links_before=links_before,
+        links_staying=lab_links(lab, {**before, **staying}),
+        links_after=links_after,
+        moved=frozenset(_moved(changes, links_before, links_after)),
+    )
+
+
+def _moved(changes: Changes, before: Links, after: Links) -> Iterable[Endpoint]:
+    if changes and before.light is not None:
+        # New light may also put out some that passes none of the entries that change.
+        sources = before.paths.keys() | after.paths.keys()
+        return [s for s in sources if before.paths.get(s) != after.paths.get(s)]
+    return (
+        source
+        for name, change in changes.items()
+        for links, differing in ((before, change.breaks), (after, change.makes))
+        for source in links.sources(name, differing)
+    )
+
+
+def wanted_maps(
+    lab: Lab,
+    present: Mapping[str, AnyMap],
+    asked: Mapping[str, AnyMap],
+    dropped: Mapping[str, Collection[int | Place]],
+    *,
+    only: bool,
+) -> dict[str, Any]:
+    """The maps that a request means.
+
+    What is ``asked`` for is added to what is there, or with ``only`` takes its place; places
+    that are ``dropped`` lose their entries, in and out. ``BadInput`` for an optical switch that
+    the lab does not have.
+    """
+    for name in (*asked, *dropped):
+        lab.optical_switch(name)  # says so if there is none
+    wanted: dict[str, AnyMap] = {}
+    for name in {**asked, **dict.fromkeys(dropped)}:
+        if only and name in asked:
+            wanted[name] = asked[name]
+            continue
+        gone = dropped.get(name, ())
+        kept = present[name].without(entries_at(present[name], gone)) if gone else present[name]
+        wanted[name] = kept.joined(asked[name]) if name in asked else kept
+    return wanted
+
+
+def difference(before: Mapping[str, AnyMap], now: Mapping[str, AnyMap]) -> str:
+    """In words, how the maps ``now`` differ from those ``before``; empty if they do not.
+
+    A map that is not known now is not compared.
+    """
+    return "; ".join(
+        f"the map of {name} changed meanwhile: "
+        + ", ".join(
+            [f"{c} is gone" for c in earlier.diff(now[name]).breaks]
+            + [f"{c} is new" for c in earlier.diff(now[name]).makes]
+        )
+        for name, earlier in before.items()
+        if name in now and now[name] != earlier
+    )
+
+
+class Notifier:
+    """A number of steps that grows, and waiting for the next; ``step`` counts them."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self._next: asyncio.Event | None = None
+
+    def tell(self) -> None:
+        """There is something new: wake who waits for that."""
+        self.step += 1
+        if self._next is not None:
+            self._next.set()
+            self._next = None
+
+    async def after(self, step: int, wait_s: float) -> None:
+        """Wait until there is a step after that one, at most so long."""
+        if self.step > step:
+            return
+        told = self._next = self._next or asyncio.Event()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await told.wait()
+
+
+WAITING = "waiting"
+# From the first stage after these on, what was wanted stands, or is being undone already.
+_MAY_HALT = frozenset((WAITING, "read", "plan", "check", "drain", "break", "make", "verify"))
+
+
+class ChangeProgress:
+    """The stage that a change is in, ``since`` when (Unix time), and which OCS it is at.
+
+    Each step is ``news``. While an OCS breaks or makes ``cross_connects``, so many of them
+    are ``done``; ``cancelled`` says in words who cancelled the change, and why.
+    """
+
+    def __init__(self) -> None:
+        self.news = Notifier()
+        self.stage, self.since = WAITING, time.time()
+        self.ocs, self.cross_connects, self.done = "", 0, 0
+        self.cancelled = ""
+
+    @property
+    def may_cancel(self) -> bool:
+        """Whether the change can still be halted."""
+        return not self.cancelled and self.stage in _MAY_HALT
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """As the API has it."""
+        names = ("stage", "since", "ocs", "cross_connects", "done", "cancelled", "may_cancel")
+        return {"step": self.news.step} | {name: getattr(self, name) for name in names}
+
+    def enter(self, stage: str) -> None:
+        """The change is in this stage from now on."""
+        self.stage, self.since = stage, time.time()
+        self.ocs, self.cross_connects, self.done = "", 0, 0
+        self.news.tell()
+
+    def count(self, ocs: str, done: int, cross_connects: int) -> None:
+        """So many of those that an OCS is to break or make are done."""
+        self.ocs, self.done, self.cross_connects = ocs, done, cross_connects
+        self.news.tell()
+
+    def cancel(self, words: str) -> None:
+        """Have the change halted before its next step, for this reason."""
+        self.cancelled = words
+        self.news.tell()
+
 
 State = Literal["intent", "committed", "refused", "rolled-back", "unknown"]
 
@@ -36,7 +212,8 @@ class ChangeOptions:
     have others, the change is refused. ``adopts`` names entries that belong to the
     committed map from now on, also where the device has them already. ``reverts`` is the
     number of the change that this one undoes. Where the light is not ``judged``, a circuit counts
-    as made once it reads back: nobody knows yet what is plugged in at its ends.
+    as made once it reads back: nobody knows yet what is plugged in at its ends. Who ``detaches``
+    does not wait until the change is over.
     """
 
     by: str = ""
@@ -46,6 +223,7 @@ class ChangeOptions:
     adopts: Mapping[str, AnyMap] = field(default_factory=dict)
     reverts: int | None = None
     judged: bool = True
+    detaches: bool = False
 
 
 @dataclass
@@ -126,90 +304,3 @@ def fill_record(record: Reconfiguration, plan: Plan, committed: Mapping[str, Any
     record.changes = {name: change_as_texts(change) for name, change in plan.changes.items()}
     record.adopted = [name for name in committed if name not in plan.changes]
     record.commits = {name: as_texts(m) for name, m in committed.items() if m != plan.wanted[name]}
-
-
-@dataclass(frozen=True)
-class Drift:
-    """How a device differs from its last committed map; changes nothing by itself."""
-
-    missing: tuple[Any, ...]
-    unknown: tuple[Any, ...]
-
-    def __bool__(self) -> bool:
-        return bool(self.missing or self.unknown)
-
-    def as_texts(self) -> dict[str, list[str]]:
-        """The difference as events and the API have it."""
-        return {
-            "missing": [str(c) for c in self.missing],
-            "unknown": [str(c) for c in self.unknown],
-        }
-
-
-class CommittedMaps:
-    """Committed maps, remembered in the store with the change that made them so."""
-
-    def __init__(self, store: Store, lab: Lab | None = None) -> None:
-        self._lab, self._store = lab, store
-        self._maps: dict[str, AnyMap] = store.committed_maps(
-            lambda name, row: recorded_map(lab, name, row["map"])
-        )
-
-    @property
-    def maps(self) -> dict[str, AnyMap]:
-        """The committed map of each optical switch that has one."""
-        return dict(self._maps)
-
-    def after(self, plan: Plan, adopts: Mapping[str, AnyMap]) -> dict[str, AnyMap]:
-        """The committed maps once this plan is carried out.
-
-        Only what was asked for is taken over: an entry that somebody else made or
-        broke on the device goes on to differ. ``adopts`` are asked for by name.
-        """
-        maps: dict[str, AnyMap] = {}
-        for name in {**plan.changes, **adopts}:
-            committed, wanted = self._maps.get(name), plan.wanted[name]
-            adopted = adopts[name] if name in adopts else wanted.of(())
-            if committed is None or committed == plan.before[name] or adopted == wanted:
-                maps[name] = wanted
-                continue
-            change = plan.before[name].diff(wanted)
-            kept = committed.without(change.breaks)
-            maps[name] = kept.joined(wanted.of(change.makes)).joined(adopted)
-        return maps
-
-    def of(self, record: Reconfiguration) -> dict[str, AnyMap]:
-        """The committed maps that a finished change leaves behind, from its record alone."""
-        changed = {**record.changes, **record.commits, **dict.fromkeys(record.adopted)}
-        return {
-            name: recorded_map(self._lab, name, record.commits.get(name, record.wanted[name]))
-            for name in changed
-        }
-
-    def rows(self, maps: Mapping[str, AnyMap], record: Reconfiguration) -> dict[str, Any]:
-        """As the store takes them, with the change they come from."""
-        return {
-            name: {"map": as_texts(m), "reconfiguration": record.id, "at": record.finished_at}
-            for name, m in maps.items()
-        }
-
-    def take(self, maps: Mapping[str, AnyMap]) -> None:
-        """These are committed now; the store has them already."""
-        self._maps.update(maps)
-
-    def begin_with(self, present: Mapping[str, AnyMap]) -> None:
-        """Commit what devices that were never seen before have."""
-        new = {name: m for name, m in present.items() if name not in self._maps}
-        now = time.time()
-        self._store.commit_maps(
-            {n: {"map": as_texts(m), "reconfiguration": None, "at": now} for n, m in new.items()}
-        )
-        self._maps.update(new)
-
-    def drift(self, present: Mapping[str, AnyMap]) -> dict[str, Drift]:
-        """How each device differs from its committed map."""
-        drift = {}
-        for name, now in present.items():
-            change = self._maps.get(name, now).diff(now)
-            drift[name] = Drift(missing=change.breaks, unknown=change.makes)
-        return drift

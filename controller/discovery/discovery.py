@@ -9,8 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from patchlight.controller.changes.notifier import News
-from patchlight.controller.changes.record import ChangeOptions, Refused
+from patchlight.controller.changes.record import ChangeOptions, Notifier, Refused
 from patchlight.controller.discovery.listening import Listened, Listening
 from patchlight.controller.discovery.search import (
     Findings,
@@ -65,7 +64,7 @@ class Discovery:
         self._task: asyncio.Task[None] | None = None
         self._beginning_or_ending = asyncio.Lock()
         self.progress = Progress()
-        self.news = News()
+        self.news = Notifier()
 
     @property
     def under_way(self) -> bool:

@@ -8,8 +8,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from patchlight.controller.changes.planning import Plan
-from patchlight.controller.changes.record import ChangeOptions, Reconfiguration
+from patchlight.controller.changes.record import ChangeOptions, Plan, Reconfiguration
 from patchlight.controller.changes.transaction import NO_OPTIONS, Transactions
 from patchlight.controller.jobs.decisions import Decision, plain_answer, seen
 from patchlight.controller.jobs.job_table import JobTable

@@ -1,33 +1,31 @@
 """Talking to the optical switches, and watching them, without a controller, in this process.
 
-The same transactions, journal, locks and routes as a controller has; only that nobody is
-asked to pause and no flow table follows the circuits.
+The same transactions, journal and locks as a controller has; only that nobody is asked to pause
+and no flow table follows the circuits.
 """
 
 import asyncio
 import contextlib
+import json
 import logging
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
-import httpx
-from fastapi import FastAPI
+from pydantic import ValidationError
 
 from patchlight.client.client import ControllerClient, ControllerError
-from patchlight.controller.api.admission import Admission
-from patchlight.controller.api.answers import new_app
-from patchlight.controller.api.caller import IN_PROCESS, Doorman
-from patchlight.controller.api.changes import change_routes
-from patchlight.controller.api.circuits import circuit_routes
-from patchlight.controller.api.events import EventFeed, event_routes
-from patchlight.controller.changes.device_maps import DeviceMonitor
+from patchlight.controller.changes import requests
+from patchlight.controller.changes.device_maps import CommittedMaps, DeviceMonitor
 from patchlight.controller.changes.device_watch import DeviceWatch
 from patchlight.controller.changes.operations import CircuitOperations
 from patchlight.controller.changes.parts import CircuitParts, NoHooks
-from patchlight.controller.changes.record import CommittedMaps, change_as_texts
+from patchlight.controller.changes.record import ChangeOptions, change_as_texts
+from patchlight.controller.changes.service import CircuitService
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import AnyDriver, Drivers
 from patchlight.controller.circuits.device_lock import (
@@ -39,6 +37,8 @@ from patchlight.controller.circuits.device_lock import (
 )
 from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.storage.store import Store, open_store
+from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
+from patchlight.testbed.io.mistakes import joined, mistake_in_words
 from patchlight.testbed.lab.model import Endpoint, Lab, OpticalSwitch
 from patchlight.testbed.lab.switchmap import AnyMap
 from patchlight.testbed.wire.lab_api import api_address
@@ -49,22 +49,79 @@ class _Direct(NoHooks):
         return ["direct: no job was asked to pause, and no flow table follows the light"]
 
 
-class InProcess(httpx.BaseTransport):
-    """Requests to an application in this process, on a loop that runs while it answers."""
+# The service's method for each request, and what its body holds. In the path, ``*`` is an argument,
+# ``#`` a number.
+_CALLS: Mapping[tuple[str, str], tuple[str, type[requests.Strict] | None]] = {
+    ("GET", "/alarms"): ("alarms", None),
+    ("GET", "/circuit-switches"): ("switches", None),
+    ("GET", "/circuits"): ("circuits", None),
+    ("GET", "/circuits/*/light"): ("light", None),
+    ("GET", "/drift"): ("drift", None),
+    ("GET", "/links"): ("links", None),
+    ("GET", "/locks"): ("locks", None),
+    ("GET", "/maps"): ("saved_maps", None),
+    ("GET", "/reconfigurations"): ("changes", None),
+    ("GET", "/reconfigurations/#"): ("change", None),
+    ("GET", "/stop"): ("stop_button", None),
+    ("DELETE", "/maps/*"): ("forget", None),
+    ("PUT", "/maps/*"): ("save", requests.PresentMapsRequest),
+    ("POST", "/baselines"): ("accept_power", requests.BaselinesRequest),
+    ("POST", "/drift/adopt"): ("adopt", requests.PresentMapsRequest),
+    ("POST", "/drift/repair"): ("repair", requests.RepairRequest),
+    ("POST", "/light-paths"): ("light_paths", requests.LightRequest),
+    ("POST", "/locks"): ("lock", requests.LockRequest),
+    ("POST", "/locks/release"): ("unlock", requests.UnlockRequest),
+    ("POST", "/maps/*/restore"): ("restore", requests.ChangeRequest),
+    ("POST", "/reconfigurations"): ("reconfigure", requests.ReconfigurationRequest),
+    ("POST", "/reconfigurations/#/rollback"): ("roll_back", requests.ChangeRequest),
+    ("POST", "/stop"): ("press_stop", requests.StopRequest),
+    ("POST", "/stop/clear"): ("clear_stop", requests.StopRequest),
+    ("POST", "/together"): ("together", requests.TogetherRequest),
+}
+_LONGEST_NAME = 80
 
-    def __init__(self, app: FastAPI, loop: asyncio.AbstractEventLoop) -> None:
-        self._inner, self._loop = httpx.ASGITransport(app, client=(IN_PROCESS, 0)), loop
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Have the application answer."""
-        return self._loop.run_until_complete(self._answer(request))
+class DirectClient(ControllerClient):
+    """A client whose calls are carried out in this process, on a loop that runs meanwhile."""
 
-    async def _answer(self, request: httpx.Request) -> httpx.Response:
-        content = request.read()
-        asked = httpx.Request(request.method, request.url, headers=request.headers, content=content)
-        response = await self._inner.handle_async_request(asked)
-        body = await response.aread()
-        return httpx.Response(response.status_code, headers=response.headers, content=body)
+    def __init__(
+        self, service: CircuitService, loop: asyncio.AbstractEventLoop, user: str = ""
+    ) -> None:
+        self.address, self.is_logged_in = "direct", False
+        self._service, self._loop = service, loop
+        shown = user.encode("ascii", "replace").decode()[:_LONGEST_NAME]
+        by = "".join(c if c.isprintable() else "?" for c in shown)
+        self._who = ChangeOptions(by=by, origin=self.address)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _call(
+        self, method: str, path: str, body: Any = None, prefer: str = "", **query: Any
+    ) -> Any:
+        for (verb, pattern), (name, kind) in _CALLS.items():
+            part = "([0-9]+)" if "#" in pattern else "([^/]+)"
+            at = re.fullmatch(re.sub("[*#]", part, pattern), path) if verb == method else None
+            if at is None:
+                continue
+            places = [int(text) if "#" in pattern else unquote(text) for text in at.groups()]
+            given = () if kind is None else (_checked(kind, body), self._who)
+            try:
+                answer = getattr(self._service, name)(*places, *given, **query)
+                return json.loads(requests.as_json(self._loop.run_until_complete(answer)))
+            except (BadInput, OutcomeUnknown):
+                raise
+            except PatchlightError as error:
+                raise ControllerError(error.message, hint=error.hint) from error
+        raise ControllerError(f"there is no {method} {path} without a controller")
+
+
+def _checked(kind: type[requests.Strict], body: Any) -> requests.Strict:
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        words = joined(mistake_in_words(each, each["loc"], "request") for each in error.errors())
+        raise BadInput(f"the controller does not take that: {words}") from error
 
 
 # What is logged of devices and changes, a command without a controller prints as its own answer.
@@ -103,14 +160,7 @@ def direct_client(
         if talks:
             loop.run_until_complete(parts.devices.open())
             loop.run_until_complete(DeviceWatch(parts, transactions).begin())
-        app = new_app("Patchlight without a controller")
-        app.add_middleware(Admission, doorman=Doorman(lab.access))
-        operations = CircuitOperations(parts, transactions)
-        app.include_router(circuit_routes(operations))
-        app.include_router(change_routes(operations))
-        app.include_router(event_routes(store, EventFeed(store)))
-        transport = InProcess(app, loop)
-        yield stack.enter_context(ControllerClient(IN_PROCESS, user=user, transport=transport))
+        yield DirectClient(CircuitService(CircuitOperations(parts, transactions)), loop, user)
 
 
 @contextlib.contextmanager

@@ -8,18 +8,13 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
-from fastapi import FastAPI
 
 from patchlight.cli.ocs.options import ChangeOptions
 from patchlight.cli.ocs.output import carry_out, confirm
-from patchlight.client.client import ControllerClient
-from patchlight.console.direct import InProcess
-from patchlight.controller.api.admission import Admission
-from patchlight.controller.api.caller import Doorman
-from patchlight.controller.api.changes import change_routes
-from patchlight.controller.api.circuits import circuit_routes
+from patchlight.console.direct import DirectClient
 from patchlight.controller.changes.operations import CircuitOperations
 from patchlight.controller.changes.parts import CircuitParts, NoHooks
+from patchlight.controller.changes.service import CircuitService
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.controller.storage.store import Store
@@ -86,12 +81,8 @@ def test_a_circuit_that_a_job_uses_is_shown_and_asked_for(tmp_path: Path) -> Non
     with asyncio.Runner() as runner:
         drivers = {"o1": open_driver(lab.circuit_switch("o1"))}
         parts = CircuitParts(lab, drivers, Store(":memory:"), busy, busy)
-        app = FastAPI()
-        app.add_middleware(Admission, doorman=Doorman(lab.access))
-        app.include_router(change_routes(CircuitOperations(parts, Transactions(parts))))
-        app.include_router(circuit_routes(CircuitOperations(parts, Transactions(parts))))
-        transport = InProcess(app, runner.get_loop())
-        client = ControllerClient("test", transport=transport)
+        service = CircuitService(CircuitOperations(parts, Transactions(parts)))
+        client = DirectClient(service, runner.get_loop())
         ask = functools.partial(client.reconfigure, {"o1": ["2-4"]})
         plan = functools.partial(client.preview_reconfiguration, {"o1": ["2-4"]})
 

@@ -13,7 +13,7 @@ import pytest
 from patchlight.controller.circuits.device_lock import device_lock
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import read_lab
-from tests.support.controller_process import OcsCommand
+from tests.support.controller_process import DRY_LAB, OcsCommand
 from tests.support.emulated_devices import Running, lab_file, running
 
 # The circuit switch that is not there has one address in all of them, and is locked by it.
@@ -89,6 +89,8 @@ def test_direct_opens_only_the_switches_it_needs(direct: DirectOcs) -> None:
         direct("rollback", "1")
         direct("save", "monday", "ocs1")
         direct("restore", "monday")
+        direct("save", "5", "ocs1")
+        direct("restore", "5")
         direct("lock", "ocs1.9", "--why", "x")
         assert "5>6" not in direct("show", "ocs1")
         assert "is held by somebody" in direct("show", code=1)
@@ -148,3 +150,19 @@ def test_a_map_file_that_is_not_there_is_wrong_input(direct: DirectOcs, tmp_path
     output = direct("apply", str(tmp_path / "none.yaml"), code=2)
     assert "No such file or directory" in output
     assert "Errno" not in output
+
+
+def test_direct_imports_neither_a_web_framework_nor_emulated_devices(tmp_path: Path) -> None:
+    lab = tmp_path / "lab.yaml"
+    lab.write_text(DRY_LAB.format(api=1, openflow=2))
+    words = ["ocs", "connect", "o1", "7:8", "--direct", "--lab", str(lab)]
+    words += ["--state", str(tmp_path / "state")]
+    program = (
+        "import sys; from patchlight.cli.main import cli; cli(sys.argv[1:], standalone_mode=False);"
+        "print(sorted({'fastapi', 'starlette', 'patchlight.emulation'} & {*sys.modules}))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.splitlines()[-1] == "[]"
+    assert "committed" in ran.stdout

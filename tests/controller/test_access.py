@@ -20,8 +20,8 @@ from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.client.login import logins
 from patchlight.controller.access.authority import Authority
 from patchlight.controller.access.tokens import Tokens
+from patchlight.controller.api.admission import Slowdown
 from patchlight.controller.api.listening import listening_for_api
-from patchlight.controller.api.slowdown import Slowdown
 from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput, PatchlightError

@@ -1,41 +1,44 @@
 """What clients make of a controller's or an agent's answers, and of one that goes away."""
 
 import asyncio
+import httpx
 import json
+import patchlight
+import pytest
+import pytest_asyncio
 import socket
 import threading
 from collections.abc import AsyncIterator
-from ipaddress import IPv4Network
-from pathlib import Path
-from typing import Any
-
-import httpx
-import pytest
-import pytest_asyncio
 from fastapi import Request
-
-from patchlight.client.client import AsyncControllerClient, ControllerClient, ControllerError
+from ipaddress import IPv4Network
+from patchlight.client.client import ControllerClient
+from patchlight.client.client import ControllerError
 from patchlight.controller.api.admission import Admission
-from patchlight.controller.api.answers import explain, new_app
-from patchlight.controller.api.caller import IN_PROCESS, Doorman
+from patchlight.controller.api.answers import explain
+from patchlight.controller.api.answers import new_app
+from patchlight.controller.api.caller import Doorman
 from patchlight.controller.hosts import heartbeats
-from patchlight.controller.hosts.agent_client import (
-    VERSION,
-    AgentClient,
-    AgentError,
-    AgentIncompatible,
-)
+from patchlight.controller.hosts.agent_client import AgentClient
+from patchlight.controller.hosts.agent_client import AgentError
+from patchlight.controller.hosts.agent_client import AgentIncompatible
+from patchlight.controller.hosts.agent_client import VERSION
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.hosts.heartbeats import Presence
 from patchlight.controller.jobs.worker_specs import worker_specs
-from patchlight.testbed.errors import BadInput, OutcomeUnknown
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import OutcomeUnknown
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.access import Access
-from patchlight.testbed.lab.model import Lab, Server
-from patchlight.testbed.labfile.reader import builtin_lab, read_lab
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.model import Server
+from patchlight.testbed.labfile.reader import builtin_lab
+from patchlight.testbed.labfile.reader import read_lab
+from patchlight.testbed.linux.sockets import UNIX_CLIENT
 from patchlight.testbed.wire.worker_api import WorkerState
+from pathlib import Path
 from tests.support.controller_process import ControllerProcess
-from tests.support.waiting import PATIENCE_S, eventually
+from tests.support.waiting import eventually
+from typing import Any
 
 
 def test_a_controller_that_goes_away_after_it_was_asked_leaves_the_outcome_unknown() -> None:
@@ -269,34 +272,30 @@ async def test_another_servers_agent_is_not_taken_for_it(agent: Agent, client: A
         await client.status()
 
 
-async def test_a_program_with_an_event_loop_asks_and_listens(controller: ControllerProcess) -> None:
-    async with AsyncControllerClient(controller.api, user="eva") as client:
-        status, maps = await asyncio.gather(client.status(), client.circuits())
+async def test_a_program_with_an_event_loop_uses_threads(controller: ControllerProcess) -> None:
+    with ControllerClient(controller.api, user="eva") as client:
+        status, maps = await asyncio.gather(
+            asyncio.to_thread(client.status), asyncio.to_thread(client.circuits)
+        )
         assert (status["lab"], maps) == ("dry", controller.client.circuits())
-        made = await client.reconfigure({"o1": ["7-8"]}, why="maintenance")
-        assert made["changes"] == controller.client.reconfiguration(made["id"])["changes"]
-        ids = [row["id"] for row in await client.reconfigurations()]
-        assert ids == [made["id"]]
-        async with asyncio.timeout(PATIENCE_S):
-            async for event in client.follow_events(0):
-                if event["kind"] == "circuits":
-                    assert event["id"] == made["id"]
-                    break
+        made = client.reconfigure({"o1": ["7-8"]}, why="maintenance")
+        assert [row["id"] for row in client.reconfigurations()] == [made["id"]]
+        events = client.follow_events(0)
+        assert next(e for e in events if e["kind"] == "circuits")["id"] == made["id"]
         with pytest.raises(BadInput, match="did you mean"):
-            await client.reconfigure({"o2": ["7-8"]})
+            client.reconfigure({"o2": ["7-8"]})
         with pytest.raises(BadInput, match="cannot be the name of saved maps"):
-            await client.save_map("..")
-    async with AsyncControllerClient("127.0.0.1:1") as client:
-        with pytest.raises(ControllerError, match="no answer from a controller"):
-            await client.status()
+            client.save_map("..")
+    with (
+        ControllerClient("127.0.0.1:1") as client,
+        pytest.raises(ControllerError, match="no answer from a controller"),
+    ):
+        client.status()
 
 
-def test_both_clients_have_the_same_calls() -> None:
-    one, other = (
-        {name for name in dir(kind) if not name.startswith("_")}
-        for kind in (ControllerClient, AsyncControllerClient)
-    )
-    assert one == other
+def test_the_client_that_is_gone_names_the_one_that_there_is() -> None:
+    with pytest.raises(AttributeError, match="use ControllerClient"):
+        getattr(patchlight, "AsyncControllerClient")  # noqa: B009
 
 
 @pytest.mark.parametrize("text", ["Internal Server Error", "{}"])
@@ -317,7 +316,7 @@ async def test_a_bug_of_a_route_is_told_as_a_problem() -> None:
     async def bug() -> None:
         raise KeyError("x")
 
-    wire = httpx.ASGITransport(app, raise_app_exceptions=False, client=(IN_PROCESS, 0))
+    wire = httpx.ASGITransport(app, raise_app_exceptions=False, client=(UNIX_CLIENT, 0))
     async with httpx.AsyncClient(transport=wire, base_url="http://x") as client:
         answer = await client.post("/v1/stop")
     assert answer.status_code == 500

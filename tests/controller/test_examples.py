@@ -15,8 +15,7 @@ import httpx
 import pytest
 
 from patchlight.controller.api.answers import explained
-from patchlight.controller.api.describing import PROBLEMS
-from patchlight.controller.api.examples import Example, examples
+from patchlight.controller.api.openapi import PROBLEMS, Example, examples
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.labfile.reader import read_lab

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.changes.optical_paths import lighting
+from patchlight.controller.changes.operations import lighting
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.policies.engineering.paths import NoLight
 from patchlight.controller.storage.store import open_store

@@ -2,9 +2,10 @@
 
 import pytest
 
+from patchlight.controller.changes.device_maps import CommittedMaps, Drift
 from patchlight.controller.changes.operations import CircuitOperations
 from patchlight.controller.changes.power import PortReading, Tolerances
-from patchlight.controller.changes.record import ChangeOptions, CommittedMaps, Drift, Refused
+from patchlight.controller.changes.record import ChangeOptions, Refused
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import PortMap
 from tests.support.change_bench import START, ChangeBench, joined

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from patchlight.cli.main import cli
-from patchlight.controller.changes.colocate import bringing_together
+from patchlight.controller.changes.operations import bringing_together
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.policies.topology import CannotRegroup
 from patchlight.testbed.errors import BadInput, PatchlightError

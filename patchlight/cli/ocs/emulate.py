@@ -1,23 +1,18 @@
 """``patchlight ocs emulate`` and ``fault``: one emulated switch alone, to develop against."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 import os
 import shlex
 import socket
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from patchlight.console.rendering import print_json, say
-from patchlight.emulation.optical.channel_crossbar import NoChannelCrossbar
-from patchlight.emulation.optical.crossbar import NoCrossbar
-from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
-from patchlight.emulation.optical.protocols.server import ProtocolServer, server_class
-from patchlight.emulation.optical.serving import serve_until_stopped
-from patchlight.emulation.optical.wavelength_device import EmulatedWss
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch, Emulation, OcsUser, OpticalSwitch
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS, check_shape
@@ -28,6 +23,12 @@ from patchlight.testbed.labfile.colours_schema import MOST_PORTS
 from patchlight.testbed.labfile.values import MOST_CIRCUIT_PORTS
 from patchlight.testbed.linux.sockets import is_loopback
 from patchlight.testbed.units import parse_loss, parse_time
+
+if TYPE_CHECKING:
+    from patchlight.emulation.optical.device import EmulatedOcs
+    from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
+    from patchlight.emulation.optical.protocols.server import ProtocolServer
+    from patchlight.emulation.optical.wavelength_device import EmulatedWss
 
 _ARRIVING_DBM = 0.0
 _ANSWERS_WITHIN_S = 10.0
@@ -105,6 +106,10 @@ def emulate(
     band; no packets are carried. With driver openflow it connects to HOST:PORT, again and again,
     rather than listen there.
     """
+    # Imported here: other commands of this group do without an emulated device.
+    from patchlight.emulation.optical.protocols.server import server_class
+    from patchlight.emulation.optical.serving import serve_until_stopped
+
     server = server_class(driver)
     known = _DRIVERS.get(driver)
     if viewers and known is not None and not known.has_users:
@@ -159,6 +164,9 @@ def emulate(
 def _ocs(
     about: dict[str, Any], ports: int, datapath_id: int | None, texts: list[str], state: Path | None
 ) -> EmulatedOcs:
+    from patchlight.emulation.optical.crossbar import NoCrossbar
+    from patchlight.emulation.optical.device import EmulatedOcs
+
     initial = PortMap.parse(texts)
     initial.check(ports)
     switch = CircuitSwitch("ocs1", ports=ports, initial=initial, datapath_id=datapath_id, **about)
@@ -174,6 +182,9 @@ def _wss(
     texts: list[str],
     state: Path | None,
 ) -> EmulatedWss:
+    from patchlight.emulation.optical.channel_crossbar import NoChannelCrossbar
+    from patchlight.emulation.optical.wavelength_device import EmulatedWss
+
     if inputs is None or outputs is None:
         raise BadInput(f"a {about['driver']} has --inputs and --outputs: say both, one may be 1")
     initial = SpectrumMap.parse(texts)

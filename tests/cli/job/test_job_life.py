@@ -9,7 +9,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from patchlight.cli.job.top import pace
-from patchlight.client.client import AsyncControllerClient
+from patchlight.client.client import ControllerClient
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.wire.rest.jobs import (
     DecisionShape,
@@ -219,11 +219,15 @@ async def test_answers_on_a_job_that_runs_are_as_described(
     job_id = await running(cluster, "described", "gpu0", "gpu1")
     cluster.report_all(job_id, 0, 1.0)
     await cluster.until(lambda: cluster.table.ledger.reported(job_id) > 0)
-    async with AsyncControllerClient(job.api) as client:
-        TypeAdapter(Job).validate_python(await client.job(job_id))
-        TypeAdapter(list[JobInList]).validate_python(await client.jobs())
-        reports = await client.latest_iterations(job_id, 2)
+    with ControllerClient(job.api) as client:
+        TypeAdapter(Job).validate_python(await asyncio.to_thread(client.job, job_id))
+        TypeAdapter(list[JobInList]).validate_python(await asyncio.to_thread(client.jobs))
+        reports = await asyncio.to_thread(client.latest_iterations, job_id, 2)
         TypeAdapter(list[IterationReport]).validate_python(reports)
         assert {*reports[0]} == {*IterationReport.__annotations__}
-        TypeAdapter(list[DecisionShape]).validate_python(await client.decisions(job_id))
-        TypeAdapter(list[StateOfJob]).validate_python(await client.history(job_id))
+        TypeAdapter(list[DecisionShape]).validate_python(
+            await asyncio.to_thread(client.decisions, job_id)
+        )
+        TypeAdapter(list[StateOfJob]).validate_python(
+            await asyncio.to_thread(client.history, job_id)
+        )

@@ -6,8 +6,8 @@ from ipaddress import IPv4Address
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchlight.controller.changes.planning import plan
 from patchlight.controller.changes.power import expected_powers
+from patchlight.controller.changes.record import plan
 from patchlight.testbed.lab.model import (
     CircuitSwitch,
     Endpoint,

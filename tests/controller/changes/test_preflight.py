@@ -5,10 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.changes.planning import plan, wanted_maps
 from patchlight.controller.changes.power import Tolerances, expected_powers, judge
 from patchlight.controller.changes.preflight import Locks, StopButton
-from patchlight.controller.changes.record import ChangeOptions, StepFailed, fingerprint
+from patchlight.controller.changes.record import (
+    ChangeOptions,
+    StepFailed,
+    fingerprint,
+    plan,
+    wanted_maps,
+)
 from patchlight.controller.circuits.contract import Outcome
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput

@@ -1,21 +1,14 @@
-"""How the controller is asked, whoever carries it out: addresses, its lab, refusals in words."""
+"""The connection to a controller: its address, which lab it has, and its errors."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import httpx
 from pydantic_core import from_json
 
-from patchlight.client.access_calls import AccessCalls
-from patchlight.client.calls import Answer, Asked, Call, call
-from patchlight.client.circuit_calls import CircuitCalls
-from patchlight.client.discovery_calls import DiscoveryCalls
-from patchlight.client.event_calls import EventCalls
-from patchlight.client.job_calls import JobCalls
-from patchlight.client.login import Login
-from patchlight.client.path_calls import PathCalls
-from patchlight.client.sample_calls import SampleCalls
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.wire.lab_api import (
     UID_HEADER,
@@ -26,9 +19,13 @@ from patchlight.testbed.wire.lab_api import (
 )
 
 if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.circuits import OcsMap
-    from patchlight.testbed.wire.rest.lab import Link, Status, TopologyShape
+    from patchlight.client.login import Login
 
+Answer = dict[str, Any]
+T = TypeVar("T")
+
+PAGE = 200
+"""How many rows of a list are asked for at a time."""
 
 # What stops things goes to the lab of that name, whichever version of its file is at hand.
 _STOPS = ("DELETE /jobs/", "DELETE /discovery", "POST /stop", "POST /drain", "POST /shutdown")
@@ -46,39 +43,28 @@ class OtherLab(ControllerError):
     """The controller at the address has another lab than the one that was meant."""
 
 
-class Who(TypedDict, total=False):
-    """Who asks, by name, user id or log-in, and of the controller of which lab."""
-
-    lab: LabIdentity | None
-    user: str
-    uid: int | None
-    login: Login | None
-
-
-class Asking(
-    CircuitCalls, JobCalls, DiscoveryCalls, AccessCalls, EventCalls, PathCalls, SampleCalls
-):
-    """All calls of a running controller, by the address of its API."""
+class Connection:
+    """Requests to one controller, one at a time."""
 
     def __init__(
         self,
         address: str,
         deadline_s: float = 120.0,
         *,
+        transport: httpx.BaseTransport | None = None,
         lab: LabIdentity | None = None,
         user: str = "",
         uid: int | None = None,
         login: Login | None = None,
-        is_in_process: bool = False,
     ) -> None:
-        """``user`` is the name that the history gets; ``is_in_process``: without a network.
+        """``user`` is the name that the history gets; ``transport`` replaces the network.
 
         With ``uid``, root asks for that user of the machine, in whose role it is done.
         """
-        self.address = address
-        self._lab, self._known = lab, is_in_process
+        self.address, self.is_logged_in = address, login is not None
+        self._lab, self._known = lab, transport is not None
         socket = address.removeprefix(UNIX) if address.startswith(UNIX) else None
-        if not is_in_process and login is None and is_beyond_this_machine(address):
+        if transport is None and login is None and is_beyond_this_machine(address):
             raise BadInput(
                 f"{address} is not on this machine, and you have not logged in to it",
                 hint=f"patchlight login --controller {address} --ca ca.pem",
@@ -89,46 +75,56 @@ class Asking(
             headers[UID_HEADER] = str(uid)
         if login is not None:
             headers["Authorization"] = f"Bearer {login.token}"
-        self.is_logged_in = login is not None
         # Whom a certificate has to be for.
         self._extensions = {} if login is None else {"sni_hostname": login.name}
         scheme = "http" if login is None else "https"
         self._root = f"{scheme}://{'localhost' if socket else address}"
-        self.settings: dict[str, Any] = {
-            "base_url": f"{self._root}/v1",
-            "timeout": deadline_s,
-            "headers": headers,
-            # Proxies are for elsewhere, and so are the passwords in a .netrc.
-            "trust_env": False,
-        }
-        """What an HTTP client of the controller is made with."""
-        self.wire: dict[str, Any] = {
+        wire = transport or httpx.HTTPTransport(
             # Without TLS the machine's certificates are not read, which takes some 100 ms.
-            "verify": False if login is None else login.context,
+            verify=False if login is None else login.context,
             # The server drops idle connections after 5 s: a request must not race that.
-            "limits": httpx.Limits(keepalive_expiry=2.0),
-            "uds": socket,
-        }
-        """What its transport is made with."""
+            limits=httpx.Limits(keepalive_expiry=2.0),
+            uds=socket,
+        )
+        # Proxies are for elsewhere, and so are the passwords in a .netrc: no trust_env.
+        self._http = httpx.Client(
+            base_url=f"{self._root}/v1",
+            transport=wire,
+            timeout=deadline_s,
+            headers=headers,
+            trust_env=False,
+        )
 
-    def options(self, asked: Asked) -> dict[str, Any]:
-        """How that is sent."""
-        sent = {"json": asked.body, "params": asked.query, "headers": asked.headers}
-        return {**sent, "extensions": self._extensions}
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._http.close()
+
+    def identity(self) -> LabIdentity:
+        """Which lab the controller has."""
+        response = self._answer("GET", "/lab")
+        try:
+            return LabIdentity(**response.json())
+        except (ValueError, TypeError) as error:
+            raise self._no_controller("it does not say which lab it has") from error
 
     def _call(
         self, method: str, path: str, body: Any = None, prefer: str = "", **query: Any
-    ) -> Call[Answer]:
+    ) -> Any:
+        """The JSON that a request is answered with."""
         if not self._known or (self._lab is not None and method != "GET"):
-            yield from self._find_out(
-                any_file=method == "GET" or f"{method} {path}".startswith(_STOPS)
-            )
-        answer = yield from self._answer(method, path, body, prefer, **query)
-        return dict(from_json(answer.content))  # of long lists, in two thirds of the time
+            self._find_out(any_file=method == "GET" or f"{method} {path}".startswith(_STOPS))
+        answer = self._answer(method, path, body, prefer, **query)
+        return from_json(answer.content)  # of long lists, in two thirds of the time
 
-    def _find_out(self, *, any_file: bool) -> Call[None]:
+    def _find_out(self, *, any_file: bool) -> None:
         """Compare the controller's lab with the one that is meant; or that it is a controller."""
-        theirs = yield from self._identity()
+        theirs = self.identity()
         ours = self._lab or theirs
         if theirs.name != ours.name:
             raise OtherLab(
@@ -148,10 +144,12 @@ class Asking(
 
     def _answer(
         self, method: str, path: str, body: Any = None, prefer: str = "", **query: Any
-    ) -> Call[httpx.Response]:
+    ) -> httpx.Response:
         try:
             headers = {"Prefer": prefer} if prefer else {}
-            response = yield Asked(method, path, body, query, headers)
+            response = self._http.request(
+                method, path, json=body, params=query, headers=headers, extensions=self._extensions
+            )
         except UnicodeError as error:
             raise BadInput(
                 "some of the text is not valid UTF-8, and nothing was done",
@@ -181,9 +179,9 @@ class Asking(
             ) from error
         if response.is_success:
             return response
-        raise self.problem(response)
+        raise self._problem(response)
 
-    def problem(self, response: httpx.Response) -> PatchlightError:
+    def _problem(self, response: httpx.Response) -> PatchlightError:
         """What the controller says of a request that it did not carry out."""
         try:
             answer = dict(response.json())
@@ -213,63 +211,22 @@ class Asking(
             "file: 'patchlight controller run' prints it",
         )
 
-    @call
-    def identity(self) -> Call[LabIdentity]:
-        """Which lab the controller has."""
-        return (yield from self._identity())
+    @contextmanager
+    def _stream(self, path: str, **query: Any) -> Iterator[Iterator[str]]:
+        """The lines of server-sent events; an ``httpx.HTTPError`` where the connection breaks."""
+        accept = {"Accept": "text/event-stream"}
+        with self._http.stream(
+            "GET", path, params=query, headers=accept, extensions=self._extensions
+        ) as response:
+            if not response.is_success:
+                response.read()
+                raise self._problem(response)
+            yield response.iter_lines()
 
-    def _identity(self) -> Call[LabIdentity]:
-        response = yield from self._answer("GET", "/lab")
-        try:
-            return LabIdentity(**response.json())
-        except (ValueError, TypeError) as error:
-            raise self._no_controller("it does not say which lab it has") from error
-
-    @call
-    def lab_file(self) -> Call[str]:
-        """The controller's lab, as the text of a lab file."""
-        return (yield from self._answer("GET", "/lab.yaml")).text
-
-    @call
-    def status(self) -> Call[Status]:
-        """The controller's ``lab``, ``version``, ``engine`` and ``policies``, and who is there.
-
-        ``switches`` say whether they are ``connected``, ``circuit_switches`` and ``agents``
-        whether they are ``reachable``; circuit switches that are not, ``since`` when and why.
-        """
-        return cast("Status", (yield from self._call("GET", "/status")))
-
-    @call
-    def metrics(self) -> Call[str]:
-        """The controller's metrics, as Prometheus reads them."""
-        if not self._known:
-            yield from self._find_out(any_file=True)
-        return (yield from self._answer("GET", f"{self._root}/metrics")).text
-
-    @call
-    def links(self) -> Call[list[Link]]:
-        """The links that the present cross-connects make: ``a``, ``b``, ``rate_bps``, ``via``."""
-        return list((yield from self._call("GET", "/links"))["links"])
-
-    @call
-    def circuits(self) -> Call[dict[str, OcsMap]]:
-        """The map of each OCS, as ``{"ocs1": {"map": ["1>7", …]}}``."""
-        return (yield from self._call("GET", "/circuits"))
-
-    @call
-    def topology(self) -> Call[TopologyShape]:
-        """Nodes, packet switches and trunks as they are lit: see ``testbed.topology``."""
-        return cast("TopologyShape", (yield from self._call("GET", "/topology")))
-
-    @call
-    def topology_file(self, format: str) -> Call[str]:
-        """The same as a file for another scheduler: ``slurm``, ``slurm-conf`` or ``kueue``."""
-        return (yield from self._answer("GET", "/topology", format=format)).text
-
-    @call
-    def shut_down(self) -> Call[dict[str, int]]:
-        """End the controller; how many jobs there are in each state that is not an end.
-
-        They go on, and the next controller follows them.
-        """
-        return dict((yield from self._call("POST", "/shutdown"))["jobs"])
+    def _pages(self, page_after: Callable[[T | None], list[T]]) -> list[T]:
+        """Every row of a list that comes in pages, each asked for by the row before it."""
+        rows = page = page_after(None)
+        while page:
+            page = page_after(page[-1])
+            rows = rows + page
+        return rows

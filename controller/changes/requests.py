@@ -1,20 +1,13 @@
-"""What the REST API takes in: checked by pydantic, turned into values of the lab model."""
+"""What requests to change circuits may hold, and the JSON that answers are sent as."""
 
+import json
 import unicodedata
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from annotated_types import Ge, Le
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    FailFast,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, model_validator
+from pydantic_core import to_json
 
-from patchlight.testbed.jobs import JobSpec, checked_specs
 from patchlight.testbed.labfile.values import MOST_CIRCUIT_PORTS
 
 PAGE = 100
@@ -50,12 +43,6 @@ Moment = Annotated[float, Ge(0), Le(1e11), Field(allow_inf_nan=False)]
 
 LATEST: Moment = 1e11
 """Later than anything that happened."""
-
-TopologyFormat = Literal["json", "slurm", "slurm-conf", "kueue"]
-"""As what the topology is wanted."""
-
-RoleName = Literal["viewer", "user", "operator", "admin"]
-"""What somebody may do; each may do what those before it may, too."""
 
 Port = Annotated[int, Ge(1), Le(1_000_000)]
 """The number of a switch's port, before anybody asked whether the switch has it."""
@@ -177,57 +164,10 @@ class LockRequest(UnlockRequest):
     keep: bool = False
 
 
-class JobsRequest(Strict):
-    """Jobs that start ``together``, or each alone, and whether they are regrouped first.
-
-    Without ``topology`` theirs, or else the lab's, decides. ``dry_run``: answer what would come of
-    them now, and queue nothing.
-    """
-
-    jobs: list[JobSpec]
-    topology: Literal["keep", "regroup"] | None = None
-    together: bool = True
-    dry_run: bool = False
-
-    @field_validator("jobs", mode="before")
-    @classmethod
-    def _checked(cls, jobs: object) -> list[JobSpec]:
-        # Raises our own error, in our own words, and not pydantic's.
-        return checked_specs(jobs)
-
-
-class RegroupRequest(Strict):
-    """Running jobs, by id, each to be brought under one packet switch.
-
-    ``dry_run``: answer what would change, and change nothing.
-    """
-
-    jobs: Names
-    dry_run: bool = False
-
-
-class PoliciesRequest(Strict):
-    """Policies that are to decide from now on, by kind, and whether light follows jobs by itself.
-
-    What is not named stays.
-    """
-
-    placement: Text = ""
-    order: Text = ""
-    topology: Text = ""
-    partition: Text | None = None
-    elasticity: Text = ""
-    defragment: bool = False
-
-
-class DiscoveryRequest(Strict):
-    """Ports by OCS whose fibres are looked at; all, if none are named.
-
-    ``listen_s``: how long each round. ``every_port``: also once all ends of the lab are found.
-    ``dry_run``: answer what would be done, and do nothing.
-    """
-
-    ports: dict[Text, Ports] = Field(default={}, max_length=_MOST_SWITCHES)
-    listen_s: Annotated[float, Ge(0.1), Le(300), Field(allow_inf_nan=False)] = 2.0
-    every_port: bool = False
-    dry_run: bool = False
+def as_json(content: Any) -> bytes:
+    """Text on one line: ``?`` for a lone surrogate, ``null`` for NaN and infinity."""
+    try:
+        return to_json(content, inf_nan_mode="null")
+    except ValueError:  # half characters
+        finite = json.loads(json.dumps(content), parse_constant=lambda _: None)
+        return json.dumps(finite, ensure_ascii=False).encode("utf-8", "replace")
