@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from patchlight.console.folders import results_option
+from patchlight.console.options import results_option
 from patchlight.console.rendering import (
     Column,
     Table,

@@ -21,10 +21,15 @@ from rich.progress import (
 )
 
 from patchlight.console.errors import only_some_finished, require_root
-from patchlight.console.folders import profiles_option, results_option
-from patchlight.console.lab_option import lab_option
-from patchlight.console.rendering import console, harmless, progress_bar, say, wide_option
-from patchlight.console.results import give_to_caller
+from patchlight.console.options import lab_option, profiles_option, results_option
+from patchlight.console.rendering import (
+    console,
+    give_to_caller,
+    harmless,
+    progress_bar,
+    say,
+    wide_option,
+)
 from patchlight.emulation.experiments.commands.architectures import architectures
 from patchlight.emulation.experiments.commands.oddl import oddl
 from patchlight.emulation.experiments.commands.pac_ml_load import pac_ml_load

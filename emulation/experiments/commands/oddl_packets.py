@@ -8,8 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.console.errors import require_root
-from patchlight.console.rendering import Column, Table, console, harmless, print_json, say
-from patchlight.console.results import give_to_caller
+from patchlight.console.rendering import (
+    Column,
+    Table,
+    console,
+    give_to_caller,
+    harmless,
+    print_json,
+    say,
+)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.units import format_rate, format_time
 

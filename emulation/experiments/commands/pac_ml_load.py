@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from patchlight.console.errors import only_some_finished
-from patchlight.console.folders import profiles_option, results_option
+from patchlight.console.options import profiles_option, results_option
 from patchlight.console.rendering import Column, Table, console, progress_bar, say
 from patchlight.testbed.errors import BadInput
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import click
 
-from patchlight.console.completion import complete_policy
-from patchlight.console.folders import results_option
-from patchlight.console.numbers import ANY
+from patchlight.console.connection import complete_policy
+from patchlight.console.options import ANY, results_option
 from patchlight.console.rendering import (
     Coloured,
     Column,
