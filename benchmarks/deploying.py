@@ -20,9 +20,9 @@ from benchmarks import figure
 from patchlight import EmulatedLab
 from patchlight.controller.access.authority import Authority
 from patchlight.deploy.bundle import FromHere, Part, Role, Supply, Target, bundle_file, here
-from patchlight.deploy.everywhere import everywhere
 from patchlight.deploy.installed import Servers
 from patchlight.deploy.push import Push, Settings
+from patchlight.deploy.remote import on_all_servers
 from patchlight.deploy.ssh import Passwords
 from patchlight.emulation.fabric.lab_state import disk_dir
 from patchlight.emulation.servers.disk import USER
@@ -31,7 +31,7 @@ from patchlight.testbed.generate.generate import tree
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux.processes import command_line, process_ids
-from tests.support.far_ends import small_wheel
+from tests.support.remote_helpers import small_wheel
 
 SERVERS = 16
 BUNDLE_BYTES = 50_000_000
@@ -72,7 +72,7 @@ def _measured(lab: Lab, folder: Path) -> list[dict[str, Any]]:
         """Seconds that passed, those of a processor here, and those of one on the servers."""
         began, here_s, servers_s = time.monotonic(), time.process_time(), _spent_s(lab)
         pushing = Push(lab, supply, authority, Settings("benchmark", workers="process"))
-        _all(everywhere(lab, servers, pushing.server, lambda done, total: None, Passwords()))
+        _all(on_all_servers(lab, servers, pushing.server, lambda done, total: None, Passwords()))
         took_s, here_s = time.monotonic() - began, time.process_time() - here_s
         return took_s, here_s, _spent_s(lab) - servers_s
 
@@ -80,7 +80,7 @@ def _measured(lab: Lab, folder: Path) -> list[dict[str, Any]]:
         door = Push(lab, supply, authority, Settings("benchmark")).door
         removing = Servers(door, "benchmark")
         _all(
-            everywhere(
+            on_all_servers(
                 lab,
                 servers,
                 lambda s, r: removing.remove(s, r, end_workers=True),

@@ -4,6 +4,6 @@ from patchlight.console.commands import Command
 
 _HERE = "patchlight.deploy.commands"
 COMMANDS = {
-    "deploy": Command(f"{_HERE}.group", "Put Patchlight on a lab's servers."),
+    "deploy": Command(f"{_HERE}.deploy", "Put Patchlight on a lab's servers."),
     "doctor": Command(f"{_HERE}.doctor", "Check this machine's prerequisites."),
 }

@@ -1,19 +1,26 @@
 """Whether the servers of a lab are ready for a deployment: what is wrong, and how it is mended."""
 
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 
-from patchlight.deploy.checks import nics, software
-from patchlight.deploy.checks.finding import Finding
-from patchlight.deploy.checks.machine import judge_machine
-from patchlight.deploy.checks.software import Workers
-from patchlight.deploy.facts import ServerFacts
-from patchlight.deploy.facts_over_ssh import facts_over_ssh
+import paramiko
+
+from patchlight.deploy import check_devices, check_machine
+from patchlight.deploy.check_devices import Finding
+from patchlight.deploy.check_machine import Workers
+from patchlight.deploy.facts import NoFacts, ServerFacts, facts_script, parse_facts
 from patchlight.deploy.host_keys import HostKeyRefused
 from patchlight.deploy.ssh import Connections, LoginRefused, Passwords, Unreachable, ssh_place
+from patchlight.deploy.sudo import SudoRefused, as_root
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Lab, Server
 
+_PATIENCE_S = 90.0
+_MOST_BYTES, _LONGEST_LINE = 1 << 20, 1 << 10
+# Some users' shells greet also where nobody reads it.
+_MOST_LINES_BEFORE = 100
 _AT_ONCE = 32
 _STAGES: Mapping[type[PatchlightError], str] = {
     Unreachable: "reachable",
@@ -61,7 +68,7 @@ def judge(
         for server in lab.servers
         if isinstance(told := facts[server.name], ServerFacts)
     ]
-    usual_mtu = nics.usual_mtu(answered)
+    usual_mtu = check_devices.usual_mtu(answered)
     for server in lab.servers:
         told = facts[server.name]
         if isinstance(told, PatchlightError):
@@ -69,10 +76,10 @@ def judge(
             yield Finding(server.name, check, False, told.message, told.hint or "")
             continue
         yield from _way_in(server)
-        yield from software.sudo_and_python(server, told)
-        yield from judge_machine(server, told, workers)
-        yield from nics.mtus(server, told, usual_mtu)
-        yield software.clock(server.name, told)
+        yield from check_machine.sudo_and_python(server, told)
+        yield from check_machine.judge_machine(server, told, workers)
+        yield from check_devices.mtus(server, told, usual_mtu)
+        yield check_machine.clock(server.name, told)
 
 
 def _way_in(server: Server) -> Iterator[Finding]:
@@ -82,3 +89,43 @@ def _way_in(server: Server) -> Iterator[Finding]:
     source = "of the lab file" if server.ssh.host_key else "in known_hosts"
     yield Finding(server.name, "reachable", True, f"{host} port {port}{through}")
     yield Finding(server.name, "host key", True, f"the one {source}")
+
+
+def facts_over_ssh(
+    client: paramiko.SSHClient, server: str, sudo_password: str | None = None
+) -> ServerFacts:
+    """Ask a server over an open connection: as root, as an agent sees it, where sudo lets us.
+
+    ``PatchlightError`` if it does not answer.
+    """
+    refusal = None
+    try:
+        try:
+            streams = as_root(client, "sh -s", server, sudo_password)
+        except SudoRefused as error:
+            refusal = error.message
+            streams = client.exec_command("sh -s", timeout=_PATIENCE_S)
+        script, output, _ = streams
+        output.channel.settimeout(_PATIENCE_S)
+        began = time.time()
+        script.write(facts_script())
+        script.channel.shutdown_write()
+        first = output.readline(_LONGEST_LINE)
+        for _ in range(_MOST_LINES_BEFORE):
+            if first.startswith("time ") or not first:
+                break
+            first = output.readline(_LONGEST_LINE)
+        ended = time.time()
+        rest = output.read(_MOST_BYTES)
+        facts = parse_facts(_lines(first, rest), began, ended)
+    except (OSError, EOFError, NoFacts, paramiko.SSHException) as error:
+        raise PatchlightError(
+            f"asking {server} what it has: {str(error) or type(error).__name__}",
+            hint="Log in by hand, and see whether commands run there.",
+        ) from error
+    return replace(facts, sudo_refusal=refusal)
+
+
+def _lines(first: str, rest: bytes | str) -> Iterable[str]:
+    text = rest.decode(errors="replace") if isinstance(rest, bytes) else rest
+    return [first, *text.splitlines()]

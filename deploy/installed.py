@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from patchlight.deploy.agent_door import AgentDoesNotAnswer, AgentDoor
-from patchlight.deploy.push import wait_until_it_answers
+from patchlight.deploy.push import AgentDoesNotAnswer, LabAgents, wait_until_it_answers
 from patchlight.deploy.remote import Remote
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Server
@@ -43,8 +42,8 @@ class Servers:
     ``who`` is named to others who deploy meanwhile.
     """
 
-    def __init__(self, door: AgentDoor, who: str) -> None:
-        self._door, self._who = door, who
+    def __init__(self, agents: LabAgents, who: str) -> None:
+        self._agents, self._who = agents, who
 
     def status(self, server: Server, remote: Remote) -> Installed:
         """How it is on one server; nothing changes."""
@@ -58,7 +57,7 @@ class Servers:
         agent = services.get("agent", {"running": False, "since": None, "restarts": 0})
         version, workers, problem = None, 0, ""
         try:
-            answer = self._door.status(server, remote)
+            answer = self._agents.status(server, remote)
             version, workers = answer["version"], _running(answer)
             gpus = [
                 f"GPU {gpu['name']}: {gpu['problem']}" for gpu in answer["gpus"] if gpu["problem"]
@@ -90,14 +89,14 @@ class Servers:
         roles = self._begun(remote)
         remote.ask("act", action=action, roles=roles)
         if action == "restart":
-            wait_until_it_answers(self._door, server, remote)
+            wait_until_it_answers(self._agents, server, remote)
         return " and ".join(roles)
 
     def roll_back(self, server: Server, remote: Remote) -> str:
         """Go back to the release before, and wait until its agent answers; that release."""
         self._begun(remote)
         release: dict[str, Any] = remote.ask("roll_back")
-        wait_until_it_answers(self._door, server, remote)
+        wait_until_it_answers(self._agents, server, remote)
         return str(release["id"])
 
     def remove(self, server: Server, remote: Remote, *, end_workers: bool) -> bool:
@@ -120,19 +119,19 @@ class Servers:
     ) -> None:
         """Have the agent end its workers; one that does not run is started for that."""
         try:
-            answer = self._door.status(server, remote)
+            answer = self._agents.status(server, remote)
         except AgentDoesNotAnswer:
             if not found["leases"]:
                 return  # it has nothing of the server's
             remote.ask("act", action="restart", roles=["agent"])
-            answer = wait_until_it_answers(self._door, server, remote)
+            answer = wait_until_it_answers(self._agents, server, remote)
         running = _running(answer)
         if running and not end_workers:
             raise WorkersRun(
                 f"{running} workers run on {server.name}",
                 hint="End their jobs first (patchlight job cancel), or give --end-workers.",
             )
-        self._door.drain(server, remote)
+        self._agents.drain(server, remote)
 
     def _begun(self, remote: Remote) -> Sequence[str]:
         """Be the only one who changes something; the roles that are set up there."""

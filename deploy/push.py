@@ -5,7 +5,11 @@ run again, and a second push of the same changes nothing.
 """
 
 import getpass
+import http.client
+import json
 import shlex
+import socket
+import ssl
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -17,24 +21,107 @@ from typing import Any
 import paramiko
 
 from patchlight.controller.access.authority import Authority
-from patchlight.deploy.agent_door import AgentDoesNotAnswer, AgentDoor, listening_at
 from patchlight.deploy.bundle import BundleFile, Part, Role, Supply
 from patchlight.deploy.host_keys import known_name
-from patchlight.deploy.remote import Remote
+from patchlight.deploy.remote import ConnectionCut, Remote
 from patchlight.deploy.ssh import openssh_words, ssh_place
 from patchlight.deploy.units import HOME, Run, agent_command, controller_command, gpus_command
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.lab.ssh_access import SshAccess
 from patchlight.testbed.labfile.writer import write_lab
-from patchlight.testbed.linux.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE, Credentials
+from patchlight.testbed.linux.credentials import (
+    CA_FILE,
+    CERTIFICATE_FILE,
+    KEY_FILE,
+    Credentials,
+    agent_name,
+)
 from patchlight.testbed.linux.processes import own_program
+from patchlight.testbed.linux.sockets import split_address
 from patchlight.testbed.wire.lab_api import UNIX, is_beyond_this_machine, system_socket
 
 _PATIENCE_S = 90.0
 _LAST_LINES = 12
 # A program that was started again so often does not get anywhere.
 _MOST_RESTARTS = 2
+_ANSWER_PATIENCE_S = 5.0
+# Ending workers takes them as long as they are given to end by themselves.
+_DRAIN_PATIENCE_S = 60.0
+
+
+class AgentDoesNotAnswer(PatchlightError):
+    """No agent of that server answers where the lab file says that it does."""
+
+
+class LabAgents:
+    """The agents of ``lab``, for who holds the controller's credentials.
+
+    Each is called where the lab file says that it answers: from here, or from its own server where
+    SSH goes through a jump host.
+    """
+
+    def __init__(self, lab: Lab, credentials: Credentials) -> None:
+        self._lab, self._tls = lab.name, credentials.context(server=False)
+
+    def status(self, server: Server, remote: Remote) -> dict[str, Any]:
+        """What an agent says of itself; ``AgentDoesNotAnswer``."""
+        return self._call(server, remote, "GET", "/v1/status", _ANSWER_PATIENCE_S)
+
+    def drain(self, server: Server, remote: Remote) -> None:
+        """Have an agent end its workers and take everything back; ``AgentDoesNotAnswer``."""
+        self._call(server, remote, "POST", "/v1/drain", _DRAIN_PATIENCE_S)
+
+    def _call(
+        self, server: Server, remote: Remote, method: str, path: str, patience_s: float
+    ) -> dict[str, Any]:
+        host, port = split_address(listening_at(server))
+        name = agent_name(server.name, self._lab)
+        try:
+            with (
+                _connected(server, remote, host, port, patience_s) as plain,
+                self._tls.wrap_socket(plain, server_hostname=name) as tls,
+            ):
+                connection = http.client.HTTPConnection(host, port)
+                connection.sock = tls
+                connection.request(method, path, headers={"Connection": "close"})
+                response = connection.getresponse()
+                answer: dict[str, Any] = json.loads(response.read())
+        except (OSError, ValueError, http.client.HTTPException, ConnectionCut) as error:
+            why = error.reason if isinstance(error, ssl.SSLError) else error
+            raise AgentDoesNotAnswer(
+                f"the agent of {server.name} at {server.management} does not answer: "
+                f"{why or type(error).__name__}",
+                hint=f"See what it says: patchlight deploy logs {self._lab} --server {server.name}",
+            ) from error
+        if response.status != http.client.OK:
+            raise AgentDoesNotAnswer(
+                f"the agent of {server.name}: {answer.get('error')}", hint=answer.get("hint")
+            )
+        return answer
+
+
+def _connected(
+    server: Server, remote: Remote, host: str, port: int, patience_s: float
+) -> socket.socket:
+    if server.ssh.jump_host is None:
+        return socket.create_connection((host, port), timeout=patience_s)
+    way = remote.way_to(host, port)
+    way.settimeout(patience_s)
+    return way
+
+
+def listening_at(server: Server) -> str:
+    """Where the agent of a server is to listen: ``host:port``.
+
+    ``PatchlightError`` if the lab file does not say so.
+    """
+    if server.management is None or server.management.startswith("unix:"):
+        raise PatchlightError(
+            f"the lab file does not say where the agent of {server.name} answers",
+            hint="Write 'management: HOST:8471' at the server, with its management address.",
+        )
+    return server.management
 
 
 class DidNotStart(PatchlightError):
@@ -80,7 +167,7 @@ class Push:
         self._credentials = authority.folder.parent
         self._authority = authority
         self._own = authority.for_controller(self._credentials / "controller")
-        self.door = AgentDoor(lab, self._own)
+        self._agents = LabAgents(lab, self._own)
         self._controller: tuple[Server, paramiko.PKey] | None = None
 
     def server(self, server: Server, remote: Remote) -> Pushed:
@@ -136,7 +223,7 @@ class Push:
             runs["controller"] = Run(self._lab.name, "controller", command)
         services = {role: (run.unit, run.script) for role, run in runs.items()}
         changed |= remote.ask("serve", release=release, services=services, again=changed)
-        answered = wait_until_it_answers(self.door, server, remote)
+        answered = wait_until_it_answers(self.agents, server, remote)
         if "controller" in roles:
             _wait_for_controller(remote, self._api)
             self._controller = server, remote.host_key
@@ -190,7 +277,7 @@ def controller_credentials(authority: Authority) -> Credentials:
     return authority.for_controller(authority.folder.parent / "controller")
 
 
-def wait_until_it_answers(door: AgentDoor, server: Server, remote: Remote) -> dict[str, Any]:
+def wait_until_it_answers(agents: LabAgents, server: Server, remote: Remote) -> dict[str, Any]:
     """The status of an agent that was just started.
 
     ``DidNotStart`` with the last it wrote, if it ends again and again or never answers.
@@ -198,7 +285,7 @@ def wait_until_it_answers(door: AgentDoor, server: Server, remote: Remote) -> di
     ends = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            return door.status(server, remote)
+            return agents.status(server, remote)
         except AgentDoesNotAnswer as error:
             state = remote.ask("state", role="agent")
             if state["restarts"] < _MOST_RESTARTS and time.monotonic() < ends:

@@ -1,4 +1,4 @@
-"""A server that is being deployed to: its far end, and what is said over the connection."""
+"""A server over SSH: its remote helper, the requests to it, and the same work on many servers."""
 
 import contextlib
 import functools
@@ -7,38 +7,43 @@ import json
 import socket
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import paramiko
 
 from patchlight.deploy.bundle import BundleFile, Target
 from patchlight.deploy.bytecode import unchecked_bytecode
+from patchlight.deploy.ssh import Connections, Passwords
 from patchlight.deploy.sudo import as_root
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab.model import Lab, Server
 
 _PATIENCE_S = 600.0
 _PIECE = 1 << 18
 # As much as OpenSSH takes in a packet: of a longer piece, the rest is copied for each packet.
 _PACKET = (1 << 15) - 64
 _KEEPALIVE_S = 10
+_AT_ONCE = 32
 _PYTHON = (3, 11)
-# The far end comes over standard input, into memory: nothing of it is left on the server.
+# The remote helper comes over standard input, into memory: nothing of it is left on the server.
 _BEGIN = (
     "import os, sys; "
     "n = int(sys.stdin.buffer.readline()); "
     "f = os.memfd_create('patchlight'); "
     "os.write(f, sys.stdin.buffer.read(n)); "
     "sys.path.insert(0, f'/proc/self/fd/{f}'); "
-    "from patchlight.deploy.far_end.__main__ import main; main(*sys.argv[1:])"
+    "from patchlight.deploy.remote_helper.__main__ import main; main(*sys.argv[1:])"
 )
 _MOST_ERROR_BYTES = 4000
 
 
 class NoPython(PatchlightError):
-    """The server has no Python that the far end runs on."""
+    """The server has no Python that the remote helper runs on."""
 
 
 class ConnectionCut(PatchlightError):
@@ -46,11 +51,11 @@ class ConnectionCut(PatchlightError):
 
 
 class ServerRefused(PatchlightError):
-    """The server's far end could not do what was wanted."""
+    """The server's remote helper could not do what was wanted."""
 
 
 class Remote:
-    """The far end of ``lab`` on a server, over an open SSH connection. Not for several threads."""
+    """The remote helper of ``lab`` on a server, over open SSH. Not for several threads."""
 
     def __init__(
         self, client: paramiko.SSHClient, server: str, lab: str, sudo_password: str | None = None
@@ -63,7 +68,7 @@ class Remote:
             self._channel.settimeout(_PATIENCE_S)
             self._channel.get_transport().set_keepalive(_KEEPALIVE_S)
             self._output = self._channel.makefile("rb")
-            program = _far_end()
+            program = _remote_helper()
             with contextlib.suppress(OSError):  # what it says is clearer
                 self._channel.sendall(f"{len(program)}\n".encode() + program)
             first = self._output.readline()
@@ -84,7 +89,7 @@ class Remote:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the far end, and wait until it has let go of what it held."""
+        """End the remote helper, and wait until it has let go of what it held."""
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
             self._channel.shutdown_write()
             self._channel.settimeout(5)
@@ -183,13 +188,13 @@ def _carry(
 
 
 @functools.cache
-def _far_end() -> bytes:
-    """The far end as one file that Python imports from, in packages with nothing else in them.
+def _remote_helper() -> bytes:
+    """The remote helper as one zip file, in packages with nothing else in them.
 
     Beside each module is its bytecode, for servers with the Python of this machine.
     """
     packed, here = io.BytesIO(), Path(__file__).resolve().parent
-    modules = [*here.glob("far_end/*.py"), here.parent / "testbed/linux/docker_engine.py"]
+    modules = [*here.glob("remote_helper/*.py"), here.parent / "testbed/linux/docker_engine.py"]
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for package in ("", "deploy/", "testbed/", "testbed/linux/"):
             archive.writestr(f"patchlight/{package}__init__.py", b"")
@@ -200,3 +205,61 @@ def _far_end() -> bytes:
             archive.writestr(name, source)
             archive.writestr(f"{name}c", unchecked_bytecode(source, code))
     return packed.getvalue()
+
+
+R = TypeVar("R")
+_AT_ONCE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[R]):
+    """The result on one server, or the error."""
+
+    server: str
+    result: R | None = None
+    error: PatchlightError | None = None
+
+
+def on_all_servers(
+    lab: Lab,
+    servers: Sequence[Server],
+    work: Callable[[Server, Remote], R],
+    progress: Callable[[int, int], None],
+    passwords: Passwords,
+) -> list[Outcome[R]]:
+    """Do ``work`` on all servers over SSH; the outcomes in the order of the servers.
+
+    ``progress`` hears how many of how many are done. Ctrl-C cuts all connections; what the far
+    ends were at stays as it is, to be continued.
+    """
+    open_now: set[paramiko.SSHClient] = set()
+    over = False
+
+    def do(server: Server) -> Outcome[R]:
+        try:
+            with connections.to(server) as client:
+                open_now.add(client)
+                try:
+                    if over:
+                        client.close()
+                    with Remote(client, server.name, lab.name, passwords.sudo) as remote:
+                        return Outcome(server.name, work(server, remote))
+                finally:
+                    open_now.discard(client)
+        except PatchlightError as error:
+            return Outcome(server.name, error=error)
+
+    outcomes: dict[str, Outcome[R]] = {}
+    with Connections(passwords) as connections, ThreadPoolExecutor(_AT_ONCE) as pool:
+        try:
+            for future in as_completed([pool.submit(do, server) for server in servers]):
+                outcome = future.result()
+                outcomes[outcome.server] = outcome
+                progress(len(outcomes), len(servers))
+        except BaseException:
+            over = True
+            pool.shutdown(wait=False, cancel_futures=True)
+            for client in list(open_now):
+                client.close()
+            raise
+    return [outcomes[server.name] for server in servers]

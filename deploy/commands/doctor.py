@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from patchlight.console.lab_option import lab_option
+from patchlight.console.options import lab_option
 from patchlight.console.rendering import (
     Coloured,
     Column,
@@ -252,8 +252,8 @@ def _kernel(name: str, command: str) -> Check:
 
 def machine(server: Server | None = None, needed_for: str = _SERVERS) -> Iterator[Check]:
     """What a server of a lab needs; with one of the lab file, whether this machine is like it."""
-    from patchlight.deploy.checks.machine import judge_machine
-    from patchlight.deploy.facts_here import facts_here
+    from patchlight.deploy.check_machine import judge_machine
+    from patchlight.deploy.facts import facts_here
     from patchlight.testbed.lab.model import Server
 
     server = server or Server(platform.node(), management=None, gpus=(), nics=())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from patchlight.console.connection import connect, controller_options, running_lab
+from patchlight.console.options import Quantity
 from patchlight.console.rendering import (
     Coloured,
     Column,
@@ -96,18 +97,15 @@ def token() -> None:
     """Make and revoke tokens, with which users enter from other machines."""
 
 
-def _lifetime(context: click.Context, parameter: click.Parameter, text: str) -> float:
-    try:
-        return parse_time(text)
-    except BadInput as error:
-        raise click.BadParameter(error.message, context, parameter) from error
-
-
 @token.command()
 @click.argument("user")
 @click.option("--role", type=click.Choice(ROLES), default="viewer", help="What they may do.")
 @click.option(
-    "--lifetime", default="30d", callback=_lifetime, metavar="TIME", help="How long it is good."
+    "--lifetime",
+    default="30d",
+    type=Quantity(parse_time),
+    metavar="TIME",
+    help="How long it is good.",
 )
 @click.option("--why", default="", metavar="TEXT", help="What for; kept with the token.")
 @json_option

@@ -10,7 +10,7 @@ from patchlight.agents.workers.backends import DEFAULT_IMAGE
 from patchlight.agents.workers.gpu_access import CHOICES
 from patchlight.console.connection import running_lab_file
 from patchlight.console.errors import require_root
-from patchlight.console.lab_option import lab_option
+from patchlight.console.options import lab_option
 
 
 @click.group()

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.cli.policy.options import chosen_policies, policy_options
 from patchlight.console.connection import connect, controller_options, labs_up
-from patchlight.console.lab_option import lab_option
-from patchlight.console.numbers import ANY, AT_LEAST_0
+from patchlight.console.options import ANY, AT_LEAST_0, lab_option
 from patchlight.console.rendering import (
     Coloured,
     Column,
@@ -25,6 +23,7 @@ from patchlight.console.rendering import (
     say,
     when,
 )
+from patchlight.console.scheduling_options import chosen_policies, policy_options
 from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILING_DBM, Tolerances
 
 if TYPE_CHECKING:

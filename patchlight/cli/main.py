@@ -19,7 +19,7 @@ COMMANDS: Mapping[str, Command] = {
     "status": Command("patchlight.cli.status", "Show how a lab is, on one screen."),
     "top": Command("patchlight.cli.top", "Watch jobs, GPUs and circuits."),
     "dashboard": Command("patchlight.cli.dashboard.command", "Show a lab in a browser."),
-    "report": Command("patchlight.cli.report.command", "Write a page on what happened."),
+    "report": Command("patchlight.cli.report", "Write a page on what happened."),
     "controller": Command("patchlight.cli.controller", "Run and ask the controller."),
     "login": Command("patchlight.cli.access", "Log in to a controller on another machine."),
     "logout": Command("patchlight.cli.access", "Forget the token for a controller."),
@@ -30,7 +30,7 @@ COMMANDS: Mapping[str, Command] = {
     "ocs": Command("patchlight.cli.ocs.group", "Read and change optical circuit switches."),
     "paths": Command("patchlight.cli.paths", "Show who sends to whom on which channel of light."),
     "graph": Command("patchlight.cli.graph", "Show, draw, measure and fetch computation graphs."),
-    "policy": Command("patchlight.cli.policy.group", "List, test, train and export policies."),
+    "policy": Command("patchlight.cli.policy", "List, test, train and export policies."),
     "env": Command(
         "patchlight.emulation.learning.commands.env",
         "List, check and compare learning environments.",
@@ -38,7 +38,7 @@ COMMANDS: Mapping[str, Command] = {
     "experiment": Command(
         "patchlight.emulation.experiments.commands.group", "Run a paper's experiment."
     ),
-    "completion": Command("patchlight.console.completion", "Complete names in the shell."),
+    "completion": Command("patchlight.console.connection", "Complete names in the shell."),
 }
 
 

@@ -7,8 +7,7 @@ from dataclasses import asdict
 import click
 
 from patchlight.cli.job.follow import patiently
-from patchlight.cli.scrape import JobPace, Scrape, job_paces
-from patchlight.cli.status import ocs_words
+from patchlight.cli.status import JobPace, Scrape, job_paces, ocs_words
 from patchlight.console.connection import connect, controller_options
 from patchlight.console.rendering import (
     Coloured,

@@ -1,4 +1,4 @@
-"""Which controller a command talks to: the one named, or the one of the lab that is up."""
+"""Which lab and controller a command means, and completion of names in the shell."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem, get_completion_class
 
-from patchlight.console.lab_option import LAB_VARIABLE, complete_lab, lab_option
-from patchlight.console.rendering import say
-from patchlight.testbed.errors import BadInput
+from patchlight.console.options import LAB_VARIABLE, complete_lab, lab_option
+from patchlight.console.rendering import print_document, say
+from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import builtin_labs, find_lab, parse_lab, read_lab
 from patchlight.testbed.labfile.values import HOST_PORT
@@ -23,6 +24,11 @@ from patchlight.testbed.wire.lab_api import RUN_ROOT, UNIX, LabIdentity, api_add
 
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
+
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+_SHELLS = ("bash", "zsh", "fish")
+_ANSWERS_WITHIN_S = 2.0
 
 NEWS_WITHIN_S = 20.0
 """For how long an answer may wait for news of what is followed, before it is asked for again."""
@@ -169,3 +175,65 @@ def user_name() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a user id without a name
         return f"uid {os.getuid()}"
+
+
+@click.command(
+    epilog='For every new shell: in ~/.bashrc  eval "$(patchlight completion bash)", in ~/.zshrc '
+    "the same with zsh; patchlight completion fish > ~/.config/fish/completions/patchlight.fish"
+)
+@click.argument("shell", type=click.Choice(_SHELLS))
+def completion(shell: str) -> None:
+    """Print the script that completes commands, options and names in a shell.
+
+    Labs, hosts, ports, jobs and policies complete too.
+    """
+    found = get_completion_class(shell)
+    assert found is not None
+    root = click.get_current_context().find_root().command
+    print_document(found(root, {}, "patchlight", "_PATCHLIGHT_COMPLETE").source())
+
+
+def completer(
+    candidates: Callable[[Lab, click.Context, str], Iterable[str]], *, several: bool = False
+) -> Complete:
+    """Completes names of the lab that a command is about; ``several`` are joined by commas."""
+
+    def complete(
+        context: click.Context, parameter: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        before, comma, last = incomplete.rpartition(",") if several else ("", "", incomplete)
+        try:
+            lab = running_lab(context.params.get("lab_name"))
+            names = dict.fromkeys(candidates(lab, context, last))
+        except PatchlightError:
+            return []  # no lab, no names; an error would land in the user's prompt
+        return [CompletionItem(before + comma + n) for n in names if n.startswith(last)]
+
+    return complete
+
+
+def _jobs(lab: Lab, context: click.Context, incomplete: str) -> Iterable[str]:
+    from patchlight.client.client import ControllerClient
+
+    address = context.params.get("address") or api_address(lab)
+    with ControllerClient(address, _ANSWERS_WITHIN_S) as client:
+        return [status["id"] for status in client.jobs_meant(incomplete)]
+
+
+complete_host = completer(lambda lab, *_: lab.host_names)
+complete_hosts = completer(lambda lab, *_: lab.host_names, several=True)
+complete_job = completer(_jobs)
+
+
+def complete_policy(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Policies that have a name, of the parameter's kind if it is called so; and files."""
+    from patchlight.controller.policies.contract import KINDS
+    from patchlight.controller.policies.registry import policies
+
+    before, comma, last = incomplete.rpartition(",")
+    kind = parameter.name if parameter.name in KINDS else None
+    names = dict.fromkeys(found.name for found in policies(kind))
+    items = [CompletionItem(before + comma + n) for n in names if n.startswith(last)]
+    return [*items, CompletionItem(incomplete, type="file")]

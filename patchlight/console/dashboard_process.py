@@ -1,4 +1,4 @@
-"""A dashboard that runs as long as the program that started it: a process of its own."""
+"""A dashboard as a child process, for as long as the program that started it runs."""
 
 import subprocess
 import sys

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console, RenderableType
     from rich.table import Table as RichTable
+
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Meaning = Literal["good", "bad", "caution", "quiet"]
@@ -326,3 +327,22 @@ def cannot_write(what: str, error: OSError) -> PatchlightError:
     """The error to raise where the file that a user named cannot be written."""
     hint = "name a file in a folder you can write to"
     return PatchlightError(f"cannot write {what}: {error.strerror}", hint=hint)
+
+
+def give_to_caller(paths: Sequence[Path]) -> None:
+    """Under sudo, results belong to who called it, not to root."""
+    owner, group = os.environ.get("SUDO_UID"), os.environ.get("SUDO_GID")
+    if os.geteuid() == 0 and owner and group:
+        for path in {*paths, *(p.parent for p in paths if p.parent.name == "results")}:
+            os.chown(path, int(owner), int(group))
+
+
+def results_folder(output: Path | None, name: str) -> Path:
+    """The folder that ``--output`` names, else one with this name and the time."""
+    return output or Path("results") / time.strftime(f"{name}-%Y%m%d-%H%M%S")
+
+
+def say_written(files: Sequence[Path], folder: Path) -> None:
+    """Say which plots and ``result.json`` there are."""
+    pictures = ", ".join(file.name for file in files if file.suffix == ".png")
+    say(f"Plots ({pictures}, also as PDF and SVG) and result.json: {folder}/")

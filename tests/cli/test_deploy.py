@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from patchlight.deploy.commands.group import deploy
+from patchlight.deploy.commands.deploy import deploy
 from patchlight.deploy.commands.options import read_password
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.linux.sockets import free_ports

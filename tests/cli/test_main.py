@@ -13,7 +13,7 @@ import pytest
 from patchlight.cli import main as command_line
 from patchlight.console.commands import Command
 from patchlight.console.errors import require_root
-from patchlight.console.lab_option import LabOption
+from patchlight.console.options import LabOption
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 from patchlight.testbed.io.issues import FileIssue
 from patchlight.testbed.labfile.reader import LabFileError

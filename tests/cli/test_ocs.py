@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from patchlight.cli.dashboard.words import change_row
+from patchlight.cli.dashboard.texts import change_row
 from patchlight.cli.main import cli
 from patchlight.cli.ocs.map_file import read_map_file
 from patchlight.testbed.errors import BadInput

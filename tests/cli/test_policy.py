@@ -11,10 +11,10 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from patchlight.cli import policy as command
 from patchlight.cli.main import cli
-from patchlight.cli.policy import group as command
-from patchlight.cli.policy.options import absolute, chosen_policies, policy_options
 from patchlight.console import rendering
+from patchlight.console.scheduling_options import absolute, chosen_policies, policy_options
 from patchlight.controller.jobs.policy_set import in_words
 from patchlight.controller.policies.registry import BUILT_IN
 from patchlight.testbed.errors import BadInput, PatchlightError

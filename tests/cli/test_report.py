@@ -8,8 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from patchlight.cli.main import cli
-from patchlight.cli.report.page import as_page
-from patchlight.cli.report.period import Period
+from patchlight.cli.report.page import Period, as_page
 from patchlight.controller.policies.topology import regroup
 from patchlight.testbed.errors import BadInput
 from tests.support.change_bench import JOBS

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.cli.scrape import JobPace, Scrape, job_paces
-from patchlight.cli.status import status_rows
+from patchlight.cli.status import JobPace, Scrape, job_paces, status_rows
 from patchlight.cli.top import screen
 from tests.support.job_api import JobCommand
 from tests.support.waiting import PATIENCE_S, eventually

@@ -1,44 +1,43 @@
 """What clients make of a controller's or an agent's answers, and of one that goes away."""
 
 import asyncio
-import httpx
 import json
-import patchlight
-import pytest
-import pytest_asyncio
 import socket
 import threading
 from collections.abc import AsyncIterator
-from fastapi import Request
 from ipaddress import IPv4Network
-from patchlight.client.client import ControllerClient
-from patchlight.client.client import ControllerError
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from fastapi import Request
+
+import patchlight
+from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.controller.api.admission import Admission
-from patchlight.controller.api.answers import explain
-from patchlight.controller.api.answers import new_app
+from patchlight.controller.api.answers import explain, new_app
 from patchlight.controller.api.caller import Doorman
 from patchlight.controller.hosts import heartbeats
-from patchlight.controller.hosts.agent_client import AgentClient
-from patchlight.controller.hosts.agent_client import AgentError
-from patchlight.controller.hosts.agent_client import AgentIncompatible
-from patchlight.controller.hosts.agent_client import VERSION
+from patchlight.controller.hosts.agent_client import (
+    VERSION,
+    AgentClient,
+    AgentError,
+    AgentIncompatible,
+)
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.hosts.heartbeats import Presence
 from patchlight.controller.jobs.worker_specs import worker_specs
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.errors import OutcomeUnknown
+from patchlight.testbed.errors import BadInput, OutcomeUnknown
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.access import Access
-from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.lab.model import Server
-from patchlight.testbed.labfile.reader import builtin_lab
-from patchlight.testbed.labfile.reader import read_lab
+from patchlight.testbed.lab.model import Lab, Server
+from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.linux.sockets import UNIX_CLIENT
 from patchlight.testbed.wire.worker_api import WorkerState
-from pathlib import Path
 from tests.support.controller_process import ControllerProcess
 from tests.support.waiting import eventually
-from typing import Any
 
 
 def test_a_controller_that_goes_away_after_it_was_asked_leaves_the_outcome_unknown() -> None:

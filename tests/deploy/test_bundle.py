@@ -25,7 +25,7 @@ from patchlight.deploy.bundle import (
 from patchlight.deploy.bytecode import bytecode_of
 from patchlight.deploy.wheels import needed, wheel_of
 from patchlight.testbed.errors import BadInput, PatchlightError
-from tests.support.far_ends import sha256_of
+from tests.support.remote_helpers import sha256_of
 
 SERVER = Target("3.11", "x86_64")
 

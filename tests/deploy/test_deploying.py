@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from patchlight import EmulatedLab
-from patchlight.deploy.commands.group import deploy as deploy_commands
+from patchlight.deploy.commands.deploy import deploy as deploy_commands
 from patchlight.deploy.remote import Remote
 from patchlight.deploy.ssh import logged_in
 from patchlight.emulation.lab.reboot import reboot

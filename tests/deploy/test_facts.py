@@ -12,9 +12,9 @@ from patchlight.deploy.facts import (
     NoFacts,
     PciFacts,
     RdmaFacts,
+    facts_here,
     parse_facts,
 )
-from patchlight.deploy.facts_here import facts_here
 from patchlight.testbed.errors import PatchlightError
 
 OUTPUT = """time 1000.75

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from patchlight.deploy.check import judge
-from patchlight.deploy.checks.finding import Finding
-from patchlight.deploy.checks.software import Workers
+from patchlight.deploy.check_devices import Finding
+from patchlight.deploy.check_machine import Workers
 from patchlight.deploy.facts import (
     DockerFacts,
     GpuFacts,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from patchlight.testbed.linux import docker_engine
-from tests.support.far_ends import far_end, sha256_of, small_image
+from tests.support.remote_helpers import remote_helper, sha256_of, small_image
 
 IMAGE = "patchlight-test-deploy:1"
 
@@ -13,7 +13,7 @@ IMAGE = "patchlight-test-deploy:1"
 @pytest.mark.docker
 def test_an_image_is_loaded_once_and_goes_with_the_rest(docker_host: str, tmp_path: Path) -> None:
     content = small_image(tmp_path, IMAGE)
-    with far_end(tmp_path / "root", DOCKER_HOST=docker_host) as far:
+    with remote_helper(tmp_path / "root", DOCKER_HOST=docker_host) as far:
         try:
             far.put(content)
             far.ask("load_image", sha256=sha256_of(content), image=IMAGE)
@@ -28,7 +28,7 @@ def test_an_image_is_loaded_once_and_goes_with_the_rest(docker_host: str, tmp_pa
 @pytest.mark.docker
 def test_a_file_without_that_image_is_refused(docker_host: str, tmp_path: Path) -> None:
     content = small_image(tmp_path, "patchlight-test-other:1")
-    with far_end(tmp_path / "root", DOCKER_HOST=docker_host) as far:
+    with remote_helper(tmp_path / "root", DOCKER_HOST=docker_host) as far:
         far.put(content)
         told = far.tell("load_image", sha256=sha256_of(content), image=IMAGE)
         docker_engine.ask("DELETE", "/images/patchlight-test-other:1", docker_host)
@@ -37,7 +37,7 @@ def test_a_file_without_that_image_is_refused(docker_host: str, tmp_path: Path) 
 
 
 def test_without_an_engine_it_says_so(tmp_path: Path) -> None:
-    with far_end(tmp_path / "root", DOCKER_HOST=f"unix://{tmp_path}/none.sock") as far:
+    with remote_helper(tmp_path / "root", DOCKER_HOST=f"unix://{tmp_path}/none.sock") as far:
         far.put(b"image")
         told = far.tell("load_image", sha256=sha256_of(b"image"), image=IMAGE)
         assert "giving the image to the Docker engine" in told["error"]

@@ -13,7 +13,7 @@ import paramiko
 import pytest
 
 from patchlight.deploy.check import check_servers
-from patchlight.deploy.checks.finding import Finding
+from patchlight.deploy.check_devices import Finding
 from patchlight.deploy.ssh import Connections, Passwords, logged_in
 from patchlight.deploy.sudo import as_root
 from patchlight.testbed.lab.model import Lab, Server

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from patchlight.deploy.check import check_servers
-from patchlight.deploy.commands.group import deploy
+from patchlight.deploy.commands.deploy import deploy
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import read_lab

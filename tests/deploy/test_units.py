@@ -11,7 +11,13 @@ import pytest
 from patchlight.deploy.units import Run, agent_command, controller_command
 from patchlight.deploy.wheels import wheel_of
 from patchlight.testbed.linux.processes import process_start
-from tests.support.far_ends import FarEndProcess, far_end, sha256_of, small_wheel, systemd_stand_in
+from tests.support.remote_helpers import (
+    HelperProcess,
+    remote_helper,
+    sha256_of,
+    small_wheel,
+    systemd_stand_in,
+)
 from tests.support.waiting import wait_until
 
 UNIT = "patchlight-agent@lab.service"
@@ -52,14 +58,14 @@ def test_workers_outlive_their_agent_and_find_its_namespaces() -> None:
 
 
 @pytest.fixture
-def far(tmp_path: Path) -> Iterator[FarEndProcess]:
+def far(tmp_path: Path) -> Iterator[HelperProcess]:
     root = tmp_path / "root"
-    with far_end(root, **systemd_stand_in(tmp_path / "systemd", root)) as far:
+    with remote_helper(root, **systemd_stand_in(tmp_path / "systemd", root)) as far:
         yield far
         far.ask("remove")
 
 
-def test_where_systemd_runs_it_keeps_the_agent(far: FarEndProcess, tmp_path: Path) -> None:
+def test_where_systemd_runs_it_keeps_the_agent(far: HelperProcess, tmp_path: Path) -> None:
     assert far.hello["systemd"]
     installer = wheel_of(distribution("installer"), tmp_path / "cache").read_bytes()
     wheel = small_wheel(tmp_path, "1")

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from patchlight.console.folders import results_option
+from patchlight.console.options import results_option
 from patchlight.console.rendering import (
     Column,
     Table,
@@ -15,9 +15,10 @@ from patchlight.console.rendering import (
     listing_options,
     print_json,
     progress_bar,
+    results_folder,
     say,
+    say_written,
 )
-from patchlight.console.results import results_folder, say_written
 
 _QUICK_JOBS, _JOBS = 20, 100
 

@@ -8,11 +8,9 @@ from typing import Any
 
 import click
 
-from patchlight.console.completion import complete_policy
-from patchlight.console.connection import offline_lab
+from patchlight.console.connection import complete_policy, offline_lab
 from patchlight.console.errors import only_some_finished
-from patchlight.console.folders import profiles_option, results_option
-from patchlight.console.lab_option import lab_option
+from patchlight.console.options import lab_option, profiles_option, results_option
 from patchlight.console.rendering import (
     Coloured,
     Column,
@@ -21,9 +19,9 @@ from patchlight.console.rendering import (
     listing_options,
     print_json,
     progress_bar,
+    results_folder,
     say,
 )
-from patchlight.console.results import results_folder
 from patchlight.testbed.errors import BadInput
 
 SCHEMA_VERSION = 1

@@ -21,18 +21,19 @@ from rich.progress import (
 )
 
 from patchlight.console.errors import only_some_finished, require_root
-from patchlight.console.folders import profiles_option, results_option
-from patchlight.console.lab_option import lab_option
+from patchlight.console.options import lab_option, profiles_option, results_option
 from patchlight.console.rendering import (
     Column,
     Table,
     console,
+    give_to_caller,
     harmless,
     progress_bar,
+    results_folder,
     say,
+    say_written,
     wide_option,
 )
-from patchlight.console.results import give_to_caller, results_folder, say_written
 from patchlight.emulation.experiments.commands.architectures import architectures
 from patchlight.emulation.experiments.commands.oddl import oddl
 from patchlight.emulation.experiments.commands.pac_ml_load import pac_ml_load

@@ -10,18 +10,20 @@ from typing import Any
 import click
 
 from patchlight.console.errors import require_root
-from patchlight.console.folders import results_option
+from patchlight.console.options import results_option
 from patchlight.console.rendering import (
     Column,
     Table,
     console,
+    give_to_caller,
     harmless,
     listing_options,
     print_json,
     progress_bar,
+    results_folder,
     say,
+    say_written,
 )
-from patchlight.console.results import give_to_caller, results_folder, say_written
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.units import format_rate, format_time, parse_time
 

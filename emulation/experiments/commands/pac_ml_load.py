@@ -6,9 +6,15 @@ from typing import Any
 import click
 
 from patchlight.console.errors import only_some_finished
-from patchlight.console.folders import profiles_option, results_option
-from patchlight.console.rendering import Column, Table, console, progress_bar
-from patchlight.console.results import results_folder, say_written
+from patchlight.console.options import profiles_option, results_option
+from patchlight.console.rendering import (
+    Column,
+    Table,
+    console,
+    progress_bar,
+    results_folder,
+    say_written,
+)
 from patchlight.testbed.errors import BadInput
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.console.folders import profiles_option, results_option
+from patchlight.console.options import profiles_option, results_option
 from patchlight.console.rendering import Coloured, Column, Table, listing_options, print_json, say
 from patchlight.testbed.errors import BadInput, PatchlightError
 

@@ -5,9 +5,8 @@ from typing import Any
 
 import click
 
-from patchlight.console.completion import complete_policy
-from patchlight.console.folders import results_option
-from patchlight.console.numbers import ANY
+from patchlight.console.connection import complete_policy
+from patchlight.console.options import ANY, results_option
 from patchlight.console.rendering import (
     Coloured,
     Column,
@@ -16,9 +15,9 @@ from patchlight.console.rendering import (
     listing_options,
     print_json,
     progress_bar,
+    results_folder,
     say,
 )
-from patchlight.console.results import results_folder
 from patchlight.testbed.errors import BadInput
 
 

@@ -1,15 +1,21 @@
 """Charts of the dashboard, as options of ECharts: plain values, and nothing that is run."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from patchlight.cli.dashboard.lab_view import NO_JOB, LabView
+from patchlight.cli.dashboard.lab_watch import LabWatch, Past
 
 Options = dict[str, Any]
 Points = list[tuple[float, float]]
 Answer = Mapping[str, Any]
+
+Series = dict[str, list[Options]]
+"""The series of each chart: what is ``sent``, what iterations ``took``, how ``busy`` GPUs are."""
+
+_GBPS, _PERCENT = 1e-9, 100.0
 
 _GREY = "#888888"
 _MS = 1000.0
@@ -197,3 +203,51 @@ def _marks(changes: Sequence[Answer], since: float) -> Options:
             for c in made[-20:]
         ],
     }
+
+
+def live(watch: LabWatch, since: float) -> Series:
+    """Of jobs at work, from single samples since a Unix time."""
+    view, sent, busy, told = watch.view, {}, {}, {}
+    for job in view.at_work:
+        hosts = [view.lab.host_names[h] for h in job["hosts"] if h in view.lab.host_names]
+        rates = [[(r[0], r[1]) for r in list(watch.rates.get(h.name, ()))] for h in hosts]
+        sent[job["id"]] = summed([_recent(points, since) for points in rates])
+        gpus = [list(watch.gpus.get(f"{h.server.name}.{h.gpu.name}", ())) for h in hosts if h.gpu]
+        shares = summed([_recent(points, since) for points in gpus])
+        busy[job["id"]] = [(at, share / max(1, len(gpus))) for at, share in shares]
+        reports = list(watch.iterations.get(job["id"], ()))
+        told[job["id"]] = [r for r in reports if r["finished_at"] >= since]
+    return {
+        "sent": over_time(sent, view.colours, view.changes, _GBPS),
+        "took": iteration_times(told, view.at_work, view.colours),
+        "busy": over_time(busy, view.colours, view.changes, _PERCENT),
+    }
+
+
+def of_past(past: Past, view: LabView) -> Series:
+    """Of the jobs of a period, from windows."""
+
+    def drawn(key: str, factor: float, also: Callable[[Any], float | None] | None = None) -> Any:
+        told = {job: _bands(windows, key, also) for job, windows in past.windows.items()}
+        shown = {job: bands for job, bands in told.items() if bands}
+        return bands(shown, past.width_s, view.colours, view.changes, factor)
+
+    return {
+        "sent": drawn("sent_bps", _GBPS),
+        "took": drawn("iteration_s", 1.0, lambda window: window["predicted_s"]),
+        "busy": drawn("busy", _PERCENT),
+    }
+
+
+def _bands(
+    windows: Sequence[Mapping[str, Any]], key: str, also: Callable[[Any], float | None] | None
+) -> list[Band]:
+    return [
+        Band(window["at"], **window[key], predicted=None if also is None else also(window))
+        for window in windows
+        if window[key] is not None
+    ]
+
+
+def _recent(points: list[tuple[float, float]], since: float) -> list[tuple[float, float]]:
+    return [point for point in points if point[0] >= since]

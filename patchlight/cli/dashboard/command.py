@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from patchlight.client.client import ControllerClient
 
+
 USUAL_ADDRESS = "127.0.0.1:8480"
 
 
@@ -85,9 +86,9 @@ async def _serve(
     while_stdin: bool,
 ) -> None:
     # Not above: NiceGUI takes most of a second, and --help none of it.
-    from patchlight.cli.dashboard.door import Visitors
+    from patchlight.cli.dashboard.auth import Visitors
+    from patchlight.cli.dashboard.lab_watch import LabWatch
     from patchlight.cli.dashboard.site import dashboard_app
-    from patchlight.cli.dashboard.watching import LabWatch
     from patchlight.testbed.linux.http_server import http_server
     from patchlight.testbed.logs import log_to_stderr
 

@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from nicegui import events, ui
 
-from patchlight.cli.dashboard.circuits_page import confirmed
-from patchlight.cli.dashboard.door import Visitor
-from patchlight.cli.dashboard.frame import Page, now
-from patchlight.cli.dashboard.period import PeriodChoice
-from patchlight.cli.dashboard.tables import PagedTable, columns, table
-from patchlight.cli.dashboard.watching import LabWatch
-from patchlight.cli.dashboard.words import Row, change_row, event_row, health_rows
+from patchlight.cli.dashboard.auth import Visitor
+from patchlight.cli.dashboard.lab_watch import LabWatch
+from patchlight.cli.dashboard.page import (
+    Page,
+    PagedTable,
+    PeriodChoice,
+    columns,
+    confirmed,
+    now,
+    table,
+)
+from patchlight.cli.dashboard.texts import Row, change_row, event_row, health_rows
 from patchlight.console.rendering import harmless, when
 from patchlight.testbed.errors import PatchlightError
 

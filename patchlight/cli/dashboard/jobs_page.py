@@ -1,4 +1,4 @@
-"""The page on jobs: who runs where and since when, who waits and why, and how fast they are."""
+"""The page on jobs: their GPUs, states and rates over time, and what a chosen worker prints."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -7,20 +7,18 @@ from typing import Any
 
 from nicegui import run, ui
 
-from patchlight.cli.dashboard import charts, job_charts
-from patchlight.cli.dashboard.door import Visitor
-from patchlight.cli.dashboard.frame import Page, now
-from patchlight.cli.dashboard.job_output import JobOutput
+from patchlight.cli.dashboard import charts
+from patchlight.cli.dashboard.auth import Visitor
 from patchlight.cli.dashboard.lab_view import AT_WORK, WAITING, LabView
-from patchlight.cli.dashboard.past import Past, look_back
-from patchlight.cli.dashboard.period import PeriodChoice
-from patchlight.cli.dashboard.tables import JOB_CELL, columns, table
-from patchlight.cli.dashboard.watching import LabWatch
-from patchlight.cli.dashboard.words import Row, job_row, measured_iteration_s
+from patchlight.cli.dashboard.lab_watch import EVERY_S, LabWatch, Past, look_back
+from patchlight.cli.dashboard.page import JOB_CELL, Page, PeriodChoice, columns, now, table
+from patchlight.cli.dashboard.texts import Row, job_row, measured_iteration_s
+from patchlight.client.client import ControllerClient
 from patchlight.console.rendering import harmless
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.units import format_time
 
+_LINES = 500
 _COLUMNS = {
     "name": "job",
     "state": "state",
@@ -82,7 +80,7 @@ class JobsPage(Page):
             rows.append(job_row(job, view, took, sum(sends) if sends else None))
         since, until = self._period.bounds(now())
         self._about.text = "Means over 5 s are bold, samples thin; a point is an iteration."
-        self._show(rows, view, job_charts.live(watch, since), since, until)
+        self._show(rows, view, charts.live(watch, since), since, until)
 
     @property
     def _is_live(self) -> bool:
@@ -117,7 +115,7 @@ class JobsPage(Page):
                 job_row(row_of, view, past.iteration_s(job["id"]), past.sends_bps(job["id"]))
             )
         self._about.text = _about(past)
-        self._show(rows, view, job_charts.of_past(past, view), since, until)
+        self._show(rows, view, charts.of_past(past, view), since, until)
 
     def _show(
         self,
@@ -172,3 +170,51 @@ def _chart(title: str, value_name: str) -> ui.echart:
         ui.label(title).classes("text-sm font-bold").props("role=heading")
         chart = ui.echart(charts.empty(value_name)).classes("w-full h-56")
         return chart.props(f'role=img aria-label="{title}"')
+
+
+class JobOutput:
+    """The choice of a job and a worker, and the end of what that one printed."""
+
+    def __init__(self, client: ControllerClient) -> None:
+        self._client = client
+        with ui.row().classes("items-center gap-2 mt-2"):
+            ui.label("Output of").classes("font-bold")
+            self._job = ui.select([], on_change=self._follow_another, label="job")
+            self._worker = ui.number("worker", value=0, min=0, on_change=self._follow_another)
+            self._job.props('dense options-dense aria-label="Output of job"').classes("w-64")
+            self._worker.props("dense").classes("w-24")
+        self._log = ui.log(max_lines=_LINES).classes("w-full h-64").props("role=log")
+        self._next_byte, self._asking = 0, asyncio.Lock()
+        ui.timer(2 * EVERY_S, self._follow)
+
+    def offer(self, names: Mapping[str, str]) -> None:
+        """Let one of these jobs be chosen: by id, what each is called."""
+        if self._job.options != names:
+            kept = self._job.value if self._job.value in names else next(iter(names), None)
+            self._job.set_options(dict(names), value=kept)
+
+    def _follow_another(self) -> None:
+        self._log.clear()
+        self._next_byte = 0
+
+    async def _follow(self) -> None:
+        job, worker = self._job.value, int(self._worker.value or 0)
+        if not job or self._asking.locked():
+            return
+        async with self._asking:
+            after = self._next_byte
+            try:
+                part = await run.io_bound(partial(self._client.log, job, worker, after))
+            except PatchlightError as error:
+                if not after:
+                    self._log.clear()
+                    self._log.push(error.message)
+                return
+            unchanged = (job, worker, after) == (
+                self._job.value,
+                int(self._worker.value or 0),
+                self._next_byte,
+            )
+            if part is not None and unchanged and part["text"]:
+                self._next_byte = int(part["next"])
+                self._log.push(harmless(part["text"], keep="\n\t"))

@@ -1,17 +1,27 @@
-"""The page that shows the lab as a picture that lives, and what there is to know at a glance."""
+"""The page that shows the lab as a live picture, with its legend, jobs, last change and faults."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from nicegui import events, ui
 
-from patchlight.cli.dashboard.frame import Page, now
-from patchlight.cli.dashboard.layer import Layer
-from patchlight.cli.dashboard.legend import legend
-from patchlight.cli.dashboard.picture import COLOURS, STYLE, Measured, Picture
-from patchlight.cli.dashboard.tables import JOB_CELL, columns
-from patchlight.cli.dashboard.watching import LabWatch
-from patchlight.cli.dashboard.words import (
+from patchlight.cli.dashboard.lab_view import COLOURS as JOB_COLOURS
+from patchlight.cli.dashboard.lab_view import NO_JOB
+from patchlight.cli.dashboard.lab_watch import LabWatch
+from patchlight.cli.dashboard.page import JOB_CELL, Layer, Page, columns, now
+from patchlight.cli.dashboard.picture import (
+    COLOURS,
+    PADLOCK,
+    SIGNS,
+    STYLE,
+    Look,
+    Measured,
+    Picture,
+    Shape,
+    shape,
+    text,
+)
+from patchlight.cli.dashboard.texts import (
     device_rows,
     job_row,
     last_change_lines,
@@ -28,6 +38,17 @@ _DEVICE += "if (found) { e.preventDefault(); emit(found.dataset.device); } }"
 _RECENT_S = 10.0
 _JOB_COLUMNS = {"name": "job", "gpus": "GPUs", "light": "light to", "iteration": "iteration"}
 _JOB_COLUMNS |= {"sends": "sends"}
+
+
+_LINES = (
+    ("well", JOB_COLOURS[0], "light of the job that has this colour"),
+    ("well", NO_JOB, "light that no job uses"),
+    ("changing", JOB_COLOURS[0], "being changed"),
+    ("dark", NO_JOB, "dark"),
+    ("degraded", NO_JOB, "weaker than it was"),
+    ("drifting", NO_JOB, "on the device, and nobody committed it"),
+    ("locked", NO_JOB, "locked"),
+)
 
 
 class LabPage(Page):
@@ -143,3 +164,31 @@ def measured_hosts(watch: LabWatch, at: float) -> dict[str, Measured]:
             round(busy[0], 2) if busy else None,
         )
     return found
+
+
+def legend() -> None:
+    """Samples and words, in a row."""
+    with ui.row().classes("pl-picture gap-3 text-xs opacity-80"):
+        for condition, colour, words in _LINES:
+            _sample(_line(condition, colour), words)
+        frame: Look = {"x": 2, "y": 3, "width": 28, "height": 10, "rx": 3}
+        _sample([shape("rect", "", css="pl-bad", **frame)], "does not answer")
+        bar: Look = {"x": 2, "y": 6, "width": 20, "height": 5}
+        _sample([shape("rect", "", css="pl-busy", **bar)], "how busy a GPU is")
+
+
+def _line(condition: str, colour: str) -> list[Shape]:
+    look: Look = {"stroke": colour, "stroke_width": 3.5}
+    parts = [shape("path", "", css=f"pl-light pl-{condition}", d="M0 8h32", **look)]
+    if condition == "locked":
+        parts.append(shape("path", "", css="pl-lock", transform="translate(16 7)", d=PADLOCK))
+    if sign := SIGNS.get(condition):
+        parts.append(text(16, 13, sign, 15, bold=True))
+    return parts
+
+
+def _sample(parts: list[Shape], words: str) -> None:
+    with ui.row(wrap=False).classes("items-center gap-1"):
+        sample = Layer().style("width: 32px").props("aria-hidden=true")
+        sample.show("0 0 32 16", {"": shape("g", parts)})
+        ui.label(words)

@@ -9,8 +9,17 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from patchlight.cli.dashboard.lab_view import NO_JOB, Circuit, LabView
-from patchlight.cli.dashboard.picture import SIGNS, channels_words, circuit_words
-from patchlight.cli.dashboard.shapes import Look, Shape, Shapes, shape, tenths, text
+from patchlight.cli.dashboard.picture import (
+    SIGNS,
+    Look,
+    Shape,
+    Shapes,
+    channels_words,
+    circuit_words,
+    shape,
+    tenths,
+    text,
+)
 from patchlight.testbed.lab.labmaps import parse_map
 from patchlight.testbed.lab.model import Endpoint
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch

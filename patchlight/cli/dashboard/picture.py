@@ -1,18 +1,23 @@
-"""The picture of a lab that lives: layers of shapes by name, and only those that differ are sent.
+"""The picture of a lab as layers of shapes by name; only those that differ are sent to a browser.
 
 The lowest layer is the lab itself, which does not change; above it are the light, and what is
 measured. Whatever a mouse can click there has the keyboard's focus, too.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from patchlight.cli.dashboard.lab_view import NO_JOB, Circuit, LabView
-from patchlight.cli.dashboard.shapes import Look, Shape, Shapes, about, shape, tenths, text
 from patchlight.testbed.draw.drawing_layout import Box, Layout
 from patchlight.testbed.lab.model import Endpoint, Fibre, Host, Lab
 from patchlight.testbed.lab.optical_links import Signal
 from patchlight.testbed.units import format_rate
+
+Look: TypeAlias = dict[str, str | float]
+Shape: TypeAlias = "tuple[str, Mapping[str, str | float], str | list[Shape]]"
+"""An SVG element as a plain value: its tag, its attributes, and its text or what is inside."""
+Shapes = dict[str, Shape]
+"""A layer, by names: what is the same thing as before has the same name."""
 
 _INCH = 96.0
 _LEAST_SCALE = 0.7
@@ -320,3 +325,39 @@ def _by_ports(view: LabView) -> list[list[Circuit]]:
         ports = sorted((circuit.ports.inp, circuit.ports.out))
         found.setdefault((circuit.ocs, ports[0], ports[1]), []).append(circuit)
     return [sorted(group, key=lambda c: order.index(c.condition)) for group in found.values()]
+
+
+def about(words: str, device: str, parts: list[Shape], **name: str) -> Shape:
+    """A thing that says something of itself when the mouse is on it, and opens a device."""
+    named = {f"data_{kind}": its for kind, its in name.items()}
+    return shape("g", [shape("title", words), *parts], data_device=device, **named)
+
+
+def text(
+    x: float,
+    y: float,
+    words: str,
+    size: float,
+    *,
+    anchor: str = "middle",
+    bold: bool = False,
+    quiet: bool = False,
+    upwards: bool = False,
+) -> Shape:
+    """Words at a place, ``size`` pixels high."""
+    look: Look = {"font_size": size, "text_anchor": anchor}
+    look |= {"font_weight": "bold"} if bold else {}
+    look |= {"css": "pl-small"} if quiet else {}
+    look |= {"transform": f"rotate(-90 {tenths(x)} {tenths(y)})"} if upwards else {}
+    return shape("text", words, x=tenths(x), y=tenths(y), **look)
+
+
+def shape(tag: str, inside: str | list[Shape], /, **attributes: str | float) -> Shape:
+    """An element; ``css`` is its class, other attributes have dashes in place of underscores."""
+    named = {"css": "class"}
+    return (tag, {named.get(n, n.replace("_", "-")): v for n, v in attributes.items()}, inside)
+
+
+def tenths(pixels: float) -> float:
+    """As exactly as a picture needs it: no more digits are sent."""
+    return round(pixels, 1)

@@ -1,4 +1,4 @@
-"""The dashboard as an application: its pages by path, behind its door."""
+"""The dashboard as an application: its pages by path, for authenticated visitors."""
 
 from pathlib import Path
 
@@ -7,12 +7,12 @@ from nicegui import app as pages
 from nicegui import ui
 from starlette.types import ASGIApp
 
+from patchlight.cli.dashboard.auth import VISITOR, Authenticated, Visitor, Visitors
 from patchlight.cli.dashboard.circuits_page import CircuitsPage
-from patchlight.cli.dashboard.door import VISITOR, Door, Visitor, Visitors
 from patchlight.cli.dashboard.history_page import HistoryPage
 from patchlight.cli.dashboard.jobs_page import JobsPage
 from patchlight.cli.dashboard.lab_page import LabPage
-from patchlight.cli.dashboard.watching import LabWatch
+from patchlight.cli.dashboard.lab_watch import LabWatch
 
 _STYLE = Path(__file__).with_name("style.css")
 _ICON = (
@@ -51,11 +51,11 @@ def dashboard_app(watch: LabWatch, visitors: Visitors) -> ASGIApp:
     )
     ui.add_css(_STYLE.read_text(encoding="utf-8"), shared=True)
     pages.on_shutdown(watch.close)
-    return Door(inner, visitors)
+    return Authenticated(inner, visitors)
 
 
 def visitor_of(request: Request) -> Visitor:
-    """Who the door let in."""
+    """Who was authenticated."""
     visitor = getattr(request.state, VISITOR)
     assert isinstance(visitor, Visitor)
     return visitor

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from patchlight.console.completion import Complete, complete_hosts, complete_policy
+from patchlight.console.connection import Complete, complete_hosts, complete_policy
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.fields import FieldType, ListOf, MapOf
 from patchlight.testbed.io.forms import mapping_of, value_of

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.cli.job import words
-from patchlight.cli.job.find import find_job, job_argument
+from patchlight.cli.job import texts
+from patchlight.cli.job.texts import find_job, job_argument
 from patchlight.console.connection import connect, controller_options
 from patchlight.console.rendering import Cell, Column, Table, listing_options, print_json, say, when
 from patchlight.testbed.jobs import JobState
@@ -87,10 +87,10 @@ def _table(jobs: list[JobInList]) -> Table:
     for status in jobs:
         table.add_row(
             status["id"],
-            words.state(status),
-            words.iterations(status),
-            words.elapsed(status),
-            words.message(status),
+            texts.state(status),
+            texts.iterations(status),
+            texts.elapsed(status),
+            texts.message(status),
             str(len(status["hosts"]) or ""),
             status["by"],
             str(status["spec"]["priority"]),
@@ -127,14 +127,14 @@ def show(job: str, why: bool, as_json: bool, lab_name: str | None, address: str 
 
 def _of_status(status: Job) -> Iterator[tuple[str, Cell]]:
     yield "id", status["id"]
-    yield "state", words.state(status)
+    yield "state", texts.state(status)
     yield "message", status["message"]
     yield "user", status["by"]
-    yield "iterations", words.iterations(status)
+    yield "iterations", texts.iterations(status)
     yield "hosts", ", ".join(status["hosts"])
-    yield "workers", words.degrees(status)
+    yield "workers", texts.degrees(status)
     yield "submitted", when(status["submitted_at"])
-    yield "ran for", words.elapsed(status)
+    yield "ran for", texts.elapsed(status)
     yield "predicted", _predicted(status)
     yield "measured", _measured(status)
     for move in status["light_moves"]:
@@ -187,7 +187,7 @@ def _measured(status: Job) -> str:
     seconds = status["measured_iteration_s"]
     if seconds is None:
         return ""
-    off = words.deviation(seconds, status.get("predicted_iteration_s"))
+    off = texts.deviation(seconds, status.get("predicted_iteration_s"))
     return f"{seconds:.3f} s an iteration" + (f", {off} than predicted" if off else "")
 
 
@@ -245,7 +245,7 @@ def _print_why(states: list[StateOfJob], decisions: list[DecisionShape]) -> None
     say("")
     table = Table(Column("since", whole=True), Column("state", whole=True), "why")
     for was in states:
-        table.add_row(when(was["at"]), words.state(was), was["message"])
+        table.add_row(when(was["at"]), texts.state(was), was["message"])
     table.print()
     if not decisions:
         return
@@ -299,6 +299,3 @@ def _answer(answer: object) -> str:
     if isinstance(answer, dict):
         return "; ".join(f"{ocs} {_answer(circuits)}" for ocs, circuits in answer.items())
     return ", ".join(map(str, answer)) if isinstance(answer, list) else str(answer)
-
-
-COMMANDS = (list_jobs, show)

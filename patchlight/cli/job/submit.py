@@ -157,6 +157,3 @@ def check(files: tuple[str, ...]) -> None:
 def schema() -> None:
     """Print the JSON Schema of job files, for editors."""
     print_json(json_schema())
-
-
-COMMANDS = (submit, check, schema)

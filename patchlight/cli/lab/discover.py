@@ -18,7 +18,7 @@ from patchlight.console.connection import (
     lab_meant,
     running_lab_file,
 )
-from patchlight.console.lab_option import complete_lab
+from patchlight.console.options import Quantity, complete_lab
 from patchlight.console.rendering import (
     Coloured,
     Column,
@@ -44,13 +44,6 @@ _RANGE = re.compile(r"(?P<before>.*?)(?P<first>\d{1,6})-(?P<last>\d{1,6})")
 _MEANINGS: dict[str, Meaning] = {"as said": "good", "differs": "bad", "not told": "caution"}
 
 
-def _time_s(context: click.Context, parameter: click.Parameter, value: str) -> float:
-    try:
-        return parse_time(value)
-    except BadInput as error:
-        raise click.BadParameter(error.message, context, parameter) from error
-
-
 @click.command()
 @click.argument("name", metavar="[LAB]", required=False, shell_complete=complete_lab)
 @address_option
@@ -67,7 +60,8 @@ def _time_s(context: click.Context, parameter: click.Parameter, value: str) -> f
     "--listen",
     "listen_s",
     default="2s",
-    callback=_time_s,
+    type=Quantity(parse_time),
+    metavar="TEXT",
     help="How long each round listens: longer than the NICs and switches take for a link to come "
     "up; 35s where others' LLDP is to be heard.",
 )

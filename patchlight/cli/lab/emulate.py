@@ -9,15 +9,18 @@ from typing import Any
 
 import click
 
-from patchlight.cli.lab.attached import attached, meant
-from patchlight.cli.lab.fibres import fibre_line, fibre_row
-from patchlight.cli.lab.tune import tune
-from patchlight.cli.policy.options import chosen_policies, policy_options
-from patchlight.console.completion import complete_host
-from patchlight.console.connection import offline_lab, which_lab
+from patchlight.cli.lab.emulated import (
+    LabShell,
+    attached,
+    fibre_line,
+    fibre_row,
+    meant,
+    run_attached,
+    tune,
+)
+from patchlight.console.connection import complete_host, offline_lab, which_lab
 from patchlight.console.errors import require_root
-from patchlight.console.lab_option import complete_lab, lab_option
-from patchlight.console.numbers import ANY, Quantity
+from patchlight.console.options import ANY, Quantity, complete_lab, lab_option
 from patchlight.console.rendering import (
     Coloured,
     Column,
@@ -27,6 +30,7 @@ from patchlight.console.rendering import (
     print_json,
     say,
 )
+from patchlight.console.scheduling_options import chosen_policies, policy_options
 from patchlight.emulation.fabric.lab_state import recorded_labs
 from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab
 from patchlight.emulation.lab.status import lab_status, only_processes
@@ -253,8 +257,6 @@ def list_labs(as_json: bool) -> None:
 def execute(host: str, command: tuple[str, ...], lab_name: str | None) -> None:
     """Run a command as HOST: patchlight emulate exec gpu1 -- ping -c 1 192.168.10.12."""
     require_root(f"running a command as {host} of an emulated lab")
-    from patchlight.cli.lab.shell import run_attached
-
     click.get_current_context().exit(run_attached(attached(lab_name).host(host), list(command)))
 
 
@@ -263,8 +265,6 @@ def execute(host: str, command: tuple[str, ...], lab_name: str | None) -> None:
 def shell(lab: str | None) -> None:
     """Open a prompt for LAB, where 'gpu1 ping gpu2' works."""
     require_root("the prompt of an emulated lab")
-    from patchlight.cli.lab.shell import LabShell
-
     LabShell(attached(lab)).run()
 
 

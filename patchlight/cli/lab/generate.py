@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import click
 
-from patchlight.console.numbers import Quantity
+from patchlight.console.options import Quantity
 from patchlight.console.rendering import print_document, say
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.generate import generate as shapes

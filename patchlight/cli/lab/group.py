@@ -10,7 +10,7 @@ from patchlight.cli.lab.discover import discover
 from patchlight.cli.lab.generate import generate, init
 from patchlight.cli.lab.topology import lab_and_maps, map_option, start_option, topology
 from patchlight.console.connection import which_lab
-from patchlight.console.lab_option import complete_lab
+from patchlight.console.options import complete_lab
 from patchlight.console.rendering import json_option, listing_options, print_json, save_picture, say
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.issues import FileIssue

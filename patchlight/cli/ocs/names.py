@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import click
 
-from patchlight.console.completion import completer
+from patchlight.console.connection import completer
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.labmaps import Place, check_place, parse_map
 from patchlight.testbed.lab.model import Endpoint, Lab, OpticalSwitch

@@ -19,7 +19,7 @@ from patchlight.cli.ocs.output import (
 )
 from patchlight.cli.ocs.view import named_switches, switches_argument
 from patchlight.console.connection import NEWS_WITHIN_S
-from patchlight.console.numbers import FiniteFloat
+from patchlight.console.options import FiniteFloat
 from patchlight.console.rendering import Coloured, Meaning, Table, harmless, print_json, say, when
 from patchlight.testbed.errors import BadInput, PatchlightError
 

@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from patchlight.cli.dashboard.change_form import dragged, joined
+from patchlight.cli.dashboard.circuits_page import dragged, joined
 from patchlight.cli.dashboard.lab_view import COLOURS, LabView
 from patchlight.cli.dashboard.matrix import MOST_NAMED, draw_matrix, sides
-from patchlight.cli.dashboard.picture import Picture
-from patchlight.cli.dashboard.shapes import Shapes
-from patchlight.cli.dashboard.words import (
+from patchlight.cli.dashboard.picture import Picture, Shapes
+from patchlight.cli.dashboard.texts import (
     circuit_row,
     gpus_words,
     last_change_lines,

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from patchlight.cli.dashboard import charts, job_charts, period
-from patchlight.cli.dashboard.past import Past
-from patchlight.cli.dashboard.period import moments
+from patchlight.cli.dashboard import charts, page
+from patchlight.cli.dashboard.lab_watch import Past
+from patchlight.cli.dashboard.page import moments
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 
 LAB = read_lab(builtin_lab("ofc2022"))
-FOLDER = Path(period.__file__).parent
+FOLDER = Path(page.__file__).parent
 JOB: dict[str, Any] = {
     "id": "job-1",
     "spec": {"name": "trains", "iterations": 10},
@@ -48,7 +48,7 @@ def test_figures_of_a_period_count_each_iteration() -> None:
 def test_lines_break_where_nothing_was_measured() -> None:
     found = past(window(100, 0.2), window(110, 0.4), window(200, 0.6))
     view = found.view(LAB, {"job-1": "#123456"})
-    series = job_charts.of_past(found, view)
+    series = charts.of_past(found, view)
     assert series["sent"] == []
     (mean,) = (s for s in series["took"] if s["lineStyle"].get("width") == 3)
     assert [at for at, _ in mean["data"]] == [105_000, 115_000, 204_999, 205_000]

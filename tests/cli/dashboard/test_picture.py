@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from patchlight.cli.dashboard import charts
+from patchlight.cli.dashboard.auth import TurnedAway, Visitors
 from patchlight.cli.dashboard.command import dashboard
-from patchlight.cli.dashboard.door import TurnedAway, Visitors
 from patchlight.cli.dashboard.lab_view import COLOURS, LabView, job_colours
-from patchlight.cli.dashboard.picture import Measured, Picture
-from patchlight.cli.dashboard.shapes import Shapes
-from patchlight.cli.dashboard.words import (
+from patchlight.cli.dashboard.picture import Measured, Picture, Shapes
+from patchlight.cli.dashboard.texts import (
     change_row,
     circuit_row,
     device_rows,

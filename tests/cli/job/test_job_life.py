@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from patchlight.cli.job.top import pace
+from patchlight.cli.job.follow import pace
 from patchlight.client.client import ControllerClient
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.wire.rest.jobs import (

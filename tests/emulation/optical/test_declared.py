@@ -11,7 +11,7 @@ import pytest
 
 from patchlight.controller.circuits.contract import CircuitDriver, DeviceRefused, LoginRefused
 from patchlight.controller.circuits.protocols.http.trust import PINS_VARIABLE
-from patchlight.controller.circuits.protocols.ssh import FILE_VARIABLE
+from patchlight.controller.circuits.protocols.ssh.host_keys import FILE_VARIABLE
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.emulation.optical.faults import Faults
 from patchlight.testbed.errors import OutcomeUnknown

@@ -1,0 +1,260 @@
+"""``patchlight deploy``: its group, and the commands on what servers have."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from patchlight.console.rendering import (
+    Cell,
+    Coloured,
+    Column,
+    Table,
+    json_option,
+    listing_options,
+    print_json,
+    say,
+    when,
+)
+from patchlight.deploy.commands.options import (
+    lab_and_servers,
+    on_servers,
+    report,
+    server_options,
+    servers_of,
+)
+from patchlight.deploy.commands.prometheus import prometheus
+from patchlight.deploy.commands.push import bundle, check, push
+from patchlight.deploy.commands.trust import certificates, trust
+
+if TYPE_CHECKING:
+    from patchlight.deploy.installed import Installed
+    from patchlight.deploy.remote import Outcome, Remote
+    from patchlight.deploy.ssh import Passwords
+    from patchlight.testbed.lab.model import Server
+
+
+@click.command()
+@server_options
+@listing_options
+def status(lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_json: bool) -> None:
+    """Say what is deployed to the servers of LAB, and whether it is healthy.
+
+    Exit code 1 if a server is not healthy.
+
+    \b
+    With --json: lab, ok, and servers, each with server, ok, release, previous,
+    pushed_at and since (Unix times), pushed_by, version, restarts, workers,
+    controller (whether it runs; null where none is to) and problem.
+    """
+    lab, servers = lab_and_servers(lab_name, chosen)
+    outcomes = on_servers(lab, servers, servers_of(lab).status, passwords)
+    rows = [{"server": o.server, **_told(o)} for o in outcomes]
+    healthy = all(row["ok"] for row in rows)
+    if as_json:
+        print_json({"lab": lab.name, "ok": healthy, "servers": rows})
+    else:
+        _table(outcomes).print()
+        for hint in dict.fromkeys(o.error.hint for o in outcomes if o.error and o.error.hint):
+            say(hint)
+    if not healthy:
+        click.get_current_context().exit(1)
+
+
+def _told(outcome: Outcome[Installed]) -> dict[str, object]:
+    if outcome.result is None:
+        assert outcome.error is not None
+        return {"ok": False, "problem": outcome.error.message}
+    return {"ok": not outcome.result.problem, **asdict(outcome.result)}
+
+
+def _table(outcomes: list[Outcome[Installed]]) -> Table:
+    table = Table(
+        Column("server", whole=True),
+        Column("release", whole=True),
+        Column("agent", whole=True),
+        Column("since", whole=True),
+        Column("workers", whole=True, right=True),
+        "state",
+        Column("pushed", wide=True),
+        Column("before", whole=True, wide=True),
+    )
+    for outcome in outcomes:
+        found = outcome.result
+        if found is None:
+            assert outcome.error is not None
+            cells: list[Cell] = ["", "", "", "", Coloured(outcome.error.message, "bad"), "", ""]
+        else:
+            again = f", started again {found.restarts} times" if found.restarts else ""
+            words = (found.problem or "healthy") + again
+            state: Cell = Coloured(words, "bad" if found.problem else "good")
+            cells = [
+                found.release or "",
+                found.version or "",
+                _ago(found.since),
+                str(found.workers) if found.version else "",
+                state,
+                f"{when(found.pushed_at)} by {found.pushed_by}" if found.pushed_at else "",
+                found.previous or "",
+            ]
+        table.add_row(outcome.server, *cells)
+    return table
+
+
+def _ago(since: float | None) -> str:
+    if since is None:
+        return ""
+    seconds = max(0.0, time.time() - since)
+    for unit, length_s in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length_s:
+            return f"{seconds / length_s:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _acting(action: str, done: str, words: str) -> click.Command:
+    @click.command(action, help=words)
+    @server_options
+    @json_option
+    def command(
+        lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_json: bool
+    ) -> None:
+        lab, servers = lab_and_servers(lab_name, chosen)
+        on = servers_of(lab)
+        outcomes = on_servers(lab, servers, lambda s, remote: on.act(action, s, remote), passwords)
+        report(lab, outcomes, lambda r: {"done": r}, lambda r: f"{r} {done}", as_json=as_json)
+
+    return command
+
+
+_JSON = "\n\n\b\nWith --json: lab, ok, and servers, each with server, ok, and either\n"
+restart = _acting(
+    "restart",
+    "started again",
+    "Start what is deployed to the servers of LAB again; workers go on." + _JSON + "done, or error "
+    "and remedy.",
+)
+stop = _acting(
+    "stop",
+    "stopped",
+    "Stop what is deployed to the servers of LAB, until 'restart' or 'push'; workers go on."
+    + _JSON
+    + "done, or error and remedy.",
+)
+
+
+@click.command()
+@server_options
+@json_option
+def rollback(lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_json: bool) -> None:
+    """Go back to the release before on the servers of LAB; workers go on.
+
+    Two releases are kept: done twice, it is the first again. The lab file and the certificates
+    stay those of the last push.
+
+    \b
+    With --json: lab, ok, and servers, each with server, ok, and either
+    release, or error and remedy.
+    """
+    lab, servers = lab_and_servers(lab_name, chosen)
+    outcomes = on_servers(lab, servers, servers_of(lab).roll_back, passwords)
+    report(
+        lab,
+        outcomes,
+        lambda release: {"release": release},
+        lambda release: f"release {release} runs",
+        as_json=as_json,
+    )
+
+
+@click.command()
+@server_options
+@click.option("--end-workers", is_flag=True, help="End workers that run.")
+@json_option
+def remove(
+    lab_name: str, chosen: tuple[str, ...], passwords: Passwords, end_workers: bool, as_json: bool
+) -> None:
+    """Take Patchlight off the servers of LAB; they are then as they were before.
+
+    NICs and GPUs are given back. A server with workers that run is refused, unless they are to be
+    ended. What is on this machine stays: the lab's certificates and the packed bundle.
+
+    \b
+    With --json: lab, ok, and servers, each with server, ok, and either
+    removed (false: nothing was there), or error and remedy.
+    """
+    lab, servers = lab_and_servers(lab_name, chosen)
+    on = servers_of(lab)
+    outcomes = on_servers(
+        lab, servers, lambda s, r: on.remove(s, r, end_workers=end_workers), passwords
+    )
+    report(
+        lab,
+        outcomes,
+        lambda removed: {"removed": removed},
+        lambda removed: "removed" if removed else "nothing was there",
+        as_json=as_json,
+    )
+
+
+@click.command()
+@server_options
+@click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
+@click.option("--lines", type=click.IntRange(0), default=100, help="So many of the last lines.")
+@click.option("--controller", is_flag=True, help="The controller's log, and not the agents'.")
+def logs(
+    lab_name: str,
+    chosen: tuple[str, ...],
+    passwords: Passwords,
+    follow: bool,
+    lines: int,
+    controller: bool,
+) -> None:
+    """Print what the agents on the servers of LAB wrote last, each line with its server.
+
+    Exit code 1 if a server's log could not be read.
+    """
+    lab, servers = lab_and_servers(lab_name, chosen)
+    role = "controller" if controller else "agent"
+
+    def read(server: Server, remote: Remote) -> bool:
+        rest = ""
+        for piece in remote.logs(role, lines, follow=follow):
+            *whole, rest = (rest + piece).split("\n")
+            for line in whole:
+                say(f"{server.name}: {line}")
+        if rest:
+            say(f"{server.name}: {rest}")
+        return True
+
+    failed = [
+        each.error for each in on_servers(lab, servers, read, passwords) if each.error is not None
+    ]
+    for error in failed:
+        say(f"patchlight: {error}", err=True)
+    if failed:
+        click.get_current_context().exit(1)
+
+
+@click.group()
+def deploy() -> None:
+    """Put Patchlight on the servers of a lab."""
+
+
+for command in (
+    trust,
+    check,
+    bundle,
+    certificates,
+    prometheus,
+    push,
+    status,
+    logs,
+    restart,
+    stop,
+    rollback,
+    remove,
+):
+    deploy.add_command(command)

@@ -1,0 +1,227 @@
+"""Answers requests of who deploys, one line of JSON each, until the connection ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+from patchlight.deploy.remote_helper.places import Line, Places, Refused, write
+from patchlight.deploy.remote_helper.releases import Images, Releases
+from patchlight.deploy.remote_helper.services import Service, has_systemd
+
+# In the order that they are started in.
+_ROLES = ("gpus", "agent", "controller")
+
+
+class RemoteHelper:
+    """One lab on this server; the methods without an underscore are the requests."""
+
+    def __init__(self, lab: str, root: Path, line: Line) -> None:
+        self._places, self._line = Places(lab, root), line
+        self._releases = Releases(self._places, line)
+        self._services = {role: Service(role, self._places, line) for role in _ROLES}
+        self._images = Images(self._places)
+        self._lock: TextIO | None = None
+
+    def look(self) -> dict[str, Any]:
+        """What is here."""
+        configuration = self._places.configuration
+        here = [role for role, service in self._services.items() if service.is_here]
+        return {
+            **self._releases.look(),
+            "configuration": sorted(
+                str(p.relative_to(configuration)) for p in configuration.rglob("*") if p.is_file()
+            ),
+            "services": {role: self._services[role].state() for role in here},
+            "leases": self._leases(),
+            "here": any(folder.exists() for folder in self._places.folders),
+            "images": self._images.loaded(),
+            "gpu_sockets": (self._places.root / "dev/patchlight-gpus").is_dir(),
+        }
+
+    def _leases(self) -> int:
+        leases = self._places.state / "agent/leases"
+        return len(list(leases.iterdir())) if leases.is_dir() else 0
+
+    def lock(self, who: str) -> None:
+        """Be the only one who changes this lab here, until the connection ends."""
+        path = self._places.lock
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while self._lock is None:
+            file = path.open("a+")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                other = file.read().strip() or "somebody"
+                file.close()
+                raise Refused(
+                    f"{other} is deploying to lab {self._places.lab} here",
+                    "Wait until that has ended, and run the command again.",
+                ) from None
+            # Whoever had it before may just have removed the file.
+            if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                self._lock = file
+            else:
+                file.close()
+        self._lock.truncate(0)
+        self._lock.write(f"{who}, since {time.strftime('%H:%M:%S')},")
+        self._lock.flush()
+
+    def put(self, sha256: str, size: int, offset: int) -> None:
+        """Take a file."""
+        self._releases.put(sha256, size, offset)
+
+    def install(self, **release: Any) -> bool:
+        """Make an environment."""
+        return self._releases.install(**release)
+
+    def load_image(self, sha256: str, image: str) -> None:
+        """Give a file that came to the Docker engine."""
+        self._images.load(sha256, image)
+
+    def configure(self, files: dict[str, tuple[str, int]]) -> bool:
+        """Have these files (text and mode), and no others, as configuration; whether it changed."""
+        folder = self._places.configuration
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        changed = False
+        for name, (text, mode) in files.items():
+            target = folder / name
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            changed |= write(target, text, mode)
+        for path in [p for p in folder.rglob("*") if p.is_file()]:
+            if str(path.relative_to(folder)) not in files:
+                path.unlink()
+                changed = True
+        return changed
+
+    def serve(self, release: str, services: dict[str, tuple[str, str]], again: bool) -> bool:
+        """Have these services run this release; ``again``: they start anew in any case.
+
+        ``services`` are a unit of systemd's and a script for each role. Those that are to run no
+        more are removed. Returns whether anything changed.
+        """
+        switched = self._releases.switch(release)
+        changed = switched
+        for role, service in self._services.items():
+            if role not in services:
+                if service.is_here:
+                    service.remove()
+                    changed = True
+                continue
+            anew = service.set_up(*services[role]) or switched or again
+            if role == "gpus" and self._leases() and service.state()["running"]:
+                continue  # workers would lose them
+            if anew:
+                service.stop()
+                changed = True
+            elif not service.state()["running"]:
+                service.stop()  # a keeper that waits before the next start
+                changed = True
+            service.start()
+        self._releases.prune()
+        return changed
+
+    def act(self, action: str, roles: list[str]) -> None:
+        """``stop`` or ``restart`` services."""
+        for role in roles:
+            self._services[role].stop()
+            if action == "restart":
+                self._services[role].start()
+
+    def roll_back(self) -> dict[str, Any]:
+        """Go back to the release before; returns it. The one in use becomes ``previous``."""
+        found = self._releases.look()
+        if found["previous"] is None:
+            raise Refused(
+                "there is no release before this one",
+                "'patchlight deploy push' brings another one.",
+            )
+        self._releases.switch(found["previous"]["id"])
+        for role, service in self._services.items():
+            if service.is_here and role != "gpus":
+                service.stop()
+                service.start()
+        release: dict[str, Any] = self._releases.look()["release"]
+        return release
+
+    def state(self, role: str) -> dict[str, Any]:
+        """How a service is."""
+        return self._services[role].state()
+
+    def answers(self, address: str) -> bool:
+        """Whether somebody listens at ``unix:PATH`` or ``host:port`` of this server."""
+        is_path = address.startswith("unix:")
+        host, _, port = address.rpartition(":")
+        with socket.socket(socket.AF_UNIX if is_path else socket.AF_INET) as probe:
+            probe.settimeout(2)
+            return probe.connect_ex(port if is_path else (host, int(port))) == 0
+
+    def logs(self, role: str, lines: int, follow: bool) -> None:
+        """Send a service's last lines, and with ``follow`` those to come."""
+        self._line.relay(self._services[role].logs(lines, follow=follow))
+
+    def remove(self) -> None:
+        """Leave nothing of this lab."""
+        for service in self._services.values():
+            service.remove()
+        self._images.remove()
+        for folder in self._places.folders:
+            if folder.exists():
+                shutil.rmtree(folder)
+            with contextlib.suppress(OSError):
+                folder.parent.rmdir()  # unless another lab is in it
+
+    def _close(self) -> None:
+        if self._lock is not None:
+            self._places.lock.unlink(missing_ok=True)
+            self._lock.close()
+
+
+def main(lab: str, root: str = "/") -> None:
+    """Serve one connection."""
+    line = Line(sys.stdin.buffer, sys.stdout.buffer)
+    line.say(
+        {
+            "python": list(sys.version_info[:2]),
+            "machine": platform.machine(),
+            "glibc": platform.libc_ver()[1],
+            "systemd": has_systemd(Path(root)),
+        }
+    )
+    remote_helper = RemoteHelper(lab, Path(root), line)
+    try:
+        for text in iter(line.incoming.readline, b""):
+            request = json.loads(text)
+            method: Callable[..., Any] = getattr(remote_helper, request.pop("do"))
+            try:
+                line.say({"answer": method(**request)})
+            except Refused as refused:
+                line.say({"error": str(refused), "hint": refused.hint})
+            except OSError as error:
+                line.say({"error": str(error), "hint": _hint(error)})
+    except BrokenPipeError:
+        sys.exit("the connection was cut")
+    finally:
+        remote_helper._close()
+
+
+def _hint(error: OSError) -> str:
+    if error.errno == 28:
+        return "Make room on that disk of the server, and run the command again."
+    return "See to it on the server, and run the command again."
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,212 @@
+"""What is installed on a server: files, environments made of them, and images of workers."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from patchlight.deploy.remote_helper.places import Line, Places, Refused, point, write
+
+_PIECE = 1 << 18
+_LOAD_PATIENCE_S = 600.0
+_RECORD = "release.json"
+# Arguments: the folder of the new environment, the installer's wheel, and what is to be installed.
+_INSTALL = """
+import sys, sysconfig, venv, zipfile
+folder, installer, *packages = sys.argv[1:]
+venv.EnvBuilder(symlinks=True).create(folder)
+sys.path.insert(0, installer)
+from installer import install
+from installer.destinations import SchemeDictionaryDestination
+from installer.sources import WheelFile
+paths = sysconfig.get_paths("venv", vars={"base": folder, "platbase": folder})
+here = SchemeDictionaryDestination(paths, f"{folder}/bin/python", "posix")
+for path in packages:
+    if path.endswith(".whl"):
+        with WheelFile.open(path) as wheel:
+            install(wheel, here, {"INSTALLER": b"patchlight"})
+    else:
+        with zipfile.ZipFile(path) as bytecode:
+            bytecode.extractall(paths["purelib"])
+"""
+
+
+class Releases:
+    """The releases of one lab on this server; two are kept, to go back to the one before."""
+
+    def __init__(self, places: Places, line: Line) -> None:
+        self._places, self._line = places, line
+
+    def look(self) -> dict[str, Any]:
+        """Which release is in use, which came before, and which files are here, whole or not."""
+        files = self._places.files
+        names = sorted(files.iterdir()) if files.is_dir() else []
+        return {
+            "release": self._record(self._places.current),
+            "previous": self._record(self._places.previous),
+            "files": [path.name for path in names if not path.suffix],
+            "partial": {p.stem: p.stat().st_size for p in names if p.suffix == ".part"},
+        }
+
+    def put(self, sha256: str, size: int, offset: int) -> None:
+        """Take the rest of a file, which follows the request; what came is kept after a cut."""
+        self._places.files.mkdir(mode=0o755, parents=True, exist_ok=True)
+        part = self._places.files / f"{sha256}.part"
+        left, failed = size - offset, None
+        try:
+            with part.open("ab", buffering=0) as file:
+                file.truncate(offset)
+                while left:
+                    piece = self._line.incoming.read1(min(_PIECE, left))  # type: ignore[attr-defined]
+                    if not piece:
+                        sys.exit("the connection was cut")
+                    left -= len(piece)
+                    if failed is None:
+                        try:
+                            _write_all(file, piece)
+                        except OSError as error:
+                            failed = error
+        finally:
+            if failed is not None and failed.errno == errno.ENOSPC:
+                part.unlink(missing_ok=True)  # it takes the room that there is
+        if failed is not None:
+            raise failed
+        with part.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != sha256:
+            part.unlink()
+            raise Refused("a file came damaged", "run the command again: it is sent anew")
+        part.replace(part.with_suffix(""))
+
+    def install(self, release: str, packages: dict[str, str], installer: str, note: Any) -> bool:
+        """Make the environment ``release``; False if it is here.
+
+        ``packages`` are the wheels in it and bytecode for them, by name, each with its SHA-256.
+        """
+        folder = self._places.releases / release
+        if (folder / _RECORD).exists():
+            return False
+        shutil.rmtree(folder, ignore_errors=True)  # one whose making was cut short
+        named = folder / "packages"
+        named.mkdir(parents=True)
+        for name, sha256 in packages.items():
+            (named / name).hardlink_to(self._places.files / sha256)
+        arguments = (folder, self._places.files / installer, *named.iterdir())
+        self._line.run(sys.executable, "-IBc", _INSTALL, *arguments)
+        shutil.rmtree(named)
+        record = {"id": release, "files": sorted([*packages.values(), installer]), **note}
+        part = folder / f".{_RECORD}"
+        part.write_text(json.dumps(record))
+        part.replace(folder / _RECORD)
+        return True
+
+    def switch(self, release: str) -> bool:
+        """Have ``current`` lead to it and ``previous`` to the one before; False if it did."""
+        places = self._places
+        before = self._record(places.current)
+        if before is not None and before["id"] == release:
+            return False
+        if before is not None:
+            point(places.previous, f"releases/{before['id']}")
+        point(places.current, f"releases/{release}")
+        return True
+
+    def prune(self) -> None:
+        """Remove what neither of the two releases is made of."""
+        kept = [
+            r
+            for r in (self._record(self._places.current), self._record(self._places.previous))
+            if r
+        ]
+        files = {sha256 for record in kept for sha256 in record["files"]}
+        for folder in self._places.releases.iterdir():
+            if folder.name not in {record["id"] for record in kept}:
+                shutil.rmtree(folder)
+        for path in self._places.files.iterdir():
+            if path.stem not in files:
+                path.unlink()
+
+    @staticmethod
+    def _record(link: Path) -> dict[str, Any] | None:
+        with contextlib.suppress(FileNotFoundError):
+            record: dict[str, Any] = json.loads((link / _RECORD).read_text())
+            return record
+        return None
+
+
+def _write_all(file: Any, piece: bytes) -> None:
+    view = memoryview(piece)
+    while view:
+        view = view[file.write(view) :]
+
+
+class Images:
+    """What was loaded for one lab: each image with its file's SHA-256 and its id in the engine."""
+
+    def __init__(self, places: Places) -> None:
+        self._files, self._record = places.files, places.home / "images.json"
+
+    def loaded(self) -> dict[str, str]:
+        """The images that the engine has as they were loaded, with their files' SHA-256."""
+        read = self._read()
+        return {image: sha for image, (sha, known) in read.items() if _id_of(image) == known}
+
+    def load(self, sha256: str, image: str) -> None:
+        """Give the engine a file of ``docker save`` that has ``image``; the file is not kept."""
+        from patchlight.testbed.linux import docker_engine
+
+        path = self._files / sha256
+        try:
+            with path.open("rb") as archive:
+                pieces = iter(lambda: archive.read(1 << 20), b"")
+                answer = docker_engine.ask(
+                    "POST", "/images/load?quiet=1", body=pieces, timeout_s=_LOAD_PATIENCE_S
+                )
+        except OSError as error:
+            raise Refused(
+                f"giving the image to the Docker engine: {error}",
+                "Start the engine there, or leave out --image-file.",
+            ) from error
+        number = _id_of(image)
+        if answer.status != 200 or number is None:
+            raise Refused(
+                f"the Docker engine got no {image} from the file: {answer.text.strip()[-300:]}",
+                f"Make the file with: docker save {image} --output FILE",
+            )
+        self._write({**self._read(), image: (sha256, number)})
+        path.unlink()
+
+    def remove(self) -> None:
+        """Take out what was loaded, unless it is used or another one by now."""
+        from patchlight.testbed.linux import docker_engine
+
+        for image, (_, known) in self._read().items():
+            with contextlib.suppress(OSError):
+                if _id_of(image) == known:
+                    docker_engine.ask("DELETE", f"/images/{quote(image, safe='')}")
+
+    def _read(self) -> dict[str, tuple[str, str]]:
+        with contextlib.suppress(FileNotFoundError):
+            record: dict[str, tuple[str, str]] = json.loads(self._record.read_text())
+            return record
+        return {}
+
+    def _write(self, record: dict[str, tuple[str, str]]) -> None:
+        write(self._record, json.dumps(record))
+
+
+def _id_of(image: str) -> str | None:
+    """What the engine calls it by its contents; ``None`` if it has none such, or is not there."""
+    from patchlight.testbed.linux import docker_engine
+
+    with contextlib.suppress(OSError, KeyError):
+        answer = docker_engine.ask("GET", f"/images/{quote(image, safe='')}/json", timeout_s=10)
+        return str(answer.json()["Id"]) if answer.status == 200 else None
+    return None

@@ -1,0 +1,157 @@
+"""Who may open the dashboard, and in whose name their requests are made.
+
+The page listens on this machine alone, where the kernel says whose a connection is. Its program is
+a client of the controller like any other: whoever started it comes in with what they may do. Run by
+root it serves every user of the machine, each in the role that the controller gives them.
+"""
+
+import asyncio
+import html
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.responses import HTMLResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from patchlight.client.client import ControllerClient, NoAnswer
+from patchlight.controller.api.caller import user_id_of
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab.access import Role
+
+Connect = Callable[[int | None], ControllerClient]
+"""Makes a client: for the user of that id, or for who runs this."""
+
+VISITOR = "visitor"
+_ASK_AGAIN_S = 5.0
+# What the page's library writes into pages itself; nothing comes from another machine.
+_POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
+    "style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self' data:; "
+    "frame-ancestors 'none'; form-action 'none'"
+)
+_HEADERS = [
+    (b"content-security-policy", _POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+]
+_REFUSAL = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Patchlight</title>
+<h1>Patchlight cannot show this page</h1><p>{words}</p><p>{hint}</p></html>"""
+
+
+class TurnedAway(PatchlightError):
+    """Somebody may not open the dashboard."""
+
+
+@dataclass
+class Visitor:
+    """Somebody who has a page open: their name and role to the controller, and a client of it."""
+
+    client: ControllerClient
+    user: str = ""
+    role: Role = Role.NOBODY
+    asked_at: float = field(default=-_ASK_AGAIN_S)
+
+
+class Visitors:
+    """Those who come in, by their user id on this machine.
+
+    ``for_all``: whether others than who runs this may, because the controller takes our word for
+    who asks.
+    """
+
+    def __init__(self, connect: Connect, *, for_all: bool) -> None:
+        self._connect, self._for_all = connect, for_all
+        self._found: dict[int, Visitor] = {}
+
+    def admit(self, uid: int | None) -> Visitor:
+        """The visitor of that user id; ``TurnedAway`` for who may not see the lab."""
+        if uid is None:
+            raise TurnedAway(
+                "nobody on this machine is seen at the other end of the connection",
+                hint="from another machine: patchlight dashboard --controller HOST:PORT there, "
+                "or through SSH",
+            )
+        own = uid == os.geteuid()
+        if not own and not self._for_all:
+            raise TurnedAway(
+                f"this page was opened by uid {os.geteuid()}, with what they may do; you are "
+                f"uid {uid}",
+                hint="open one of your own: patchlight dashboard",
+            )
+        if uid not in self._found:
+            self._found[uid] = Visitor(self._connect(None if own else uid))
+        visitor = self._found[uid]
+        if time.monotonic() - visitor.asked_at > _ASK_AGAIN_S:
+            self._ask(visitor)
+        if visitor.role < Role.VIEWER:
+            raise TurnedAway(
+                f"{visitor.user or f'uid {uid}'} may not look at this lab",
+                hint="an admin gives roles with controller: {access: …} in the lab file",
+            )
+        return visitor
+
+    def _ask(self, visitor: Visitor) -> None:
+        try:
+            told = visitor.client.whoami()
+        except NoAnswer:
+            # Away for a moment: who was known a moment ago stays so, and can do nothing meanwhile.
+            if visitor.role is Role.NOBODY:
+                raise
+            return
+        visitor.user, visitor.role = str(told["user"]), Role.named(told["role"])
+        visitor.asked_at = time.monotonic()
+
+    def close(self) -> None:
+        """Close their clients."""
+        for visitor in self._found.values():
+            visitor.client.close()
+
+
+class Authenticated:
+    """Lets visitors in to ``app``, which finds each in the request's state."""
+
+    def __init__(self, app: ASGIApp, visitors: Visitors) -> None:
+        self._app, self._visitors = app, visitors
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or have the application do so."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        try:
+            _same_site(scope)
+            visitor = await asyncio.to_thread(self._visitor, scope)
+        except PatchlightError as error:
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close"})
+            else:
+                page = _REFUSAL.format(
+                    words=html.escape(error.message), hint=html.escape(error.hint or "")
+                )
+                await HTMLResponse(page, 403)(scope, receive, send)
+            return
+        scope.setdefault("state", {})[VISITOR] = visitor
+
+        async def with_policy(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *_HEADERS]}
+            await send(message)
+
+        await self._app(scope, receive, with_policy)
+
+    def _visitor(self, scope: Scope) -> Visitor:
+        seen: dict[str, Any] = scope.get("state", {}).get("connection", {})
+        if "uid" not in seen:
+            seen["uid"] = user_id_of(scope["client"], scope["server"])
+        return self._visitors.admit(seen["uid"])
+
+
+def _same_site(scope: Scope) -> None:
+    """``TurnedAway`` for what a page of another site sends, also if it is only to look."""
+    headers = dict(scope["headers"])
+    origin = headers.get(b"origin")
+    if origin is not None and origin.partition(b"://")[2] != headers.get(b"host", b""):
+        raise TurnedAway("a page of another site asks", hint="open this page by itself")

@@ -1,0 +1,386 @@
+"""The state of a lab, kept up to date for all pages at once, and periods of its past.
+
+Three threads poll: one follows events; one reads twice a second what the controller knows by
+itself; one reads again what devices have to be asked for, after an event about it, and may wait for
+the end of a change. While no page is open, nothing is polled.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from patchlight.cli.dashboard.lab_view import AT_WORK, LabView, job_colours
+from patchlight.client.client import ControllerClient
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.labfile.reader import parse_lab
+
+if TYPE_CHECKING:
+    from patchlight.client.client import ControllerClient
+    from patchlight.testbed.lab.model import Lab
+    from patchlight.testbed.wire.rest.changes import Change
+    from patchlight.testbed.wire.rest.circuits import (
+        AlarmShape,
+        DriftOf,
+        Light,
+        Lock,
+        OcsMap,
+        Pressed,
+    )
+    from patchlight.testbed.wire.rest.jobs import IterationReport, JobInList
+    from patchlight.testbed.wire.rest.lab import SpreadShape, Status, WindowShape
+
+
+Answer = dict[str, Any]
+
+EVERY_S = 0.5
+_VIEWED_FOR_S = 5.0
+_SLOW_S = 2.0
+_POWER_EVERY_S = 15.0
+_JOBS, _CHANGES = 100, 100
+_PAST_JOBS, _PAST_CHANGES, _POINTS = 200, 200, 240
+DRAWN = 20
+"""So many jobs at most are drawn, the latest."""
+# As long as charts of single samples show, one a second; longer ones are of what is on disk.
+_SAMPLED_S, _SAMPLES = 300.0, 400
+_REPORTS, _REPORTED_JOBS = 1000, 20
+# What is asked for again after an event whose kind begins so.
+_ABOUT: Mapping[str, tuple[str, ...]] = {
+    "circuits": ("circuits", "changes", "operated", "drift"),
+    "alarm": ("alarms", "light"),
+    "drift": ("circuits", "drift"),
+    "unreachable": ("circuits", "drift", "status"),
+    "reachable": ("circuits", "drift", "status"),
+    "resumed": ("circuits", "changes", "operated", "drift"),
+    "locked": ("operated",),
+    "unlocked": ("operated",),
+    "stop": ("operated",),
+    "baselines": ("light",),
+    "discovery": ("circuits",),
+    "openflow": ("status",),
+    "part-fault": ("status",),
+    "policies": ("status",),
+    "skipped": ("circuits", "changes", "operated", "drift", "alarms", "light", "status"),
+}
+_KNOWN = ("status", "changes", "operated")
+_FROM_DEVICES = ("circuits", "alarms", "light", "drift")
+_EVERYTHING = (*_KNOWN, *_FROM_DEVICES)
+
+_log = logging.getLogger(__name__)
+
+
+class LabWatch:
+    """A lab as its controller tells of it.
+
+    ``connect`` makes a client. What pages read is replaced as a whole, never changed in place;
+    ``revision`` grows with each look, and ``heard`` is the number of the latest event. ``trouble``
+    says why nothing is heard, and is empty else.
+    """
+
+    lab: Lab
+
+    def __init__(self, connect: Callable[[], ControllerClient]) -> None:
+        self._connect = connect
+        self.lab = Lab("")
+        self.trouble = "the controller has not answered yet"
+        self.revision = 0
+        self.status: Status | Mapping[str, Any] = {}
+        self.jobs: list[JobInList] = []
+        self.changes: list[Change] = []
+        self.maps: dict[str, OcsMap] = {}
+        self.light: dict[str, Light] = {}
+        self.drift: dict[str, DriftOf] = {}
+        self.alarms: list[AlarmShape] = []
+        self.locks: list[Lock] = []
+        self.stopped: Pressed | None = None
+        self.rates: defaultdict[str, deque[tuple[float, float, float]]] = _series()
+        self.gpus: defaultdict[str, deque[tuple[float, float]]] = _series()
+        self.iterations: defaultdict[str, deque[IterationReport]] = _series(_REPORTS)
+        self._next_report: dict[str, int] = {}
+        self._colours: dict[str, str] = {}
+        self.view = LabView(self.lab)
+        self.heard = -1
+        self._viewed_at = 0.0
+        self._viewed, self._over = threading.Event(), threading.Event()
+        self._due = set(_EVERYTHING)
+        self._asking, self._viewing = threading.Event(), threading.Lock()
+        self._devices_trouble = ""
+        self._fingerprint = ""
+        self._slow_at = self._power_at = 0.0
+
+    def start(self) -> None:
+        """Begin to look, in the background, as long as somebody views a page."""
+        for run, name in (
+            (self._look_for_ever, "looking"),
+            (self._hear_for_ever, "hearing"),
+            (self._ask_devices_for_ever, "asking devices"),
+        ):
+            threading.Thread(target=run, name=name, daemon=True).start()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._over.set()
+        self._viewed.set()
+        self._asking.set()
+
+    def viewed(self) -> None:
+        """Somebody has a page open just now."""
+        self._viewed_at = time.monotonic()
+        self._viewed.set()
+
+    def look_again(self) -> None:
+        """Ask for everything at the next look: something was just changed."""
+        self._ask_for(*_EVERYTHING)
+
+    def _ask_for(self, *what: str) -> None:
+        self._due.update(what)
+        self._asking.set()
+
+    # -- in the background ---------------------------------------------------------------------
+
+    def _wait_for_viewers(self) -> bool:
+        """Wait until somebody looks; whether it goes on at all."""
+        if time.monotonic() - self._viewed_at > _VIEWED_FOR_S:
+            self._viewed.clear()
+        self._viewed.wait()
+        return not self._over.is_set()
+
+    def _look_for_ever(self) -> None:
+        with self._connect() as client:
+            while self._wait_for_viewers():
+                self._look_safely(client)
+                self._over.wait(EVERY_S)
+
+    def _hear_for_ever(self) -> None:
+        with self._connect() as client:
+            while self._wait_for_viewers():
+                try:
+                    self._hear(client)
+                except PatchlightError:  # the other thread says what is wrong
+                    self._over.wait(1.0)
+                    self.look_again()
+
+    def _ask_devices_for_ever(self) -> None:
+        with self._connect() as client:
+            while self._wait_for_viewers():
+                self._asking.wait(EVERY_S)
+                self._asking.clear()
+                self._devices_trouble = self._trouble_with(self._ask_devices, client)
+                if self._devices_trouble:
+                    self._over.wait(1.0)
+
+    def _look_safely(self, client: ControllerClient) -> None:
+        trouble = self._trouble_with(self.look, client)
+        if trouble:
+            self._fingerprint = ""
+            self._ask_for(*_EVERYTHING)
+        self.trouble = trouble or self._devices_trouble
+        self.revision += 1
+
+    def _trouble_with(
+        self, look: Callable[[ControllerClient], None], client: ControllerClient
+    ) -> str:
+        """What went wrong in a look; empty if nothing did."""
+        try:
+            look(client)
+        except PatchlightError as error:
+            return error.message
+        except Exception as error:  # a bug here is to be seen, and not to end the looking
+            _log.exception("looking at the lab")
+            return f"the answer of the controller is not understood: {error!r}"
+        return ""
+
+    def _hear(self, client: ControllerClient) -> None:
+        if self.heard < 0:
+            self.heard = client.last_event()
+        for event in client.follow_events(self.heard):
+            self.heard = event.get("number", self.heard)
+            for begins, about in _ABOUT.items():
+                if str(event["kind"]).startswith(begins):
+                    self._ask_for(*about)
+            if self._over.is_set():
+                return
+
+    # -- one look ------------------------------------------------------------------------------
+
+    def look(self, client: ControllerClient) -> None:
+        """Ask for what changes by itself, and for what something happened to."""
+        if not self._fingerprint:
+            identity = client.identity()
+            self.lab = parse_lab(client.lab_file(), identity.file)
+            self._fingerprint = identity.fingerprint
+        now = time.monotonic()
+        if now - self._slow_at > _SLOW_S:
+            self._slow_at = now
+            self._ask_for("status")
+        if now - self._power_at > _POWER_EVERY_S:
+            self._power_at = now
+            self._ask_for("light", "drift", "circuits")
+        self.jobs = client.jobs(last=_JOBS)
+        self._take_latest_change(client)
+        self._take_samples(client)
+        self._take_iterations(client)
+        self._take_due(client, _KNOWN)
+        self._show()
+
+    def _ask_devices(self, client: ControllerClient) -> None:
+        """Ask for what devices have to be asked for, and something happened to."""
+        if not self._fingerprint:
+            return
+        # While a change is under way its drift is not known, and who asks waits for its end.
+        changing = any("progress" in change for change in self.changes)
+        if self._take_due(client, [n for n in _FROM_DEVICES if not (changing and n == "drift")]):
+            self._show()
+
+    def _take_due(self, client: ControllerClient, names: Collection[str]) -> bool:
+        """Ask for those of these that are due; whether there were any."""
+        due = [name for name in names if name in self._due]
+        for name in due:
+            self._due.discard(name)  # before it is asked for: what happens meanwhile counts
+            try:
+                getattr(self, f"_take_{name}")(client)
+            except PatchlightError:
+                self._due.add(name)
+                raise
+        return bool(due)
+
+    def _show(self) -> None:
+        """Have pages show what is known now."""
+        with self._viewing:
+            at_work = [job["id"] for job in self.jobs if job["state"] in AT_WORK]
+            self._colours = job_colours(self._colours, at_work)
+            view = LabView(
+                self.lab,
+                self.jobs,
+                self.maps,
+                self.light,
+                self.drift,
+                self.locks,
+                self.changes,
+                self.status,
+                self._colours,
+            )
+            view.keep(self.view)
+            self.view = view
+            self.revision += 1
+
+    def _take_latest_change(self, client: ControllerClient) -> None:
+        """See how far the changes under way are; events tell of their end alone."""
+        latest = client.reconfigurations(last=1)
+        ids = {each["id"] for each in latest}
+        going = [c["id"] for c in self.changes if "progress" in c and c["id"] not in ids]
+        latest += map(client.reconfiguration, going)
+        known = {each["id"]: each for each in self.changes}
+        for change in latest:
+            if change != known.get(change["id"]) and change["state"] != "intent":
+                self._ask_for(*_ABOUT["circuits"])
+        known |= {each["id"]: each for each in latest}
+        self.changes = [known[number] for number in sorted(known)]
+
+    def _take_samples(self, client: ControllerClient) -> None:
+        begin = time.time() - _SAMPLED_S
+        since = max((series[-1][0] for series in self.rates.values()), default=begin)
+        for rate in client.ports(since):
+            self.rates[rate["host"]].append((rate["at"], rate["tx_bps"], rate["rx_bps"]))
+        since = max((series[-1][0] for series in self.gpus.values()), default=begin)
+        for gpu in client.gpus(since):
+            if gpu["utilization"] is not None:
+                self.gpus[gpu["gpu"]].append((gpu["at"], gpu["utilization"]))
+
+    def _take_iterations(self, client: ControllerClient) -> None:
+        at_work = [job["id"] for job in self.jobs if job["state"] in AT_WORK][:_REPORTED_JOBS]
+        for job in at_work:
+            if job not in self._next_report:
+                reports, after = client.recent_iterations(job, _REPORTS)
+            else:
+                reports, after = client.iterations(job, self._next_report[job])
+            self._next_report[job] = after
+            self.iterations[job].extend(reports)
+        known = {job["id"] for job in self.jobs}
+        for job in self.iterations.keys() - known:
+            del self.iterations[job]
+
+    def _take_status(self, client: ControllerClient) -> None:
+        self.status = client.status()
+
+    def _take_circuits(self, client: ControllerClient) -> None:
+        self.maps = client.circuits()
+
+    def _take_changes(self, client: ControllerClient) -> None:
+        self.changes = client.reconfigurations(last=_CHANGES)
+
+    def _take_operated(self, client: ControllerClient) -> None:
+        self.locks, self.stopped = client.locks(), client.stop_button()
+
+    def _take_drift(self, client: ControllerClient) -> None:
+        self.drift = client.drift()
+
+    def _take_alarms(self, client: ControllerClient) -> None:
+        self.alarms = client.alarms()
+
+    def _take_light(self, client: ControllerClient) -> None:
+        switches = (switch.name for switch in self.lab.optical_switches if switch.driver)
+        self.light = {name: client.light(name) for name in switches}
+
+
+def _series(most: int = _SAMPLES) -> defaultdict[str, Any]:
+    return defaultdict(lambda: deque(maxlen=most))
+
+
+@dataclass(frozen=True)
+class Past:
+    """A period: its jobs and changes, and windows of ``width_s`` of the jobs that are drawn."""
+
+    since: float
+    until: float
+    jobs: Sequence[JobInList]
+    changes: Sequence[Change]
+    width_s: int
+    windows: Mapping[str, Sequence[WindowShape]]
+
+    def view(self, lab: Lab, colours: Mapping[str, str]) -> LabView:
+        """As a lab with these jobs and changes; jobs that have a colour keep it."""
+        named = job_colours(colours, [*self.windows])
+        return LabView(lab, self.jobs, changes=self.changes, colours=named)
+
+    def iteration_s(self, job: str) -> float | None:
+        """What an iteration took in the mean; ``None`` where none was told of."""
+        counted = [
+            (window["iterations"], window["iteration_s"]["mean"])
+            for window in self.windows.get(job, ())
+            if window["iteration_s"] is not None
+        ]
+        total = sum(count for count, _ in counted)
+        return sum(count * mean for count, mean in counted) / total if total else None
+
+    def sends_bps(self, job: str) -> float | None:
+        """What its hosts sent in all, in the mean."""
+        return _mean([window["sent_bps"] for window in self.windows.get(job, ())])
+
+    def predicted_s(self, job: str) -> float | None:
+        """What one of its iterations should have taken, in the mean."""
+        told = [window["predicted_s"] for window in self.windows.get(job, ())]
+        known = [seconds for seconds in told if seconds is not None]
+        return fmean(known) if known else None
+
+
+def _mean(spreads: Sequence[SpreadShape | None]) -> float | None:
+    means = [spread["mean"] for spread in spreads if spread is not None]
+    return fmean(means) if means else None
+
+
+def look_back(client: ControllerClient, since: float, until: float) -> Past:
+    """Ask the controller for a period."""
+    jobs = client.jobs(last=_PAST_JOBS, since=since, until=until)
+    drawn = [job["id"] for job in jobs if job["hosts"]][-DRAWN:]
+    samples = client.samples(since, until, _POINTS, drawn)
+    changes = client.past_reconfigurations(since, until, last=_PAST_CHANGES)
+    windows = {job: samples["jobs"].get(job, []) for job in drawn}
+    return Past(since, until, jobs, changes, samples["width_s"], windows)

@@ -1,0 +1,318 @@
+"""An emulated lab that is up: which one is meant, its prompt, its fibres and transceivers."""
+
+import contextlib
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from patchlight.console.connection import only_lab
+from patchlight.console.errors import require_root
+from patchlight.console.options import lab_option
+from patchlight.console.rendering import Coloured, Column, Table, listing_options, print_json, say
+from patchlight.emulation.fabric.lab_state import RUN_ROOT, recorded_labs
+from patchlight.emulation.lab.emulated_lab import EmulatedLab
+from patchlight.emulation.lab.hosts import EmulatedHost
+from patchlight.emulation.lab.wires import FibreState
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.lab.model import Endpoint, Host
+from patchlight.testbed.lab.spectrum import Channel
+from patchlight.testbed.lab.tuning import LightClient
+from patchlight.testbed.labfile.reader import read_lab
+from patchlight.testbed.units import format_rate, format_time, write_share
+
+_HELP = """\
+HOST COMMAND …   run a command as a host; host names among its arguments become addresses:
+                 gpu1 ping -c 3 gpu2
+nodes            the hosts, their addresses and where their NICs are now
+pingall          every host pings every other
+iperf A B        what one TCP connection carries from A to B
+links            who lights up whom now, and what is down or delayed
+link A B         the fibre between A and B now; link A B down cuts it, link A B up splices it
+help             this text
+exit             leave (the lab stays up); Ctrl-D does too"""
+_COMMANDS = ("nodes", "pingall", "iperf", "links", "link", "help", "exit")
+
+
+def attached(lab: str | None) -> EmulatedLab:
+    """The lab of that name, or the only one that is up."""
+    return EmulatedLab.attach(meant(lab))
+
+
+def meant(lab: str | None) -> str:
+    """The name of the lab meant: one that is here, that of a file, or the only one."""
+    if lab is None:
+        return only_lab(recorded_labs())
+    if lab in recorded_labs():
+        return lab
+    if Path(lab).is_file():
+        return read_lab(lab).name
+    if "/" in lab:
+        raise BadInput(f"no lab is called {lab!r}, and there is no such file (see {RUN_ROOT})")
+    return lab
+
+
+def fibre_line(state: FibreState) -> str:
+    """A fibre as it is now, in a line."""
+    fibre, impairment = state.fibre, state.impairment
+    parts = ["up" if state.up else "down"]
+    if impairment.delay_s:
+        parts.append(f"delay {format_time(impairment.delay_s)}")
+    if impairment.jitter_s:
+        parts.append(f"jitter {format_time(impairment.jitter_s)}")
+    if impairment.packet_loss:
+        parts.append(f"packet loss {write_share(impairment.packet_loss)}")
+    return f"{fibre.a} – {fibre.b}  {', '.join(parts)}"
+
+
+def fibre_row(state: FibreState) -> dict[str, Any]:
+    """The same for programs; times in seconds, the loss as a share."""
+    fibre, impairment = state.fibre, state.impairment
+    return {
+        "a": str(fibre.a),
+        "b": str(fibre.b),
+        "up": state.up,
+        "delay_s": impairment.delay_s,
+        "jitter_s": impairment.jitter_s,
+        "packet_loss": impairment.packet_loss,
+    }
+
+
+def run_attached(host: EmulatedHost, command: Sequence[str]) -> int:
+    """Run a command as a host on this terminal; its exit status as a shell would give it."""
+    process = host.popen(command)
+    # Ctrl-C is for the command; the NIC it borrowed must be given back whatever it does.
+    before = {
+        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGQUIT)
+    }
+    try:
+        status = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return status if status >= 0 else 128 - status
+
+
+class LabShell:
+    """Reads lines and runs them, with completion of host and command names."""
+
+    def __init__(self, lab: EmulatedLab) -> None:
+        self._lab = lab
+        self._names = sorted(lab.lab.host_names)
+
+    def run(self) -> None:
+        """Read and run lines until ``exit`` or the end of input."""
+        interactive = sys.stdin.isatty()
+        if interactive:
+            self._complete_names()
+            say(
+                f"lab {self._lab.lab.name}: {len(self._lab.hosts)} hosts; help lists "
+                "what can be typed"
+            )
+        for line in self._lines(interactive):
+            try:
+                arguments = shlex.split(line)
+            except ValueError as error:
+                say(f"cannot read that: {error}", err=True)
+                continue
+            if arguments and arguments[0] in ("exit", "quit"):
+                return
+            if arguments:
+                try:
+                    self.execute(arguments)
+                except PatchlightError as error:
+                    say(str(error), err=True)
+
+    def _lines(self, interactive: bool) -> Iterator[str]:
+        while True:
+            try:
+                yield input(f"{self._lab.lab.name}> " if interactive else "")
+            except EOFError:
+                if interactive:
+                    say("")
+                return
+            except KeyboardInterrupt:
+                say("")
+
+    def execute(self, arguments: Sequence[str]) -> int:
+        """Do what one line says; the exit status of its command."""
+        first, *rest = arguments
+        if first == "help":
+            say(_HELP)
+        elif first == "nodes":
+            self._print_nodes()
+        elif first == "links":
+            self._print_links()
+        elif first == "pingall":
+            self._pingall()
+        elif first == "iperf":
+            self._iperf(rest)
+        elif first == "link":
+            self._link(rest)
+        else:
+            return run_attached(self._lab.host(first), [self._addressed(word) for word in rest])
+        return 0
+
+    def _addressed(self, word: str) -> str:
+        """A host's name becomes its address; any other word stays."""
+        host = self._lab.lab.host_names.get(word)
+        return str(host.nic.address) if host else word
+
+    def _print_nodes(self) -> None:
+        table = Table(Column("host", whole=True), "GPU", "address", "NIC is in")
+        for host in self._lab.hosts:
+            try:
+                where = host.namespace().name
+            except PatchlightError:
+                where = "nowhere"
+            if where == "net":
+                where = "a worker"
+            gpu = host.host.gpu
+            table.add_row(host.name, gpu.model if gpu else "", host.address, where)
+        table.print()
+
+    def _print_links(self) -> None:
+        lab = self._lab.lab
+        states = self._lab.wires.states(lab.fibres)
+        if lab.coloured:
+            self._print_lights()
+        else:
+            self._print_circuits(states)
+        for state in states:
+            if not state.up or state.impairment:
+                say(f"fibre {fibre_line(state)}")
+
+    def _print_lights(self) -> None:
+        with self._lab.light as light:
+            for port, found in light.transceivers().items():
+                receivers = ", ".join(found["to"])
+                what = f"{found['channel']} to {receivers}" if receivers else "dark"
+                say(f"{port}  {what}")
+
+    def _print_circuits(self, states: Sequence[FibreState]) -> None:
+        from patchlight.testbed.lab.wiring import trace_links
+
+        lab = self._lab.lab
+        try:
+            maps = self._lab.maps()
+        except PatchlightError as error:
+            say(f"as the lab file has them: {error.message}", err=True)
+            maps = lab.initial_maps
+        cut = {end for state in states if not state.up for end in (state.fibre.a, state.fibre.b)}
+        links = trace_links(lab, maps)
+        for a, b in links.pairs():
+            passed = {a, b} | {
+                Endpoint(ocs, str(port))
+                for ocs, hop in links.paths[a].hops
+                for port in (hop.inp, hop.out)
+            }
+            say(f"{a} – {b}{'  down' if passed & cut else ''}")
+        for host in lab.hosts:
+            if links.peer(host.endpoint) is None:
+                say(f"{host.endpoint}  dark")
+
+    def _pingall(self) -> None:
+        reached = self._lab.pingall()
+        for source, target in reached.lost:
+            say(f"{source} does not reach {target}")
+        say(f"{reached.tried - len(reached.lost)} of {reached.tried} pings answered")
+
+    def _iperf(self, hosts: Sequence[str]) -> None:
+        if len(hosts) != 2:
+            raise BadInput("expected two hosts: iperf A B")
+        rate_bps = self._lab.iperf(hosts[0], hosts[1])
+        say(f"{hosts[0]} to {hosts[1]}: {format_rate(rate_bps)}")
+
+    def _link(self, words: Sequence[str]) -> None:
+
+        if len(words) not in (2, 3) or words[2:] not in ([], ["up"], ["down"]):
+            raise BadInput("expected two ports, hosts or devices: link A B [up|down]")
+        wires = self._lab.wires
+        fibre = wires.between(words[0], words[1])
+        if words[2:]:
+            wires.set_up(fibre, up=words[2] == "up")
+        say(fibre_line(wires.state(fibre)))
+
+    def _complete_names(self) -> None:
+        with contextlib.suppress(ImportError):
+            import readline
+
+            names = [*self._names, *_COMMANDS]
+
+            def complete(text: str, state: int) -> str | None:
+                matches = [f"{name} " for name in names if name.startswith(text)]
+                return matches[state] if state < len(matches) else None
+
+            readline.set_completer(complete)
+            readline.set_completer_delims(" ")
+            readline.parse_and_bind("tab: complete")
+
+
+@click.command()
+@click.argument("port", required=False)
+@click.argument("channel", required=False)
+@lab_option()
+@listing_options
+def tune(port: str | None, channel: str | None, lab_name: str | None, as_json: bool) -> None:
+    """Tune the transceiver of PORT, a host or port, to CHANNEL; without CHANNEL, show it.
+
+    \b
+      patchlight emulate tune
+      patchlight emulate tune server1 193.200
+      patchlight emulate tune server1 off
+
+    It is dark while it is tuned, and the command ends when it sends. Without
+    PORT: all transceivers, and how many frames others destroyed on which fibre.
+
+    \b
+    With --json: transceivers by port, each with channel, state (on, off,
+    tuning), band, to (the ports that get its frames) and destroyed_at (fibres,
+    by the end that light leaves); destroyed (frames by fibre) and dark (frames
+    by the port that sent them).
+    """
+    require_root("tuning transceivers")
+    lab = attached(lab_name)
+    with lab.light as light:
+        end = None if port is None else _end(port, lab.lab.host_names)
+        if end is not None and channel == "off":
+            light.darken(end)
+        elif end is not None and channel is not None:
+            light.tune(end, Channel.parse(channel))
+        _print(light, end, as_json=as_json)
+
+
+def _end(port: str, hosts: Mapping[str, Host]) -> Endpoint:
+    return hosts[port].endpoint if port in hosts else Endpoint.parse(port)
+
+
+def _print(light: LightClient, end: Endpoint | None, *, as_json: bool) -> None:
+    transceivers, losses = light.transceivers(), light.losses()
+    if end is not None:
+        transceivers = {str(end): transceivers[str(end)]}
+    if as_json:
+        print_json({"transceivers": transceivers, **losses})
+        return
+    table = Table(
+        Column("port", whole=True),
+        Column("THz", whole=True),
+        Column("", whole=True),
+        Column("band", wide=True),
+        "received by",
+        "destroyed on",
+    )
+    for name, found in transceivers.items():
+        table.add_row(
+            name,
+            found["channel"],
+            Coloured(found["state"], "good" if found["state"] == "on" else "caution"),
+            found["band"],
+            ", ".join(found["to"]),
+            Coloured(", ".join(found["destroyed_at"]), "bad"),
+        )
+    table.print()
+    for at, frames in losses["destroyed"].items():
+        say(f"frames destroyed on the fibre at {at}: {frames}")

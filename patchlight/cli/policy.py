@@ -1,0 +1,262 @@
+"""``patchlight policy``: the policies there are, which decide in a lab, and what they decided."""
+
+import inspect
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from patchlight.console.commands import LazyGroup
+from patchlight.console.connection import (
+    complete_job,
+    complete_policy,
+    connect,
+    controller_options,
+    lab_meant,
+    offline_lab,
+)
+from patchlight.console.options import lab_option
+from patchlight.console.rendering import Coloured, Column, Table, listing_options, print_json, say
+from patchlight.console.scheduling_options import absolute, is_on, kinds_of_policies
+from patchlight.testbed.errors import BadInput, PatchlightError
+
+if TYPE_CHECKING:
+    from patchlight.controller.policies.recipe import Recipe
+
+
+_KINDS = ("partition", "placement", "order", "topology", "elasticity")
+
+
+@click.group(cls=LazyGroup, prefix="policy ", context_settings={"show_default": True})
+def policy() -> None:
+    """List, show, test, train and export policies.
+
+    A policy is written NAME, FILE.py:CLASS or FILE.onnx, with parameters after colons, like
+    constant:8 or random:seed=3. See docs/policies.md.
+    """
+
+
+@policy.command()
+@kinds_of_policies
+@listing_options
+@controller_options
+def use(
+    defragment: str | None,
+    as_json: bool,
+    lab_name: str | None,
+    address: str | None,
+    **chosen: str | None,
+) -> None:
+    """Have other policies decide in a lab that is up; without an option, print which do.
+
+    They decide from the next job on, and what runs is left as it is. The choice goes before the lab
+    file, and outlives the controller until that is started with other options. A policy in a file
+    is a program: root has to name it, or whoever runs the controller.
+    """
+    wanted: dict[str, Any] = {kind: absolute(name) for kind, name in chosen.items() if name}
+    if defragment is not None:
+        wanted["defragment"] = is_on(defragment)
+    with connect(lab_name, address) as client:
+        words = client.use_policies(wanted) if wanted else client.policies()
+    if as_json:
+        print_json(words)
+        return
+    table = Table("kind", Column("policy", whole=True))
+    for kind, name in words.items():
+        if kind != "defragment":
+            table.add_row(kind, str(name or "(jobs have to say it)"))
+    table.add_row("defragment", "on" if words["defragment"] else "off")
+    table.print()
+
+
+@policy.command()
+@click.argument("job", metavar="JOB", shell_complete=complete_job)
+@click.option("--with", "other", metavar="POLICY", help="Ask this one instead, where it can be.")
+@listing_options
+@controller_options
+def replay(
+    job: str, other: str | None, as_json: bool, lab_name: str | None, address: str | None
+) -> None:
+    """Ask the policies again what they were asked of JOB, with all that they saw then.
+
+    Nothing is changed. With --with, another policy is asked what those of its kind were.
+    """
+    from patchlight.cli.job.texts import find_job
+    from patchlight.controller.jobs.decisions import arguments, plain_answer
+    from patchlight.controller.policies.contract import METHODS, PolicyKind
+    from patchlight.controller.policies.registry import find, load_policy
+
+    with connect(lab_name, address) as client:
+        job_id = find_job(client, job)
+        own_graph = client.job(job_id)["spec"]["graph"]
+        decisions = client.decisions(job_id)
+    lab = lab_meant(lab_name, address)
+    kind = None if other is None else find(other).kind
+    rows: list[dict[str, Any]] = []
+    for decision in decisions:
+        if decision["kind"] not in METHODS or kind not in (None, decision["kind"]):
+            continue
+        of_kind = cast("PolicyKind", decision["kind"])
+        policy: Any = load_policy(other or decision["policy"], of_kind)
+        saw = arguments(of_kind, decision["saw"], lab, own_graph)
+        again = plain_answer(getattr(policy, METHODS[of_kind])(*saw))
+        rows.append(
+            {
+                "kind": decision["kind"],
+                "policy": decision["policy"],
+                "decided": decision["answer"],
+                "asked": other or decision["policy"],
+                "answer": again,
+                "same": again == decision["answer"],
+            }
+        )
+    if as_json:
+        print_json(rows)
+        return
+    table = Table("kind", "policy", "decided", "asked again", Column("same", whole=True))
+    for row in rows:
+        same = Coloured("yes", "good") if row["same"] else Coloured("no", "caution")
+        cells = (row["kind"], row["asked"], _words(row["decided"]), _words(row["answer"]))
+        table.add_row(*cells, same)
+    table.print()
+
+
+def _words(answer: Any) -> str:
+    if isinstance(answer, dict):
+        parts = (
+            f"{name}: {', '.join(each) if isinstance(each, list) else each}"
+            for name, each in answer.items()
+        )
+        return "; ".join(parts) or "as it is"
+    if isinstance(answer, list):
+        return "GPUs " + ", ".join(map(str, answer))
+    return "wait" if answer is None else str(answer)
+
+
+@policy.command("list")
+@click.option("--kind", type=click.Choice(_KINDS), help="Only this kind.")
+@listing_options
+def list_policies(kind: Any, as_json: bool) -> None:
+    """The policies that have a name."""
+    from patchlight.controller.policies.registry import DEFAULTS, policies
+
+    rows = []
+    for found in policies(kind):
+        row: dict[str, Any] = {"kind": found.kind, "name": found.name, "origin": found.origin}
+        default = DEFAULTS[found.kind] == found.name
+        row |= {"about": "", "parameters": [], "default": default}
+        try:
+            row["about"] = found.about.replace("``", "")
+            row["parameters"] = found.parameters_in_words
+        except PatchlightError as error:
+            # One that is broken must not hide the others.
+            row["about"] = f"cannot be loaded: {error.message}"
+        rows.append(row)
+    if as_json:
+        print_json(rows)
+        return
+    more = (Column("parameters", wide=True), Column("where from", wide=True))
+    table = Table("kind", Column("name", whole=True), "what it does", *more)
+    last = None
+    for row in rows:
+        if last not in (None, row["kind"]):
+            table.end_section()
+        last = row["kind"]
+        name = f"{row['name']} (default)" if row["default"] else row["name"]
+        table.add_row(row["kind"], name, row["about"], ", ".join(row["parameters"]), row["origin"])
+    table.print()
+
+
+@policy.command()
+@click.argument("name", metavar="POLICY", shell_complete=complete_policy)
+@lab_option("Also what a learned policy of any lab would miss in this one.", "lab")
+@listing_options
+def show(name: str, lab: str | None, as_json: bool) -> None:
+    """What POLICY does, its parameters, and where it comes from; of a learned one its card.
+
+    With --lab also which inputs of a learned policy the lab would not have, and what of the lab is
+    outside the range that it was tested in.
+    """
+    from patchlight.controller.policies.contract import METHODS
+    from patchlight.controller.policies.registry import find
+
+    found = find(name)
+    card = getattr(found.factory, "card", None)
+    as_data = asdict(card) if card is not None else None
+    source = _source(found.factory)
+    answer = {
+        "kind": found.kind,
+        "name": found.name,
+        "origin": found.origin,
+        "method": METHODS[found.kind],
+        "parameters": found.parameters_in_words,
+        "given": dict(found.given),
+        "documentation": found.documentation,
+        "source": source,
+        "card": as_data,
+    }
+    said_by = click.get_current_context().get_parameter_source("lab")
+    is_meant = card is not None or said_by is not click.core.ParameterSource.ENVIRONMENT
+    fit = fit_of(found, offline_lab(lab)) if lab is not None and is_meant else None
+    if fit is not None:
+        answer["lab"] = fit
+    if as_json:
+        print_json(answer)
+        return
+    say(f"{found.name}: {found.kind} policy, {found.origin}")
+    for what, shown in (("parameters", ", ".join(found.parameters_in_words)), ("source", source)):
+        if shown:
+            say(f"{what}: {shown}")
+    if found.documentation:
+        say("\n" + found.documentation)
+    if as_data is not None:
+        say("\ncard:")
+        print_json(as_data)
+    if fit is not None:
+        say_fit(fit)
+
+
+def _source(factory: Any) -> str | None:
+    """File and line of its class."""
+    named = factory if inspect.isclass(factory) else type(factory)
+    try:
+        return f"{inspect.getsourcefile(named)}:{inspect.getsourcelines(named)[1]}"
+    except (OSError, TypeError):
+        return None
+
+
+def fit_of(found: "Recipe", lab_name: str) -> dict[str, Any]:
+    """How a learned policy fits a lab; ``BadInput`` if it does not, or is none that could."""
+    from patchlight.controller.jobs.cluster_view import WiredLab
+    from patchlight.controller.policies.options.lab_range import (
+        FROM_JOBS,
+        missing_inputs,
+        outside_range,
+    )
+    from patchlight.testbed.labfile.reader import load_lab
+
+    policy: Any = found.factory
+    if getattr(policy, "card", None) is None:
+        raise BadInput(
+            f"{found.name} is no learned policy: --lab says what of a lab such a one would miss",
+            hint="leave --lab out",
+        )
+    lab = load_lab(lab_name)
+    policy.check_fits(WiredLab(lab, lab.initial_maps).shape, lab)
+    return {
+        "lab": lab.name,
+        "missing": missing_inputs(lab),
+        "outside": outside_range(getattr(policy.card, "tested_range", {}), lab),
+        "from_jobs": list(FROM_JOBS),
+    }
+
+
+def say_fit(fit: dict[str, Any]) -> None:
+    """The same for people."""
+    say(f"\nin lab {fit['lab']}:")
+    for what, lines in (("missing", fit["missing"]), ("not tested", fit["outside"])):
+        for line in lines or ["nothing"]:
+            say(f"  {what}: {line}")
+    say("\nwhat it sees of jobs there:")
+    for line in fit["from_jobs"]:
+        say(f"  {line}")

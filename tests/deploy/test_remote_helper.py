@@ -1,0 +1,216 @@
+"""What runs on a server while somebody deploys to it, here below a folder."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patchlight.deploy.units import Run
+from patchlight.deploy.wheels import wheel_of
+from patchlight.testbed.linux.processes import command_line, process_ids
+from tests.support.remote_helpers import HelperProcess, remote_helper, sha256_of, small_wheel
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Iterator[HelperProcess]:
+    with remote_helper(tmp_path / "root") as far:
+        yield far
+        far.ask("remove")
+
+
+def installed(far: HelperProcess, folder: Path, version: str) -> str:
+    """Have a release of that version of the small package installed; what it is called."""
+    folder.mkdir(exist_ok=True)
+    installer = wheel_of(distribution("installer"), folder / "cache").read_bytes()
+    wheel = small_wheel(folder, version)
+    for content in (installer, wheel.read_bytes()):
+        assert far.put(content) == {"answer": None}
+    wheels = {wheel.name: sha256_of(wheel.read_bytes())}
+    release: dict[str, Any] = {"release": f"r{version}", "packages": wheels}
+    assert far.ask("install", **release, installer=sha256_of(installer), note={"by": "me"})
+    assert not far.ask("install", **release, installer=sha256_of(installer), note={"by": "me"})
+    return f"r{version}"
+
+
+def served(far: HelperProcess, tmp_path: Path, release: str, seconds: float = 1000) -> bool:
+    program = tmp_path / "root/opt/patchlight/lab/current/bin/tiny"
+    run = Run("lab", "agent", [str(program), str(seconds)])
+    services = {"agent": (run.unit, run.script)}
+    return bool(far.ask("serve", release=release, services=services, again=False))
+
+
+def test_it_says_what_the_server_is(far: HelperProcess) -> None:
+    assert far.hello.keys() == {"python", "machine", "glibc", "systemd"}
+    found = far.ask("look")
+    assert (found["release"], found["files"], found["here"]) == (None, [], False)
+
+
+def test_a_file_that_was_cut_goes_on_where_it_was(tmp_path: Path) -> None:
+    content = os.urandom(3_000_000)
+    sha256 = sha256_of(content)
+    with remote_helper(tmp_path) as far:
+        fields = f'{{"do": "put", "sha256": "{sha256}", "size": {len(content)}, "offset": 0}}\n'
+        far.write(fields.encode() + content[:1_000_000])
+        far.cut()
+    with remote_helper(tmp_path) as far:
+        assert far.ask("look")["partial"] == {sha256: 1_000_000}
+        assert far.put(content, 1_000_000) == {"answer": None}
+        found = far.ask("look")
+        assert (found["files"], found["partial"]) == ([sha256], {})
+    assert (tmp_path / "opt/patchlight/lab/files" / sha256).read_bytes() == content
+
+
+def test_a_damaged_file_is_not_kept(far: HelperProcess) -> None:
+    told = far.put(b"other", sha256=sha256_of(b"content"))
+    assert (told["error"], far.ask("look")["partial"]) == ("a file came damaged", {})
+
+
+def test_only_one_deploys_at_a_time(tmp_path: Path) -> None:
+    with (
+        remote_helper(tmp_path) as one,
+        remote_helper(tmp_path) as two,
+        remote_helper(tmp_path, "other") as other,
+    ):
+        one.ask("lock", who="Ada on desk")
+        told = two.tell("lock", who="Bob on laptop")
+        assert told["error"].startswith("Ada on desk, since ")
+        assert told["error"].endswith("is deploying to lab lab here")
+        other.ask("lock", who="Bob on laptop")
+        one.cut()
+        two.ask("lock", who="Bob on laptop")
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_an_installation_that_was_cut_short_is_made_anew(tmp_path: Path) -> None:
+    half = tmp_path / "root/opt/patchlight/lab/releases/r1/bin"
+    half.mkdir(parents=True)
+    with remote_helper(tmp_path / "root") as far:
+        installed(far, tmp_path / "wheels", "1")
+    assert (half / "tiny").exists()
+
+
+def test_what_cannot_be_installed_is_said(far: HelperProcess, tmp_path: Path) -> None:
+    installer = wheel_of(distribution("installer"), tmp_path / "cache").read_bytes()
+    for content in (installer, b"no wheel"):
+        far.put(content)
+    wheels = {"tiny-1-py3-none-any.whl": sha256_of(b"no wheel")}
+    told = far.tell(
+        "install", release="r1", packages=wheels, installer=sha256_of(installer), note={}
+    )
+    assert "python failed: " in told["error"]
+    assert "zip" in told["error"]
+
+
+def test_a_release_runs_until_it_is_stopped(far: HelperProcess, tmp_path: Path) -> None:
+    release = installed(far, tmp_path / "wheels", "1")
+    assert served(far, tmp_path, release)
+    wait_until(lambda: far.ask("state", role="agent")["running"], "it runs")
+    since = far.ask("state", role="agent")["since"]
+    assert not served(far, tmp_path, release)
+    assert far.ask("state", role="agent")["since"] == since
+    log = tmp_path / "root/var/log/patchlight/lab/agent.log"
+    wait_until(lambda: "tiny 1" in log.read_text(), "it has written")
+    far.ask("act", action="stop", roles=["agent"])
+    assert not far.ask("state", role="agent")["running"]
+    assert not running(tmp_path)
+
+
+def running(tmp_path: Path) -> list[int]:
+    """The processes below the folder, of the service and of the shell that keeps it."""
+    ours = [pid for pid in process_ids() if str(tmp_path / "root/opt") in command_line(pid)]
+    return [pid for pid in ours if "remote_helper" not in command_line(pid)]
+
+
+def power_is_off(tmp_path: Path) -> bool:
+    """End all that runs there now, which may be starting more; whether there was nothing."""
+    pids = running(tmp_path)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return not pids
+
+
+def test_one_that_ends_is_started_again(far: HelperProcess, tmp_path: Path) -> None:
+    served(far, tmp_path, installed(far, tmp_path / "wheels", "1"))
+    log = tmp_path / "root/var/log/patchlight/lab/agent.log"
+    wait_until(lambda: log.exists() and "tiny 1" in log.read_text(), "it runs")
+    (program,) = [pid for pid in running(tmp_path) if "keep-agent" not in command_line(pid)]
+    os.kill(program, signal.SIGKILL)
+    wait_until(lambda: far.ask("state", role="agent")["restarts"] == 1, "it is started again")
+    wait_until(lambda: far.ask("state", role="agent")["running"], "it runs again")
+
+
+@pytest.mark.skipif(not shutil.which("update-rc.d"), reason="no update-rc.d: not a Debian")
+def test_it_begins_with_the_server_where_scripts_begin_programs(
+    far: HelperProcess, tmp_path: Path
+) -> None:
+    entries = tmp_path / "root/etc"
+    for folder in ("init.d", "rc2.d"):
+        (entries / folder).mkdir(parents=True)
+    served(far, tmp_path, installed(far, tmp_path / "wheels", "1"))
+    (entry,) = (entries / "rc2.d").glob("S*patchlight-agent-lab")
+    wait_until(lambda: power_is_off(tmp_path), "all of it has ended")
+    wait_until(lambda: not far.ask("state", role="agent")["running"], "it has ended")
+    subprocess.run([entry, "start"], check=True)
+    wait_until(lambda: far.ask("state", role="agent")["running"], "it runs again")
+    assert not served(far, tmp_path, "r1")
+    far.ask("remove")
+    assert not [path for path in entries.rglob("*") if "patchlight" in path.name]
+
+
+def test_back_to_the_release_before_and_forth(far: HelperProcess, tmp_path: Path) -> None:
+    first = installed(far, tmp_path / "wheels", "1")
+    served(far, tmp_path, first)
+    assert far.tell("roll_back")["error"] == "there is no release before this one"
+    for version in ("2", "3"):
+        assert served(far, tmp_path, installed(far, tmp_path / "wheels", version))
+    found = far.ask("look")
+    assert (found["release"]["id"], found["previous"]["id"]) == ("r3", "r2")
+    assert found["release"]["by"] == "me"
+    # Those two are all that there is, and what they were made of.
+    assert {p.name for p in (tmp_path / "root/opt/patchlight/lab/releases").iterdir()} == {
+        "r2",
+        "r3",
+    }
+    assert len(found["files"]) == 3
+    assert far.ask("roll_back")["id"] == "r2"
+    log = tmp_path / "root/var/log/patchlight/lab/agent.log"
+    wait_until(lambda: log.read_text().split()[-1] == "2", "release 2 runs")
+    assert far.ask("roll_back")["id"] == "r3"
+
+
+def test_configuration_is_what_was_said_last(far: HelperProcess, tmp_path: Path) -> None:
+    folder = tmp_path / "root/opt/patchlight/lab/configuration"
+    files = {"lab.yaml": ("name: lab\n", 0o644), "tls/key.pem": ("secret", 0o600)}
+    assert far.ask("configure", files=files)
+    assert not far.ask("configure", files=files)
+    assert (folder / "tls/key.pem").stat().st_mode & 0o777 == 0o600
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert far.ask("configure", files={"lab.yaml": ("name: lab\n", 0o644)})
+    assert far.ask("look")["configuration"] == ["lab.yaml"]
+
+
+def test_nothing_is_left_of_what_is_removed(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "opt").mkdir(parents=True)
+    with remote_helper(root) as far, remote_helper(root, "other") as other:
+        for each in (far, other):
+            each.ask("lock", who="me")
+            each.ask("configure", files={"lab.yaml": ("", 0o644)})
+        served(far, tmp_path, installed(far, tmp_path / "wheels", "1"))
+        wait_until(lambda: running(tmp_path), "it runs")
+        far.ask("remove")
+        assert not running(tmp_path)
+        # Another lab on the same server stays.
+        assert [p.name for p in (root / "opt/patchlight").iterdir()] == ["other"]
+        other.ask("remove")
+    assert list((root / "opt").iterdir()) == []
+    assert [path for path in root.rglob("*") if path.is_file()] == []
