@@ -18,9 +18,13 @@ from patchlight.testbed.io.mistakes import joined, mistake_in_words
 from patchlight.testbed.linux.credentials import controller_name, prometheus_name
 from patchlight.testbed.linux.sockets import UNIX_CLIENT
 from patchlight.testbed.wire import worker_api
-from patchlight.testbed.wire.agent_status import AgentStatus
-from patchlight.testbed.wire.path_api import PathBounds, PathNodeStatus
-from patchlight.testbed.wire.probe_api import ProbeAnswer, ProbeRequest
+from patchlight.testbed.wire.agent_status import (
+    AgentStatus,
+    PathBounds,
+    PathNodeStatus,
+    ProbeAnswer,
+    ProbeRequest,
+)
 
 _USUAL_LOG_BYTES, _MOST_LOG_BYTES = 64 * 1024, 1024 * 1024
 

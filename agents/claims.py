@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.agents.errors import AgentError, Conflict
-from patchlight.testbed.linux import namespace_processes
-from patchlight.testbed.linux.private_folder import private_folder
+from patchlight.testbed.linux import namespaces as namespace_processes
+from patchlight.testbed.linux.files import private_folder
 from patchlight.testbed.linux.processes import process_start
 
 FOLDER = Path("/run/patchlight-claims")

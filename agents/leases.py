@@ -19,7 +19,7 @@ from typing import Any, Self
 from patchlight.agents.errors import AgentError
 from patchlight.agents.nics.state import NicState
 from patchlight.agents.workers.contract import WorkerHandle
-from patchlight.testbed.linux.private_folder import private_folder
+from patchlight.testbed.linux.files import private_folder
 from patchlight.testbed.wire.worker_api import WorkerSpec, WorkerState
 
 _log = logging.getLogger("patchlight.agent")

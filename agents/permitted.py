@@ -7,7 +7,7 @@ from pathlib import Path
 from patchlight.agents.errors import BadRequest, Forbidden
 from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.io.issues import short
-from patchlight.testbed.lab.worker_policy import WRITABLE, WorkerPolicy
+from patchlight.testbed.lab.access import WRITABLE, WorkerPolicy
 from patchlight.testbed.units import format_size
 from patchlight.testbed.wire.worker_api import TorchTask, WorkerSpec
 

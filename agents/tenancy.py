@@ -29,7 +29,8 @@ from patchlight.agents.workers.limits import limits_of, memory_share
 from patchlight.agents.workers.network_environment import publish
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Lab, Nic, Server
-from patchlight.testbed.linux import namespace_processes, namespaces
+from patchlight.testbed.linux import namespaces
+from patchlight.testbed.linux import namespaces as namespace_processes
 from patchlight.testbed.wire.agent_status import RdmaStatus
 from patchlight.testbed.wire.worker_api import WorkerSpec
 

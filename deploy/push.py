@@ -24,8 +24,8 @@ from patchlight.deploy.remote import Remote
 from patchlight.deploy.ssh import openssh_words, ssh_place
 from patchlight.deploy.units import HOME, Run, agent_command, controller_command, gpus_command
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab.access import SshAccess
 from patchlight.testbed.lab.model import Lab, Server
-from patchlight.testbed.lab.ssh_access import SshAccess
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE, Credentials
 from patchlight.testbed.linux.processes import own_program

@@ -13,8 +13,7 @@ from patchlight.agents.errors import NicError, NicGone
 from patchlight.testbed.linux import ethtool
 from patchlight.testbed.linux.netlink import KernelRefused
 from patchlight.testbed.linux.rate_limits import LimitNotKept
-from patchlight.testbed.linux.rdma import RdmaError
-from patchlight.testbed.linux.sysfs import NoSysfs
+from patchlight.testbed.linux.sysfs import NoSysfs, RdmaError
 
 
 @contextmanager

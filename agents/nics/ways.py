@@ -10,8 +10,8 @@ from patchlight.agents.errors import NicError
 from patchlight.agents.nics.state import FunctionState
 from patchlight.agents.roce import RdmaDevice
 from patchlight.testbed.lab.nic import Nic, NicMode
-from patchlight.testbed.linux import rdma
-from patchlight.testbed.linux.rdma import NamespaceMode
+from patchlight.testbed.linux import sysfs as rdma
+from patchlight.testbed.linux.sysfs import NamespaceMode
 
 
 @dataclass(frozen=True, slots=True)

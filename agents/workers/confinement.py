@@ -23,8 +23,8 @@ from patchlight.agents.workers.network_environment import hostname
 from patchlight.agents.workers.output import last_lines
 from patchlight.agents.workers.users import WorkerUser
 from patchlight.testbed.linux.cgroups import Cgroups
-from patchlight.testbed.linux.cpu_lists import cpus_of
-from patchlight.testbed.linux.rights import refused_calls
+from patchlight.testbed.linux.credentials import refused_calls
+from patchlight.testbed.linux.processes import cpus_of
 from patchlight.testbed.wire.worker_api import TorchTask
 
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}

@@ -34,9 +34,9 @@ from patchlight.agents.workers.programs import (
 )
 from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.linux import deploy_file, namespace_processes, namespaces
-from patchlight.testbed.linux.processes import boot_id
-from patchlight.testbed.linux.scheduling import favour_like_this_process
+from patchlight.testbed.linux import deploy_file, namespaces
+from patchlight.testbed.linux import namespaces as namespace_processes
+from patchlight.testbed.linux.processes import boot_id, favour_like_this_process
 from patchlight.testbed.wire.worker_api import SyntheticTask, Task, TorchTask
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from patchlight.agents.gpus.contract import PhysicalGpu
-from patchlight.testbed.linux.plain_files import open_plain
+from patchlight.testbed.linux.files import open_plain
 
 START, STARTED, EXIT, OUTPUT = "start", "started", "exit", "output.log"
 

@@ -3,8 +3,8 @@
 import os
 
 from patchlight.agents.gpus.contract import PhysicalGpu
+from patchlight.testbed.lab.access import WorkerPolicy
 from patchlight.testbed.lab.model import Server
-from patchlight.testbed.lab.worker_policy import WorkerPolicy
 from patchlight.testbed.linux.cgroups import Limits
 from patchlight.testbed.wire.worker_api import SyntheticTask, WorkerSpec
 

@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 
 from patchlight.agents.errors import AgentError
-from patchlight.testbed.linux import sparse_files
-from patchlight.testbed.linux.plain_files import open_plain
+from patchlight.testbed.linux import files as sparse_files
+from patchlight.testbed.linux.files import open_plain
 from patchlight.testbed.wire.worker_api import LogPart
 
 MOST_KEPT_BYTES = 64 * 2**20

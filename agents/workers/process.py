@@ -33,11 +33,11 @@ from patchlight.agents.workers.programs import (
 from patchlight.agents.workers.users import WorkerUser
 from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab.worker_policy import DYNAMIC
-from patchlight.testbed.linux import namespace_processes, namespaces
+from patchlight.testbed.lab.access import DYNAMIC
+from patchlight.testbed.linux import namespaces
+from patchlight.testbed.linux import namespaces as namespace_processes
 from patchlight.testbed.linux.cgroups import Cgroups
-from patchlight.testbed.linux.cpu_lists import cpus_of
-from patchlight.testbed.linux.processes import boot_id, process_start
+from patchlight.testbed.linux.processes import boot_id, cpus_of, process_start
 from patchlight.testbed.wire.worker_api import SyntheticTask, TorchTask
 
 _INHERITED = ("PATH", "LANG", "PATCHLIGHT_RUN")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from patchlight.agents.errors import LaunchError
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.worker_policy import DYNAMIC
+from patchlight.testbed.lab.access import DYNAMIC
 
 # systemd keeps these free; below them are those that it gives to containers.
 _FIRST_USER, _USERS = 0x70000000, 0x0F000000

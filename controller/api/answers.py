@@ -17,9 +17,15 @@ from patchlight.controller.api.describing import PROBLEMS
 from patchlight.controller.api.examples import DescribedByExample
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.storage.database import JournalError
-from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
+from patchlight.testbed.errors import (
+    PROBLEM_MEDIA_TYPE,
+    BadInput,
+    Outcome,
+    OutcomeUnknown,
+    PatchlightError,
+    problem,
+)
 from patchlight.testbed.io.mistakes import joined, mistake_in_words
-from patchlight.testbed.linux.problem import PROBLEM_MEDIA_TYPE, Outcome, problem
 
 _STATUS: Mapping[type[PatchlightError], int] = {
     BadInput: 422,

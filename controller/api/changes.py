@@ -23,7 +23,7 @@ from patchlight.controller.changes.record import (
 )
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.labmaps import parse_map
-from patchlight.testbed.lab.switchmap import AnyMap
+from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.wire.rest import changes as shapes
 
 Answer = dict[str, Any]

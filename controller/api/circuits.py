@@ -20,11 +20,10 @@ from patchlight.controller.changes.power import PortReading
 from patchlight.controller.changes.preflight import LockKind
 from patchlight.controller.changes.record import as_texts, fingerprint
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.generate.topology_files import FORMATS
 from patchlight.testbed.lab.labmaps import check_map_name
 from patchlight.testbed.lab.optical_links import Entry
 from patchlight.testbed.lab.spectrum import ChannelConnect
-from patchlight.testbed.lab.topology import topology_of
+from patchlight.testbed.lab.topology import FORMATS, topology_of
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from patchlight.testbed.wire.rest import circuits as shapes
 from patchlight.testbed.wire.rest.lab import Links, TopologyShape

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from patchlight.controller.api.answers import problem_answer
 from patchlight.controller.storage.database import Database
-from patchlight.testbed.linux.problem import PROBLEM_MEDIA_TYPE
+from patchlight.testbed.errors import PROBLEM_MEDIA_TYPE
 
 KEY_HEADER = "Idempotency-Key"
 KEPT_S = 86_400.0

@@ -22,7 +22,7 @@ from patchlight.controller.policies.registry import is_built_in
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobStatus
 from patchlight.testbed.lab.access import Role
-from patchlight.testbed.lab.policies import KINDS, PolicyChoice
+from patchlight.testbed.lab.queueing import KINDS, PolicyChoice
 from patchlight.testbed.wire.rest import jobs as shapes
 from patchlight.testbed.wire.rest.changes import Change
 

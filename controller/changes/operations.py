@@ -14,7 +14,7 @@ from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import DirectedPort, PortState
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.labmaps import Place, check_place, driven, recorded_map
-from patchlight.testbed.lab.switchmap import AnyMap
+from patchlight.testbed.lab.portmap import AnyMap
 
 _NO_MONITOR = PowerVerdict("unverified", "unverified, no power monitor")
 _NO_OUTPUT_MONITOR = PowerVerdict("unverified", "unverified, no power monitor at the outputs")

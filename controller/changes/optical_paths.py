@@ -6,8 +6,7 @@ from patchlight.controller.changes.device_maps import Decide, circuits_in
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint, Lab
-from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.lab.switchmap import AnyMap
+from patchlight.testbed.lab.portmap import AnyMap, PortMap
 
 
 async def lighting(parts: CircuitParts, pairs: Sequence[tuple[str, str]]) -> Decide:

@@ -13,7 +13,7 @@ from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.labmaps import recorded_map
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.lab.switchmap import AnyMap, MapChange
+from patchlight.testbed.lab.portmap import AnyMap, MapChange
 
 State = Literal["intent", "committed", "refused", "rolled-back", "unknown"]
 

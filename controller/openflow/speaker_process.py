@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.linux.processes import processor_ticks
-from patchlight.testbed.wire.progress import Progress
+from patchlight.testbed.linux.processes import Progress, processor_ticks
 
 LOG = logging.getLogger("patchlight.speaker")
 

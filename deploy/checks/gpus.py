@@ -7,7 +7,7 @@ from itertools import zip_longest
 from patchlight.deploy.checks.finding import Finding
 from patchlight.deploy.facts import GpuFacts, ServerFacts
 from patchlight.testbed.lab.model import Gpu, Nic, Server
-from patchlight.testbed.linux.pci import Distance, distance
+from patchlight.testbed.linux.sysfs import Distance, distance
 
 
 def gpus(server: Server, facts: ServerFacts) -> Iterator[Finding]:

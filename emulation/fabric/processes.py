@@ -18,9 +18,12 @@ from patchlight.emulation.fabric.forking import nursery
 from patchlight.emulation.fabric.lab_state import MARK, LabState, ProcessRecord, is_running
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.namespaces import entered
-from patchlight.testbed.linux.processes import process_start, session_processor_ticks
-from patchlight.testbed.linux.scheduling import favour
-from patchlight.testbed.wire.progress import Progress
+from patchlight.testbed.linux.processes import (
+    Progress,
+    favour,
+    process_start,
+    session_processor_ticks,
+)
 
 _LAST_LINES = 15
 

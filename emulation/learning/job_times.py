@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from patchlight.emulation.learning.config import Network
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 from patchlight.emulation.simulator.ramp.workloads import Workloads
-from patchlight.testbed.graphs.costs import COSTS, operation_costs
+from patchlight.testbed.graphs.model import COSTS, operation_costs
 
 _COPIES, _HIDDEN = 5, 32
 _RATE, _DECAY, _FITTED = 5e-3, 0.03, 400

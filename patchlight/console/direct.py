@@ -40,7 +40,7 @@ from patchlight.controller.circuits.device_lock import (
 from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.storage.store import Store, open_store
 from patchlight.testbed.lab.model import Endpoint, Lab, OpticalSwitch
-from patchlight.testbed.lab.switchmap import AnyMap
+from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.wire.lab_api import api_address
 
 

@@ -8,7 +8,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 if TYPE_CHECKING:
-    from patchlight.testbed.lab.policies import PolicyChoice
+    from patchlight.testbed.lab.queueing import PolicyChoice
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 LAB_VARIABLE = "PATCHLIGHT_LAB"

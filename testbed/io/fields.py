@@ -15,15 +15,19 @@ from typing import Any
 import yaml
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.issues import FileIssues, Located, nearest, short, stands_twice
-from patchlight.testbed.io.nodes import (
+from patchlight.testbed.io.issues import (
     NUMBER,
     PLAIN_TAGS,
     WHOLE,
+    FileIssues,
+    Located,
     describe,
     is_bare_text,
     is_plain,
     locate,
+    nearest,
+    short,
+    stands_twice,
 )
 from patchlight.testbed.units import Units, pattern
 

@@ -7,8 +7,16 @@ import yaml
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.fields import FieldType
-from patchlight.testbed.io.issues import FileIssues, Located, nearest, short, stands_twice
-from patchlight.testbed.io.nodes import PLAIN_TAGS, describe, locate
+from patchlight.testbed.io.issues import (
+    PLAIN_TAGS,
+    FileIssues,
+    Located,
+    describe,
+    locate,
+    nearest,
+    short,
+    stands_twice,
+)
 
 
 class Fields(dict[str, Located[Any]]):

@@ -6,7 +6,6 @@ from typing import Any
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.fields import FieldType, ListOf, MapOf, Text, Whole, choice, quantity
 from patchlight.testbed.io.groups import Fields, Group, Key, required
-from patchlight.testbed.lab.emulated import Emulation
 from patchlight.testbed.lab.spectrum import (
     GRIDS,
     Band,
@@ -17,6 +16,7 @@ from patchlight.testbed.lab.spectrum import (
 )
 from patchlight.testbed.lab.wavelengths import (
     PART_KINDS,
+    Emulation,
     PassivePart,
     Transceiver,
     WavelengthSwitch,

@@ -7,7 +7,7 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.fields import FieldType, Text, YesNo, plain, quantity
 from patchlight.testbed.io.groups import Fields, Group, Key
 from patchlight.testbed.io.issues import short
-from patchlight.testbed.lab.policies import KINDS, PolicyChoice
+from patchlight.testbed.lab.queueing import KINDS, PolicyChoice
 
 _TIMES = {
     "deadline": "deadline_s",

@@ -9,6 +9,7 @@ from patchlight.testbed.io.fields import plain
 from patchlight.testbed.io.groups import Fields
 from patchlight.testbed.io.issues import FileError, FileIssue, FileIssues, nearest
 from patchlight.testbed.io.reader import compose, read_text
+from patchlight.testbed.lab.access import SshAccess
 from patchlight.testbed.lab.model import (
     CircuitSwitch,
     Emulation,
@@ -23,9 +24,8 @@ from patchlight.testbed.lab.model import (
     default_mac,
 )
 from patchlight.testbed.lab.nic import Rendezvous
-from patchlight.testbed.lab.policies import KINDS, PolicyKind, full_path
 from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.lab.ssh_access import SshAccess
+from patchlight.testbed.lab.queueing import KINDS, PolicyKind, full_path
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from patchlight.testbed.labfile.access_schema import access_of
 from patchlight.testbed.labfile.check import check_lab

@@ -8,7 +8,7 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.fields import ListOf, Number, Text, plain, quantity
 from patchlight.testbed.io.groups import Fields, Group, Key
 from patchlight.testbed.io.issues import short
-from patchlight.testbed.lab.worker_policy import DYNAMIC, WRITABLE, WorkerPolicy
+from patchlight.testbed.lab.access import DYNAMIC, WRITABLE, WorkerPolicy
 
 _LONGEST_PATTERN = 255
 _USER = r"^[A-Za-z_][A-Za-z0-9_.-]{0,31}$"

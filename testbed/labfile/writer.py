@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from patchlight.testbed.io.nodes import is_bare_text
+from patchlight.testbed.io.issues import is_bare_text
 from patchlight.testbed.lab.model import (
     NO_NETWORK,
     CircuitSwitch,

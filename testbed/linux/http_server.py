@@ -29,7 +29,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from patchlight.testbed.linux.problem import PROBLEM_MEDIA_TYPE, problem
+from patchlight.testbed.errors import PROBLEM_MEDIA_TYPE, problem
 from patchlight.testbed.linux.sockets import UNIX_CLIENT
 
 _READS = ("GET", "HEAD", "OPTIONS")

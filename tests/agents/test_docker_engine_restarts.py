@@ -18,7 +18,8 @@ import pytest_asyncio
 from patchlight.agents.workers import keeper
 from patchlight.agents.workers.backends import BackendOptions, make_runner
 from patchlight.agents.workers.contract import Runner, WorkerLaunch
-from patchlight.testbed.linux import docker_engine, namespace_processes, namespaces
+from patchlight.testbed.linux import docker_engine, namespaces
+from patchlight.testbed.linux import namespaces as namespace_processes
 from patchlight.testbed.linux.cgroups import Limits
 from patchlight.testbed.wire.worker_api import WorkerSpec
 from tests.support.waiting import PATIENCE_S, wait_until

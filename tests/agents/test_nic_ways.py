@@ -15,8 +15,8 @@ from patchlight.agents.nics.upon import function_in, settings_of
 from patchlight.agents.nics.ways import NicWay, way_of
 from patchlight.agents.roce import RdmaDevice
 from patchlight.testbed.lab.nic import Nic, default_mac
-from patchlight.testbed.linux import rdma
-from patchlight.testbed.linux.dcb import Priorities, priorities_in
+from patchlight.testbed.linux import sysfs as rdma
+from patchlight.testbed.linux.ethtool import Priorities, priorities_in
 from patchlight.testbed.linux.netlink import attribute
 from tests.support.sysfs_tree import SysfsTree
 

@@ -13,10 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
+from patchlight.testbed.lab.access import WorkerPolicy
 from patchlight.testbed.lab.model import Gpu, Lab, Nic, Server
-from patchlight.testbed.lab.worker_policy import WorkerPolicy
 from patchlight.testbed.labfile.writer import write_lab
-from patchlight.testbed.linux import namespace_processes, namespaces
+from patchlight.testbed.linux import namespaces
+from patchlight.testbed.linux import namespaces as namespace_processes
 from tests.support.forked import ForkedProgram
 from tests.support.waiting import PATIENCE_S, unix_socket_answers, wait_until
 

@@ -12,7 +12,7 @@ from patchlight.emulation.simulator.network.engine import run
 from patchlight.emulation.simulator.network.jobs import ONCE, Sessions, program_of, sessions_of
 from patchlight.emulation.simulator.network.sharing import Ints
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.paths.delays import CONTROL_DELAYS
+from patchlight.testbed.paths.contract import CONTROL_DELAYS
 
 # Of jobs that share links, so many iterations are timed, after those in which they find a rhythm.
 _TIMED, _BEFORE = 8, 4

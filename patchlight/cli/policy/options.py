@@ -8,7 +8,7 @@ import click
 
 from patchlight.console.completion import complete_policy
 from patchlight.console.numbers import ANY
-from patchlight.testbed.lab.policies import KINDS, PolicyChoice, full_path
+from patchlight.testbed.lab.queueing import KINDS, PolicyChoice, full_path
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
