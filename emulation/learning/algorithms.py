@@ -10,8 +10,8 @@ from typing import Any
 
 from patchlight.emulation.simulator.ramp.requirements import law
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.fields import MapOf, Number, Text, Whole
-from patchlight.testbed.io.records import setting
+from patchlight.testbed.io.fields import Text, Whole
+from patchlight.testbed.io.forms import MapOf, Number, setting
 
 ALGORITHMS = {
     "afterstates": "afterstates",

@@ -23,10 +23,10 @@ from patchlight.emulation.simulator.ramp.ramp import PlacementRule
 from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
 from patchlight.emulation.simulator.ramp.scenario import MAX_ERROR, FixedArrivals
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.fields import FieldType, ListOf, Number, Text, Whole, choice, matching
+from patchlight.testbed.io.fields import FieldType, ListOf, Text, Whole, choice, matching
+from patchlight.testbed.io.forms import Number, Record, setting
 from patchlight.testbed.io.issues import FileError, FileIssues
 from patchlight.testbed.io.reader import parse, read_text
-from patchlight.testbed.io.records import Record, setting
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from patchlight.testbed.commands import Mount
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.fields import plain
-from patchlight.testbed.io.groups import Fields
+from patchlight.testbed.io.fields import Fields, plain
 from patchlight.testbed.io.issues import FileError, FileIssues, Located
 from patchlight.testbed.io.reader import parse, read_standard_input, read_text
 from patchlight.testbed.jobfile.schema import FILE, JOB, LONGEST_NAME, OF_FILES
@@ -22,14 +21,7 @@ from patchlight.testbed.jobs import MOST_JOBS, JobSpec, checked_specs, contradic
 EXPECTED = "a job file: 'patchlight job schema' has its keys"
 # Of each pair a job has one: who gives one on the command line wants none of the other.
 _INSTEAD = ({"workers", "hosts"}, {"deadline", "requirement"})
-_FIELDS = {
-    "gradient": "gradient_bytes",
-    "compute": "compute_s",
-    "deadline": "deadline_s",
-    "dark_limit": "dark_limit_s",
-    "shared_memory": "shared_memory_bytes",
-    "memory": "memory_bytes",
-}
+_FIELDS = {key.name: key.field for key in JOB.keys}
 _KEYS = {field_name: key for key, field_name in _FIELDS.items()}
 
 JobGiven = JobSpec | Mapping[str, Any] | str | os.PathLike[str]
@@ -224,7 +216,7 @@ class _Reader:
         elif "model" in values:
             values.setdefault("trainer", "torch")
         mounts = tuple(m if isinstance(m, Mount) else Mount(**m) for m in values.get("mounts", ()))
-        named = {_FIELDS.get(key, key): value for key, value in values.items()}
+        named = {_FIELDS[key]: value for key, value in values.items()}
         spec = JobSpec(**{**named, "mounts": mounts})
         mistakes = [_in_keys(words) for words in contradictions(spec)]
         if spec.trainer == "torch" and spec.gradient_bytes:

@@ -45,9 +45,9 @@ class Server:
     """
 
     name: str
-    management: str | None
-    gpus: tuple[Gpu, ...]
-    nics: tuple[Nic, ...]
+    management: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    nics: tuple[Nic, ...] = ()
     ssh: SshAccess = field(default_factory=SshAccess)
     emulated_gpus: bool = False
 

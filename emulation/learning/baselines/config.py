@@ -11,10 +11,10 @@ from typing import Any
 from patchlight.emulation.learning.algorithms import MaskablePpo
 from patchlight.emulation.learning.config import CONFIGS, NAME, ConfigError
 from patchlight.emulation.learning.envs.registry import find_environment
-from patchlight.testbed.io.fields import FieldType, ListOf, Number, Text, Whole, choice
+from patchlight.testbed.io.fields import FieldType, ListOf, Text, Whole, choice
+from patchlight.testbed.io.forms import Number, Record, setting
 from patchlight.testbed.io.issues import FileIssues
 from patchlight.testbed.io.reader import parse, read_text
-from patchlight.testbed.io.records import Record, setting
 
 ALGORITHMS = ("maskable-ppo",)
 _SEED = Whole("a seed", 0, 2**31)

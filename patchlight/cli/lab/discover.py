@@ -224,7 +224,7 @@ def _ends(row: FoundPort) -> str:
 
 
 def _write_corrected(output: Path, text: str, fibres: Sequence[tuple[str, str]]) -> None:
-    from patchlight.testbed.labfile.rewire import rewired
+    from patchlight.testbed.labfile.edit import rewired
 
     new = rewired(text, [(a, b) for a, b in fibres])
     try:

@@ -24,7 +24,7 @@ from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS, check_s
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.spectrum import Channel, Grid, SpectrumMap
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
-from patchlight.testbed.labfile.colours_schema import MOST_PORTS
+from patchlight.testbed.labfile.optical_schema import MOST_PORTS
 from patchlight.testbed.labfile.values import MOST_CIRCUIT_PORTS
 from patchlight.testbed.linux.sockets import is_loopback
 from patchlight.testbed.units import parse_loss, parse_time

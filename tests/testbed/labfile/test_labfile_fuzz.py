@@ -10,8 +10,7 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from patchlight.testbed.io.fields import FieldType, ListOf
-from patchlight.testbed.io.groups import Group
+from patchlight.testbed.io.fields import FieldType, Group, ListOf
 from patchlight.testbed.lab.access import SshAccess
 from patchlight.testbed.lab.model import (
     CircuitSwitch,
