@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from patchlight.client.calls import PAGE, Call, Calls, call
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.jobfile.reader import JobGiven, Jobs, jobs_meant
+from patchlight.testbed.jobfile.reader import JobBatch, JobGiven, jobs_meant
 
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.changes import Change
@@ -35,7 +35,7 @@ class JobCalls(Calls):
 
     @call
     def submit(
-        self, jobs: Sequence[JobGiven] | Jobs, topology: str | None = None
+        self, jobs: Sequence[JobGiven] | JobBatch, topology: str | None = None
     ) -> Call[list[JobInList]]:
         """Queue jobs, all or none; their statuses.
 
@@ -47,7 +47,7 @@ class JobCalls(Calls):
 
     @call
     def preview(
-        self, jobs: Sequence[JobGiven] | Jobs, topology: str | None = None
+        self, jobs: Sequence[JobGiven] | JobBatch, topology: str | None = None
     ) -> Call[list[Preview]]:
         """What would come of such jobs now, and nothing is queued.
 
@@ -58,9 +58,9 @@ class JobCalls(Calls):
         return (yield from self._submit(jobs, topology, dry_run=True))
 
     def _submit(
-        self, given: Sequence[JobGiven] | Jobs, topology: str | None, *, dry_run: bool
+        self, given: Sequence[JobGiven] | JobBatch, topology: str | None, *, dry_run: bool
     ) -> Call[list[Any]]:
-        jobs = given if isinstance(given, Jobs) else jobs_meant(given)
+        jobs = given if isinstance(given, JobBatch) else jobs_meant(given)
         body = {"jobs": [asdict(spec) for spec in jobs.specs], "topology": topology}
         how = {"together": jobs.together, "dry_run": dry_run}
         return list((yield from self._call("POST", "/jobs", body | how))["jobs"])

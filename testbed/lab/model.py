@@ -19,7 +19,7 @@ from patchlight.testbed.lab.access import USUAL_ACCESS, Access, SshAccess, Worke
 from patchlight.testbed.lab.nic import Nic as Nic
 from patchlight.testbed.lab.nic import default_mac as default_mac
 from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.lab.queueing import NOTHING_SAID, Discipline, PolicyChoice
+from patchlight.testbed.lab.queueing import NOTHING_SAID, USUAL_QUEUE, Discipline, PolicyChoice
 from patchlight.testbed.lab.wavelengths import Emulation as Emulation
 from patchlight.testbed.lab.wavelengths import OcsFault as OcsFault
 from patchlight.testbed.lab.wavelengths import OcsUser as OcsUser
@@ -178,7 +178,7 @@ class Lab:
     controller_openflow: str = "127.0.0.1:6653"
     controller_openflow_tls: bool = False
     access: Access = USUAL_ACCESS
-    queue: Discipline = field(default_factory=Discipline)
+    queue: Discipline = USUAL_QUEUE
     policies: PolicyChoice = NOTHING_SAID
     workers: WorkerPolicy = field(default_factory=WorkerPolicy)
     wavelength_switches: tuple[WavelengthSwitch, ...] = ()

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 from patchlight.testbed.errors import BadInput
 
 
-class Bounds(NamedTuple):
+class NumberBounds(NamedTuple):
     """The least and the most that a number may be; ``least`` itself may not be with ``open``."""
 
     least: float
@@ -18,17 +18,17 @@ class Bounds(NamedTuple):
     open: bool = False
 
 
-BOUNDS: Mapping[str, Bounds] = {
-    "backfill_depth": Bounds(1, 100_000),
-    "quantum_s": Bounds(0.001, 10**12),
-    "half_life_s": Bounds(1, 10**12),
-    "quota_window_s": Bounds(1, 10**12),
-    "keep_jobs": Bounds(0, 10**9),
-    "keep_for_s": Bounds(1, 10**12),
-    "share": Bounds(0, 10**6, open=True),
-    "gpus": Bounds(1, 1_000_000),
-    "jobs": Bounds(1, 1_000_000),
-    "gpu_hours": Bounds(0, 10**9, open=True),
+BOUNDS: Mapping[str, NumberBounds] = {
+    "backfill_depth": NumberBounds(1, 100_000),
+    "quantum_s": NumberBounds(0.001, 10**12),
+    "half_life_s": NumberBounds(1, 10**12),
+    "quota_window_s": NumberBounds(1, 10**12),
+    "keep_jobs": NumberBounds(0, 10**9),
+    "keep_for_s": NumberBounds(1, 10**12),
+    "share": NumberBounds(0, 10**6, open=True),
+    "gpus": NumberBounds(1, 1_000_000),
+    "jobs": NumberBounds(1, 1_000_000),
+    "gpu_hours": NumberBounds(0, 10**9, open=True),
 }
 """Of each number in a ``Discipline`` and an ``Allowance``."""
 
@@ -169,6 +169,9 @@ def _check_bounds(settings: Allowance | Discipline) -> None:
             raise BadInput(
                 f"{name} cannot be {value}{unit}: expected {said} and at most {most:,}{unit}"
             )
+
+
+USUAL_QUEUE = Discipline()
 
 
 PolicyKind = Literal["partition", "placement", "order", "topology", "elasticity"]

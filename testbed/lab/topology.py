@@ -34,7 +34,7 @@ class NodeGpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class TopologyNode:
     """A server with GPUs. ``switch`` is the packet switch that most of its GPUs are lit to.
 
     Of equals it is the first in the lab file; ``None`` while all its NICs are dark. Schedulers
@@ -64,7 +64,7 @@ class Topology:
     """
 
     lab: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[TopologyNode, ...]
     leaves: tuple[Leaf, ...]
     trunks: tuple[tuple[str, str, int | None], ...]
 
@@ -136,7 +136,7 @@ def topology_of(lab: Lab, links: Links) -> Topology:
     return Topology(lab.name, nodes, leaves, trunks)
 
 
-def _nodes(lab: Lab, links: Links, order: Mapping[str, int]) -> Iterable[Node]:
+def _nodes(lab: Lab, links: Links, order: Mapping[str, int]) -> Iterable[TopologyNode]:
     host_of = {(host.server.name, host.gpu.name): host for host in lab.hosts if host.gpu}
     for server in lab.servers:
         gpus = []
@@ -149,7 +149,7 @@ def _nodes(lab: Lab, links: Links, order: Mapping[str, int]) -> Iterable[Node]:
         lit = Counter(gpu.switch for gpu in gpus if gpu.switch is not None)
         most = min(lit, key=lambda switch: (-lit[switch], order[switch]), default=None)
         if gpus:
-            yield Node(server.name, most, tuple(gpus))
+            yield TopologyNode(server.name, most, tuple(gpus))
 
 
 def _groups(names: Iterable[str], near: Callable[[str], set[str]]) -> dict[str, str]:
@@ -233,7 +233,7 @@ def _notes(topology: Topology) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _elsewhere(node: Node) -> list[str]:
+def _elsewhere(node: TopologyNode) -> list[str]:
     return sorted({gpu.switch for gpu in node.gpus if gpu.switch not in (None, node.switch)})
 
 

@@ -1,20 +1,18 @@
 """Lab files: YAML in; a ``Lab``, or every mistake in it with line and column, out."""
 
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.fields import Fields, plain
-from patchlight.testbed.io.issues import FileError, FileIssue, FileIssues, nearest
+from patchlight.testbed.io.issues import FileError, FileIssue, FileIssues, Located, nearest
 from patchlight.testbed.io.reader import compose, read_text
-from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.model import Endpoint, Lab
+from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.lab.queueing import KINDS, NOTHING_SAID, PolicyKind, full_path
-from patchlight.testbed.labfile.check import check_lab
-from patchlight.testbed.labfile.optical_check import (
-    check_meetings,
-    note_oversights,
-    note_weak_signals,
-)
+from patchlight.testbed.labfile.check import SWITCHES, check_lab
+from patchlight.testbed.labfile.optical_check import check_meetings, note_weak_signals
 from patchlight.testbed.labfile.ranges import write_out
 from patchlight.testbed.labfile.schema import COMMON, LAB
 
@@ -49,7 +47,7 @@ def oversights(path: str | Path) -> tuple[FileIssue, ...]:
     """What the lab in this file seems to lack, though it is good; ``LabFileError`` if it is not."""
     issues = FileIssues(str(path), LabFileError)
     fields = _checked_fields(read_text(path, LabFileError), str(path))
-    note_oversights(fields, issues)
+    _note_oversights(fields, issues)
     note_weak_signals(plain(fields), fields, issues)
     return issues.found
 
@@ -80,6 +78,48 @@ def _checked_fields(text: str, name: str) -> Fields:
     assert located is not None
     fields: Fields = located.value
     return fields
+
+
+def _note_oversights(lab: Fields, issues: FileIssues) -> None:
+    """Note what a good lab file seems to lack."""
+    servers, *kinds = (lab.listed(key) for key in ("servers", *SWITCHES))
+    switches = [switch for kind in kinds for switch in kind]
+    if not (servers or switches):
+        issues.at(lab["name"], "the lab has nothing but a name: expected servers or switches")
+    user = lab["workers"].value.get("user") if "workers" in lab else None
+    if user is not None and user.value == "root":
+        message = "workers run as root: whoever may submit jobs can read all files of the servers"
+        issues.at(user, f"{message}; expected dynamic, or a user by name")
+    plugged: set[Endpoint] = {
+        end.value for fibre in lab.listed("fibres") for end in fibre["ends"].value
+    }
+    for server in servers:
+        _note_server(server, plugged, issues)
+    joined = {end.device for end in plugged}
+    # A switch alone is a lab for whoever tries a driver.
+    if servers or len(switches) > 1:
+        for name in (switch["name"] for switch in switches):
+            if name.value not in joined:
+                message = f"nothing joins {name.value}: expected a fibre to it in 'fibres'"
+                issues.at(name, message)
+    emulated = {driver.name for driver in OCS_DRIVERS.values() if driver.device}
+    emulated |= {point.name for point in entry_points(group="patchlight.emulated_ocs")}
+    for switch in lab.listed("circuit_switches"):
+        driver = switch["driver"]
+        if driver.value not in emulated:
+            message = f"no emulated device speaks {driver.value}: the lab cannot be emulated"
+            issues.at(driver, f"{message}; expected one of {', '.join(sorted(emulated))}")
+
+
+def _note_server(server: Fields, plugged: set[Endpoint], issues: FileIssues) -> None:
+    name: Located[str] = server["name"]
+    if "management" not in server:
+        message = f"server {name.value} has no management address, at which its agent answers"
+        issues.at(name, f"{message}: expected 'management: {name.value}:8471'")
+    for nic in (nic["name"] for nic in server.listed("nics")):
+        if Endpoint(name.value, nic.value) not in plugged:
+            message = f"NIC {name.value}.{nic.value} has no fibre: expected one in 'fibres'"
+            issues.at(nic, message)
 
 
 def labs_dir() -> Path:

@@ -193,7 +193,7 @@ _LOOK_S = 1.0
 _TELL_S = 5.0
 
 
-class Progress:
+class ProgressWatch:
     """Watches a ``sign``: anything that changes as long as there is progress.
 
     It is looked at once a second at most.

@@ -58,7 +58,7 @@ class PathGrant(NamedTuple):
     receiver: int = 0
 
 
-class Refusal(NamedTuple):
+class PathRefusal(NamedTuple):
     """A flow that gets no path, and why, in a plain sentence without its end."""
 
     flow: int
@@ -133,7 +133,7 @@ class PathScheduler(Protocol):
 
     network: PathNetwork
 
-    def admit(self, flows: Sequence[FlowRequest], now_s: float) -> list[Refusal]:
+    def admit(self, flows: Sequence[FlowRequest], now_s: float) -> list[PathRefusal]:
         """Take flows in to wait, but those that are refused: too late, or no light goes there.
 
         ``BadInput`` for a flow that makes no sense or whose number is in use; then none is taken.

@@ -137,7 +137,7 @@ class Greedy(Scheduling):
 Ints = NDArray[np.int64]
 
 
-class Matching(Scheduling):
+class RoundRobinMatching(Scheduling):
     """A ``PathScheduler`` that matches senders and receivers; flows of a pair go as they came."""
 
     def __init__(self, network: PathNetwork) -> None:
@@ -203,7 +203,7 @@ SCHEDULERS: dict[str, Callable[[PathNetwork], Scheduling]] = {
     "first-come": partial(Greedy, turn=first_come),
     "shortest-first": partial(Greedy, turn=shortest_first),
     "deadline-first": partial(Greedy, turn=deadline_first),
-    "matching": Matching,
+    "matching": RoundRobinMatching,
     "collective": partial(Greedy, turn=rounds_first, by_collective=True),
 }
 # Paths that end less than this apart, as a part of the time, end together.

@@ -12,11 +12,11 @@ from patchlight.testbed.paths.contract import (
     FlowRequest,
     PathGrant,
     PathNetwork,
-    Refusal,
+    PathRefusal,
 )
 
 
-class Occupancy:
+class PathOccupancy:
     """Every path of a network: in use, or what it was last used for.
 
     ``free_transmitters`` and ``free_receivers`` hold for each node those that are free, and
@@ -38,16 +38,16 @@ class Occupancy:
         """For how many further paths there are channels."""
         return len(self._channels) if self.network.routes is None else self.network.nodes
 
-    def refusal(self, flow: FlowRequest, now_s: float) -> Refusal | None:
+    def refusal(self, flow: FlowRequest, now_s: float) -> PathRefusal | None:
         """Why a flow can get no path, however empty the network is; ``None`` if it can."""
         routes = self.network.routes
         if routes is not None and routes[flow.source, flow.destination] == NO_CHANNEL:
-            return Refusal(
+            return PathRefusal(
                 flow.flow, f"no light goes from node {flow.source} to node {flow.destination}"
             )
         takes_s = self.network.sending_s(flow.nbytes)
         if now_s + takes_s > flow.deadline_s:
-            return Refusal(
+            return PathRefusal(
                 flow.flow,
                 f"its deadline is in {flow.deadline_s - now_s:g} s, and sending it takes "
                 f"{takes_s:g} s",
@@ -132,7 +132,7 @@ class Scheduling(ABC):
 
     def __init__(self, network: PathNetwork) -> None:
         self.network = network
-        self._occupancy = Occupancy(network)
+        self._occupancy = PathOccupancy(network)
         self._waiting: dict[int, FlowRequest] = {}
 
     @property
@@ -149,7 +149,7 @@ class Scheduling(ABC):
         """Whether a flow waits or has a path."""
         return flow in self._waiting or flow in self._occupancy.granted
 
-    def admit(self, flows: Sequence[FlowRequest], now_s: float) -> list[Refusal]:
+    def admit(self, flows: Sequence[FlowRequest], now_s: float) -> list[PathRefusal]:
         """Take flows in to wait, but those that are refused: too late, or no light goes there.
 
         ``BadInput`` for a flow that makes no sense or whose number is in use; then none is taken.
