@@ -29,9 +29,14 @@ from patchlight.testbed.io.mistakes import joined, mistake_in_words
 from patchlight.testbed.linux.credentials import controller_name, prometheus_name
 from patchlight.testbed.linux.sockets import UNIX_CLIENT
 from patchlight.testbed.wire import worker_api
-from patchlight.testbed.wire.agent_status import API_VERSION, AgentStatus
-from patchlight.testbed.wire.path_api import PathBounds, PathNodeStatus
-from patchlight.testbed.wire.probe_api import ProbeAnswer, ProbeRequest
+from patchlight.testbed.wire.agent_status import (
+    API_VERSION,
+    AgentStatus,
+    PathBounds,
+    PathNodeStatus,
+    ProbeAnswer,
+    ProbeRequest,
+)
 from patchlight.testbed.wire.worker_api import WorkerState
 
 _REQUEST_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)

@@ -21,8 +21,8 @@ from typing import Any, Self
 from patchlight.agents.errors import AgentError, Conflict
 from patchlight.agents.nics.state import NicState
 from patchlight.agents.workers.contract import WorkerHandle
-from patchlight.testbed.linux import namespace_processes
-from patchlight.testbed.linux.private_folder import private_folder
+from patchlight.testbed.linux import namespaces
+from patchlight.testbed.linux.files import private_folder
 from patchlight.testbed.linux.processes import process_start
 from patchlight.testbed.wire.worker_api import WorkerSpec, WorkerState
 
@@ -192,7 +192,7 @@ class Holder:
     def is_there(self) -> bool:
         """Whether the agent or any process of the worker runs."""
         runs = self.agent_started is not None and process_start(self.agent) == self.agent_started
-        return runs or bool(namespace_processes.processes_in(self.namespace))
+        return runs or bool(namespaces.processes_in(self.namespace))
 
 
 class Claims:

@@ -19,7 +19,7 @@ from patchlight.agents.workers.backends import BackendOptions, make_runner
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.linux.credentials import Credentials, agent_name, read_credentials
-from patchlight.testbed.linux.private_folder import private_folder
+from patchlight.testbed.linux.files import private_folder
 from patchlight.testbed.linux.sockets import bind_unix, listen, split_address
 from patchlight.testbed.logs import log_to_stderr
 

@@ -23,8 +23,16 @@ from patchlight.agents.workers.limits import permitted
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab.model import Gpu, Lab, Nic, Server
 from patchlight.testbed.linux import namespaces
-from patchlight.testbed.wire.agent_status import API_VERSION, AgentStatus, GpuStatus, NicStatus
-from patchlight.testbed.wire.probe_api import HeardLldp, ProbeAnswer, ProbedNic, ProbeRequest
+from patchlight.testbed.wire.agent_status import (
+    API_VERSION,
+    AgentStatus,
+    GpuStatus,
+    HeardLldp,
+    NicStatus,
+    ProbeAnswer,
+    ProbedNic,
+    ProbeRequest,
+)
 from patchlight.testbed.wire.worker_api import (
     LogPart,
     Report,

@@ -26,7 +26,7 @@ from patchlight.agents.workers.limits import limits_of, memory_share, permitted
 from patchlight.agents.workers.programs import publish
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Lab, Nic, Server
-from patchlight.testbed.linux import namespace_processes, namespaces
+from patchlight.testbed.linux import namespaces
 from patchlight.testbed.wire.agent_status import RdmaStatus
 from patchlight.testbed.wire.worker_api import WorkerSpec
 
@@ -265,7 +265,7 @@ class Tenancy:
     def _take_nic_back(self) -> str:
         lease, namespace = self.lease, self.namespace
         lost = ""
-        namespace_processes.end_all(lease.namespace)
+        namespaces.end_all(lease.namespace)
         try:
             moving.take_nic_back(lease.nic_state, namespace, self._site.home)
         except NicGone:

@@ -21,7 +21,7 @@ from patchlight.agents.errors import AgentError, Conflict
 from patchlight.agents.training.control import socket_in
 from patchlight.agents.workers.contract import ExitInfo
 from patchlight.testbed.io.mistakes import mistakes_in_words
-from patchlight.testbed.linux.plain_files import open_plain
+from patchlight.testbed.linux.files import open_plain
 from patchlight.testbed.units import format_size
 from patchlight.testbed.wire.worker_api import Report, WorkerState
 

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks import figure
 from patchlight import EmulatedLab
 from patchlight.client.client import ControllerClient
-from patchlight.testbed.jobfile.reader import Jobs
+from patchlight.testbed.jobfile.reader import JobBatch
 from patchlight.testbed.jobs import JobSpec, JobState
 from tests.support.controller_process import ControllerProcess
 from tests.support.lab_jobs import connected
@@ -70,7 +70,7 @@ def _ended(folder: Path) -> list[dict[str, Any]]:
         spec = JobSpec("ended", 2, 4_000, {"M": 0.1}, workers=2)
         memory_mib = []
         for _ in range(ENDED // AT_ONCE):
-            for row in client.submit(Jobs((spec,) * AT_ONCE, together=False)):
+            for row in client.submit(JobBatch((spec,) * AT_ONCE, together=False)):
                 client.stop(row["id"])
             memory_mib.append(_memory_mib(controller.process.pid))
         page_s = _median(lambda: client.jobs(21))

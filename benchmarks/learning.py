@@ -22,13 +22,13 @@ from patchlight.controller.policies.registry import load_policy
 from patchlight.emulation.simulator.ramp import Episode, Workloads, pac_ml_scenario
 from patchlight.emulation.simulator.randomlabs import episodes
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.generate.random_lab import LabShape, lab_of
+from patchlight.testbed.generate.random_lab import RandomLabShape, lab_of
 
 NUM_ENVS, STEPS, ROUNDS = 256, 200, 5
 # Labs of 128 and 1,024 GPUs of two models, and how long a decision may take there (CPU ms).
 LABS = (
-    (LabShape(8, 4, 4, ocs=2, spare=4, oversubscription=4.0, mixed=True), 250, "at most 5"),
-    (LabShape(16, 8, 8, ocs=4, spare=8, oversubscription=4.0, mixed=True), 400, "at most 50"),
+    (RandomLabShape(8, 4, 4, ocs=2, spare=4, oversubscription=4.0, mixed=True), 250, "at most 5"),
+    (RandomLabShape(16, 8, 8, ocs=4, spare=8, oversubscription=4.0, mixed=True), 400, "at most 50"),
 )
 
 

@@ -28,7 +28,7 @@ from packaging.requirements import Requirement
 from patchlight.deploy.bytecode import bytecode_of
 from patchlight.deploy.wheels import needed, wheel_of
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.linux.private_folder import private_folder, user_folder
+from patchlight.testbed.linux.files import private_folder, user_folder
 
 Role = Literal["agent", "controller"]
 ROLES: tuple[Role, ...] = ("agent", "controller")

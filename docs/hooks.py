@@ -9,7 +9,7 @@ import click
 from mkdocs.exceptions import PluginError
 
 from patchlight.cli.main import cli
-from patchlight.testbed.jobfile.reference import job_file_reference
+from patchlight.testbed.jobfile.schema import job_file_reference
 from patchlight.testbed.lab.ocs_drivers import drivers_table
 from patchlight.testbed.labfile.reference import lab_file_reference
 

@@ -7,6 +7,7 @@ Rates and decimal sizes are powers of 1000 (SI), ``KiB``/``MiB``/``GiB`` powers 
 import math
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from patchlight.testbed.errors import BadInput
 
@@ -138,6 +139,17 @@ def write_share(share: float) -> str:
     percent = round(share * 100, 12)
     texts = (f"{_plain(number)}%" for number in (percent, share * 100, share / 0.01))
     return next((text for text in texts if parse_share(text) == share), f"{_plain(percent)}%")
+
+
+WRITTEN: Mapping[str, tuple[Callable[[Any], str], str]] = {
+    "bps": (write_rate, "_bps"),
+    "ns": (write_time, "_s"),
+    "B": (write_size, "_bytes"),
+    "dB": (write_loss, "_db"),
+    "dBm": (write_power, "_dbm"),
+    "%": (write_share, ""),
+}
+"""By the first unit: how a quantity is written, and the unit at the end of its field's name."""
 
 
 def _write(value: float, units: Units, reads_back: Callable[[str], bool]) -> str:

@@ -37,9 +37,9 @@ from patchlight.agents.nics.virtual_functions import (
     set_up_rendezvous,
 )
 from patchlight.testbed.lab.nic import Nic
-from patchlight.testbed.linux import ethtool, namespaces, rdma
-from patchlight.testbed.linux.neighbours import set_neighbours
-from patchlight.testbed.linux.netlink import Netlink
+from patchlight.testbed.linux import ethtool, namespaces
+from patchlight.testbed.linux import sysfs as rdma
+from patchlight.testbed.linux.netlink import Netlink, set_neighbours
 from patchlight.testbed.linux.rate_limits import restore_limit, save_limit
 from patchlight.testbed.linux.sysfs import NoSysfs, sysfs
 

@@ -16,8 +16,7 @@ from patchlight.testbed.lab.nic import NicMode, Rendezvous
 from patchlight.testbed.linux import ethtool
 from patchlight.testbed.linux.netlink import KernelRefused
 from patchlight.testbed.linux.rate_limits import LimitNotKept, SavedLimit
-from patchlight.testbed.linux.rdma import RdmaError
-from patchlight.testbed.linux.sysfs import NoSysfs
+from patchlight.testbed.linux.sysfs import NoSysfs, RdmaError
 from patchlight.testbed.wire.worker_api import SyntheticTask, WorkerSpec
 
 RENDEZVOUS = "rdv0"

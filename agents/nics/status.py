@@ -17,9 +17,8 @@ from patchlight.agents.nics.state import NicState
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.nic import Nic
 from patchlight.testbed.linux import ethtool, namespaces
-from patchlight.testbed.linux.dcb import Priorities, read_priorities
-from patchlight.testbed.linux.link_readings import read_link
-from patchlight.testbed.linux.sysfs import sysfs
+from patchlight.testbed.linux.ethtool import Priorities, read_priorities
+from patchlight.testbed.linux.sysfs import read_link, sysfs
 from patchlight.testbed.wire.agent_status import NicCounters, NicStatus, RdmaStatus
 
 GONE = "{} is gone: the server has no such interface any more"

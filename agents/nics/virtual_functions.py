@@ -11,8 +11,8 @@ from patchlight.agents.errors import NicError
 from patchlight.agents.nics.state import RENDEZVOUS, FunctionState, NicState, index_of, rtnetlink
 from patchlight.agents.roce import RdmaDevice
 from patchlight.testbed.lab.nic import Nic, NicMode, Rendezvous
-from patchlight.testbed.linux import rdma
-from patchlight.testbed.linux.rdma import NamespaceMode
+from patchlight.testbed.linux import sysfs
+from patchlight.testbed.linux.sysfs import NamespaceMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def _moves(
             raise NicError(
                 f"{nic.name}: the lab file says rdma: {wanted}, but RDMA devices are {sharing} on "
                 "this server",
-                hint=rdma.HOW_TO_CHANGE,
+                hint=sysfs.HOW_TO_CHANGE,
             )
         if wanted == "exclusive" and mode == "macvlan":
             raise NicError(

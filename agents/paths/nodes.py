@@ -24,9 +24,9 @@ from patchlight.agents.training.control import PATHS_SOCKET, socket_in
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Endpoint, Nic, Server
 from patchlight.testbed.lab.tuning import LightClient
-from patchlight.testbed.linux.private_folder import private_folder
+from patchlight.testbed.linux.files import private_folder
 from patchlight.testbed.paths.agreement import Asking
-from patchlight.testbed.wire.path_api import PathBounds, PathNodeStatus
+from patchlight.testbed.wire.agent_status import PathBounds, PathNodeStatus
 from patchlight.testbed.wire.worker_api import SyntheticTask, WorkerSpec
 
 _LINE_BYTES = 4096

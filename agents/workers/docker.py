@@ -42,9 +42,8 @@ from patchlight.agents.workers.programs import (
 )
 from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.linux import deploy_file, namespace_processes, namespaces
-from patchlight.testbed.linux.processes import boot_id
-from patchlight.testbed.linux.scheduling import favour_like_this_process
+from patchlight.testbed.linux import deploy_file, namespaces
+from patchlight.testbed.linux.processes import boot_id, favour_like_this_process
 from patchlight.testbed.wire.worker_api import SyntheticTask, Task, TorchTask
 
 T = TypeVar("T")
@@ -348,7 +347,7 @@ class _DockerWorker:
         await asyncio.to_thread(self._stop, grace_s)
 
     def _stop(self, grace_s: float) -> None:
-        namespace_processes.continue_all(self._namespace)  # a stopped one hears nothing
+        namespaces.continue_all(self._namespace)  # a stopped one hears nothing
         try:
             self._engine.stop(self._container, timeout=round(grace_s))
         except NotFound:
@@ -359,10 +358,10 @@ class _DockerWorker:
     # Not by the engine's own pause: one soon after its end can be lost, and on a busy machine
     # it gives up after half a second.
     async def freeze(self) -> None:
-        await asyncio.to_thread(namespace_processes.stop_all, self._namespace)
+        await asyncio.to_thread(namespaces.stop_all, self._namespace)
 
     async def thaw(self) -> None:
-        await asyncio.to_thread(namespace_processes.continue_all, self._namespace)
+        await asyncio.to_thread(namespaces.continue_all, self._namespace)
 
     async def dispose(self) -> None:
         await asyncio.to_thread(_remove, self._engine, self._container)

@@ -27,10 +27,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.linux.credentials import give_up
 from patchlight.testbed.linux.namespaces import enter
-from patchlight.testbed.linux.processes import process_start
-from patchlight.testbed.linux.rights import give_up
-from patchlight.testbed.linux.shown import ARGUMENTS, ENVIRONMENT, show
+from patchlight.testbed.linux.processes import ARGUMENTS, ENVIRONMENT, process_start, show
 from patchlight.testbed.linux.sockets import BACKLOG, bind_unix
 
 _DEADLINE_S = 30.0

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from patchlight.agents.errors import AgentError
 from patchlight.agents.gpus.contract import PhysicalGpu
-from patchlight.testbed.linux import sparse_files
-from patchlight.testbed.linux.plain_files import open_plain
+from patchlight.testbed.linux import files
+from patchlight.testbed.linux.files import open_plain
 from patchlight.testbed.wire.worker_api import LogPart
 
 START, STARTED, EXIT, OUTPUT = "start", "started", "exit", "output.log"
@@ -161,8 +161,8 @@ def bound_output(path: Path) -> None:
             return
         with open_plain(path, change=True) as file:
             size = os.fstat(file.fileno()).st_size
-            if size - sparse_files.first_kept(file.fileno()) > MOST_KEPT_BYTES:
-                sparse_files.give_back(file.fileno(), size - MOST_KEPT_BYTES // 2)
+            if size - files.first_kept(file.fileno()) > MOST_KEPT_BYTES:
+                files.give_back(file.fileno(), size - MOST_KEPT_BYTES // 2)
     except FileNotFoundError:
         return
 
@@ -175,7 +175,7 @@ def read_output(path: Path, after: int, limit: int) -> LogPart:
     try:
         with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
-            offset = min(max(after, sparse_files.first_kept(file.fileno())), size)
+            offset = min(max(after, files.first_kept(file.fileno())), size)
             data = os.pread(file.fileno(), limit, offset)
     except FileNotFoundError:
         return LogPart(offset=after, text="", next=after)

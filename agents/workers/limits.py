@@ -13,8 +13,8 @@ from patchlight.agents.gpus.contract import PhysicalGpu
 from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.issues import short
+from patchlight.testbed.lab.access import DYNAMIC, WRITABLE, WorkerPolicy
 from patchlight.testbed.lab.model import Server
-from patchlight.testbed.lab.worker_policy import DYNAMIC, WRITABLE, WorkerPolicy
 from patchlight.testbed.linux.cgroups import Limits
 from patchlight.testbed.units import format_size
 from patchlight.testbed.wire.worker_api import SyntheticTask, TorchTask, WorkerSpec

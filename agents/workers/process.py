@@ -40,11 +40,10 @@ from patchlight.agents.workers.programs import (
 )
 from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab.worker_policy import DYNAMIC
-from patchlight.testbed.linux import namespace_processes, namespaces
+from patchlight.testbed.lab.access import DYNAMIC
+from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.cgroups import Cgroups
-from patchlight.testbed.linux.cpu_lists import cpus_of
-from patchlight.testbed.linux.processes import boot_id, process_start
+from patchlight.testbed.linux.processes import boot_id, cpus_of, process_start
 from patchlight.testbed.wire.worker_api import SyntheticTask, TorchTask
 
 _INHERITED = ("PATH", "LANG", "PATCHLIGHT_RUN")
@@ -137,7 +136,7 @@ class ProcessRunner(Runner):
             return WorkerHandle(pid=pid, started=process_start(pid), boot=boot_id()), child
         except (OSError, PatchlightError) as exc:
             with contextlib.suppress(PatchlightError):  # one may be there that did not answer
-                namespace_processes.end_all(launch.namespace)
+                namespaces.end_all(launch.namespace)
             namespaces.delete(launch.namespace)
             with contextlib.suppress(PatchlightError):
                 self._cgroups.remove(launch.namespace)
@@ -293,10 +292,10 @@ class _ProcessWorker:
         await self._gone.wait()
 
     async def freeze(self) -> None:
-        await asyncio.to_thread(namespace_processes.stop_all, self._namespace)
+        await asyncio.to_thread(namespaces.stop_all, self._namespace)
 
     async def thaw(self) -> None:
-        await asyncio.to_thread(namespace_processes.continue_all, self._namespace)
+        await asyncio.to_thread(namespaces.continue_all, self._namespace)
 
     async def dispose(self) -> None:
         await asyncio.to_thread(self._dispose)
@@ -304,7 +303,7 @@ class _ProcessWorker:
     def _dispose(self) -> None:
         # One that forks faster than it is found would never be gone.
         self._cgroups.forbid_forks(self._namespace)
-        namespace_processes.end_all(self._namespace)
+        namespaces.end_all(self._namespace)
         if self._child is not None:
             self._child.wait()
         self._cgroups.remove(self._namespace)

@@ -39,7 +39,7 @@ from patchlight.testbed.linux.credentials import (
     switches_name,
     usages_in,
 )
-from patchlight.testbed.linux.private_folder import private_folder, user_folder
+from patchlight.testbed.linux.files import private_folder, user_folder
 
 CERTIFICATE_LIFETIME = timedelta(days=365)
 RENEWED_BEFORE_END = timedelta(days=60)

@@ -19,7 +19,7 @@ from patchlight.controller.access.tokens import without_tokens
 from patchlight.controller.api.answers import explained, problem_answer
 from patchlight.controller.api.caller import Caller, Doorman, NotKnown
 from patchlight.controller.storage.database import Database, JournalError
-from patchlight.testbed.linux.problem import PROBLEM_MEDIA_TYPE
+from patchlight.testbed.errors import PROBLEM_MEDIA_TYPE
 
 _MOST_KEPT = 1 << 20
 

@@ -15,9 +15,15 @@ from patchlight.controller.api.openapi import PROBLEMS, DescribedByExample
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.changes.requests import as_json
 from patchlight.controller.storage.database import JournalError
-from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
+from patchlight.testbed.errors import (
+    PROBLEM_MEDIA_TYPE,
+    BadInput,
+    Outcome,
+    OutcomeUnknown,
+    PatchlightError,
+    problem,
+)
 from patchlight.testbed.io.mistakes import joined, mistake_in_words
-from patchlight.testbed.linux.problem import PROBLEM_MEDIA_TYPE, Outcome, problem
 
 _STATUS: Mapping[type[PatchlightError], int] = {
     BadInput: 422,

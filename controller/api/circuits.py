@@ -11,8 +11,7 @@ from patchlight.controller.api.openapi import begins, gives
 from patchlight.controller.changes import requests
 from patchlight.controller.changes.operations import CircuitOperations
 from patchlight.controller.changes.service import CircuitService
-from patchlight.testbed.generate.topology_files import FORMATS
-from patchlight.testbed.lab.topology import topology_of
+from patchlight.testbed.lab.topology import FORMATS, topology_of
 from patchlight.testbed.wire.rest import changes as change_shapes
 from patchlight.testbed.wire.rest import circuits as shapes
 from patchlight.testbed.wire.rest.lab import Links, TopologyShape

@@ -24,7 +24,7 @@ from patchlight.controller.policies.registry import is_built_in
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobStatus, checked_specs
 from patchlight.testbed.lab.access import Role
-from patchlight.testbed.lab.policies import KINDS, PolicyChoice
+from patchlight.testbed.lab.queueing import KINDS, PolicyChoice
 from patchlight.testbed.wire.rest import jobs as shapes
 from patchlight.testbed.wire.rest.changes import Change
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from patchlight.controller.jobs.running_job import RunningJob
     from patchlight.controller.jobs.scheduler import Scheduler
     from patchlight.controller.parts import Controller
+
 
 Answer = dict[str, Any]
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler, Type
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from patchlight.testbed.linux.problem import PROBLEM_MEDIA_TYPE, Outcome, problem
+from patchlight.testbed.errors import PROBLEM_MEDIA_TYPE, Outcome, problem
 
 Json = dict[str, Any]
 

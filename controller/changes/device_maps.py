@@ -19,8 +19,7 @@ from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.labmaps import circuits_of, driven, recorded_map
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.lab.switchmap import AnyMap, SwitchMap
+from patchlight.testbed.lab.portmap import AnyMap, PortMap, SwitchMap
 from patchlight.testbed.lab.wiring import Links, lab_links
 
 log = logging.getLogger("patchlight.circuits")

@@ -15,8 +15,7 @@ from patchlight.controller.policies.topology import CannotRegroup, regroup
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.labmaps import Place, check_place, driven, recorded_map, with_spectra
 from patchlight.testbed.lab.model import Endpoint, Host, Lab
-from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.lab.switchmap import AnyMap
+from patchlight.testbed.lab.portmap import AnyMap, PortMap
 from patchlight.testbed.lab.wiring import circuit_ports
 
 _NO_MONITOR = PowerVerdict("unverified", "unverified, no power monitor")

@@ -42,7 +42,7 @@ from patchlight.controller.storage.store import BaselineKey, Store
 from patchlight.testbed.errors import OutcomeUnknown
 from patchlight.testbed.lab.labmaps import places_of, recorded_map
 from patchlight.testbed.lab.model import Endpoint, Lab
-from patchlight.testbed.lab.switchmap import AnyMap, MapChange
+from patchlight.testbed.lab.portmap import AnyMap, MapChange
 from patchlight.testbed.lab.wiring import Links, lab_links
 
 # A device that just dropped the connection gets a moment to take a new one.

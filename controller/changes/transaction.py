@@ -37,7 +37,7 @@ from patchlight.controller.changes.record import (
     to_row,
 )
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError, in_words
-from patchlight.testbed.lab.switchmap import AnyMap
+from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.lab.wiring import Links
 
 log = logging.getLogger("patchlight.circuits")

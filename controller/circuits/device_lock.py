@@ -18,7 +18,7 @@ from pathlib import Path
 
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import OpticalSwitch
-from patchlight.testbed.linux.private_folder import user_folder
+from patchlight.testbed.linux.files import user_folder
 
 ROOT_FOLDER = Path("/run/patchlight-locks")
 USER_FOLDERS = Path("/run/user")

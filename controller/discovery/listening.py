@@ -12,7 +12,7 @@ from patchlight.controller.openflow.packet_switches import PacketSwitches
 from patchlight.controller.openflow.protocol import Message
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Endpoint, Lab, PacketSwitch, Server
-from patchlight.testbed.wire.probe_api import LONGEST_LISTEN_S
+from patchlight.testbed.wire.agent_status import LONGEST_LISTEN_S
 from patchlight.testbed.wire.probe_frames import (
     Neighbour,
     lldp_neighbour,

@@ -15,9 +15,14 @@ from patchlight.controller.hosts.heartbeats import INTERVAL_S, SUSPECTED_AFTER
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.io.mistakes import mistakes_in_words
 from patchlight.testbed.linux.credentials import new_context
-from patchlight.testbed.wire.agent_status import API_VERSION, AgentStatus
-from patchlight.testbed.wire.path_api import PathBounds, PathNodeStatus
-from patchlight.testbed.wire.probe_api import ProbeAnswer, ProbeRequest
+from patchlight.testbed.wire.agent_status import (
+    API_VERSION,
+    AgentStatus,
+    PathBounds,
+    PathNodeStatus,
+    ProbeAnswer,
+    ProbeRequest,
+)
 from patchlight.testbed.wire.worker_api import (
     HoldRequest,
     LogPart,

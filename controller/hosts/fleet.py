@@ -14,8 +14,7 @@ from patchlight.controller.hosts.host_faults import HostFaults, host_faults
 from patchlight.controller.hosts.nic_macs import NicMacs
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab.model import Host, Lab
-from patchlight.testbed.wire.agent_status import AgentStatus, GpuStatus, NicStatus
-from patchlight.testbed.wire.path_api import PathNodeStatus
+from patchlight.testbed.wire.agent_status import AgentStatus, GpuStatus, NicStatus, PathNodeStatus
 
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from patchlight.testbed.graphs import builtin_graph
 from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.jobs import JobSpec, checked_specs
 from patchlight.testbed.lab.model import Host, Lab
-from patchlight.testbed.lab.policies import PolicyChoice
+from patchlight.testbed.lab.queueing import PolicyChoice
 from patchlight.testbed.wire.worker_api import LARGEST_TASK_GRADIENT_BYTES
 
 

@@ -24,8 +24,7 @@ from patchlight.testbed.graphs.jsonformat import graph_from_json
 from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.lab.labmaps import with_spectra
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.lab.switchmap import AnyMap
+from patchlight.testbed.lab.portmap import AnyMap, PortMap
 from patchlight.testbed.lab.wiring import trace_links
 
 

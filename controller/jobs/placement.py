@@ -23,9 +23,8 @@ from patchlight.controller.prediction.network import slowest_nic_bps
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobStatus
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.portmap import AnyMap, PortMap
 from patchlight.testbed.lab.queueing import Waiting, WaitReason
-from patchlight.testbed.lab.switchmap import AnyMap
 
 HostsOfJobs = Mapping[str, Collection[str]]
 """The hosts of each job that runs, by the job's id."""

@@ -15,7 +15,7 @@ from patchlight.controller.policies.guard import Fault
 from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.lab.policies import NOTHING_SAID, PolicyChoice
+from patchlight.testbed.lab.queueing import NOTHING_SAID, PolicyChoice
 
 _log = logging.getLogger(__name__)
 

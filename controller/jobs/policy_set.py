@@ -20,7 +20,7 @@ from patchlight.controller.policies.policy_process import PolicyProcess
 from patchlight.controller.policies.registry import DEFAULTS, is_built_in, load_policy
 from patchlight.controller.policies.topology import CannotRegroup
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.lab.policies import KINDS, PolicyChoice, PolicyKind
+from patchlight.testbed.lab.queueing import KINDS, PolicyChoice, PolicyKind
 
 G = TypeVar("G")
 

@@ -35,8 +35,7 @@ from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.lab.policies import NOTHING_SAID, PolicyChoice
-from patchlight.testbed.lab.queueing import Discipline
+from patchlight.testbed.lab.queueing import NOTHING_SAID, Discipline, PolicyChoice
 
 _log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from patchlight.controller.metrics.families import Family, by_name, counter, gau
 from patchlight.controller.metrics.gpus import gpu_metrics
 from patchlight.controller.metrics.openflow import openflow_metrics
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.lab.policies import KINDS
+from patchlight.testbed.lab.queueing import KINDS
 
 if TYPE_CHECKING:
     from patchlight.controller.parts import Controller

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.linux.processes import processor_ticks
-from patchlight.testbed.wire.progress import Progress
+from patchlight.testbed.linux.processes import ProgressWatch, processor_ticks
 
 LOG = logging.getLogger("patchlight.speaker")
 
@@ -112,7 +111,7 @@ class SpeakerProcess:
     async def _serves(self, quiet_s: float) -> bool:
         """Wait until it serves; false if it ended instead. ``SpeakerFailed`` if it is stuck."""
         assert self._process.stdout is not None
-        progress = Progress(lambda: (processor_ticks(self.pid), self._lines_read))
+        progress = ProgressWatch(lambda: (processor_ticks(self.pid), self._lines_read))
         ready = asyncio.ensure_future(self._process.stdout.readline())
         try:
             while not (await asyncio.wait({ready}, timeout=_LOOK_EVERY_S))[0]:

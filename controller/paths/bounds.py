@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from patchlight.testbed.lab.model import Host
 from patchlight.testbed.paths.light_networks import LightNetwork
-from patchlight.testbed.wire.path_api import PathBounds, PathNodeStatus
+from patchlight.testbed.wire.agent_status import PathBounds, PathNodeStatus
 
 _MARGIN_US = 50_000
 _LEAST_LEASE_S, _LONGEST_LEASE_S = 2.0, 1800.0

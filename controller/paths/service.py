@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from patchlight.controller.paths.book import Path, PathBook, Wanted
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.lab.switchmap import AnyMap
+from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.paths.light_networks import light_networks
 
 _LONGEST_PAUSE_S = 5.0

@@ -20,9 +20,9 @@ from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 from patchlight.controller.prediction.load import UNLIMITED_BPS, Load, Training
 from patchlight.testbed.graphs.model import ComputationGraph
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.lab.policies import KINDS as KINDS
-from patchlight.testbed.lab.policies import PolicyKind as PolicyKind
 from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.queueing import KINDS as KINDS
+from patchlight.testbed.lab.queueing import PolicyKind as PolicyKind
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from patchlight.controller.storage.database import ADD_EVENT, Database, Period, Statement
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.linux.private_folder import private_folder
+from patchlight.testbed.linux.files import private_folder
 
 _SAVE_COMMITTED = "INSERT OR REPLACE INTO committed VALUES (?, ?)"
 _SAVE_LOCK = "INSERT OR REPLACE INTO locks VALUES (?, ?, ?, ?)"

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 
 from patchlight.emulation.fabric import links
 from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd
-from patchlight.testbed.linux import ethtool, namespaces, netem, rate_limits
+from patchlight.testbed.linux import ethtool, namespaces, rate_limits
+from patchlight.testbed.linux import rate_limits as netem
 from patchlight.testbed.linux.netlink import Netlink, Request
 
 # Routing tables of NICs that share a server; the tables below are the kernel's own.

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from patchlight.testbed.linux.namespaces import enter
-from patchlight.testbed.linux.shown import ARGUMENTS, ENVIRONMENT, show, show_again, shown
+from patchlight.testbed.linux.processes import ARGUMENTS, ENVIRONMENT, show, show_again, shown
 
 # Room for what the nursery's children are to be shown with: its last argument, and a variable.
 _ROOM = {"PATCHLIGHT_ROOM": " " * 4000}

@@ -19,7 +19,7 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint, Fibre, Lab, Nic, PacketSwitch, Server
 from patchlight.testbed.lab.optical_links import is_end
 from patchlight.testbed.lab.wiring import trace_links
-from patchlight.testbed.linux.netem import NOT_IMPAIRED, Impairment
+from patchlight.testbed.linux.rate_limits import NOT_IMPAIRED, Impairment
 
 # The kernel's limit for the name of an interface, in bytes; unique in its namespace.
 _LONGEST_NAME = 15

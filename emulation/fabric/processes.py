@@ -18,9 +18,12 @@ from patchlight.emulation.fabric.forking import nursery
 from patchlight.emulation.fabric.lab_state import MARK, LabState, ProcessRecord, is_running
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.namespaces import entered
-from patchlight.testbed.linux.processes import process_start, session_processor_ticks
-from patchlight.testbed.linux.scheduling import favour
-from patchlight.testbed.wire.progress import Progress
+from patchlight.testbed.linux.processes import (
+    ProgressWatch,
+    favour,
+    process_start,
+    session_processor_ticks,
+)
 
 _LAST_LINES = 15
 
@@ -57,7 +60,7 @@ class _Starting:
     service: Service
     record: ProcessRecord
     child: subprocess.Popen[bytes] | None
-    progress: Progress
+    progress: ProgressWatch
 
     def ended(self) -> str:
         """How it has ended; empty if it has not."""
@@ -107,7 +110,7 @@ class Supervisor:
             others = [each for each in self._state.processes if each.name != service.name]
             self._state.processes = [*others, record]
             self._state.save()
-            progress = Progress(partial(_work_of, pid, log))
+            progress = ProgressWatch(partial(_work_of, pid, log))
             self._starting.append(_Starting(service, record, child, progress))
 
     def missing(self, services: Sequence[Service]) -> list[Service]:
@@ -174,7 +177,7 @@ class Supervisor:
         ``DidNotStart`` if for ``quiet_s`` seconds there are not more of them.
         """
         done = count()
-        progress = Progress(lambda: done)
+        progress = ProgressWatch(lambda: done)
         while done < total:
             if progress.quiet_s() > quiet_s:
                 why = f"{done} of {total} {what}, and no more in {quiet_s:g} s"

@@ -21,7 +21,8 @@ from patchlight.emulation.lab.options import LabOptions, driven_switches, has_ag
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.tuning import LIGHT_SOCKET
-from patchlight.testbed.linux import deploy_file, docker_engine, netem
+from patchlight.testbed.linux import deploy_file, docker_engine
+from patchlight.testbed.linux import rate_limits as netem
 from patchlight.testbed.linux.namespaces import namespace_path
 from patchlight.testbed.linux.sockets import listen, unix_socket_answers
 from patchlight.testbed.units import format_rate

@@ -23,7 +23,7 @@ from patchlight.emulation.fabric.plan import fabric_namespace, namespace_prefix
 from patchlight.emulation.servers.groups import remove_groups
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux import docker_engine, namespaces
-from patchlight.testbed.linux.namespace_processes import is_in
+from patchlight.testbed.linux.namespaces import is_in
 from patchlight.testbed.linux.processes import ancestors, environment, process_ids
 
 _PIDFD_GETFD = 438  # the same number on every architecture

@@ -16,10 +16,10 @@ from patchlight.emulation.lab.hosts import EmulatedHost
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint, Fibre, Lab
 from patchlight.testbed.lab.optical_links import is_end
-from patchlight.testbed.linux import netem
+from patchlight.testbed.linux import rate_limits as netem
 from patchlight.testbed.linux.namespaces import namespace_path
-from patchlight.testbed.linux.netem import Impairment
 from patchlight.testbed.linux.netlink import Netlink
+from patchlight.testbed.linux.rate_limits import Impairment
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,19 +14,10 @@ from patchlight.emulation.simulator.ramp.ramp import PlacementRule
 from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES, law
 from patchlight.emulation.simulator.ramp.scenario import MAX_ERROR, FixedArrivals
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.fields import (
-    FieldType,
-    ListOf,
-    MapOf,
-    Number,
-    Text,
-    Whole,
-    choice,
-    matching,
-)
+from patchlight.testbed.io.fields import FieldType, ListOf, Text, Whole, choice, matching
+from patchlight.testbed.io.forms import MapOf, Number, Record, setting
 from patchlight.testbed.io.issues import FileError, FileIssues
 from patchlight.testbed.io.reader import parse, read_text
-from patchlight.testbed.io.records import Record, setting
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
 ALGORITHMS = {"afterstates": "afterstates", "policy-iteration": "policy_iteration"}

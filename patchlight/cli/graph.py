@@ -253,7 +253,7 @@ def profile(
     from patchlight.testbed.graphs import write_graph
     from patchlight.testbed.graphs.jsonformat import graph_to_json
     from patchlight.testbed.graphs.profiling.profile import profile as measure
-    from patchlight.testbed.graphs.profiling.user_models import load_model
+    from patchlight.testbed.graphs.profiling.torch_models import load_model
 
     there = torch.cuda.is_available()
     if device == "cuda" and not there:

@@ -17,7 +17,8 @@ import httpx
 from patchlight.client.circuit_calls import CircuitCalls
 from patchlight.client.connection import PAGE, Answer, ControllerError, NoAnswer, OtherLab
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.jobfile.reader import JobGiven, Jobs, jobs_meant
+from patchlight.testbed.jobfile.reader import JobGiven, jobs_meant
+from patchlight.testbed.wire.rest.jobs import Jobs
 
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.access import AttemptRow, NewToken, TokenShape, WhoAmI

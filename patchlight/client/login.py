@@ -11,7 +11,7 @@ from pathlib import Path
 
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux.credentials import new_context
-from patchlight.testbed.linux.private_folder import NoHome, private_folder, user_folder
+from patchlight.testbed.linux.files import NoHome, private_folder, user_folder
 from patchlight.testbed.linux.sockets import split_address
 
 _DEADLINE_S = 10.0

@@ -40,7 +40,7 @@ from patchlight.controller.storage.store import Store, open_store
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.io.mistakes import joined, mistake_in_words
 from patchlight.testbed.lab.model import Endpoint, Lab, OpticalSwitch
-from patchlight.testbed.lab.switchmap import AnyMap
+from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.wire.lab_api import api_address
 
 

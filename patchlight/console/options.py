@@ -3,13 +3,17 @@
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from patchlight.testbed.errors import BadInput
+
+if TYPE_CHECKING:
+    pass
+
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 LAB_VARIABLE = "PATCHLIGHT_LAB"

@@ -29,7 +29,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class DrawingLayout:
     """All boxes by device, all points by port, and the picture's size."""
 
     boxes: Mapping[str, Box]
@@ -55,13 +55,13 @@ _DETAILED = _Sizes(slot=1.5, port=0.42, gap=0.4, server=1.0, circuit=1.7, packet
 _SMALL = _Sizes(slot=0.22, port=0.06, gap=0.08, server=0.22, circuit=1.6, packet=0.35, row=1.3)
 
 
-def lay_out(lab: Lab) -> Layout:
+def lay_out(lab: Lab) -> DrawingLayout:
     """The layout of a lab; it does not depend on what is lit."""
     detailed = len(lab.hosts) <= _MOST_IN_DETAIL
     sizes = _DETAILED if detailed else _SMALL
     placing = _Placing(lab, sizes)
     placing.place()
-    return Layout(
+    return DrawingLayout(
         placing.boxes, placing.points, placing.width, placing.height, detailed, sizes.slot
     )
 

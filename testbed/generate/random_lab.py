@@ -31,7 +31,7 @@ _RATES_BPS = (10_000_000_000, 25_000_000_000, 40_000_000_000, 100_000_000_000)
 
 
 @dataclass(frozen=True)
-class LabShape:
+class RandomLabShape:
     """What a lab is drawn to be: ``leaves`` × ``servers`` × ``gpus``, each GPU with a NIC.
 
     The servers' NICs are spread over ``ocs`` OCSs, where each leaf has ``spare`` ports more than
@@ -64,7 +64,7 @@ class LabShape:
         return self.leaves * self.servers * self.gpus
 
 
-def draw_shape(seed: int, largest: int = 128, mixed: float = 0.3) -> LabShape:
+def draw_shape(seed: int, largest: int = 128, mixed: float = 0.3) -> RandomLabShape:
     """A lab of 2 to 8 switches with the spine, 8 to ``largest`` GPUs, one to four OCSs.
 
     With the probability ``mixed`` it has two GPU models.
@@ -74,7 +74,7 @@ def draw_shape(seed: int, largest: int = 128, mixed: float = 0.3) -> LabShape:
         leaves = draw.randint(2, 7)
         servers, gpus = draw.randint(1, 8), draw.choice((1, 2, 4, 8))
         if 8 <= leaves * servers * gpus <= largest:
-            return LabShape(
+            return RandomLabShape(
                 leaves,
                 servers,
                 gpus,
@@ -92,7 +92,7 @@ def random_lab(seed: int, largest: int = 128, mixed: float = 0.3) -> Lab:
     return lab_of(draw_shape(seed, largest, mixed), f"random{seed}")
 
 
-def lab_of(shape: LabShape, name: str) -> Lab:
+def lab_of(shape: RandomLabShape, name: str) -> Lab:
     """A lab of this shape, every NIC lit onto the leaf that its server stands under."""
     servers = tuple(_servers(shape))
     leaves = [f"leaf{number + 1}" for number in range(shape.leaves)]
@@ -160,7 +160,7 @@ def lab_of(shape: LabShape, name: str) -> Lab:
     )
 
 
-def _servers(shape: LabShape) -> Iterator[Server]:
+def _servers(shape: RandomLabShape) -> Iterator[Server]:
     numbers = count(int(IPv4Address("10.0.0.1")))
     for server in range(shape.leaves * shape.servers):
         model = GPU_MODELS[server % 2 if shape.mixed else 0]

@@ -15,7 +15,7 @@ import httpx
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.graphs.files import read_graph
 from patchlight.testbed.graphs.model import ComputationGraph
-from patchlight.testbed.linux.private_folder import user_folder
+from patchlight.testbed.linux.files import user_folder
 
 COMMIT = "11c40c015e1b7a8e668363c8521609ad48e287f3"
 """The commit of msr-fiddle/pipedream that the checksums are of."""

@@ -1,41 +1,106 @@
-"""What values may stand in a file, declared once: for reading, with positions, and for JSON Schema.
+"""What values may stand in a file, declared once: to read, to write, and for JSON Schema.
 
 A *field type* reads one YAML node into a value with its position, or notes what is wrong with
 it. Text, numbers and names are told apart here and not by YAML's own guesses, so ``on``, ``010``
 or ``12:30`` mean the same whatever version of YAML a reader has in mind.
 """
 
-import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from typing import Any, TypeVar
 
 import yaml
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.issues import FileIssues, Located, nearest, short, stands_twice
-from patchlight.testbed.io.nodes import (
-    NUMBER,
-    PLAIN_TAGS,
-    WHOLE,
-    describe,
-    is_bare_text,
-    is_plain,
-    locate,
-)
-from patchlight.testbed.units import Units, pattern
+from patchlight.testbed.units import WRITTEN, Units, pattern
 
+V = TypeVar("V")
+
+_NOTHING = re.compile(r"|~|null|Null|NULL")
+_YES_NO = re.compile(r"true|True|TRUE|false|False|FALSE")
+WHOLE = re.compile(r"[+-]?[0-9]+|0x[0-9a-fA-F]+|0o[0-7]+")
+NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+PLAIN_TAGS = frozenset({"", "!", *(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))})
+_NO_BARE_TEXT = re.compile("|".join(p.pattern for p in (_NOTHING, _YES_NO, WHOLE, NUMBER)))
 _GROUPED = re.compile(r"[+-]?[0-9]{1,3}(?:_[0-9]{3})+")
 
 
+def locate(node: yaml.Node, value: Any = None) -> Located[Any]:
+    """``value`` at the position of ``node``, counted from 1 as editors do."""
+    mark = node.start_mark
+    return Located(value, mark.line + 1, mark.column + 1)
+
+
+def describe(node: yaml.Node) -> str:
+    """What stands there, in the user's words: ``the number 5``, ``a list``, ``nothing``."""
+    if node.tag not in PLAIN_TAGS:
+        return f"the YAML tag {short(node.tag.replace('tag:yaml.org,2002:', '!!'))}"
+    if isinstance(node, yaml.MappingNode):
+        return "a group of keys"
+    if isinstance(node, yaml.SequenceNode):
+        return "a list"
+    text = str(node.value)
+    if is_plain(node) and not is_bare_text(text):
+        if _NOTHING.fullmatch(text):
+            return "nothing"
+        return text.lower() if _YES_NO.fullmatch(text) else f"the number {short(text)}"
+    return f"the text {short(text)!r}"
+
+
+def is_bare_text(text: str) -> bool:
+    """Whether ``text`` without quotes is read as text, not as a number, yes or no, or nothing."""
+    return not _NO_BARE_TEXT.fullmatch(text)
+
+
+def is_plain(node: yaml.Node) -> bool:
+    """Whether a scalar stands there without quotes and without a tag."""
+    scalar = isinstance(node, yaml.ScalarNode) and not node.style
+    return scalar and node.tag in PLAIN_TAGS
+
+
+class OneLine(dict[Any, V]):
+    """A mapping written as ``{a: 1, b: 2}``."""
+
+
+class Listed(list[V]):
+    """A list written as ``[a, b]``."""
+
+
+class Hexadecimal(int):
+    """A whole number written as ``0x…``."""
+
+
+class Fields(dict[str, Located[Any]]):
+    """The keys of a group that could be read; ``broken`` are those that not all could be of.
+
+    ``make`` is what their group makes of the values without positions.
+    """
+
+    def __init__(self, make: Callable[[dict[str, Any]], Any] | None = None) -> None:
+        super().__init__()
+        self.broken: set[str] = set()
+        self.make = make
+
+    def value_of(self, key: str, default: Any = None) -> Any:
+        """The value of a key."""
+        return self[key].value if key in self else default
+
+    def listed(self, key: str) -> list[Any]:
+        """The items of a list; none without the key."""
+        return [item.value for item in self[key].value] if key in self else []
+
+
 def plain(value: Any) -> Any:
-    """What was read without its positions: lists as tuples, groups and mappings as dicts."""
+    """What was read without its positions: lists as tuples, groups as their models or dicts."""
     if isinstance(value, list):
         return tuple(plain(item.value) for item in value)
     if isinstance(value, dict):
-        return {key: plain(item.value) for key, item in value.items()}
+        said = {key: plain(item.value) for key, item in value.items()}
+        make = getattr(value, "make", None)
+        return said if make is None else make(said)
     return value
 
 
@@ -43,9 +108,11 @@ class FieldType(ABC):
     """One kind of value: how to read it, its JSON Schema, and an example of it in YAML.
 
     A subclass implements ``_read``, which raises ``BadInput`` with what is wrong with the node.
+    ``suffix`` is the unit at the end of a field's name: a key ``rate`` fills ``rate_bps``.
     """
 
     what: str
+    suffix: str = ""
 
     def read(self, node: yaml.Node, issues: FileIssues) -> Located[Any] | None:
         """The value with its position, or ``None`` after noting what is wrong with it."""
@@ -66,6 +133,10 @@ class FieldType(ABC):
     def sample(self) -> str:
         """A value of the type, as it stands in YAML: its example, or the simplest there is."""
 
+    def written(self, value: Any) -> Any:
+        """A value that was read, as it stands in YAML."""
+        return value
+
     def expected(self) -> str:
         """What the type takes, for messages."""
         return self.what
@@ -84,6 +155,8 @@ class Text(FieldType):
     numbers: bool = False
     example: str = ""
     units: tuple[str, ...] = ()
+    write: Callable[[Any], Any] = str
+    suffix: str = ""
 
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
         if isinstance(node, yaml.ScalarNode) and node.tag in PLAIN_TAGS:
@@ -102,6 +175,9 @@ class Text(FieldType):
         examples = {"examples": [self.example]} if self.example else {}
         kind: Any = ["string", "number"] if self.numbers else "string"
         return {"type": kind, **examples, **self.json}
+
+    def written(self, value: Any) -> Any:
+        return self.write(value)
 
     def sample(self) -> str:
         return self.example or str(self.json.get("enum", [""])[0])
@@ -136,20 +212,22 @@ def choice(what: str, *choices: str) -> Text:
 def quantity(parse: Callable[[str], object], known: Units, what: str, example: str) -> Text:
     """A number with one of the ``known`` units."""
     json, names = {"pattern": pattern(known)}, tuple(known)
-    return Text(f"{what} with its unit", parse, json, example=example, units=names)
+    write, suffix = WRITTEN[names[0]]
+    return Text(f"{what} with its unit", parse, json, False, example, names, write, suffix)
 
 
 @dataclass(frozen=True)
 class Whole(FieldType):
     """A whole number between two bounds, decimal or ``0x`` hexadecimal.
 
-    With ``grouped``, ``14_000_000`` is one too.
+    With ``grouped``, ``14_000_000`` is one too; ``hexadecimal`` is how it is written.
     """
 
     what: str
     lowest: int
     highest: int
     grouped: bool = False
+    hexadecimal: bool = False
 
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
         text = str(node.value)
@@ -167,67 +245,11 @@ class Whole(FieldType):
     def schema(self) -> dict[str, Any]:
         return {"type": "integer", "minimum": self.lowest, "maximum": self.highest}
 
+    def written(self, value: Any) -> Any:
+        return Hexadecimal(value) if self.hexadecimal else value
+
     def sample(self) -> str:
         return str(self.lowest)
-
-
-@dataclass(frozen=True)
-class Number(FieldType):
-    """A finite number from ``lowest`` (or ``above`` a bound that is not one itself) on."""
-
-    what: str
-    lowest: float | None = None
-    highest: float | None = None
-    above: float | None = None
-
-    def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
-        if is_plain(node) and NUMBER.fullmatch(str(node.value)):
-            value = float(node.value)
-            if (
-                math.isfinite(value)
-                and (self.lowest is None or value >= self.lowest)
-                and (self.highest is None or value <= self.highest)
-                and (self.above is None or value > self.above)
-            ):
-                return locate(node, value)
-        raise BadInput(f"expected {self.what}, a number{self.range}, found {describe(node)}")
-
-    @property
-    def range(self) -> str:
-        """The bounds in words, with a blank before."""
-        if self.above is not None:
-            return f" above {self.above:g}" + self._upto(", at most")
-        if self.lowest is not None:
-            return f" from {self.lowest:g}" + (self._upto(" to") or " on")
-        return self._upto(" of at most")
-
-    def _upto(self, before: str) -> str:
-        return "" if self.highest is None else f"{before} {self.highest:g}"
-
-    def schema(self) -> dict[str, Any]:
-        bounds = {"minimum": self.lowest, "maximum": self.highest, "exclusiveMinimum": self.above}
-        return {"type": "number", **{key: b for key, b in bounds.items() if b is not None}}
-
-    def sample(self) -> str:
-        return f"{1.5 if self.highest is None else self.highest:g}"
-
-
-@dataclass(frozen=True)
-class YesNo(FieldType):
-    """``true`` or ``false``."""
-
-    what: str
-
-    def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
-        if is_plain(node) and node.value in ("true", "True", "false", "False"):
-            return locate(node, node.value in ("true", "True"))
-        raise BadInput(f"expected {self.what}, true or false, found {describe(node)}")
-
-    def schema(self) -> dict[str, Any]:
-        return {"type": "boolean"}
-
-    def sample(self) -> str:
-        return "true"
 
 
 @dataclass(frozen=True)
@@ -253,6 +275,10 @@ class ListOf(FieldType):
         bounds = {} if self.count is None else {"minItems": self.count, "maxItems": self.count}
         return {"type": "array", "items": self.item.schema(), **bounds}
 
+    def written(self, value: Any) -> Any:
+        items = map(self.item.written, value)
+        return list(items) if isinstance(self.item, Group) else Listed(items)
+
     def sample(self) -> str:
         return f"[{', '.join([self.item.sample()] * (self.count or 1))}]"
 
@@ -261,32 +287,150 @@ class ListOf(FieldType):
 
 
 @dataclass(frozen=True)
-class MapOf(FieldType):
-    """A mapping from texts to one type of value; each value has the position of its key."""
+class Key:
+    """One key of a group: its type, and what it is about for those who edit the file.
 
-    key: Text
-    item: FieldType
-    what: str
-    example: str
+    ``default`` says in words what holds without the key; ``example`` is a value in YAML, that of
+    the type if there is none. ``of`` is the field of the model that it fills, where that is not the
+    name with the unit of its type.
+    """
+
+    name: str
+    type: FieldType
+    about: str
+    default: str | None = None
+    example: str = ""
+    required: bool = False
+    of: str = ""
+
+    @property
+    def field(self) -> str:
+        """The field of the model that it fills."""
+        return self.of or f"{self.name}{self.type.suffix}"
+
+    @property
+    def sample(self) -> str:
+        """A value of the key, as it stands in YAML."""
+        return self.example or self.type.sample()
+
+    @property
+    def description(self) -> str:
+        """What it is about, and what holds without it."""
+        return self.about if self.default is None else f"{self.about} (default: {self.default})"
+
+
+def required(name: str, type: FieldType, about: str, example: str = "") -> Key:
+    """A key that a group cannot do without."""
+    return Key(name, type, about, example=example, required=True)
+
+
+class Group(FieldType):
+    """A mapping with known keys; every other key is a mistake.
+
+    ``model`` is the dataclass that the keys fill: by ``make``, where its fields are not theirs, and
+    ``said`` then gives what a model says by key (``None``: nothing). Defaults of its fields are
+    those of the keys. A group is written on one line, but for a ``block``.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *keys: Key,
+        model: type[Any] | None = None,
+        make: Callable[..., Any] | None = None,
+        said: Callable[[Any], Mapping[str, Any]] | None = None,
+        block: bool = False,
+    ) -> None:
+        self.what, self._make, self._said, self._block = what, make or model, said, block
+        self._usual = _usual(model)
+        self.keys = tuple(
+            key
+            if key.required or key.default is not None
+            else replace(key, default=_shown(key, self._usual))
+            for key in keys
+        )
+
+    def _made(self, values: dict[str, Any]) -> Any:
+        field_of = {key.name: key.field for key in self.keys}
+        named = {field_of[name]: value for name, value in values.items()}
+        return named if self._make is None else self._make(**named)
 
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
-        if not isinstance(node, yaml.MappingNode):
-            raise BadInput(f"expected {self.what}, like {self.example}, found {describe(node)}")
-        values: dict[Any, Located[Any]] = {}
-        first: dict[Any, Located[Any]] = {}
+        if not isinstance(node, yaml.MappingNode) or node.tag not in PLAIN_TAGS:
+            raise BadInput(f"expected {self.expected()}, found {describe(node)}")
+        known = {key.name: key for key in self.keys}
+        fields = Fields(self._made if self._make else None)
+        lines: dict[str, int] = {}
         for key_node, value_node in node.value:
-            key, value = self.key.read(key_node, issues), self.item.read(value_node, issues)
-            if key is None:
+            position = locate(key_node)
+            name = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else None
+            if name is None or name not in known:
+                shown = describe(key_node) if name is None else f"{short(name)!r}"
+                hint = nearest(name or "", known)
+                issues.at(position, f"unknown key {shown} in {self.what}: {hint}")
+            elif name in lines:
+                issues.at(position, stands_twice(name, lines[name]))
+            else:
+                lines[name] = position.line
+                value = known[name].type.read(value_node, issues)
+                if value is not None:
+                    fields[name] = value
+                if value is None or not value.whole:
+                    fields.broken.add(name)
+        for key in self.keys:
+            if key.required and key.name not in lines:
+                message = f"{self.what} lacks {key.name!r}: expected {key.about}"
+                issues.at(locate(node), message)
+        return locate(node, fields)
+
+    def written(self, value: Any) -> Any:
+        """The keys that say what a model says; what is as without them is left out."""
+        said = self._said(value) if self._said else {}
+        document: dict[str, Any] = {} if self._block else OneLine()
+        for key in self.keys:
+            item = said[key.name] if key.name in said else getattr(value, key.field, None)
+            as_usual = key.name not in said and item == self._usual.get(key.field, MISSING)
+            if item is None or (as_usual and not key.required):
                 continue
-            if first.setdefault(key.value, key) is not key:
-                issues.at(key, stands_twice(str(key_node.value), first[key.value].line))
-            elif value is not None:
-                values[key.value] = replace(key, value=value.value)
-        return locate(node, values)
+            written = key.type.written(item)
+            if written != {}:
+                document[key.name] = written
+        return document
 
     def schema(self) -> dict[str, Any]:
-        values = {self.key.json.get("pattern", ".*"): self.item.schema()}
-        return {"type": "object", "patternProperties": values, "additionalProperties": False}
+        return {
+            "type": "object",
+            "properties": {
+                key.name: {**key.type.schema(), "description": key.description} for key in self.keys
+            },
+            "required": [key.name for key in self.keys if key.required],
+            "additionalProperties": False,
+        }
 
     def sample(self) -> str:
-        return self.example
+        required = (f"{key.name}: {key.sample}" for key in self.keys if key.required)
+        return f"{{{', '.join(required)}}}"
+
+    def expected(self) -> str:
+        names = ", ".join(key.name for key in self.keys if key.required)
+        return f"{self.what} with keys {names}" if names else self.what
+
+
+def _usual(model: type[Any] | None) -> dict[str, Any]:
+    """The defaults of a dataclass's fields."""
+    found: dict[str, Any] = {}
+    for each in fields(model) if model is not None and is_dataclass(model) else ():
+        if each.default is not MISSING:
+            found[each.name] = each.default
+        elif each.default_factory is not MISSING:
+            found[each.name] = each.default_factory()
+    return found
+
+
+def _shown(key: Key, usual: Mapping[str, Any]) -> str | None:
+    """The default of a field as it would stand in the file, where it is one value."""
+    value = usual.get(key.field)
+    written = None if value is None else key.type.written(value)
+    if isinstance(written, bool):
+        return str(written).lower()
+    return str(written) if isinstance(written, str | int | float) and written != "" else None

@@ -1,14 +1,135 @@
-"""Values with a short form beside the whole one, and values that come from a command line."""
+"""Less common types of fields: numbers, yes or no, mappings, short forms, dataclasses; reference.
 
-from collections.abc import Mapping
+``value_of`` reads one from a command line, ``sections`` writes the keys of a file as tables.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.fields import FieldType, ListOf, MapOf, Text, plain
-from patchlight.testbed.io.issues import FileIssues, Located
+from patchlight.testbed.io.fields import (
+    NUMBER,
+    FieldType,
+    Group,
+    Key,
+    ListOf,
+    OneLine,
+    Text,
+    Whole,
+    describe,
+    is_plain,
+    locate,
+    plain,
+)
+from patchlight.testbed.io.issues import FileIssues, Located, stands_twice
+
+
+@dataclass(frozen=True)
+class Number(FieldType):
+    """A finite number from ``lowest`` (or ``above`` a bound that is not one itself) on."""
+
+    what: str
+    lowest: float | None = None
+    highest: float | None = None
+    above: float | None = None
+
+    def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
+        if is_plain(node) and NUMBER.fullmatch(str(node.value)):
+            value = float(node.value)
+            if (
+                math.isfinite(value)
+                and (self.lowest is None or value >= self.lowest)
+                and (self.highest is None or value <= self.highest)
+                and (self.above is None or value > self.above)
+            ):
+                return locate(node, value)
+        raise BadInput(f"expected {self.what}, a number{self.range}, found {describe(node)}")
+
+    @property
+    def range(self) -> str:
+        """The bounds in words, with a blank before."""
+        if self.above is not None:
+            return f" above {self.above:g}" + self._upto(", at most")
+        if self.lowest is not None:
+            return f" from {self.lowest:g}" + (self._upto(" to") or " on")
+        return self._upto(" of at most")
+
+    def _upto(self, before: str) -> str:
+        return "" if self.highest is None else f"{before} {self.highest:g}"
+
+    def schema(self) -> dict[str, Any]:
+        bounds = {"minimum": self.lowest, "maximum": self.highest, "exclusiveMinimum": self.above}
+        return {"type": "number", **{key: b for key, b in bounds.items() if b is not None}}
+
+    def written(self, value: Any) -> Any:
+        return int(value) if float(value).is_integer() else value
+
+    def sample(self) -> str:
+        return f"{1.5 if self.highest is None else self.highest:g}"
+
+
+@dataclass(frozen=True)
+class YesNo(FieldType):
+    """``true`` or ``false``."""
+
+    what: str
+
+    def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
+        if is_plain(node) and node.value in ("true", "True", "false", "False"):
+            return locate(node, node.value in ("true", "True"))
+        raise BadInput(f"expected {self.what}, true or false, found {describe(node)}")
+
+    def schema(self) -> dict[str, Any]:
+        return {"type": "boolean"}
+
+    def sample(self) -> str:
+        return "true"
+
+
+@dataclass(frozen=True)
+class MapOf(FieldType):
+    """A mapping from texts to one type of value; each value has the position of its key."""
+
+    key: Text
+    item: FieldType
+    what: str
+    example: str
+
+    def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
+        if not isinstance(node, yaml.MappingNode):
+            raise BadInput(f"expected {self.what}, like {self.example}, found {describe(node)}")
+        values: dict[Any, Located[Any]] = {}
+        first: dict[Any, Located[Any]] = {}
+        for key_node, value_node in node.value:
+            key, value = self.key.read(key_node, issues), self.item.read(value_node, issues)
+            if key is None:
+                continue
+            if first.setdefault(key.value, key) is not key:
+                issues.at(key, stands_twice(str(key_node.value), first[key.value].line))
+            elif value is not None:
+                values[key.value] = replace(key, value=value.value)
+        return locate(node, values)
+
+    def schema(self) -> dict[str, Any]:
+        values = {self.key.json.get("pattern", ".*"): self.item.schema()}
+        return {"type": "object", "patternProperties": values, "additionalProperties": False}
+
+    @property
+    def suffix(self) -> str:  # type: ignore[override]
+        """That of each value."""
+        return self.item.suffix
+
+    def written(self, value: Any) -> Any:
+        pairs = dict(value).items()
+        return OneLine({self.key.written(key): self.item.written(item) for key, item in pairs})
+
+    def sample(self) -> str:
+        return self.example
 
 
 @dataclass(frozen=True)
@@ -100,3 +221,113 @@ def _node(type: FieldType, text: str) -> yaml.Node:
     # A shell has taken the quotes away by which a file says that a number is a text.
     style = '"' if isinstance(type, Text) else None
     return yaml.ScalarNode("", text, _NOWHERE, _NOWHERE, style=style)
+
+
+_REQUIRED: Any = dataclasses.MISSING
+
+
+def setting(type: FieldType, about: str, default: Any = _REQUIRED) -> Any:
+    """A dataclass field that a file may set: a value of ``type``, ``default`` without the key.
+
+    ``about`` says what it is, for those who edit the file; without a default, the key is
+    required. A default that is a dict is copied for each object.
+    """
+    metadata = {"type": type, "about": about}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+class Record(FieldType):
+    """A group of keys, one for each ``setting`` of a dataclass, read into an object of it.
+
+    Lists become tuples and groups inside objects of their own class, as their types say.
+    """
+
+    def __init__(self, cls: type[Any], what: str) -> None:
+        self.cls, self.what = cls, what
+        self.keys = tuple(map(_key, dataclasses.fields(cls)))
+        self.group = Group(what, *self.keys)
+
+    def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any] | None:
+        read = self.group.read(node, issues)
+        if read is None or any(key.required and key.name not in read.value for key in self.keys):
+            return None  # What is wrong has been noted.
+        return dataclasses.replace(read, value=self.cls(**plain(read.value)))
+
+    def schema(self) -> dict[str, Any]:
+        return self.group.schema()
+
+    def sample(self) -> str:
+        return self.group.sample()
+
+    def expected(self) -> str:
+        return self.group.expected()
+
+
+def _key(field: dataclasses.Field[Any]) -> Key:
+    required = field.default is _REQUIRED and field.default_factory is _REQUIRED
+    factory: Any = field.default_factory
+    default = field.default if factory is _REQUIRED else factory()
+    shown = None if required or dataclasses.is_dataclass(default) else _shown(default)
+    type, about = field.metadata["type"], field.metadata["about"]
+    return Key(field.name, type, about, shown, required=required)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_shown, value))}]"
+    return str(value) or "none"
+
+
+_TABLE = """\
+| key | what it is | type | default | example |
+|---|---|---|---|---|
+"""
+
+
+def sections(group: Group, path: str = "") -> Iterator[str]:
+    """A table of a group's keys under a heading, and then of each group in it."""
+    title = f"`{path}`: {group.what}" if path else "The top of the file"
+    yield f"## {title}\n\n{table(group)}"
+    for key in group.keys:
+        inner = group_of(key.type)
+        if inner is not None:
+            brackets = "[]" if isinstance(key.type, ListOf) else ""
+            yield from sections(inner, f"{path}.{key.name}{brackets}".lstrip("."))
+
+
+def table(group: Group) -> str:
+    """A row for each key of a group."""
+    return _TABLE + "".join(map(_row, group.keys))
+
+
+def group_of(type: FieldType) -> Group | None:
+    """The group that a type is, or is a list of."""
+    match type:
+        case Group():
+            return type
+        case ListOf(item=inner) | MapOf(item=inner) | Either(whole=inner):
+            return group_of(inner)
+    return None
+
+
+def _row(key: Key) -> str:
+    default = "**required**" if key.required else key.default or "—"
+    cells = (f"`{key.name}`", key.about, _kind(key.type), default, f"`{key.name}: {key.sample}`")
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
+
+
+def _kind(type: FieldType) -> str:
+    match type:
+        case Text(units=(_, *_)):
+            return f"{type.what}: {', '.join(type.units)}"
+        case Whole():
+            return f"whole number, {type.lowest} to {type.highest}"
+        case Number():
+            return f"number{type.range}"
+        case YesNo():
+            return "`true` or `false`"
+        case ListOf():
+            return type.expected() if type.count is None else f"{type.expected()}, {type.count}"
+    return type.what

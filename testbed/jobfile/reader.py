@@ -12,8 +12,7 @@ from typing import Any
 
 from patchlight.testbed.commands import Mount
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.fields import plain
-from patchlight.testbed.io.groups import Fields
+from patchlight.testbed.io.fields import Fields, plain
 from patchlight.testbed.io.issues import FileError, FileIssues, Located
 from patchlight.testbed.io.reader import parse, read_standard_input, read_text
 from patchlight.testbed.jobfile.schema import FILE, JOB, LONGEST_NAME, OF_FILES
@@ -22,14 +21,7 @@ from patchlight.testbed.jobs import MOST_JOBS, JobSpec, checked_specs, contradic
 EXPECTED = "a job file: 'patchlight job schema' has its keys"
 # Of each pair a job has one: who gives one on the command line wants none of the other.
 _INSTEAD = ({"workers", "hosts"}, {"deadline", "requirement"})
-_FIELDS = {
-    "gradient": "gradient_bytes",
-    "compute": "compute_s",
-    "deadline": "deadline_s",
-    "dark_limit": "dark_limit_s",
-    "shared_memory": "shared_memory_bytes",
-    "memory": "memory_bytes",
-}
+_FIELDS = {key.name: key.field for key in JOB.keys}
 _KEYS = {field_name: key for key, field_name in _FIELDS.items()}
 
 JobGiven = JobSpec | Mapping[str, Any] | str | os.PathLike[str]
@@ -41,7 +33,7 @@ class JobFileError(FileError):
 
 
 @dataclass(frozen=True)
-class Jobs:
+class JobBatch:
     """Jobs to be submitted: all start ``together``, or each is submitted alone."""
 
     specs: tuple[JobSpec, ...]
@@ -67,7 +59,7 @@ class Overrides:
 NOTHING = Overrides()
 
 
-def read_jobs(path: str | os.PathLike[str], given: Overrides = NOTHING) -> Jobs:
+def read_jobs(path: str | os.PathLike[str], given: Overrides = NOTHING) -> JobBatch:
     """The jobs in this file (``-``: on standard input); ``JobFileError`` with every mistake.
 
     ``given`` is for files of one job.
@@ -80,7 +72,7 @@ def read_jobs(path: str | os.PathLike[str], given: Overrides = NOTHING) -> Jobs:
 
 def parse_jobs(
     text: str, name: str = "job", *, folder: Path | None = None, given: Overrides = NOTHING
-) -> Jobs:
+) -> JobBatch:
     """The jobs in this YAML text, which messages call ``name``.
 
     Graph files are looked for in ``folder``, by default where we are.
@@ -93,7 +85,7 @@ def parse_jobs(
     return jobs
 
 
-def jobs_of(values: Mapping[str, Any], given: Overrides = NOTHING) -> Jobs:
+def jobs_of(values: Mapping[str, Any], given: Overrides = NOTHING) -> JobBatch:
     """The jobs in a mapping with a job file's keys; ``BadInput`` with every mistake in it."""
     try:
         return parse_jobs(json.dumps(values, ensure_ascii=False), given=given)
@@ -103,7 +95,7 @@ def jobs_of(values: Mapping[str, Any], given: Overrides = NOTHING) -> Jobs:
         raise BadInput("\n".join(issue.message for issue in error.issues)) from error
 
 
-def jobs_meant(given: Sequence[JobGiven]) -> Jobs:
+def jobs_meant(given: Sequence[JobGiven]) -> JobBatch:
     """Jobs of any form, which start together.
 
     Those of a file with a sweep or an array are each submitted alone, and come without others.
@@ -113,12 +105,12 @@ def jobs_meant(given: Sequence[JobGiven]) -> Jobs:
     together = all(jobs.together for jobs in found)
     if not together and len(found) > 1:
         raise BadInput("jobs of a sweep or an array start one by one: submit them without others")
-    return Jobs(specs, together)
+    return JobBatch(specs, together)
 
 
-def _meant(given: JobGiven) -> Jobs:
+def _meant(given: JobGiven) -> JobBatch:
     if isinstance(given, JobSpec):
-        return Jobs((given,))
+        return JobBatch((given,))
     return jobs_of(given) if isinstance(given, Mapping) else read_jobs(given)
 
 
@@ -129,7 +121,7 @@ class _Reader:
     issues: FileIssues
     folder: Path
 
-    def jobs(self, fields: Fields, given: Overrides) -> Jobs | None:
+    def jobs(self, fields: Fields, given: Overrides) -> JobBatch | None:
         if "jobs" in fields or "jobs" in fields.broken:
             return self._several(fields, given)
         if "defaults" in fields:
@@ -145,7 +137,7 @@ class _Reader:
         job.update((key, value) for key, value in fields.items() if key not in _OF_FILES)
         return self._written_out(job, fields, given)
 
-    def _several(self, fields: Fields, given: Overrides) -> Jobs | None:
+    def _several(self, fields: Fields, given: Overrides) -> JobBatch | None:
         if given:
             self.issues.add(1, 1, "options go with a file of one job, and this has 'jobs'")
         for key in fields.keys() - {"jobs", "defaults"}:
@@ -171,7 +163,7 @@ class _Reader:
             for other in first.keys() & {*spec.after}:
                 message = f"{other!r} starts together with it: expected a job from before"
                 self.issues.at(job["after"], message)
-        return Jobs(tuple(specs))
+        return JobBatch(tuple(specs))
 
     def _values(self, job: Fields, given: Overrides = NOTHING) -> dict[str, Any]:
         """What is known of a job, by its keys; a graph's file by its whole path."""
@@ -187,7 +179,7 @@ class _Reader:
                 self.issues.at(job.get("graph", job["name"]), error.message)
         return values
 
-    def _written_out(self, job: Fields, file: Fields, given: Overrides) -> Jobs | None:
+    def _written_out(self, job: Fields, file: Fields, given: Overrides) -> JobBatch | None:
         """The job itself, or those that a sweep or an array makes of it."""
         values = self._values(job, given)
         in_file: dict[str, Any] = plain(file["sweep"].value) if "sweep" in file else {}
@@ -215,7 +207,7 @@ class _Reader:
                 specs += self._specs(job, one)
             if self.issues:
                 return None  # The others would have the same mistakes.
-        return Jobs(tuple(specs), together=count == 1 and not sweep)
+        return JobBatch(tuple(specs), together=count == 1 and not sweep)
 
     def _specs(self, job: Fields, values: dict[str, Any]) -> list[JobSpec]:
         """The job with these values, or none after noting why not. ``job`` has the positions."""
@@ -224,7 +216,7 @@ class _Reader:
         elif "model" in values:
             values.setdefault("trainer", "torch")
         mounts = tuple(m if isinstance(m, Mount) else Mount(**m) for m in values.get("mounts", ()))
-        named = {_FIELDS.get(key, key): value for key, value in values.items()}
+        named = {_FIELDS[key]: value for key, value in values.items()}
         spec = JobSpec(**{**named, "mounts": mounts})
         mistakes = [_in_keys(words) for words in contradictions(spec)]
         if spec.trainer == "torch" and spec.gradient_bytes:

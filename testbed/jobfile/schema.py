@@ -1,5 +1,4 @@
-"""The keys of a job file, each with its type: for the reader, for editors and for the options of
-``patchlight job submit``."""
+"""The keys of a job file, each with its type: to read, for editors, options and the reference."""
 
 from dataclasses import replace
 from typing import Any, get_args
@@ -8,18 +7,17 @@ from patchlight.testbed import units
 from patchlight.testbed.commands import LONGEST_TEXT, RESERVED_VARIABLES, HowHeld, Mount
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.fields import (
+    Group,
+    Key,
     ListOf,
-    MapOf,
-    Number,
     Text,
     Whole,
-    YesNo,
     choice,
     matching,
     quantity,
+    required,
 )
-from patchlight.testbed.io.forms import Either, Spelled
-from patchlight.testbed.io.groups import Group, Key, required
+from patchlight.testbed.io.forms import Either, MapOf, Number, Spelled, YesNo, table
 from patchlight.testbed.io.issues import short
 from patchlight.testbed.jobs import (
     JOB_NAME,
@@ -365,3 +363,23 @@ def json_schema() -> dict[str, Any]:
         **FILE.schema(),
         "oneOf": [{"required": ["name"]}, {"required": ["jobs"]}],
     }
+
+
+_REFERENCE_HEAD = """\
+A job file is YAML or JSON in UTF-8: the keys of one job, or several jobs under `jobs`. Every key
+that is not listed here is a mistake, as is a key that stands twice. `patchlight job check FILE`
+names all mistakes with line and column, and needs no controller; `patchlight job schema` prints a
+JSON Schema for editors.
+"""
+
+
+def job_file_reference() -> str:
+    """Each group of keys as a table, as Markdown."""
+    parts = (
+        _REFERENCE_HEAD,
+        f"## A job\n\n{table(JOB)}",
+        f"## `mounts[]`: {MOUNT.what}\n\n{table(MOUNT)}",
+        f"## Several jobs\n\n{table(OF_FILES)}",
+        f"## `sweep`: {SWEEP.what}\n\n{table(SWEEP)}",
+    )
+    return "\n".join(parts)

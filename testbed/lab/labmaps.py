@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab, OpticalSwitch
-from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.portmap import AnyMap, PortMap
 from patchlight.testbed.lab.spectrum import Channel, SpectrumMap
-from patchlight.testbed.lab.switchmap import AnyMap
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 
 _LONGEST_MAP_NAME = 100

@@ -15,18 +15,15 @@ from ipaddress import IPv4Network
 from typing import NamedTuple, TypeVar
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.access import USUAL_ACCESS, Access
-from patchlight.testbed.lab.emulated import Emulation as Emulation
-from patchlight.testbed.lab.emulated import OcsFault as OcsFault
-from patchlight.testbed.lab.emulated import OcsUser as OcsUser
+from patchlight.testbed.lab.access import USUAL_ACCESS, Access, SshAccess, WorkerPolicy
 from patchlight.testbed.lab.nic import Nic as Nic
 from patchlight.testbed.lab.nic import default_mac as default_mac
-from patchlight.testbed.lab.policies import NOTHING_SAID, PolicyChoice
 from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.lab.queueing import Discipline
-from patchlight.testbed.lab.ssh_access import SshAccess
+from patchlight.testbed.lab.queueing import NOTHING_SAID, USUAL_QUEUE, Discipline, PolicyChoice
+from patchlight.testbed.lab.wavelengths import Emulation as Emulation
+from patchlight.testbed.lab.wavelengths import OcsFault as OcsFault
+from patchlight.testbed.lab.wavelengths import OcsUser as OcsUser
 from patchlight.testbed.lab.wavelengths import PassivePart, Transceiver, WavelengthSwitch
-from patchlight.testbed.lab.worker_policy import WorkerPolicy
 
 T = TypeVar("T")
 
@@ -48,9 +45,9 @@ class Server:
     """
 
     name: str
-    management: str | None
-    gpus: tuple[Gpu, ...]
-    nics: tuple[Nic, ...]
+    management: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    nics: tuple[Nic, ...] = ()
     ssh: SshAccess = field(default_factory=SshAccess)
     emulated_gpus: bool = False
 
@@ -181,7 +178,7 @@ class Lab:
     controller_openflow: str = "127.0.0.1:6653"
     controller_openflow_tls: bool = False
     access: Access = USUAL_ACCESS
-    queue: Discipline = field(default_factory=Discipline)
+    queue: Discipline = USUAL_QUEUE
     policies: PolicyChoice = NOTHING_SAID
     workers: WorkerPolicy = field(default_factory=WorkerPolicy)
     wavelength_switches: tuple[WavelengthSwitch, ...] = ()

@@ -1,14 +1,16 @@
-"""How jobs wait for GPUs: the settings of a queue, and why a job waits."""
+"""How jobs of a lab wait for GPUs, why a job waits, and which policies decide."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from patchlight.testbed.errors import BadInput
 
 
-class Bounds(NamedTuple):
+class NumberBounds(NamedTuple):
     """The least and the most that a number may be; ``least`` itself may not be with ``open``."""
 
     least: float
@@ -16,17 +18,17 @@ class Bounds(NamedTuple):
     open: bool = False
 
 
-BOUNDS: Mapping[str, Bounds] = {
-    "backfill_depth": Bounds(1, 100_000),
-    "quantum_s": Bounds(0.001, 10**12),
-    "half_life_s": Bounds(1, 10**12),
-    "quota_window_s": Bounds(1, 10**12),
-    "keep_jobs": Bounds(0, 10**9),
-    "keep_for_s": Bounds(1, 10**12),
-    "share": Bounds(0, 10**6, open=True),
-    "gpus": Bounds(1, 1_000_000),
-    "jobs": Bounds(1, 1_000_000),
-    "gpu_hours": Bounds(0, 10**9, open=True),
+BOUNDS: Mapping[str, NumberBounds] = {
+    "backfill_depth": NumberBounds(1, 100_000),
+    "quantum_s": NumberBounds(0.001, 10**12),
+    "half_life_s": NumberBounds(1, 10**12),
+    "quota_window_s": NumberBounds(1, 10**12),
+    "keep_jobs": NumberBounds(0, 10**9),
+    "keep_for_s": NumberBounds(1, 10**12),
+    "share": NumberBounds(0, 10**6, open=True),
+    "gpus": NumberBounds(1, 1_000_000),
+    "jobs": NumberBounds(1, 1_000_000),
+    "gpu_hours": NumberBounds(0, 10**9, open=True),
 }
 """Of each number in a ``Discipline`` and an ``Allowance``."""
 
@@ -167,3 +169,79 @@ def _check_bounds(settings: Allowance | Discipline) -> None:
             raise BadInput(
                 f"{name} cannot be {value}{unit}: expected {said} and at most {most:,}{unit}"
             )
+
+
+USUAL_QUEUE = Discipline()
+
+
+PolicyKind = Literal["partition", "placement", "order", "topology", "elasticity"]
+KINDS: tuple[PolicyKind, ...] = get_args(PolicyKind)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyChoice:
+    """What is said of a lab's policies at one place; ``None`` is what is not said there.
+
+    The policies are written as ``patchlight.controller.policies.registry.find`` reads them; an
+    empty one is none at all. One that has not answered after ``deadline_s`` is passed over. With
+    ``defragment`` light moves under running jobs, when a job has ended and every
+    ``defragment_every_s``, where that is predicted to gain more than ``minimum_gain_s`` over all
+    jobs together. ``BadInput`` for a value that is out of bounds.
+    """
+
+    placement: str | None = None
+    order: str | None = None
+    topology: str | None = None
+    partition: str | None = None
+    elasticity: str | None = None
+    deadline_s: float | None = None
+    defragment: bool | None = None
+    defragment_every_s: float | None = None
+    minimum_gain_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, what in (
+            ("deadline_s", "a policy's deadline is"),
+            ("defragment_every_s", "light is looked at every"),
+        ):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise BadInput(f"{what} {value} s: expected more than 0 s")
+        gain_s = self.minimum_gain_s
+        if gain_s is not None and not 0 <= gain_s < math.inf:
+            raise BadInput(f"the least gain is {gain_s} s: expected 0 s or more")
+
+    def of(self, kind: PolicyKind) -> str | None:
+        """The policy of a kind."""
+        return cast(str | None, getattr(self, kind))
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What is said here, by field."""
+        named = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in named.items() if value is not None}
+
+    def over(self, other: "PolicyChoice") -> "PolicyChoice":
+        """What is said here, and what the other says where nothing is."""
+        return replace(other, **self.said)
+
+    def beside(self, folder: Path) -> "PolicyChoice":
+        """The same; policy files by their full path, from this folder on."""
+        named: dict[str, Any] = {
+            kind: full_path(name, folder) for kind in KINDS if (name := self.of(kind))
+        }
+        return replace(self, **named)
+
+
+NOTHING_SAID = PolicyChoice()
+
+
+def full_path(policy: str, folder: Path) -> str:
+    """A policy file by its full path, from a folder on; any other policy as it is written."""
+    kind, colon, named = policy.partition(":")
+    if kind not in KINDS:
+        kind, colon, named = "", "", policy
+    head, dot, rest = named.partition(".py")
+    if not dot:
+        head, dot, rest = named.partition(".onnx")
+    return f"{kind}{colon}{(folder / (head + dot)).absolute()}{rest}" if dot else policy

@@ -15,8 +15,7 @@ from functools import cached_property
 from typing import NamedTuple, Self
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.portmap import CrossConnect, parse_cross_connects
-from patchlight.testbed.lab.switchmap import MapChange, SwitchMap
+from patchlight.testbed.lab.portmap import CrossConnect, MapChange, SwitchMap, parse_cross_connects
 
 _ANCHOR_THZ, _STEP_THZ = Decimal("193.1"), Decimal("0.00625")
 _STEP_GHZ, _SLOT_GHZ = 6.25, 12.5

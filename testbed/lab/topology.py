@@ -1,15 +1,19 @@
-"""The network under a lab's GPUs as other schedulers see one: nodes, switches, blocks, fabrics.
+"""The network under a lab's GPUs as other schedulers see it, and its files for Slurm and Kueue.
 
 A *node* is a server. A *block* is the packet switches that are joined directly or by way of one
 other, like those of a pod; a *fabric* is all that reach each other. Which node is under which
-switch follows the light. ``testbed/generate/topology_files.py`` writes it for schedulers.
+switch follows the circuits.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.wiring import Links
 
@@ -30,7 +34,7 @@ class NodeGpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class TopologyNode:
     """A server with GPUs. ``switch`` is the packet switch that most of its GPUs are lit to.
 
     Of equals it is the first in the lab file; ``None`` while all its NICs are dark. Schedulers
@@ -60,7 +64,7 @@ class Topology:
     """
 
     lab: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[TopologyNode, ...]
     leaves: tuple[Leaf, ...]
     trunks: tuple[tuple[str, str, int | None], ...]
 
@@ -132,7 +136,7 @@ def topology_of(lab: Lab, links: Links) -> Topology:
     return Topology(lab.name, nodes, leaves, trunks)
 
 
-def _nodes(lab: Lab, links: Links, order: Mapping[str, int]) -> Iterable[Node]:
+def _nodes(lab: Lab, links: Links, order: Mapping[str, int]) -> Iterable[TopologyNode]:
     host_of = {(host.server.name, host.gpu.name): host for host in lab.hosts if host.gpu}
     for server in lab.servers:
         gpus = []
@@ -145,7 +149,7 @@ def _nodes(lab: Lab, links: Links, order: Mapping[str, int]) -> Iterable[Node]:
         lit = Counter(gpu.switch for gpu in gpus if gpu.switch is not None)
         most = min(lit, key=lambda switch: (-lit[switch], order[switch]), default=None)
         if gpus:
-            yield Node(server.name, most, tuple(gpus))
+            yield TopologyNode(server.name, most, tuple(gpus))
 
 
 def _groups(names: Iterable[str], near: Callable[[str], set[str]]) -> dict[str, str]:
@@ -160,3 +164,116 @@ def _groups(names: Iterable[str], near: Callable[[str], set[str]]) -> dict[str, 
                 first[here] = name
                 waiting += [each for each in near(here) if each in among]
     return first
+
+
+LABELS = ("patchlight.local/fabric", "patchlight.local/block", "patchlight.local/switch")
+"""The labels of a Kubernetes node, from the widest on; below them is its host name."""
+
+_HOST_NAME = "kubernetes.io/hostname"
+# RFC 1123, as Kubernetes wants nodes' names.
+_NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+
+
+def _tree(topology: Topology) -> list[tuple[str, str, list[str]]]:
+    """Slurm's tree from the leaves up: a switch's name, ``nodes`` or ``children``, and these.
+
+    A level that has the same groups as the one below it is left out.
+    """
+    rows = [(leaf.name, "nodes", list(leaf.nodes)) for leaf in topology.leaves]
+    below = {leaf: leaf.name for leaf in topology.leaves}
+    levels: list[Callable[[Leaf], str]] = [lambda leaf: leaf.block, lambda leaf: leaf.fabric]
+    for level in levels:
+        groups: dict[str, list[str]] = {}
+        for leaf in topology.leaves:
+            children = groups.setdefault(level(leaf), [])
+            if below[leaf] not in children:
+                children.append(below[leaf])
+        joined = {name: children for name, children in groups.items() if len(children) > 1}
+        rows += [(name, "children", children) for name, children in joined.items()]
+        below = {
+            leaf: level(leaf) if level(leaf) in joined else below[leaf] for leaf in topology.leaves
+        }
+    return rows
+
+
+def slurm_yaml(topology: Topology) -> str:
+    """``topology.yaml`` of Slurm 25.05 and later: a tree, the default, and blocks."""
+    tree = [{"switch": name, kind: ",".join(names)} for name, kind, names in _tree(topology)]
+    blocks = [{"block": leaf.name, "nodes": ",".join(leaf.nodes)} for leaf in topology.leaves]
+    sizes = [min((len(leaf.nodes) for leaf in topology.leaves), default=1)]
+    document: list[dict[str, Any]] = [
+        {"topology": "patchlight", "cluster_default": True, "tree": {"switches": tree}},
+        {
+            "topology": "patchlight-blocks",
+            "cluster_default": False,
+            "block": {"block_sizes": sizes, "blocks": blocks},
+        },
+    ]
+    return _notes(topology) + yaml.safe_dump(document, sort_keys=False, width=1_000_000)
+
+
+def slurm_conf(topology: Topology) -> str:
+    """``topology.conf`` of the plugin topology/tree, for Slurm before 25.05."""
+    keys = {"nodes": "Nodes", "children": "Switches"}
+    lines = [
+        f"SwitchName={name} {keys[kind]}={','.join(names)}\n"
+        for name, kind, names in _tree(topology)
+    ]
+    return _notes(topology) + "".join(lines)
+
+
+def _notes(topology: Topology) -> str:
+    """What the format has no word for, as comments."""
+    lines = [f"# The nodes of lab {topology.lab} as they are lit now."]
+    for node in topology.nodes:
+        if node.switch is None:
+            lines.append(f"# {node.name} is left out: its NICs are dark.")
+        elif also := _elsewhere(node):
+            lines.append(f"# {node.name} is lit to {', '.join(also)} too.")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _elsewhere(node: TopologyNode) -> list[str]:
+    return sorted({gpu.switch for gpu in node.gpus if gpu.switch not in (None, node.switch)})
+
+
+def kueue(topology: Topology) -> str:
+    """A manifest: the ``Topology`` with its levels, and each node with its labels.
+
+    A node whose NICs are dark has none, and Kueue gives it no work that wants a topology.
+    ``BadInput`` for servers whose names no Kubernetes node can have.
+    """
+    wrong = [node.name for node in topology.nodes if not _NODE_NAME.fullmatch(node.name)]
+    if wrong:
+        raise BadInput(
+            f"no Kubernetes node can be called {', '.join(wrong)}: expected small letters, digits "
+            "and hyphens",
+            hint="nodes go by the servers' names in the lab file",
+        )
+    leaf_of = {leaf.name: leaf for leaf in topology.leaves}
+    levels = [{"nodeLabel": label} for label in (*LABELS, _HOST_NAME)]
+    objects: list[dict[str, Any]] = [
+        {
+            "apiVersion": "kueue.x-k8s.io/v1beta2",
+            "kind": "Topology",
+            "metadata": {"name": "patchlight"},
+            "spec": {"levels": levels},
+        }
+    ]
+    for node in topology.nodes:
+        labels: dict[str, str] = {}
+        if node.switch is not None:
+            leaf = leaf_of[node.switch]
+            labels = dict(zip(LABELS, (leaf.fabric, leaf.block, leaf.name), strict=True))
+        objects.append(
+            {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node.name, "labels": labels}}
+        )
+    return _notes(topology) + yaml.safe_dump_all(objects, sort_keys=False, width=1_000_000)
+
+
+FORMATS: Mapping[str, Callable[[Topology], str]] = {
+    "slurm": slurm_yaml,
+    "slurm-conf": slurm_conf,
+    "kueue": kueue,
+}
+"""What writes a topology as text, by the format's name; ``json`` beside these is its values."""

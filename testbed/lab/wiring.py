@@ -14,9 +14,8 @@ from patchlight.testbed.lab.labmaps import circuits_of, spectra_of
 from patchlight.testbed.lab.model import Endpoint, Lab, PacketSwitch
 from patchlight.testbed.lab.optical_links import Entry, Hop, Light
 from patchlight.testbed.lab.optical_links import LightPath as LightPath
-from patchlight.testbed.lab.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.portmap import AnyMap, CrossConnect, PortMap
 from patchlight.testbed.lab.spectrum import SpectrumMap
-from patchlight.testbed.lab.switchmap import AnyMap
 
 _Across = Mapping[str, Mapping[int, int]]  # by OCS: outputs by input, or inputs by output
 

@@ -4,22 +4,42 @@ Every check works on what could be read, so that one mistake never hides another
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Network
-from typing import Any
+from typing import Any, TypeVar
 
-from patchlight.testbed.io.groups import Fields
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.io.fields import Fields
 from patchlight.testbed.io.issues import FileIssues, Located, nearest
-from patchlight.testbed.lab.model import default_mac
+from patchlight.testbed.lab.model import Endpoint, default_mac
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS, OcsDriver
 from patchlight.testbed.lab.portmap import CrossConnect, parse_cross_connects
-from patchlight.testbed.labfile.colours_check import (
+from patchlight.testbed.labfile.optical_check import (
     check_passive_part,
     check_transceiver,
     check_wavelength_switch,
 )
-from patchlight.testbed.labfile.fibres_check import check_fibres
-from patchlight.testbed.labfile.listed import devices, items, repeated, value_of
+from patchlight.testbed.labfile.optical_schema import part_channels
+
+T = TypeVar("T")
+
+SWITCHES = ("packet_switches", "circuit_switches", "wavelength_switches", "passive_parts")
+"""The lists of what fibres end on, but for servers."""
+
+
+def devices(lab: Fields) -> list[Fields]:
+    """Everything that has ports."""
+    return [device for kind in ("servers", *SWITCHES) for device in lab.listed(kind)]
+
+
+def repeated(values: Iterable[Located[T]]) -> Iterator[tuple[Located[T], Located[T]]]:
+    """Each value that was there before, and where it was first."""
+    first: dict[T, Located[T]] = {}
+    for value in values:
+        before = first.setdefault(value.value, value)
+        if before is not value:
+            yield value, before
+
 
 # An agent's answer to the release of a worker waits for it.
 MOST_RELOCK_S = 20.0
@@ -35,11 +55,11 @@ def _check_emulated(
     if "emulated" not in switch:
         return
     emulated: Fields = switch["emulated"].value
-    driver = switch["driver"].value if "driver" in switch else None
+    driver = switch.value_of("driver")
     known = drivers.get(driver or "")
     if "users" in emulated:
         _check_users(known, emulated["users"], issues)
-    for fault in items(emulated, "faults"):
+    for fault in emulated.listed("faults"):
         for key in ("lose", "meddle"):
             if key in fault and any(
                 ("@" in c) != (mark == "@") for c in fault[key].value.split(",")
@@ -84,15 +104,15 @@ def _ports(fault: Fields) -> Iterator[tuple[int, Located[Any]]]:
 def check_lab(lab: Fields, issues: FileIssues) -> None:
     """Note every mistake that only shows when parts of the file are seen together."""
     _once("device", "name", devices(lab), issues)
-    switches = [*items(lab, "packet_switches"), *items(lab, "circuit_switches")]
+    switches = [*lab.listed("packet_switches"), *lab.listed("circuit_switches")]
     _once("datapath id", "datapath_id", switches, issues, show=hex)
-    driven = [*items(lab, "circuit_switches"), *items(lab, "wavelength_switches")]
+    driven = [*lab.listed("circuit_switches"), *lab.listed("wavelength_switches")]
     _once("address of a switch", "address", driven, issues)
-    _once("management address", "management", items(lab, "servers"), issues)
-    for server in items(lab, "servers"):
+    _once("management address", "management", lab.listed("servers"), issues)
+    for server in lab.listed("servers"):
         _check_server(server, issues)
-    nics = [nic for server in items(lab, "servers") for nic in items(server, "nics")]
-    gpus = [gpu for server in items(lab, "servers") for gpu in items(server, "gpus")]
+    nics = [nic for server in lab.listed("servers") for nic in server.listed("nics")]
+    gpus = [gpu for server in lab.listed("servers") for gpu in server.listed("gpus")]
     _once("GPU UUID", "uuid", gpus, issues)
     _once("address", "address", nics, issues)
     _each_once("MAC address", _macs(nics), issues)
@@ -109,24 +129,25 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
             "a lab with servers lacks 'network': expected the IPv4 network of their NICs, like "
             "'192.168.10.0/24'",
         )
-    for switch in items(lab, "circuit_switches"):
+    for switch in lab.listed("circuit_switches"):
         _check_datapath_id(switch, issues)
         _check_cross_connects(switch, issues)
         _check_emulated(switch, OCS_DRIVERS, issues)
     for nic in nics:
         if "transceiver" in nic:
             check_transceiver(nic["transceiver"], issues)
-    for packet_switch in items(lab, "packet_switches"):
+    for packet_switch in lab.listed("packet_switches"):
         _check_transceivers(packet_switch, issues)
-    for wavelength_switch in items(lab, "wavelength_switches"):
+    for wavelength_switch in lab.listed("wavelength_switches"):
         check_wavelength_switch(wavelength_switch, issues)
         _check_emulated(wavelength_switch, WSS_DRIVERS, issues, "@")
-    for part in items(lab, "passive_parts"):
+    for part in lab.listed("passive_parts"):
         check_passive_part(part, issues)
-    check_fibres(lab, issues)
-    queue: Fields = lab["queue"].value if "queue" in lab else Fields()
-    _once("user", "name", items(queue, "users"), issues)
-    controller: Fields = lab["controller"].value if "controller" in lab else Fields()
+    if "fibres" in lab:
+        check_fibres(lab, issues)
+    queue: Fields = lab.value_of("queue", Fields())
+    _once("user", "name", queue.listed("users"), issues)
+    controller: Fields = lab.value_of("controller", Fields())
     addresses = [controller[key] for key in ("api", "openflow") if key in controller]
     _each_once("controller address", addresses, issues)
 
@@ -148,7 +169,7 @@ def _each_once(
 def _check_server(server: Fields, issues: FileIssues) -> None:
     if "ssh" in server:
         _check_jump(server["ssh"].value, issues)
-    gpus, nics = items(server, "gpus"), items(server, "nics")
+    gpus, nics = server.listed("gpus"), server.listed("nics")
     owner = f"server {server['name'].value}" if "name" in server else "the server"
     _once(f"in {owner}, the name", "name", [*gpus, *nics], issues)
     interfaces = (nic.get("interface", nic.get("name")) for nic in nics)
@@ -198,11 +219,11 @@ def _macs(nics: list[Fields]) -> Iterator[Located[str]]:
 
 def _check_way(nic: Fields, issues: FileIssues) -> None:
     """Note where the ways to give a NIC do not go together."""
-    mode, mac = value_of(nic, "mode", "auto"), value_of(nic, "mac", None)
+    mode, mac = nic.value_of("mode", "auto"), nic.value_of("mac")
     if mode == "macvlan" and mac == "hardware":
         message = "a macvlan has no MAC of its own: expected mac: lab, or an address"
         issues.at(nic["mac"], message)
-    rdma = value_of(nic, "rdma", "auto")
+    rdma = nic.value_of("rdma", "auto")
     if mode == "macvlan" and rdma == "exclusive":
         message = "a macvlan has no RDMA device to itself: expected rdma: auto, shared or none"
         issues.at(nic["rdma"], message)
@@ -252,7 +273,7 @@ def _check_datapath_id(switch: Fields, issues: FileIssues) -> None:
 def _check_cross_connects(switch: Fields, issues: FileIssues) -> None:
     by_input: dict[int, tuple[CrossConnect, int]] = {}
     by_output: dict[int, tuple[CrossConnect, int]] = {}
-    for item in switch["cross_connects"].value if "cross_connects" in switch else []:
+    for item in switch.value_of("cross_connects", []):
         ways: tuple[CrossConnect, ...] = item.value
         if "ports" in switch:
             count = switch["ports"].value
@@ -286,8 +307,93 @@ def _clash(
 
 
 def _check_transceivers(switch: Fields, issues: FileIssues) -> None:
-    for port, transceiver in value_of(switch, "transceivers", {}).items():
+    for port, transceiver in switch.value_of("transceivers", {}).items():
         if "ports" in switch and port > switch["ports"].value:
             message = f"port {port} is outside the switch: expected 1 to {switch['ports'].value}"
             issues.at(transceiver, message)
         check_transceiver(transceiver, issues)
+
+
+@dataclass(frozen=True)
+class _Ports:
+    """The ports a device has: a count, or names; ``None`` where its own mistakes hide them."""
+
+    kind: str
+    count: int | None = None
+    names: tuple[str, ...] | None = None
+
+
+def _ports_of(lab: Fields) -> dict[str, _Ports]:
+    ports: dict[str, _Ports] = {}
+    for server in lab.listed("servers"):
+        if "name" in server:
+            nics = server.listed("nics")
+            whole = "nics" in server and "nics" not in server.broken
+            whole = whole and all("name" in nic for nic in nics)
+            names = tuple(nic["name"].value for nic in nics) if whole else None
+            ports.setdefault(server["name"].value, _Ports("server", names=names))
+    for key in SWITCHES:
+        for switch in lab.listed(key):
+            if "name" in switch:
+                count = _port_count(switch)
+                ports.setdefault(switch["name"].value, _Ports("switch", count=count))
+    return ports
+
+
+def _port_count(switch: Fields) -> int | None:
+    """How many ports a switch or part has; ``None`` where it does not say, or wrongly."""
+    count: int | None = switch.value_of("ports")
+    if "inputs" in switch and "outputs" not in switch.broken:
+        count = max(switch["inputs"].value, switch.value_of("outputs", 0))
+    elif switch.value_of("kind", "") == "multiplexer" and count is None:
+        try:
+            count = len(part_channels(switch)) + 1
+        except BadInput:
+            return None
+    return count
+
+
+def check_fibres(lab: Fields, issues: FileIssues) -> None:
+    """Note ends that no device has, fibres from a device to itself, and ports used twice."""
+    ports = _ports_of(lab)
+    unread = lab.broken & {"servers", *SWITCHES}
+    every_device_named = not unread and all("name" in device for device in devices(lab))
+    plugged: list[Located[Endpoint]] = []
+    for fibre in lab.listed("fibres"):
+        if "jitter" in fibre and fibre["jitter"].value > fibre.value_of("delay", 0.0):
+            message = "jitter is more than the delay that it varies: expected at most as much"
+            issues.at(fibre["jitter"], message)
+        ends: list[Located[Endpoint]] = fibre.value_of("ends", [])
+        if len(ends) == 2 and ends[0].value.device == ends[1].value.device:
+            message = f"fibre from {ends[0].value.device} to itself: expected two devices"
+            issues.at(ends[1], message)
+        for end in ends:
+            if end.value.device not in ports and not every_device_named:
+                continue
+            problem = _wrong_end(end.value, ports)
+            if problem:
+                issues.at(end, problem)
+            else:
+                plugged.append(end)
+    for end, before in repeated(plugged):
+        message = f"port {end.value} is used twice, first on line {before.line}"
+        issues.at(end, f"{message}: expected one fibre for each port")
+
+
+def _wrong_end(end: Endpoint, ports: dict[str, _Ports]) -> str | None:
+    device = ports.get(end.device)
+    if device is None:
+        return f"unknown device {end.device!r}: {nearest(end.device, ports)}"
+    if device.kind == "server":
+        if device.names is None or end.port in device.names:
+            return None
+        hint = nearest(end.port, device.names, "it has")
+        return f"server {end.device} has no NIC called {end.port!r}: {hint}"
+    count = device.count
+    bound = f"1 to {count}" if count is not None else "a port number"
+    # ASCII digits without leading zeros only: a port has one spelling.
+    if not (end.port.isascii() and end.port.isdigit()) or end.port.startswith("0"):
+        return f"{end.port!r} is not a port of {end.device}: expected {bound}"
+    if count is not None and (len(end.port) > 9 or int(end.port) > count):
+        return f"port {end.port} is outside {end.device}: expected {bound}"
+    return None

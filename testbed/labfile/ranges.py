@@ -13,8 +13,8 @@ from math import prod
 import yaml
 
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.io.fields import locate
 from patchlight.testbed.io.issues import FileIssues, short
-from patchlight.testbed.io.nodes import locate
 
 # Keys whose text may stand for several; what is free text (a GPU's model) is not among them.
 RANGED = {"name", "management", "address", "gpu", "interface", "uuid", "datapath_id"}

@@ -1,4 +1,4 @@
-"""What is made of the lab file's schema for people: files with comments, and the reference.
+"""What is made of the lab file's keys: JSON Schema, files with comments, and the reference.
 
 ``python -m patchlight.testbed.labfile.reference`` prints the reference as Markdown.
 """
@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping
 from textwrap import wrap
 from typing import Any
 
-from patchlight.testbed.io.fields import ListOf
-from patchlight.testbed.io.groups import Group, Key
+from patchlight.testbed.io.fields import Group, Key, ListOf
+from patchlight.testbed.io.forms import sections
 from patchlight.testbed.io.issues import FileIssues
 from patchlight.testbed.io.reader import parse
-from patchlight.testbed.io.reference import sections
 from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.labfile.ranges import ITEMS, RANGE_PATTERN, RANGED
 from patchlight.testbed.labfile.reader import load_lab
-from patchlight.testbed.labfile.schema import LAB
-from patchlight.testbed.labfile.writer import lab_document, to_yaml
+from patchlight.testbed.labfile.schema import COMMON, LAB
+from patchlight.testbed.labfile.writer import to_yaml
 
 _WIDTH = 100
 _FILE_HEAD = (
@@ -27,7 +27,7 @@ _FILE_HEAD = (
 
 def write_commented_lab(lab: Lab) -> str:
     """YAML text that ``parse_lab`` reads back equal, with comments."""
-    return "".join(f"{line}\n" for line in (*_FILE_HEAD, *_group(LAB, lab_document(lab))))
+    return "".join(f"{line}\n" for line in (*_FILE_HEAD, *_group(LAB, LAB.written(lab))))
 
 
 def _group(group: Group, values: Mapping[str, Any]) -> Iterator[str]:
@@ -63,6 +63,44 @@ def _left_out(key: Key) -> str:
         if not issues:
             return key.default
     return key.sample
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a lab file, for editors.
+
+    It knows keys and the form of values. What needs the whole file (a port used twice, an
+    address outside the network) only ``read_lab`` finds.
+    """
+    lab = LAB.schema()
+    for name in ITEMS:
+        if name in lab["properties"]:
+            _with_short_forms(name, lab["properties"][name])
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Patchlight lab file",
+        **lab,
+    }
+
+
+def _with_short_forms(name: str, items: dict[str, Any]) -> None:
+    """Let the schema of a list take ranges, fibres in a line, and what defaults may stand for."""
+    group = items["items"]
+    several = {"type": "string", "pattern": RANGE_PATTERN}
+    common = COMMON.get(ITEMS[name], ())
+    group["required"] = [key for key in group["required"] if key not in common]
+    for key, value in group["properties"].items():
+        about = value.pop("description", None)
+        if key == "cross_connects":
+            value["items"] = {"anyOf": [value["items"], several]}
+        elif key == "ends":
+            value = {"anyOf": [value, {"type": "string"}]}
+        elif key in RANGED:
+            value = {"anyOf": [value, several]}
+        group["properties"][key] = value | {"description": about}
+        if key in ITEMS:
+            _with_short_forms(key, value)
+    if name == "fibres":
+        items["items"] = {"anyOf": [group, {"type": "string"}]}
 
 
 _HEAD = """\

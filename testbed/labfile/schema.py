@@ -1,111 +1,123 @@
-"""The keys of a lab file, each with its type: one declaration for the reader and for editors."""
+"""The keys of a lab file, each with its type and the field of the model that it fills."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from ipaddress import IPv4Address
+from typing import Any
 
-from patchlight.testbed.io.fields import ListOf, Number, YesNo, choice
-from patchlight.testbed.io.groups import Group, Key, required
-from patchlight.testbed.labfile.access_schema import access_group
-from patchlight.testbed.labfile.colours_schema import (
+from patchlight.testbed.io.fields import Group, Key, ListOf, choice, required
+from patchlight.testbed.io.forms import Number, YesNo
+from patchlight.testbed.lab.access import SshAccess
+from patchlight.testbed.lab.model import (
+    CircuitSwitch,
+    Endpoint,
+    Fibre,
+    Gpu,
+    Lab,
+    PacketSwitch,
+    Server,
+)
+from patchlight.testbed.lab.nic import Nic, Rendezvous, default_mac
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.wavelengths import Transceiver
+from patchlight.testbed.labfile import values as v
+from patchlight.testbed.labfile.optical_schema import (
+    EMULATED,
+    LOGIN,
+    PASSIVE_PART,
     TRANSCEIVER,
     TRANSCEIVERS,
-    passive_part_group,
-    wavelength_switch_group,
+    WAVELENGTH_SWITCH,
 )
-from patchlight.testbed.labfile.emulated_schema import emulated_group
-from patchlight.testbed.labfile.policies_schema import POLICIES
-from patchlight.testbed.labfile.queue_schema import queue_group
-from patchlight.testbed.labfile.values import (
-    ADDRESS,
-    CIRCUIT_PORTS,
-    CROSS_CONNECT,
-    DATAPATH_ID,
-    DEVICE_NAME,
-    DRIVER,
-    DSCP,
-    FILE_PATH,
-    HOST_KEY,
-    HOST_PORT,
-    INTERFACE,
-    INTERFACE_ADDRESS,
-    JUMP,
-    LAB_NAME,
-    LOSS,
-    MAC,
-    MANAGEMENT,
-    MODEL,
-    MTU,
-    NETWORK,
-    NIC_MODE,
-    PACKET_PORTS,
-    PART_NAME,
-    PORT,
-    POWER,
-    RATE,
-    RDMA_USE,
-    ROUTE,
-    SHARE,
-    SSH_HOST,
-    TCP_PORT,
-    TIME,
-    USER_NAME,
-    UUID,
-    VARIABLE_NAME,
-    VLAN,
-    WSS_DRIVER,
-)
-from patchlight.testbed.labfile.workers_schema import WORKERS
+from patchlight.testbed.labfile.sections import ACCESS, POLICIES, QUEUE, WORKERS
 
 FABRICS = ("openvswitch", "bridge")
 PATHS = ("none", "nodes")
 
-LAUNCH_POWER = Key("launch_power", POWER, "optical power its ports send with", default="0dBm")
+LAUNCH_POWER = Key("launch_power", v.POWER, "optical power its ports send with")
+
+
+def _nic(*, address: IPv4Address, mac: str = "hardware", **said: Any) -> Nic:
+    own = default_mac(address)
+    given = own if mac in ("hardware", "lab") else mac
+    return Nic(address=address, mac=given, lab_mac=mac in ("lab", own), **said)
+
+
+def _said_mac(nic: Nic) -> str | None:
+    if nic.mac != default_mac(nic.address):
+        return nic.mac
+    return "lab" if nic.lab_mac else None
+
+
+def _packet_switch(
+    *, transceivers: Mapping[int, Transceiver] | None = None, **said: Any
+) -> PacketSwitch:
+    return PacketSwitch(transceivers=tuple(sorted((transceivers or {}).items())), **said)
+
+
+def _circuit_switch(
+    *, cross_connects: Iterable[tuple[CrossConnect, ...]] = (), **said: Any
+) -> CircuitSwitch:
+    initial = PortMap.of(one for listed in cross_connects for one in listed)
+    return CircuitSwitch(initial=initial, **said)
+
+
+def _fibre(*, ends: tuple[Endpoint, Endpoint], **said: Any) -> Fibre:
+    return Fibre(*ends, **said)
+
+
+def _lab(
+    *, controller: Mapping[str, Any] | None = None, defaults: object = None, **said: Any
+) -> Lab:
+    return Lab(**(controller or {}), **said)
+
 
 GPU = Group(
     "a GPU",
-    required("name", PART_NAME, "what the GPU is called, like 'gpu0'", example="gpu0"),
-    required("model", MODEL, "the model, like 'Tesla M40'"),
-    Key("uuid", UUID, "pins the physical GPU on a real server"),
+    required("name", v.PART_NAME, "what the GPU is called, like 'gpu0'", example="gpu0"),
+    required("model", v.MODEL, "the model, like 'Tesla M40'"),
+    Key("uuid", v.UUID, "pins the physical GPU on a real server"),
+    model=Gpu,
 )
 RENDEZVOUS = Group(
     "a rendezvous",
-    required("interface", INTERFACE, "the server's interface that it is made on", example="eno1"),
-    required("address", INTERFACE_ADDRESS, "the worker's address there, with its network"),
+    required("interface", v.INTERFACE, "the server's interface that it is made on", example="eno1"),
+    required("address", v.INTERFACE_ADDRESS, "the worker's address there, with its network"),
+    model=Rendezvous,
 )
 NIC = Group(
     "a NIC",
-    required("name", PART_NAME, "what the NIC port is called, like 'nic0'"),
-    required("address", ADDRESS, "its IPv4 address in the lab's network"),
-    Key("rate", RATE, "its line rate", default="no limit"),
-    Key("gpu", PART_NAME, "the GPU of the same server that it serves", example="gpu0"),
+    required("name", v.PART_NAME, "what the NIC port is called, like 'nic0'"),
+    required("address", v.ADDRESS, "its IPv4 address in the lab's network"),
+    Key("rate", v.RATE, "its line rate", default="no limit"),
+    Key("gpu", v.PART_NAME, "the GPU of the same server that it serves", example="gpu0"),
     Key(
         "mac",
-        MAC,
+        v.MAC,
         "the MAC address of its workers: the port's own (hardware), one made of the IPv4 address "
         "(lab), or this one",
         default="hardware; with mode macvlan, lab",
     ),
-    Key("interface", INTERFACE, "the kernel's name of it on the server", default="its name"),
+    Key("interface", v.INTERFACE, "the kernel's name of it on the server", default="its name"),
     Key(
         "mode",
-        NIC_MODE,
+        v.NIC_MODE,
         "what a worker gets: the NIC itself (physical; veth in an emulation), a virtual function "
         "of it (sriov), or a macvlan on it; auto takes a virtual function where it has one",
-        default="auto",
         example="sriov",
     ),
-    Key("mtu", MTU, "the MTU in the worker", default="as it is on the server", example="9000"),
-    Key("vlan", VLAN, "the VLAN that its workers are in", default="none", example="100"),
-    Key("routes", ListOf(ROUTE, "routes"), "more routes of the worker", default="none"),
-    Key("dscp", DSCP, "what RDMA packets of NCCL are marked with", default="none", example="26"),
+    Key("mtu", v.MTU, "the MTU in the worker", default="as it is on the server", example="9000"),
+    Key("vlan", v.VLAN, "the VLAN that its workers are in", default="none", example="100"),
+    Key("routes", ListOf(v.ROUTE, "routes"), "more routes of the worker", default="none"),
+    Key("dscp", v.DSCP, "what RDMA packets of NCCL are marked with", default="none", example="26"),
     Key(
         "rdma",
-        RDMA_USE,
+        v.RDMA_USE,
         "whether a worker gets its RDMA device: auto where there is one; exclusive, shared or none",
-        default="auto",
     ),
     Key(
         "relock",
-        TIME,
+        v.TIME,
         "how long its carrier, and its RDMA port, may take to be back after its light moved",
         default="workers go on at once; with RDMA within 10s",
         example="2s",
@@ -124,44 +136,49 @@ NIC = Group(
         example="{tunable: 191.350-196.100, tuning_time: 1ms}",
     ),
     LAUNCH_POWER,
+    model=Nic,
+    make=_nic,
+    said=lambda nic: {"mac": _said_mac(nic)},
 )
 SSH = Group(
     "a server's SSH",
-    Key("address", SSH_HOST, "the host that it answers at", default="that of management"),
-    Key("port", TCP_PORT, "its TCP port", default="22"),
-    Key("user", USER_NAME, "whom to log in as", default="as the SSH client says"),
-    Key("identity", FILE_PATH, "the file of the private key", default="as the SSH client says"),
-    Key("host_key", HOST_KEY, "the fingerprint of its host key", default="what known_hosts has"),
+    Key("address", v.SSH_HOST, "the host that it answers at", default="that of management"),
+    Key("port", v.TCP_PORT, "its TCP port"),
+    Key("user", v.USER_NAME, "whom to log in as", default="as the SSH client says"),
+    Key("identity", v.FILE_PATH, "the file of the private key", default="as the SSH client says"),
+    Key("host_key", v.HOST_KEY, "the fingerprint of its host key", default="what known_hosts has"),
     Key(
         "legacy", YesNo("whether it may use them"), "it may use old SSH algorithms", default="false"
     ),
-    Key("jump", JUMP, "the host to go through: [USER@]HOST[:PORT]", default="none"),
+    Key("jump", v.JUMP, "the host to go through: [USER@]HOST[:PORT]", default="none"),
     Key(
         "jump_host_key",
-        HOST_KEY,
+        v.HOST_KEY,
         "the fingerprint of that host's key",
         default="what known_hosts has",
     ),
+    model=SshAccess,
 )
 SERVER = Group(
     "a server",
-    required("name", DEVICE_NAME, "what the server is called, like 'server1'"),
-    Key("management", MANAGEMENT, "where the server's agent answers: host:port or unix:/path"),
+    required("name", v.DEVICE_NAME, "what the server is called, like 'server1'"),
+    Key("management", v.MANAGEMENT, "where the server's agent answers: host:port or unix:/path"),
     Key("ssh", SSH, "where and how its SSH answers", example="{user: admin}"),
     Key("gpus", ListOf(GPU, "GPUs"), "its GPUs", default="none"),
     Key(
         "emulated_gpus",
         YesNo("whether its GPUs are emulated"),
         "it has no such GPUs: 'deploy push' has them emulated there",
-        default="false",
     ),
     required("nics", ListOf(NIC, "NICs"), "its NIC ports in the lab's network"),
+    model=Server,
+    block=True,
 )
 PACKET_SWITCH = Group(
     "a packet switch",
-    required("name", DEVICE_NAME, "what the switch is called, like 'tor1'", example="tor1"),
-    required("datapath_id", DATAPATH_ID, "its OpenFlow datapath id, like 0x1", example="0x1"),
-    required("ports", PACKET_PORTS, "how many ports it has", example="48"),
+    required("name", v.DEVICE_NAME, "what the switch is called, like 'tor1'", example="tor1"),
+    required("datapath_id", v.DATAPATH_ID, "its OpenFlow datapath id, like 0x1", example="0x1"),
+    required("ports", v.PACKET_PORTS, "how many ports it has", example="48"),
     Key(
         "transceivers",
         TRANSCEIVERS,
@@ -169,71 +186,57 @@ PACKET_SWITCH = Group(
         default="light without a channel",
     ),
     LAUNCH_POWER,
-)
-LOGIN = (
-    Key("user", USER_NAME, "whom to log in as", default="admin"),
-    Key("password_env", VARIABLE_NAME, "the environment variable that holds the password"),
-    Key(
-        "legacy_ssh",
-        YesNo("whether it may use them"),
-        "it may use old SSH algorithms",
-        default="false",
-    ),
-)
-EMULATED = Key(
-    "emulated",
-    emulated_group(USER_NAME, VARIABLE_NAME),
-    "what its emulation alone heeds: faults, more users",
-    example="{users: [{name: viewer, read_only: true}]}",
+    model=PacketSwitch,
+    make=_packet_switch,
 )
 CIRCUIT_SWITCH = Group(
     "a circuit switch",
-    required("name", DEVICE_NAME, "what the switch is called, like 'ocs1'", example="ocs1"),
-    required("driver", DRIVER, "the driver that speaks to it, like 'calient-tl1'"),
+    required("name", v.DEVICE_NAME, "what the switch is called, like 'ocs1'", example="ocs1"),
+    required("driver", v.DRIVER, "the driver that speaks to it, like 'calient-tl1'"),
     required(
         "address",
-        HOST_PORT,
+        v.HOST_PORT,
         "where it answers: host:port; with driver openflow, where Patchlight listens for it",
     ),
     Key(
         "datapath_id",
-        DATAPATH_ID,
+        v.DATAPATH_ID,
         "its OpenFlow datapath id, like 0x51; only with driver openflow",
         example="0x51",
     ),
-    required("ports", CIRCUIT_PORTS, "how many duplex ports it has", example="320"),
-    Key("switching_time", TIME, "how long a new circuit stays dark", default="25ms"),
-    Key("insertion_loss", LOSS, "what a circuit through it loses", default="1.5dB"),
+    required("ports", v.CIRCUIT_PORTS, "how many duplex ports it has", example="320"),
+    Key("switching_time", v.TIME, "how long a new circuit stays dark"),
+    Key("insertion_loss", v.LOSS, "what a circuit through it loses"),
     *LOGIN,
     Key(
         "cross_connects",
-        ListOf(CROSS_CONNECT, "cross-connects"),
+        ListOf(v.CROSS_CONNECT, "cross-connects"),
         "the circuits it starts with: a-b both ways, a>b one way",
         default="none",
         example="[1-7, 2>8]",
     ),
     EMULATED,
-)
-WAVELENGTH_SWITCH = wavelength_switch_group(
-    DEVICE_NAME,
-    Key("driver", WSS_DRIVER, "the driver that speaks to it", default="none: nobody changes it"),
-    Key("address", HOST_PORT, "where it answers: host:port; needed with a driver"),
-    *LOGIN,
-    EMULATED,
+    model=CircuitSwitch,
+    make=_circuit_switch,
+    said=lambda switch: {"cross_connects": switch.initial.texts or None},
+    block=True,
 )
 FIBRE = Group(
     "a fibre",
     required(
         "ends",
-        ListOf(PORT, "ends", count=2),
+        ListOf(v.PORT, "ends", count=2),
         "the two ports it joins, like [server1.nic0, ocs1.1] or server1.nic0 - ocs1.1",
         example="[server1.nic0, ocs1.1]",
     ),
-    Key("rate", RATE, "its rate", default="no limit of its own"),
-    Key("loss", LOSS, "what light loses in it", default="0.3dB"),
-    Key("delay", TIME, "how long an emulation holds each packet, each way", default="0s"),
-    Key("jitter", TIME, "by how much that varies, up and down", default="0s"),
-    Key("packet_loss", SHARE, "what share of packets an emulation loses in it", default="0%"),
+    Key("rate", v.RATE, "its rate", default="no limit of its own"),
+    Key("loss", v.LOSS, "what light loses in it"),
+    Key("delay", v.TIME, "how long an emulation holds each packet, each way"),
+    Key("jitter", v.TIME, "by how much that varies, up and down"),
+    Key("packet_loss", v.SHARE, "what share of packets an emulation loses in it"),
+    model=Fibre,
+    make=_fibre,
+    said=lambda fibre: {"ends": (fibre.a, fibre.b)},
 )
 # What things of a kind may have in common: nothing that tells them apart.
 COMMON: dict[str, tuple[str, ...]] = {
@@ -277,51 +280,48 @@ CONTROLLER = Group(
     "the controller",
     Key(
         "api",
-        HOST_PORT,
+        v.HOST_PORT,
         "where its REST API answers; beyond its own machine, with --tls and tokens only",
         example="127.0.0.1:8470",
         default="a Unix socket of the lab's own",
+        of="controller_api",
     ),
     Key(
         "openflow",
-        HOST_PORT,
+        v.HOST_PORT,
         "where it listens for OpenFlow",
         example="10.0.0.1:6653",
-        default="127.0.0.1:6653",
+        of="controller_openflow",
     ),
     Key(
         "openflow_tls",
         YesNo("whether packet switches come over TLS"),
         "packet switches come over TLS, with certificates of the lab's authority",
-        default="false",
+        of="controller_openflow_tls",
     ),
     Key(
         "access",
-        access_group(USER_NAME),
+        ACCESS,
         "what users of its machine may do, where they are not root",
         example="{group: optics, others: nobody}",
     ),
+    model=Lab,
+    make=dict,
 )
 LAB = Group(
     "a lab",
-    required("name", LAB_NAME, "what the lab is called"),
+    required("name", v.LAB_NAME, "what the lab is called"),
     Key(
         "network",
-        NETWORK,
+        v.NETWORK,
         "the IPv4 network of the NICs, like '192.168.10.0/24'; needed with servers",
         default="none",
     ),
-    Key(
-        "fabric",
-        choice("a fabric", *FABRICS),
-        "what an emulation makes packet switches of",
-        default="openvswitch",
-    ),
+    Key("fabric", choice("a fabric", *FABRICS), "what an emulation makes packet switches of"),
     Key(
         "scale",
         Number("a scale", above=0),
         "what an emulation divides rates and bytes by",
-        default="1",
         example="1000",
     ),
     Key(
@@ -332,7 +332,7 @@ LAB = Group(
         example="nodes",
     ),
     Key("controller", CONTROLLER, "where the controller answers", example="{api: 127.0.0.1:8470}"),
-    Key("queue", queue_group(USER_NAME), "how jobs wait", example="{backfill: true}"),
+    Key("queue", QUEUE, "how jobs wait", example="{backfill: true}"),
     Key(
         "policies",
         POLICIES,
@@ -378,10 +378,14 @@ LAB = Group(
     ),
     Key(
         "passive_parts",
-        ListOf(passive_part_group(DEVICE_NAME), "passive parts"),
+        ListOf(PASSIVE_PART, "passive parts"),
         "couplers, AWG routers and multiplexers",
         default="none",
         example="[{name: mux1, kind: multiplexer, channels: 193.100-193.250}]",
     ),
     Key("fibres", ListOf(FIBRE, "fibres"), "the fibre pairs between ports", default="none"),
+    model=Lab,
+    make=_lab,
+    said=lambda lab: {"controller": lab},
+    block=True,
 )

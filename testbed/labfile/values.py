@@ -245,7 +245,7 @@ HOST_KEY = matching(
     "SHA256: and 43 characters, as ssh-keygen -l prints it",
     "SHA256:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU",
 )
-DATAPATH_ID = Whole("an OpenFlow datapath id", 1, 2**64 - 1)
+DATAPATH_ID = Whole("an OpenFlow datapath id", 1, 2**64 - 1, hexadecimal=True)
 PACKET_PORTS = Whole("how many ports it has", 1, MOST_PACKET_PORTS)
 CIRCUIT_PORTS = Whole("how many duplex ports it has", 1, MOST_CIRCUIT_PORTS)
 CROSS_CONNECT = Text(

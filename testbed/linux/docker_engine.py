@@ -30,7 +30,7 @@ class EngineNotAskable(OSError):
 
 
 @dataclass(frozen=True)
-class Answer:
+class EngineAnswer:
     """What the engine answered."""
 
     status: int
@@ -68,7 +68,7 @@ def ask(
     *,
     body: Iterable[bytes] | None = None,
     timeout_s: float = 30.0,
-) -> Answer:
+) -> EngineAnswer:
     """What the engine at ``url`` (default: ``engine_url()``) answers to one request.
 
     ``body`` is a tar archive. ``OSError`` if there is no engine, ``EngineNotAskable`` if its URL
@@ -80,7 +80,7 @@ def ask(
         connection.request(method, path, body, headers, encode_chunked=body is not None)
         response = connection.getresponse()
         text = response.read().decode(errors="replace")
-        return Answer(response.status, dict(response.getheaders()), text)
+        return EngineAnswer(response.status, dict(response.getheaders()), text)
     except (http.client.HTTPException, ValueError) as error:
         raise OSError(f"the Docker engine did not answer as one: {error}") from error
     finally:

@@ -29,7 +29,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from patchlight.testbed.linux.problem import PROBLEM_MEDIA_TYPE, problem
+from patchlight.testbed.errors import PROBLEM_MEDIA_TYPE, problem
 from patchlight.testbed.linux.sockets import UNIX_CLIENT
 
 _READS = ("GET", "HEAD", "OPTIONS")
@@ -45,7 +45,7 @@ _log = logging.getLogger("patchlight.http")
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServerLimits:
     """What one server takes in.
 
     ``connections``: as many stand at a time, fewer where this process may open few files. For
@@ -60,14 +60,14 @@ class Limits:
     body_bytes: int = 4 << 20
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = ServerLimits()
 
 
 def http_server(
     app: ASGIApp,
     *,
     hosts: Collection[str] = (),
-    limits: Limits = DEFAULT_LIMITS,
+    limits: ServerLimits = DEFAULT_LIMITS,
     tls: ssl.SSLContext | None = None,
     websockets: bool = False,
     **options: Any,
@@ -141,7 +141,7 @@ class _Server(uvicorn.Server):
 class _Connection(H11Protocol):
     """One connection, with a time for what its peer has to do."""
 
-    def __init__(self, limits: Limits, *arguments: Any, **options: Any) -> None:
+    def __init__(self, limits: ServerLimits, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._limits = limits
         # Each request gets a copy of the outer one.
@@ -262,7 +262,7 @@ class _Encrypted(SSLProtocol):
 
     max_size = 64 << 10  # the buffer that each connection has
 
-    def __init__(self, context: ssl.SSLContext, limits: Limits, **options: Any) -> None:
+    def __init__(self, context: ssl.SSLContext, limits: ServerLimits, **options: Any) -> None:
         self._connection = _Connection(limits, **options)
         shows = context.verify_mode is ssl.CERT_REQUIRED
         self._missing = "who shows no certificate for here" if shows else "who speaks no TLS"

@@ -1,4 +1,4 @@
-"""rtnetlink in batches: many requests in one system call, and the kernel's answer to each.
+"""rtnetlink in batches, many requests in one system call, and static neighbours set that way.
 
 ``attribute`` encodes what is in a message. One ``sendmsg`` carries a batch, the kernel works
 through it in order and answers what failed and the last one, so a batch costs two
@@ -10,6 +10,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -185,3 +186,33 @@ def attribute(kind: int, payload: bytes | Iterable[bytes]) -> bytes:
     inner = payload if isinstance(payload, bytes) else b"".join(payload)
     header = _ATTRIBUTE.pack(4 + len(inner), kind)
     return header + inner + b"\0" * (-len(inner) % 4)
+
+
+_NEWNEIGH = 28
+_NDMSG = struct.Struct("=BxxxiHBB")
+_INET = 2
+_PERMANENT = 0x80
+_NDA_DST, _NDA_LLADDR = 1, 2
+
+
+def set_neighbours(
+    netlink: Netlink, index: int, name: str, neighbours: Iterable[tuple[str, str]]
+) -> None:
+    """Give an interface these static neighbours, (IPv4 address, MAC), in place of others.
+
+    ``KernelRefused`` names the first that the kernel would not have.
+    """
+    header = _NDMSG.pack(_INET, index, _PERMANENT, 0, 0)
+    netlink.run(
+        [
+            Request(
+                _NEWNEIGH,
+                F_CREATE | F_REPLACE,
+                header
+                + attribute(_NDA_DST, IPv4Address(address).packed)
+                + attribute(_NDA_LLADDR, bytes.fromhex(mac.replace(":", ""))),
+                f"making {address} a neighbour of {name}",
+            )
+            for address, mac in neighbours
+        ]
+    )

@@ -1,7 +1,10 @@
-"""What ``/proc`` tells of processes; one that ends while it is looked at is as good as gone."""
+"""Processes: what ``/proc`` says of them, what it shows of this one, their CPUs and priority."""
 
+import ctypes
 import os
 import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -99,3 +102,120 @@ def _stat(pid: int) -> list[str]:
 def _stat_at(path: str) -> list[str]:
     # The name of the command, in parentheses, may hold anything, parentheses too.
     return Path(path).read_text(errors="replace").rpartition(")")[2].split()
+
+
+# Which fields of /proc/self/stat after the name say where arguments and environment are.
+ARGUMENTS, ENVIRONMENT = slice(45, 47), slice(47, 49)
+
+
+def show(which: slice, texts: Iterable[str]) -> None:
+    """Have ``/proc`` show these, as many as there is room for."""
+    start, size = _place(which)
+    text = b"".join(os.fsencode(each) + b"\0" for each in texts)
+    ctypes.memmove(start, text[: size - 1].ljust(size, b"\0"), size)
+
+
+def shown(which: slice) -> bytes:
+    """What it shows now, byte for byte."""
+    return ctypes.string_at(*_place(which))
+
+
+def show_again(which: slice, before: bytes) -> None:
+    """Have it show what it did ``before``."""
+    start, size = _place(which)
+    ctypes.memmove(start, before, size)
+
+
+def _place(which: slice) -> tuple[int, int]:
+    """Where this process's arguments or environment are in its memory, and in how many bytes."""
+    with open("/proc/self/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    start, end = map(int, fields[which])
+    return start, end - start
+
+
+_NICENESS = -10
+_LOOKS = 8
+"""So often a process's threads are listed at most: one may begin and end threads for ever."""
+
+
+def favour(pid: int, *, real_time: bool) -> None:
+    """Let a process with its threads run before others, as far as the kernel permits.
+
+    ``real_time``: before every ordinary process (``SCHED_RR``; the kernel leaves these 5 % of each
+    core). Else by niceness alone, which does little against processes of another terminal
+    session where the kernel groups sessions (``sched_autogroup_enabled``).
+    """
+    for thread in _threads(pid):
+        with suppress(OSError):  # some containers do not let root do that either
+            os.setpriority(os.PRIO_PROCESS, thread, _NICENESS)
+            if real_time:
+                os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(1))
+
+
+def favour_like_this_process(pid: int) -> None:
+    """Let a process that somebody else began, with its threads, run as this one does."""
+    for thread in _threads(pid):
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, 0))
+            # Refused in a control group that has no budget for it.
+            os.sched_setscheduler(thread, os.sched_getscheduler(0), os.sched_getparam(0))
+
+
+def _threads(pid: int) -> Iterator[int]:
+    """The threads of a process, also those that it begins meanwhile; none of one that is gone."""
+    seen = set[int]()
+    for _ in range(_LOOKS):
+        new = set[int]()
+        with suppress(OSError):
+            new = {int(thread) for thread in os.listdir(f"/proc/{pid}/task")} - seen
+        if not new:
+            return
+        yield from sorted(new)
+        seen |= new
+
+
+def cpus_of(text: str) -> frozenset[int]:
+    """The numbers in a list; ``ValueError`` if it is none."""
+    found = set[int]()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+def cpu_list(cpus: Iterable[int]) -> str:
+    """The list of these numbers, each for itself."""
+    return ",".join(map(str, sorted(cpus)))
+
+
+_LOOK_S = 1.0
+_TELL_S = 5.0
+
+
+class ProgressWatch:
+    """Watches a ``sign``: anything that changes as long as there is progress.
+
+    It is looked at once a second at most.
+    """
+
+    def __init__(self, sign: Callable[[], object]) -> None:
+        self._sign, self._last = sign, sign()
+        self._began = self._changed = self._looked = self._told = time.monotonic()
+
+    def quiet_s(self) -> float:
+        """For how many seconds nothing has changed."""
+        now = time.monotonic()
+        if now - self._looked >= _LOOK_S:
+            self._looked = now
+            if (sign := self._sign()) != self._last:
+                self._last, self._changed = sign, now
+        return now - self._changed
+
+    def to_tell(self) -> float | None:
+        """How many seconds it has taken, every five of them: time to tell the user."""
+        now = time.monotonic()
+        if now - self._told < _TELL_S:
+            return None
+        self._told = now
+        return now - self._began

@@ -1,13 +1,130 @@
-"""What all schedulers of paths do alike: take flows in, hand out paths, take them back."""
+"""The base of all schedulers of paths, and the channels and transceivers that are taken."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.paths.contract import FlowRequest, PathGrant, PathNetwork, Refusal
-from patchlight.testbed.paths.occupancy import Occupancy
+from patchlight.testbed.paths.contract import (
+    NO_CHANNEL,
+    FlowRequest,
+    PathGrant,
+    PathNetwork,
+    PathRefusal,
+)
+
+
+class PathOccupancy:
+    """Every path of a network: in use, or what it was last used for.
+
+    ``free_transmitters`` and ``free_receivers`` hold for each node those that are free, and
+    ``granted`` the paths in use by flow.
+    """
+
+    def __init__(self, network: PathNetwork) -> None:
+        self.network = network
+        self.free_transmitters = [list(range(network.transmitters)) for _ in range(network.nodes)]
+        self.free_receivers = [list(range(network.receivers)) for _ in range(network.nodes)]
+        self.granted: dict[int, PathGrant] = {}
+        # The longest free first: so others stay tuned to theirs. With routes, none is ever taken.
+        self._channels = dict.fromkeys(range(network.channels))
+        self._sent: dict[tuple[int, int], tuple[int, int]] = {}
+        self._received: dict[tuple[int, int], tuple[int, int]] = {}
+
+    @property
+    def free_channels(self) -> int:
+        """For how many further paths there are channels."""
+        return len(self._channels) if self.network.routes is None else self.network.nodes
+
+    def refusal(self, flow: FlowRequest, now_s: float) -> PathRefusal | None:
+        """Why a flow can get no path, however empty the network is; ``None`` if it can."""
+        routes = self.network.routes
+        if routes is not None and routes[flow.source, flow.destination] == NO_CHANNEL:
+            return PathRefusal(
+                flow.flow, f"no light goes from node {flow.source} to node {flow.destination}"
+            )
+        takes_s = self.network.sending_s(flow.nbytes)
+        if now_s + takes_s > flow.deadline_s:
+            return PathRefusal(
+                flow.flow,
+                f"its deadline is in {flow.deadline_s - now_s:g} s, and sending it takes "
+                f"{takes_s:g} s",
+            )
+        return None
+
+    @property
+    def channels(self) -> list[int]:
+        """Those that are free, the longest free first; with routes, all: none is ever taken."""
+        return list(self._channels)
+
+    @property
+    def pairs_tuned(self) -> Counter[int]:
+        """By channel how many pairs of transmitter and receiver are tuned to it for each other."""
+        heard = {(own, node) for (node, _), own in self._received.items()}
+        return Counter(
+            channel
+            for (source, _), (channel, there) in self._sent.items()
+            if ((channel, source), there) in heard
+        )
+
+    def take(self, flow: FlowRequest, now_s: float, channel: int | None = None) -> PathGrant:
+        """A path for a flow whose ends are free, where there is a channel: the soonest.
+
+        It goes over ``channel``, a free one, if one is given.
+        """
+        source, destination = flow.source, flow.destination
+        path = self.tuned(source, destination, channel)
+        starts_s = now_s
+        if path is None:
+            starts_s += self.network.tuning_s
+            routes = self.network.routes
+            if routes is not None:
+                channel = int(routes[source, destination])
+            elif channel is None:
+                channel = next(iter(self._channels))
+            path = self.free_transmitters[source][0], self.free_receivers[destination][0], channel
+        transmitter, receiver, channel = path
+        self.free_transmitters[source].remove(transmitter)
+        self.free_receivers[destination].remove(receiver)
+        if self.network.routes is None:
+            del self._channels[channel]
+        self._sent[source, transmitter] = channel, destination
+        self._received[destination, receiver] = channel, source
+        ends_s = starts_s + self.network.sending_s(flow.nbytes)
+        grant = PathGrant(
+            *(flow.flow, source, destination, channel, starts_s, ends_s, transmitter, receiver)
+        )
+        self.granted[flow.flow] = grant
+        return grant
+
+    def give_back(self, flow: int) -> None:
+        """A granted flow's transmitter, receiver and channel are free again."""
+        grant = self.granted.pop(flow)
+        self.free_transmitters[grant.source].append(grant.transmitter)
+        self.free_receivers[grant.destination].append(grant.receiver)
+        if self.network.routes is None:
+            self._channels[grant.channel] = None
+
+    def tuned(
+        self, source: int, destination: int, over: int | None = None
+    ) -> tuple[int, int, int] | None:
+        """A free path whose both ends were last used for each other, and need no tuning.
+
+        Its transmitter, receiver and channel; only ``over`` this channel, if one is given.
+        """
+        for transmitter in self.free_transmitters[source]:
+            channel, there = self._sent.get((source, transmitter), (NO_CHANNEL, NO_CHANNEL))
+            if (
+                there == destination
+                and (over is None or channel == over)
+                and (self.network.routes is not None or channel in self._channels)
+            ):
+                for receiver in self.free_receivers[destination]:
+                    if self._received.get((destination, receiver)) == (channel, source):
+                        return transmitter, receiver, channel
+        return None
 
 
 class Scheduling(ABC):
@@ -15,7 +132,7 @@ class Scheduling(ABC):
 
     def __init__(self, network: PathNetwork) -> None:
         self.network = network
-        self._occupancy = Occupancy(network)
+        self._occupancy = PathOccupancy(network)
         self._waiting: dict[int, FlowRequest] = {}
 
     @property
@@ -32,7 +149,7 @@ class Scheduling(ABC):
         """Whether a flow waits or has a path."""
         return flow in self._waiting or flow in self._occupancy.granted
 
-    def admit(self, flows: Sequence[FlowRequest], now_s: float) -> list[Refusal]:
+    def admit(self, flows: Sequence[FlowRequest], now_s: float) -> list[PathRefusal]:
         """Take flows in to wait, but those that are refused: too late, or no light goes there.
 
         ``BadInput`` for a flow that makes no sense or whose number is in use; then none is taken.

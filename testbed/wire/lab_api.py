@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.linux.private_folder import user_folder
+from patchlight.testbed.linux.files import user_folder
 from patchlight.testbed.linux.sockets import is_loopback, split_address, unix_socket_answers
 
 RUN_ROOT = Path("/run/patchlight")

@@ -18,7 +18,7 @@ import pytest_asyncio
 from patchlight.agents.workers import keeper
 from patchlight.agents.workers.backends import BackendOptions, make_runner
 from patchlight.agents.workers.contract import Runner, WorkerLaunch
-from patchlight.testbed.linux import docker_engine, namespace_processes, namespaces
+from patchlight.testbed.linux import docker_engine, namespaces
 from patchlight.testbed.linux.cgroups import Limits
 from patchlight.testbed.wire.worker_api import WorkerSpec
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -133,5 +133,5 @@ async def test_workers_go_on_under_an_engine_that_lets_them_and_end_with_one_tha
         assert "live-restore" in outcome.last_lines[-1]
         await worker.dispose()
     finally:
-        namespace_processes.end_all(name)
+        namespaces.end_all(name)
         namespaces.delete(name)

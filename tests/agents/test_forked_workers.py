@@ -16,7 +16,7 @@ import pytest
 from patchlight.agents.workers.contract import RunningWorker, WorkerLaunch
 from patchlight.agents.workers.forking import NotForked, Order, fork
 from patchlight.agents.workers.process import ProcessRunner
-from patchlight.testbed.linux.namespace_processes import processes_in
+from patchlight.testbed.linux.namespaces import processes_in
 from patchlight.testbed.linux.processes import command_line
 from tests.support.waiting import eventually, unix_socket_answers, wait_until
 from tests.support.worker_desk import Desk, open_desk

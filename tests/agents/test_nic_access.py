@@ -14,8 +14,8 @@ from patchlight.agents.nics.state import FunctionState, NicState, name_inside
 from patchlight.agents.nics.virtual_functions import NicAccess, access_of, function_in, settings_of
 from patchlight.agents.roce import RdmaDevice
 from patchlight.testbed.lab.nic import Nic, default_mac
-from patchlight.testbed.linux import rdma
-from patchlight.testbed.linux.dcb import Priorities, priorities_in
+from patchlight.testbed.linux import sysfs as rdma
+from patchlight.testbed.linux.ethtool import Priorities, priorities_in
 from patchlight.testbed.linux.netlink import attribute
 from tests.support.sysfs_tree import SysfsTree
 

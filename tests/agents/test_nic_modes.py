@@ -17,8 +17,7 @@ from patchlight.agents.nics.virtual_functions import NicAccess
 from patchlight.agents.roce import Gid, RdmaDevice
 from patchlight.testbed.lab.nic import Rendezvous
 from patchlight.testbed.linux import namespaces
-from patchlight.testbed.linux.rdma import namespace_mode
-from patchlight.testbed.linux.sysfs import sysfs
+from patchlight.testbed.linux.sysfs import namespace_mode, sysfs
 from tests.support.agent_bench import ip
 from tests.support.nic_spaces import Spaces, furnish, inside, ping
 from tests.support.waiting import wait_until

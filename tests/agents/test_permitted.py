@@ -7,7 +7,7 @@ import pytest
 from patchlight.agents.errors import AgentError, BadRequest, Forbidden
 from patchlight.agents.workers.limits import limits_of, permitted
 from patchlight.testbed.commands import CommandTask
-from patchlight.testbed.lab.worker_policy import WorkerPolicy
+from patchlight.testbed.lab.access import WorkerPolicy
 from patchlight.testbed.wire.worker_api import TorchTask, WorkerSpec
 
 

@@ -27,7 +27,7 @@ from patchlight.agents.workers.contract import (
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.cgroups import Cgroups, Limits
-from patchlight.testbed.linux.namespace_processes import processes_in
+from patchlight.testbed.linux.namespaces import processes_in
 from patchlight.testbed.linux.processes import may_run
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.worker_desk import LIMITS, Desk, open_desk

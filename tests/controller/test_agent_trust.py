@@ -23,7 +23,7 @@ from patchlight.controller.hosts.fleet import Fleet
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.linux.credentials import Credentials, read_credentials
-from patchlight.testbed.linux.http_server import Limits, http_server
+from patchlight.testbed.linux.http_server import ServerLimits, http_server
 from tests.support.tls_agents import idle_agent, serving
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -49,7 +49,7 @@ def agent_app(tmp_path: Path) -> FastAPI:
 async def agent(tmp_path: Path, authority: Authority, agent_app: FastAPI) -> AsyncIterator[str]:
     """The address of the agent of server1 of lab1."""
     own = authority.for_agent("server1", tmp_path / "server1")
-    async with serving(agent_app, own, limits=Limits(connections=8, peer_s=1.0)) as address:
+    async with serving(agent_app, own, limits=ServerLimits(connections=8, peer_s=1.0)) as address:
         yield address
 
 

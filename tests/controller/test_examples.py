@@ -17,9 +17,8 @@ import pytest
 from patchlight.controller.api.answers import explained
 from patchlight.controller.api.openapi import PROBLEMS, Example, examples
 from patchlight.controller.hosts.fleet import Fleet
-from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.errors import PROBLEM_MEDIA_TYPE, PatchlightError
 from patchlight.testbed.labfile.reader import read_lab
-from patchlight.testbed.linux.problem import PROBLEM_MEDIA_TYPE
 from tests.support.coloured_labs import STAR
 from tests.support.controller_process import ControllerProcess, controller_process
 from tests.support.waiting import free_ports

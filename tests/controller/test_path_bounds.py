@@ -8,7 +8,7 @@ from patchlight.controller.paths.bounds import Order, PathJob, PathShares, why_n
 from patchlight.testbed.lab.spectrum import SpectrumMap
 from patchlight.testbed.labfile.reader import load_lab
 from patchlight.testbed.paths.light_networks import light_networks
-from patchlight.testbed.wire.path_api import PathNodeStatus
+from patchlight.testbed.wire.agent_status import PathNodeStatus
 
 ODDL4 = load_lab("oddl4")
 SERVERS = [server.name for server in ODDL4.servers]

@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import pytest
 
+from patchlight.testbed.lab.access import WorkerPolicy
 from patchlight.testbed.lab.model import Gpu, Lab, Nic, Server
-from patchlight.testbed.lab.worker_policy import WorkerPolicy
 from patchlight.testbed.labfile.writer import write_lab
-from patchlight.testbed.linux import namespace_processes, namespaces
+from patchlight.testbed.linux import namespaces
 from tests.support.forked import ForkedProgram
 from tests.support.waiting import PATIENCE_S, unix_socket_answers, wait_until
 
@@ -253,7 +253,7 @@ class Bench:
     def _remove_namespaces(self) -> None:
         left = [path.name for path in Path("/run/netns").glob(f"pl.{self.name}.*")]
         for name in left:
-            namespace_processes.end_all(name)
+            namespaces.end_all(name)
             ip("netns", "del", name)
         kept = {self.namespace(d) for d in ("fabric", *(s.name for s in self.lab.servers))}
         assert set(left) <= kept, f"workers' namespaces were left behind: {set(left) - kept}"

@@ -31,9 +31,8 @@ from patchlight.controller.jobs.scheduler import DEFAULT_DISCIPLINE, Scheduler
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab.model import CircuitSwitch, Lab
-from patchlight.testbed.lab.policies import PolicyChoice
 from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.lab.queueing import Discipline
+from patchlight.testbed.lab.queueing import Discipline, PolicyChoice
 from patchlight.testbed.lab.wiring import Links, trace_links
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.wire.worker_api import (

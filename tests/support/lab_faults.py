@@ -14,8 +14,7 @@ from typing import Any
 
 from patchlight import EmulatedLab
 from patchlight.emulation.fabric.plan import namespace_prefix
-from patchlight.testbed.linux.namespace_processes import processes_in
-from patchlight.testbed.linux.namespaces import names_with_prefix
+from patchlight.testbed.linux.namespaces import names_with_prefix, processes_in
 from patchlight.testbed.linux.processes import command_line, process_ids
 from tests.support.lab_processes import (
     LabProcess,

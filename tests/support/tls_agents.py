@@ -15,7 +15,7 @@ from patchlight.agents.service import AgentService
 from patchlight.agents.workers.backends import BackendOptions, make_runner
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.linux.credentials import Credentials
-from patchlight.testbed.linux.http_server import DEFAULT_LIMITS, Limits, http_server
+from patchlight.testbed.linux.http_server import DEFAULT_LIMITS, ServerLimits, http_server
 
 
 def idle_agent(lab: Lab, server: Server, state: Path) -> FastAPI:
@@ -31,7 +31,7 @@ async def serving(
     own: Credentials,
     *,
     tls: ssl.SSLContext | None = None,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: ServerLimits = DEFAULT_LIMITS,
 ) -> AsyncIterator[str]:
     """Serve with the certificate of ``own``, or with ``tls``; the address."""
     with open_listener("127.0.0.1:0", own) as listener:

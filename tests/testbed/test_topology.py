@@ -8,10 +8,16 @@ import yaml
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate import generate
 from patchlight.testbed.generate.builder import LabBuilder
-from patchlight.testbed.generate.topology_files import FORMATS, kueue, slurm_conf, slurm_yaml
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.lab.topology import Topology, topology_of
+from patchlight.testbed.lab.topology import (
+    FORMATS,
+    Topology,
+    kueue,
+    slurm_conf,
+    slurm_yaml,
+    topology_of,
+)
 from patchlight.testbed.lab.wiring import trace_links
 from patchlight.testbed.labfile.reader import load_lab
 

@@ -8,10 +8,10 @@ from typing import Any
 from patchlight.emulation.learning.config import NAME, ConfigError
 from patchlight.emulation.simulator.traces import LAWS
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.fields import FieldType, ListOf, Number, Text, Whole, choice
+from patchlight.testbed.io.fields import FieldType, ListOf, Text, Whole, choice
+from patchlight.testbed.io.forms import Number, Record, setting
 from patchlight.testbed.io.issues import FileIssues
 from patchlight.testbed.io.reader import parse
-from patchlight.testbed.io.records import Record, setting
 
 DRAWN = "drawn"
 LEARNED = ("partition",)

@@ -27,7 +27,7 @@ from paramiko.common import (
 from patchlight.controller.circuits.protocols.ssh.channel import joined
 from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
 from patchlight.emulation.optical.protocols.server import ProtocolServer
-from patchlight.testbed.linux.private_folder import NoHome, user_folder
+from patchlight.testbed.linux.files import NoHome, user_folder
 
 log = logging.getLogger("patchlight.optical")
 _LOG = "patchlight.optical.ssh"

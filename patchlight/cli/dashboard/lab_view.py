@@ -8,8 +8,8 @@ from typing import Any, Literal
 from patchlight.testbed.lab.labmaps import Place, parse_map
 from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.lab.optical_links import Entry, LightPath, Signal
+from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.lab.spectrum import Channel, ChannelConnect
-from patchlight.testbed.lab.switchmap import AnyMap
 from patchlight.testbed.lab.wiring import Links, lab_links
 
 Answer = Mapping[str, Any]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from patchlight.cli.dashboard.lab_view import NO_JOB, Circuit, LabView
-from patchlight.testbed.draw.drawing_layout import Box, Layout
+from patchlight.testbed.draw.drawing_layout import Box, DrawingLayout
 from patchlight.testbed.lab.model import Endpoint, Fibre, Host, Lab
 from patchlight.testbed.lab.optical_links import Signal
 from patchlight.testbed.units import format_rate
@@ -70,7 +70,7 @@ class Measured(NamedTuple):
 class Picture:
     """Draws the layers of one lab; ``layout`` says where everything is."""
 
-    def __init__(self, lab: Lab, layout: Layout) -> None:
+    def __init__(self, lab: Lab, layout: DrawingLayout) -> None:
         self._lab, self._layout = lab, layout
         self._width = (layout.width + 2 * _MARGIN) * _INCH
         # Links within a row go over its boxes; under the lowest row are the servers' names.

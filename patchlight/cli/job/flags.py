@@ -8,8 +8,8 @@ import click
 
 from patchlight.console.connection import Complete, complete_hosts, complete_policy
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.fields import FieldType, ListOf, MapOf
-from patchlight.testbed.io.forms import mapping_of, value_of
+from patchlight.testbed.io.fields import FieldType, ListOf
+from patchlight.testbed.io.forms import MapOf, mapping_of, value_of
 from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.jobfile.reader import Overrides
 from patchlight.testbed.jobfile.schema import ARRAY, KEYS, SWEEP

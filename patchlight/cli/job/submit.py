@@ -14,11 +14,12 @@ from patchlight.cli.job.follow import follow_job
 from patchlight.console.connection import connect, controller_options, lab_meant
 from patchlight.console.rendering import Column, Table, json_option, print_json, say
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.jobfile.reader import JobFileError, Jobs, Overrides, jobs_of, read_jobs
+from patchlight.testbed.jobfile.reader import JobBatch, JobFileError, Overrides, jobs_of, read_jobs
 from patchlight.testbed.jobfile.schema import json_schema
 
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.jobs import Preview
+
 
 _PROGRAM = "patchlight.program"
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -86,7 +87,7 @@ def submit(
             follow_job(client, statuses[0]["id"], as_json=as_json)
 
 
-def _named(name: str, given: Overrides, lab_name: str | None, address: str | None) -> Jobs:
+def _named(name: str, given: Overrides, lab_name: str | None, address: str | None) -> JobBatch:
     """A job that there is no file of; what a synthetic one needs has defaults."""
     sizes = {"workers", "hosts", "degrees"} & {*given.values, *given.sweep}
     if not sizes or {"workers", "hosts"} <= sizes:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
     from patchlight.testbed.wire.rest.discovery import FoundPort, Search, SearchPlan, Wiring
 
+
 Answer = dict[str, Any]
 
 _RANGE = re.compile(r"(?P<before>.*?)(?P<first>\d{1,6})-(?P<last>\d{1,6})")
@@ -218,7 +219,7 @@ def _ends(row: FoundPort) -> str:
 
 
 def _write_corrected(output: Path, text: str, fibres: Sequence[tuple[str, str]]) -> None:
-    from patchlight.testbed.labfile.rewire import rewired
+    from patchlight.testbed.labfile.edit import rewired
 
     new = rewired(text, [(a, b) for a, b in fibres])
     try:

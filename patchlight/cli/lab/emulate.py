@@ -37,8 +37,8 @@ from patchlight.emulation.lab.status import lab_status, only_processes
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.labfile.reader import find_lab, read_lab
-from patchlight.testbed.linux.netem import Impairment
 from patchlight.testbed.linux.processes import own_program
+from patchlight.testbed.linux.rate_limits import Impairment
 from patchlight.testbed.units import parse_share, parse_size, parse_time
 from patchlight.testbed.wire.lab_api import is_beyond_this_machine
 

@@ -15,7 +15,6 @@ from patchlight.console.rendering import json_option, listing_options, print_jso
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.issues import FileIssue
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.labfile.json_schema import json_schema
 from patchlight.testbed.labfile.reader import (
     LabFileError,
     find_lab,
@@ -23,6 +22,7 @@ from patchlight.testbed.labfile.reader import (
     policy_mistakes,
     read_lab,
 )
+from patchlight.testbed.labfile.reference import json_schema
 
 
 @click.group()

@@ -125,8 +125,7 @@ def topology(
     The same topology gives the same bytes. While a circuit switch does not answer, part of the
     topology is unknown: --output then leaves the file as it is.
     """
-    from patchlight.testbed.generate.topology_files import FORMATS
-    from patchlight.testbed.lab.topology import topology_of
+    from patchlight.testbed.lab.topology import FORMATS, topology_of
 
     if follow and output is None:
         raise BadInput("--follow needs a file to keep up to date: add --output FILE")

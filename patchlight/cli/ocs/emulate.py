@@ -19,7 +19,7 @@ from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS, check_s
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.spectrum import Channel, Grid, SpectrumMap
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
-from patchlight.testbed.labfile.colours_schema import MOST_PORTS
+from patchlight.testbed.labfile.optical_schema import MOST_PORTS
 from patchlight.testbed.labfile.values import MOST_CIRCUIT_PORTS
 from patchlight.testbed.linux.sockets import is_loopback
 from patchlight.testbed.units import parse_loss, parse_time
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
     from patchlight.emulation.optical.protocols.server import ProtocolServer
     from patchlight.emulation.optical.wavelength_device import EmulatedWss
+
 
 _ARRIVING_DBM = 0.0
 _ANSWERS_WITHIN_S = 10.0

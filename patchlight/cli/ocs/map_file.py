@@ -8,15 +8,14 @@ import yaml
 
 from patchlight.cli.ocs.names import cross_connect_text, driven_switches
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.fields import Text
+from patchlight.testbed.io.fields import Text, describe, locate
 from patchlight.testbed.io.issues import FileIssues, Located, stands_twice
-from patchlight.testbed.io.nodes import describe, locate
 from patchlight.testbed.io.reader import compose, read_standard_input, read_text
 from patchlight.testbed.lab.labmaps import parse_map
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.optical_links import Entry
+from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.lab.spectrum import ChannelConnect
-from patchlight.testbed.lab.switchmap import AnyMap
 
 _ONE_WAY = {"one-way", "oneway", "1way", ">"}
 _BOTH_WAYS = {"both", "duplex", "2way", "-", ""}

@@ -17,7 +17,7 @@ from patchlight.console.rendering import listing_options
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.labmaps import driven
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.linux.private_folder import user_folder
+from patchlight.testbed.linux.files import user_folder
 from patchlight.testbed.wire.lab_api import RUN_ROOT
 
 if TYPE_CHECKING:

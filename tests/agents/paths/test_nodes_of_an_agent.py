@@ -16,7 +16,7 @@ from patchlight.emulation.light.emulated_light import EmulatedLight
 from patchlight.testbed.lab.model import Endpoint
 from patchlight.testbed.labfile.reader import load_lab
 from patchlight.testbed.paths.agreement import Lit
-from patchlight.testbed.wire.path_api import PathBounds
+from patchlight.testbed.wire.agent_status import PathBounds
 from tests.support.counted_light import light_in_a_thread
 from tests.support.waiting import PATIENCE_S, eventually
 

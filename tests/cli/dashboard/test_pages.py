@@ -14,7 +14,7 @@ import pytest
 from playwright.async_api import Page, WebSocketRoute, expect
 
 from patchlight.client.client import ControllerClient
-from patchlight.testbed.lab.switchmap import AnyMap
+from patchlight.testbed.lab.portmap import AnyMap
 from tests.support.dashboard import browser_page, dashboard_of, pictures_folder, shown_circuits
 from tests.support.waiting import eventually
 from tests.support.watched_lab import JOB, WatchedLab, put_samples_on_disk, watched_lab

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.lab.policies import PolicyChoice
-from patchlight.testbed.lab.queueing import Allowance, Discipline
+from patchlight.testbed.lab.queueing import Allowance, Discipline, PolicyChoice
 from tests.support.job_cluster import at_work, finish, job, submit_running
 
 POLICIES = """

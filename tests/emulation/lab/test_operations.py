@@ -19,10 +19,11 @@ from patchlight.emulation.fabric import build as fabric_build
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate.generate import single
 from patchlight.testbed.lab.model import Fibre, Lab
-from patchlight.testbed.linux import namespaces, netem
-from patchlight.testbed.linux.netem import Impairment
+from patchlight.testbed.linux import namespaces
+from patchlight.testbed.linux import rate_limits as netem
 from patchlight.testbed.linux.netlink import Netlink
 from patchlight.testbed.linux.processes import process_start
+from patchlight.testbed.linux.rate_limits import Impairment
 from tests.support.emulated_labs import SWITCHES_ONLY, left_of, pings
 from tests.support.private_ovs import until
 

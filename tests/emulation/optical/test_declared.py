@@ -18,7 +18,7 @@ from patchlight.testbed.errors import OutcomeUnknown
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.labfile.emulated_schema import FAULT, TRIGGERS
+from patchlight.testbed.labfile.optical_schema import FAULT, TRIGGERS
 from patchlight.testbed.labfile.reader import read_lab
 from tests.support.emulated_devices import lab_file, running
 from tests.support.ocs_drivers import circuit

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.fields import ListOf, MapOf, Number, Text, Whole, choice, matching
+from patchlight.testbed.graphs.jsonformat import positions
+from patchlight.testbed.io.fields import ListOf, Text, Whole, choice, matching
+from patchlight.testbed.io.forms import MapOf, Number, Record, setting
 from patchlight.testbed.io.issues import FileError, FileIssues
-from patchlight.testbed.io.json_text import positions
 from patchlight.testbed.io.reader import parse
-from patchlight.testbed.io.records import Record, setting
 
 
 class MenuError(FileError):

@@ -5,7 +5,7 @@ import pytest
 
 from patchlight.testbed.graphs import ComputationGraph, Operation
 from patchlight.testbed.graphs.builtin import BUILTIN_NAMES, layers_of
-from patchlight.testbed.graphs.costs import multiply_adds, operation_costs
+from patchlight.testbed.graphs.model import multiply_adds, operation_costs
 
 
 @pytest.mark.parametrize("name", BUILTIN_NAMES)

@@ -17,8 +17,7 @@ from patchlight.testbed.graphs.builtin import bert_large, gnmt, gpt2  # noqa: E4
 from patchlight.testbed.graphs.layers import A100  # noqa: E402
 from patchlight.testbed.graphs.model import ComputationGraph  # noqa: E402
 from patchlight.testbed.graphs.profiling.profile import profile  # noqa: E402
-from patchlight.testbed.graphs.profiling.torch_models import TorchLayers  # noqa: E402
-from patchlight.testbed.graphs.profiling.user_models import load_model  # noqa: E402
+from patchlight.testbed.graphs.profiling.torch_models import TorchLayers, load_model  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -2,11 +2,10 @@
 
 import pytest
 
-from patchlight.testbed.io.groups import Key
+from patchlight.testbed.io.fields import Key
 from patchlight.testbed.io.issues import FileIssues
 from patchlight.testbed.io.reader import parse
-from patchlight.testbed.jobfile.reference import job_file_reference
-from patchlight.testbed.jobfile.schema import JOB, MOUNT, OF_FILES, SWEEP
+from patchlight.testbed.jobfile.schema import JOB, MOUNT, OF_FILES, SWEEP, job_file_reference
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,8 @@ from patchlight.testbed.lab.wavelengths import (
     WavelengthSwitch,
     channels_in,
 )
-from patchlight.testbed.labfile.json_schema import json_schema
 from patchlight.testbed.labfile.reader import LabFileError, load_lab, parse_lab
-from patchlight.testbed.labfile.reference import write_commented_lab
+from patchlight.testbed.labfile.reference import json_schema, write_commented_lab
 from patchlight.testbed.labfile.writer import write_lab
 
 GOOD = """\

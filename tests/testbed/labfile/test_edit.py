@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab.access import SshAccess
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.lab.ssh_access import SshAccess
 from patchlight.testbed.labfile.edit import with_host_keys
 from patchlight.testbed.labfile.reader import load_lab, parse_lab
 from patchlight.testbed.labfile.reference import write_commented_lab

@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab.access import WorkerPolicy
 from patchlight.testbed.lab.model import Emulation, OcsFault, OcsUser
-from patchlight.testbed.lab.policies import KINDS
-from patchlight.testbed.lab.queueing import Allowance, Discipline
-from patchlight.testbed.lab.worker_policy import WorkerPolicy
+from patchlight.testbed.lab.queueing import KINDS, Allowance, Discipline
 from patchlight.testbed.labfile.reader import (
     LabFileError,
     builtin_labs,

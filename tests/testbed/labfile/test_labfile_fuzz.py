@@ -10,8 +10,8 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from patchlight.testbed.io.fields import FieldType, ListOf
-from patchlight.testbed.io.groups import Group
+from patchlight.testbed.io.fields import FieldType, Group, ListOf
+from patchlight.testbed.lab.access import SshAccess
 from patchlight.testbed.lab.model import (
     CircuitSwitch,
     Endpoint,
@@ -25,7 +25,6 @@ from patchlight.testbed.lab.model import (
 )
 from patchlight.testbed.lab.nic import Route
 from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.lab.ssh_access import SshAccess
 from patchlight.testbed.labfile.reader import LabFileError, builtin_lab, parse_lab
 from patchlight.testbed.labfile.schema import LAB
 from patchlight.testbed.labfile.writer import write_lab

@@ -7,10 +7,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from patchlight.testbed.generate.generate import two_tors
-from patchlight.testbed.io.groups import Group, Key
+from patchlight.testbed.io.fields import Group, Key
+from patchlight.testbed.io.forms import group_of
 from patchlight.testbed.io.issues import FileIssues
 from patchlight.testbed.io.reader import parse
-from patchlight.testbed.io.reference import group_of
 from patchlight.testbed.labfile.reader import builtin_labs, load_lab, parse_lab
 from patchlight.testbed.labfile.reference import lab_file_reference, write_commented_lab
 from patchlight.testbed.labfile.schema import LAB

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from patchlight.testbed.linux.http_server import Limits, http_server
+from patchlight.testbed.linux.http_server import ServerLimits, http_server
 from tests.support.waiting import PATIENCE_S
 
 PEER_S = 0.5
@@ -35,7 +35,7 @@ async def port() -> AsyncIterator[int]:
 
     routes = [Route("/", hello, methods=["GET", "POST"])]
     app = Starlette(routes=[*routes, Route("/{name}", user, methods=["GET", "POST"])])
-    limits = Limits(connections=8, peer_s=PEER_S)
+    limits = ServerLimits(connections=8, peer_s=PEER_S)
     server = http_server(app, limits=limits, loop="asyncio", lifespan="off")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))

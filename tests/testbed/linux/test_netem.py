@@ -9,9 +9,10 @@ from ipaddress import IPv4Interface
 import pytest
 
 from patchlight.emulation.fabric import links
-from patchlight.testbed.linux import namespaces, netem, rate_limits
-from patchlight.testbed.linux.netem import Impairment, impair_request, read_impairments
+from patchlight.testbed.linux import namespaces, rate_limits
+from patchlight.testbed.linux import rate_limits as netem
 from patchlight.testbed.linux.netlink import KernelRefused, Netlink
+from patchlight.testbed.linux.rate_limits import Impairment, impair_request, read_impairments
 
 pytestmark = pytest.mark.root
 

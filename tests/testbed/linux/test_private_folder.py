@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.linux.private_folder import private_folder
+from patchlight.testbed.linux.files import private_folder
 
 
 def test_a_folder_is_made_for_its_owner_alone(tmp_path: Path) -> None:

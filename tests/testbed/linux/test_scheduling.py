@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from patchlight.testbed.linux.scheduling import favour
+from patchlight.testbed.linux.processes import favour
 
 pytestmark = pytest.mark.root
 
 # Favours itself, starts one that is not its child's child, and favours it alike.
 BEGINNING = """
 import os, subprocess, sys
-from patchlight.testbed.linux.scheduling import favour, favour_like_this_process
+from patchlight.testbed.linux.processes import favour, favour_like_this_process
 other = int(sys.argv[1])
 favour(os.getpid(), real_time=True)
 favour_like_this_process(other)

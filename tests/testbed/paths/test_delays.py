@@ -1,7 +1,6 @@
 """The measured delays of control, as simulations use them."""
 
-from patchlight.testbed.paths.contract import FlowRequest, PathNetwork
-from patchlight.testbed.paths.delays import CONTROL_DELAYS
+from patchlight.testbed.paths.contract import CONTROL_DELAYS, FlowRequest, PathNetwork
 from patchlight.testbed.paths.schedulers import in_time, path_scheduler
 
 

@@ -24,8 +24,7 @@ from pathlib import Path
 
 from patchlight.controller.circuits.contract import DeviceUnreachable
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.linux.plain_files import append_line
-from patchlight.testbed.linux.private_folder import user_folder
+from patchlight.testbed.linux.files import append_line, user_folder
 
 log = logging.getLogger("patchlight.ocs.http")
 

@@ -17,8 +17,7 @@ import paramiko
 from paramiko.hostkeys import InvalidHostKey
 
 from patchlight.controller.circuits.contract import LoginRefused
-from patchlight.testbed.linux.plain_files import append_line
-from patchlight.testbed.linux.private_folder import user_folder
+from patchlight.testbed.linux.files import append_line, user_folder
 
 FILE_VARIABLE = "PATCHLIGHT_KNOWN_HOSTS"
 POLICY_VARIABLE = "PATCHLIGHT_HOST_KEYS"

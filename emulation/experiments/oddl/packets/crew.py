@@ -18,8 +18,7 @@ from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.emulation.lab.hosts import EmulatedHost
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.tuning import LIGHT_SOCKET
-from patchlight.testbed.linux.neighbours import set_neighbours
-from patchlight.testbed.linux.netlink import Netlink
+from patchlight.testbed.linux.netlink import Netlink, set_neighbours
 from patchlight.testbed.linux.sockets import free_ports
 from patchlight.testbed.paths.light_networks import LightNetwork
 

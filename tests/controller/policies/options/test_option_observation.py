@@ -20,12 +20,12 @@ from patchlight.controller.policies.sets import members
 from patchlight.controller.policies.topology import regroup
 from patchlight.controller.prediction.load import Load, Training
 from patchlight.testbed.generate.generate import tree
-from patchlight.testbed.generate.random_lab import GPU_MODELS, LabShape, lab_of, random_lab
+from patchlight.testbed.generate.random_lab import GPU_MODELS, RandomLabShape, lab_of, random_lab
 from patchlight.testbed.graphs import ComputationGraph, Operation, builtin_graph
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import load_lab
 
-LABS = (load_lab("ofc2022"), lab_of(LabShape(3, 2, 4, ocs=2, mixed=True), "mixed"), tree(20))
+LABS = (load_lab("ofc2022"), lab_of(RandomLabShape(3, 2, 4, ocs=2, mixed=True), "mixed"), tree(20))
 
 
 def view_of_lab(lab: Lab) -> ClusterView:

@@ -22,7 +22,7 @@ from patchlight.emulation.simulator.randomlabs.comparison import (
 from patchlight.emulation.simulator.randomlabs.episodes import traced_jobs
 from patchlight.emulation.simulator.traces import TraceJob
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.generate.random_lab import LabShape, lab_of
+from patchlight.testbed.generate.random_lab import RandomLabShape, lab_of
 
 MINE = Policies("mine", "light")
 
@@ -56,7 +56,7 @@ def test_each_lab_is_compared_with_its_best_pair() -> None:
 
 
 def test_pieces_of_a_trace_come_at_the_load() -> None:
-    lab = lab_of(LabShape(2, 2, 2), "small")
+    lab = lab_of(RandomLabShape(2, 2, 2), "small")
     trace = [TraceJob(str(n), 10.0 * n, 100.0, 1 + n % 8) for n in range(60)]
     jobs = traced_jobs(lab, trace, 3, 20, 0.5)
     assert jobs == traced_jobs(lab, trace, 3, 20, 0.5)

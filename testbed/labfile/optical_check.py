@@ -4,12 +4,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.groups import Fields
+from patchlight.testbed.io.fields import Fields, plain
 from patchlight.testbed.io.issues import FileIssues, Located
+from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.ocs_drivers import check_shape
+from patchlight.testbed.lab.optical_links import Light, Meeting
 from patchlight.testbed.lab.spectrum import ChannelConnect, Grid, SpectrumMap, clashes
 from patchlight.testbed.lab.wavelengths import Transceiver, WavelengthSwitch
-from patchlight.testbed.labfile.colours_schema import part_channels, transceiver_of
+from patchlight.testbed.labfile.optical_schema import part_channels
 
 
 def check_transceiver(located: Located[Any], issues: FileIssues) -> None:
@@ -23,7 +25,7 @@ def check_transceiver(located: Located[Any], issues: FileIssues) -> None:
         return
     place = fields["channel"] if "channel" in fields else fields["tunable"]
     try:
-        transceiver: Transceiver = transceiver_of(fields)
+        transceiver: Transceiver = plain(fields)
         transceiver.check(transceiver.channel)
         transceiver.grid.check(transceiver.channel)
     except BadInput as error:
@@ -36,11 +38,11 @@ def check_transceiver(located: Located[Any], issues: FileIssues) -> None:
 def check_wavelength_switch(switch: Fields, issues: FileIssues) -> None:
     """Note ports and channels that it has not, and signals that would meet."""
     whole = "inputs" in switch and not switch.broken & {"outputs", "grid"}
-    inputs = switch["inputs"].value if "inputs" in switch else 0
-    outputs = switch["outputs"].value if "outputs" in switch else inputs
-    grid = switch["grid"].value if "grid" in switch else Grid()
+    inputs = switch.value_of("inputs", 0)
+    outputs = switch.value_of("outputs", inputs)
+    grid = switch.value_of("grid", Grid())
     before: list[tuple[ChannelConnect, int]] = []
-    for item in switch["cross_connects"].value if "cross_connects" in switch else []:
+    for item in switch.value_of("cross_connects", []):
         ways: tuple[ChannelConnect, ...] = item.value
         try:
             if whole:
@@ -92,3 +94,29 @@ def check_passive_part(part: Fields, issues: FileIssues) -> None:
     if kind.value == "multiplexer" and "ports" in part and part["ports"].value != count + 1:
         message = f"a multiplexer of {count} channels has {count + 1} ports"
         issues.at(part["ports"], f"{message}: expected that, or no 'ports'")
+
+
+def check_meetings(lab: Lab, fields: Fields, issues: FileIssues) -> None:
+    """Note where two signals of one channel meet at the start, at the fibre where they do."""
+    by_fibre: dict[Endpoint, list[Meeting]] = {}
+    for meeting in Light(lab, lab.initial_maps).meetings:
+        by_fibre.setdefault(meeting.at, []).append(meeting)
+    for at, meetings in by_fibre.items():
+        others = f" (pairs that meet there: {len(meetings)})" if len(meetings) > 1 else ""
+        message = f"{meetings[0]}{others}: expected other channels, or other ways for them"
+        issues.at(_fibre(lab, fields, at), message)
+
+
+def note_weak_signals(lab: Lab, fields: Fields, issues: FileIssues) -> None:
+    """Note receivers at which too little optical power arrives at the start."""
+    weak = Light(lab, lab.initial_maps).weak if lab.coloured else ()
+    for path, power_dbm in weak:
+        message = f"{power_dbm:.1f} dBm of {path.source} arrive at {path.sink}"
+        issues.at(_fibre(lab, fields, path.sink), f"{message}: expected its sensitivity or more")
+
+
+def _fibre(lab: Lab, fields: Fields, end: Endpoint) -> Located[object]:
+    """Where the fibre at that end stands in the file."""
+    fibre = lab.fibre_ends[end][1]
+    located: Located[object] = fields["fibres"].value[lab.fibres.index(fibre)]
+    return located

@@ -1,0 +1,256 @@
+"""The keys of a lab file about its use: access, the queue, policies, and what workers may have."""
+
+import re
+from dataclasses import asdict, replace
+from typing import Any
+
+from patchlight.testbed import units
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.io.fields import (
+    FieldType,
+    Group,
+    Key,
+    ListOf,
+    Text,
+    Whole,
+    choice,
+    quantity,
+    required,
+)
+from patchlight.testbed.io.forms import Number, YesNo
+from patchlight.testbed.io.issues import short
+from patchlight.testbed.lab.access import ROLES, WRITABLE, Access, Role, WorkerPolicy
+from patchlight.testbed.lab.queueing import BOUNDS, KINDS, Allowance, Discipline, PolicyChoice
+from patchlight.testbed.labfile.values import USER_NAME
+
+_ROLE_NAME = choice("a role", str(Role.NOBODY), *ROLES)
+_ROLE = replace(_ROLE_NAME, take=lambda text: Role.named(str(_ROLE_NAME.take(text))))
+ACCESS = Group(
+    "who may do what",
+    Key("group", USER_NAME, "the group of users who work with the lab"),
+    Key("members", _ROLE, "what they may do"),
+    Key("others", _ROLE, "what the machine's other users may do"),
+    model=Access,
+)
+
+
+def _whole(name: str, what: str) -> FieldType:
+    bounds = BOUNDS[name]
+    return Whole(what, int(bounds.least), int(bounds.most))
+
+
+def _number(name: str, what: str) -> FieldType:
+    bounds = BOUNDS[name]
+    return Number(what, above=bounds.least, highest=bounds.most)
+
+
+def _time_of(name: str, example: str) -> FieldType:
+    least, most, _ = BOUNDS[name]
+
+    def take(text: str) -> float:
+        time_s = units.parse_time(text)
+        if least <= time_s <= most:
+            return time_s
+        raise BadInput(f"{text!r} is out of bounds: expected {least:g} s to {most:g} s")
+
+    return quantity(take, units.TIME, "a time", example)
+
+
+_ALLOWED = (
+    Key("share", _number("share", "a share"), "how much counts as fair", default="1"),
+    Key("gpus", _whole("gpus", "a number of GPUs"), "the most at once", default="no limit"),
+    Key("jobs", _whole("jobs", "a number of jobs"), "the most that wait or run", "no limit"),
+    Key(
+        "gpu_hours",
+        _number("gpu_hours", "GPU-hours"),
+        "after so many in a window none of the user's jobs starts until the next",
+        default="no limit",
+    ),
+)
+QUEUE = Group(
+    "how jobs wait",
+    Key(
+        "backfill",
+        YesNo("whether jobs behind may start"),
+        "whether jobs behind the next one start where they do not put it off",
+    ),
+    Key(
+        "backfill_depth",
+        _whole("backfill_depth", "a number of jobs"),
+        "how many of them are looked at",
+    ),
+    Key(
+        "preempt",
+        YesNo("whether jobs are preempted"),
+        "whether the next job takes the GPUs of running ones that come after it",
+    ),
+    Key("quantum", _time_of("quantum_s", "6min"), "how long a job runs before that", "6min"),
+    Key(
+        "half_life",
+        _time_of("half_life_s", "7d"),
+        "with order fair-share, after how long what users had counts half as much",
+        default="7d",
+    ),
+    Key("quota_window", _time_of("quota_window_s", "7d"), "how long GPU-hours are for", "7d"),
+    Key(
+        "each_user",
+        Group("what each user may have", *_ALLOWED, model=Allowance),
+        "what each user may have",
+        example="{gpus: 4, jobs: 100}",
+    ),
+    Key(
+        "users",
+        ListOf(
+            Group(
+                "a user",
+                required("name", USER_NAME, "the login", "alice"),
+                *_ALLOWED,
+                make=lambda name, **allowed: (name, Allowance(**allowed)),
+                said=lambda user: {"name": user[0], **asdict(user[1])},
+            ),
+            "users",
+        ),
+        "what some users may have instead",
+        default="none",
+        example="[{name: alice, share: 2, gpus: 6}]",
+    ),
+    Key(
+        "keep_jobs",
+        _whole("keep_jobs", "a number of jobs"),
+        "so many jobs that have ended are remembered, the latest",
+    ),
+    Key(
+        "keep_for",
+        _time_of("keep_for_s", "90d"),
+        "how long a job that has ended, and whatever else happened, is remembered",
+        default="no limit",
+    ),
+    model=Discipline,
+    block=True,
+)
+
+
+def _policy(text: str) -> str:
+    if text.strip() and text.isprintable() and len(text) <= 1000:
+        return text
+    raise BadInput(f"{short(text)!r} is no policy: expected a name, FILE.py:CLASS or FILE.onnx")
+
+
+def _time(field: str, example: str) -> FieldType:
+    def take(text: str) -> float:
+        said: dict[str, Any] = {field: units.parse_time(text)}
+        PolicyChoice(**said)  # refuses what is out of bounds
+        return float(said[field])
+
+    return quantity(take, units.TIME, "a time", example)
+
+
+POLICY = Text("a policy", _policy, {"minLength": 1, "maxLength": 1000}, example="regroup")
+POLICIES = Group(
+    "who decides in the lab",
+    *(
+        Key(kind, POLICY, f"the {kind} policy: a name, FILE.py:CLASS or FILE.onnx")
+        for kind in KINDS
+    ),
+    Key(
+        "deadline",
+        _time("deadline_s", "1s"),
+        "after this the default decides in a policy's place",
+        default="1s",
+    ),
+    Key(
+        "defragment",
+        YesNo("whether light follows jobs"),
+        "whether light moves under running jobs by itself, where that gains more than it costs",
+        default="false",
+    ),
+    Key(
+        "defragment_every",
+        _time("defragment_every_s", "10min"),
+        "how often that is looked at, beside each end of a job",
+        default="10min",
+    ),
+    Key(
+        "minimum_gain",
+        _time("minimum_gain_s", "10s"),
+        "what all jobs together have to gain at least",
+        default="10s",
+    ),
+    model=PolicyChoice,
+    block=True,
+)
+
+
+_USER = r"^[A-Za-z_][A-Za-z0-9_.-]{0,31}$"
+_LEAST_BYTES, _MOST_BYTES = 16 * 2**20, 2**44
+
+
+def _folder(text: str) -> str:
+    path = text.removesuffix(WRITABLE)
+    parts = path.split("/")
+    if path.startswith("/") and path.strip("/") and path.isprintable() and ".." not in parts:
+        return text
+    example = f"'/srv/data', or '/srv/data{WRITABLE}' to write to"
+    raise BadInput(f"{short(text)!r} is no folder of the servers: expected one like {example}")
+
+
+def _image_pattern(text: str) -> str:
+    if text.strip() and text.isprintable() and len(text) <= 255:
+        return text
+    raise BadInput(f"{short(text)!r} is no pattern of images: expected one like 'pytorch/*'")
+
+
+def _user(text: str) -> str:
+    if re.match(_USER, text):
+        return text
+    raise BadInput(f"{short(text)!r} is no user: expected dynamic, root or another name")
+
+
+def _memory(text: str) -> int:
+    size = units.parse_size(text)
+    if _LEAST_BYTES <= size <= _MOST_BYTES:
+        return size
+    raise BadInput(f"{short(text)!r} is out of bounds: expected 16MiB to 16TiB")
+
+
+_FOLDER = Text("a folder", _folder, {"pattern": "^/"}, example="/srv/data")
+_PATTERN = Text("a pattern of images", _image_pattern, {"minLength": 1}, example="pytorch/*")
+WORKERS = Group(
+    "what jobs' workers may have",
+    Key(
+        "images",
+        ListOf(_PATTERN, "patterns"),
+        "the images that containers may be of, beside that of Patchlight's workers",
+        default="any",
+        example="[pytorch/*]",
+    ),
+    Key(
+        "mounts",
+        ListOf(_FOLDER, "folders"),
+        f"the folders of the servers that workers may see; with {WRITABLE}, also write to, as "
+        "checkpoints need it",
+        default="none",
+        example='[/srv/data, "/srv/checkpoints:rw"]',
+    ),
+    Key(
+        "memory",
+        quantity(_memory, units.SIZE, "a size of memory", "64GB"),
+        "the most memory of a server that one worker may have",
+        default="no limit of the lab's",
+    ),
+    Key(
+        "cpus",
+        Number("a number of CPUs", lowest=0.01, highest=4096),
+        "the most CPUs of a server that one worker may use",
+        default="no limit of the lab's",
+        example="16",
+    ),
+    Key(
+        "user",
+        Text("a user of the servers", _user, {"pattern": _USER}, example="trainer"),
+        "whom workers run as: a user of the servers, or dynamic, one for each person who submits "
+        "jobs",
+    ),
+    model=WorkerPolicy,
+    block=True,
+)

@@ -1,0 +1,93 @@
+"""Files and folders beside other users': private folders, plain files only, sparse files."""
+
+import ctypes
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from patchlight.testbed.errors import PatchlightError
+
+
+def private_folder(folder: Path, mode: int = 0o700) -> None:
+    """Make a folder where there is none, and see that no other user but root can write in it.
+
+    ``PatchlightError`` where one could, or could have; ``OSError`` if it cannot be made.
+    """
+    folder.mkdir(mode=mode, parents=True, exist_ok=True)
+    found = folder.stat()
+    # A link, too: whoever made it says where it leads.
+    owners = {found.st_uid, folder.lstat().st_uid}
+    if not owners <= {os.geteuid(), 0} or stat.S_IMODE(found.st_mode) & 0o022:
+        raise PatchlightError(
+            f"other users can put files into the folder {folder}",
+            hint="name another one; or, if all that is in it is yours, make it yours alone: "
+            f"chown {os.geteuid()} {folder} && chmod go-w {folder}",
+        )
+
+
+def open_plain(path: Path, *, change: bool = False) -> BinaryIO:
+    """Open a plain file to be read, or changed in place; ``OSError`` for anything else.
+
+    A link could lead anywhere on the machine, and a pipe could make the reader wait for ever.
+    """
+    flags = os.O_RDWR if change else os.O_RDONLY
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is no plain file")
+    return os.fdopen(descriptor, "r+b" if change else "rb")
+
+
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def first_kept(descriptor: int) -> int:
+    """The offset of the first byte that has not been given back; the size if there is none."""
+    try:
+        return os.lseek(descriptor, 0, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # nothing but a hole, or empty
+            return os.fstat(descriptor).st_size
+        return 0
+
+
+def give_back(descriptor: int, until: int) -> None:
+    """Free the disk of the bytes before ``until``; whole blocks only. ``OSError`` if it cannot."""
+    offset, length = ctypes.c_int64(0), ctypes.c_int64(until)
+    if _libc.fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, offset, length):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file; where there is none it is made, for this user alone.
+
+    In one write, as others may do so at the same time. A last line that somebody wrote by hand,
+    without its end, stays a line of its own.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600), "r+b", 0) as file:
+        size = os.fstat(file.fileno()).st_size
+        begin = "\n" if size and os.pread(file.fileno(), 1, size - 1) != b"\n" else ""
+        file.write(f"{begin}{line}\n".encode())
+
+
+class NoHome(PatchlightError):
+    """A user without a home folder, as in a container under any user id."""
+
+
+def user_folder(variable: str, usual: str) -> Path:
+    """The folder that an XDG variable names, else ``usual`` in the user's home, or ``NoHome``."""
+    # The XDG specification has relative paths ignored.
+    if (named := os.environ.get(variable, "")).startswith("/"):
+        return Path(named)
+    try:
+        return Path.home() / usual
+    except RuntimeError as error:
+        raise NoHome(
+            f"user {os.geteuid()} has no home folder for {usual}",
+            hint=f"set HOME or {variable} to a folder that can be written to",
+        ) from error
