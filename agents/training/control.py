@@ -162,9 +162,9 @@ class Journal:
         """So many iterations were done before this worker began."""
         self._write({"iterations_done": iteration})
 
-    def state(self, state: str, message: str = "") -> None:
-        """The worker's state from now on."""
-        self._write({"state": state, "message": message})
+    def state(self, state: str, message: str = "", lost_rank: int | None = None) -> None:
+        """The worker's state from now on; ``lost_rank`` is the rank whose loss ended it."""
+        self._write({"state": state, "message": message, "lost_rank": lost_rank})
 
     def iteration(self, report: dict[str, Any]) -> None:
         """One iteration is done and its sum was right."""

@@ -1,6 +1,5 @@
 """One rank of a running job: its worker, asked through the agent that keeps it."""
 
-import re
 import time
 from dataclasses import dataclass, field
 
@@ -9,8 +8,6 @@ from patchlight.controller.hosts.heartbeats import Heartbeat, Presence
 from patchlight.controller.jobs.worker_specs import JobFailed
 from patchlight.testbed.lab.model import Host
 from patchlight.testbed.wire.worker_api import Report, WorkerSpec, WorkerState, WorkerStatus
-
-_LOST_RANK = re.compile(r"lost rank (\d+) ")
 
 
 @dataclass(slots=True)
@@ -40,12 +37,6 @@ class Worker:
     def has_failed(self) -> bool:
         """Whether it ended before its time."""
         return self.state in (WorkerState.FAILED, WorkerState.STOPPED)
-
-    @property
-    def lost_rank(self) -> int | None:
-        """The rank that it failed for want of, if that is why, as the trainer words it."""
-        found = _LOST_RANK.match(self.status.message)
-        return int(found[1]) if found else None
 
     async def create(self) -> None:
         """Have the agent make it; ``JobFailed`` if it does not."""

@@ -152,7 +152,7 @@ class RunningJob:
         deadline = time.monotonic() + _BLAME_S
         while True:
             failed = [worker for worker in self.workers if worker.has_failed]
-            by_itself = [worker for worker in failed if worker.lost_rank is None]
+            by_itself = [worker for worker in failed if worker.status.lost_rank is None]
             all_told = all(worker.state.is_final for worker in self.workers)
             if by_itself or all_told or time.monotonic() > deadline:
                 break
@@ -161,7 +161,7 @@ class RunningJob:
                 await run_all(worker.refresh() for worker in self.workers)
         first = (by_itself or failed)[0]
         why = first.status.message or f"exit code {first.status.exit_code}"
-        lost = first.lost_rank
+        lost = first.status.lost_rank
         blamed = first if lost is None or lost >= len(self.workers) else self.workers[lost]
         return JobFailed(
             f"job {self.spec.name}: the worker on {first.host.name} (rank {first.spec.rank}) "

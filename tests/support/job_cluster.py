@@ -94,10 +94,13 @@ class FakeFleet(Fleet):
         for name in self.job_workers(job_id):
             self.put_worker(name, state, message)
 
-    def put_worker(self, name: str, state: WorkerState, message: str = "") -> None:
+    def put_worker(
+        self, name: str, state: WorkerState, message: str = "", **more: int | None
+    ) -> None:
         """One worker is in this state now; a message is its last line, too."""
         change = {"state": state, "message": message, "last_lines": [message] if message else []}
-        self.workers[name] = self.workers[name].model_copy(update=change)
+        known = self.workers[name].model_dump()
+        self.workers[name] = WorkerStatus.model_validate(known | change | more)
 
     def report(self, name: str, index: int, at: float = 0.0) -> None:
         """A worker has finished the iteration of this index then (Unix time)."""
