@@ -17,7 +17,7 @@ from patchlight.controller.api.changes import begun
 from patchlight.controller.api.describing import begins, gives
 from patchlight.controller.changes.record import to_row
 from patchlight.controller.hosts.agent_client import NotOnServer
-from patchlight.controller.jobs.live_light import record_of
+from patchlight.controller.jobs.rewiring import record_of
 from patchlight.controller.policies.registry import is_built_in
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobStatus

@@ -1,27 +1,34 @@
 """Gangs that have hosts: their jobs start together, and each is followed to its own end.
 
 Nothing of a gang ends because the controller does: its workers go on, and the next controller
-follows them again.
+follows them again. Workers that are of no job that runs are ended.
 """
 
 import asyncio
+import contextlib
+import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
+from patchlight.controller.hosts.agent_client import AgentClient, AgentError
 from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.jobs.job_table import JobTable
-from patchlight.controller.jobs.outcomes import CannotGoOn, Outcomes
+from patchlight.controller.jobs.job_table import CannotGoOn, JobTable, Outcomes
 from patchlight.controller.jobs.running_job import RunningJob, run_all
+from patchlight.controller.jobs.specs import worker_id
 from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.wire.agent_status import AgentStatus
+from patchlight.testbed.wire.worker_api import WorkerStatus
 
 _START_S = 2.0  # Until a gang was seen to start.
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -312,3 +319,55 @@ def gangs_of(statuses: Iterable[JobStatus]) -> list[list[JobStatus]]:
     for status in statuses:
         gangs.setdefault(status.gang or status.id, []).append(status)
     return list(gangs.values())
+
+
+class Recovery:
+    """Makes a new controller's jobs true to the servers, and the servers true to its jobs."""
+
+    def __init__(self, fleet: Fleet, store: Store, table: JobTable, gangs: Gangs) -> None:
+        self._fleet, self._store, self._table, self._gangs = fleet, store, table, gangs
+        self.done = False
+
+    async def run(self) -> list[Gang]:
+        """Follow the jobs that ran; the gangs that are queued.
+
+        Jobs that were just being started are queued again: none of their workers had begun.
+        """
+        queued: list[Gang] = []
+        for gang in gangs_of(self._table.live()):
+            begun = [s for s in gang if s.state in (JobState.RUNNING, JobState.PAUSED)]
+            for status in begun:
+                if status.id not in self._table.running:
+                    await self._gangs.take_over(Gang((status.id,), status.topology))
+            rest = [status for status in gang if status not in begun]
+            for status in rest:
+                if not status.state.is_waiting:
+                    await self._gangs.undo_start(status)
+            if rest:
+                queued.append(Gang(tuple(status.id for status in rest), rest[0].topology))
+        self.done = True
+        return queued
+
+    async def sweep(self, agent: AgentStatus) -> None:
+        """End the workers of an agent that are of no attempt which runs."""
+        ours = {w.spec.id for job in self._table.running.values() for w in job.workers}
+        for worker in agent.workers:
+            if worker.id in ours:
+                continue
+            client = self._fleet.agent_of(agent.server)
+            try:
+                with contextlib.suppress(AgentError, OSError):
+                    await self._keep_output(client, worker)
+                await client.delete(worker.id)
+            except AgentError as error:
+                _log.warning("worker %s, which is nobody's: %s", worker.id, error)
+            else:
+                about = f"{worker.id} on {agent.server} was of no job that runs, and was ended"
+                self._store.add_event(time.time(), "worker-swept", {"message": about})
+
+    async def _keep_output(self, agent: AgentClient, worker: WorkerStatus) -> None:
+        """End a worker and keep what it printed, if it is of the last attempt of a job."""
+        job, outputs = self._table.find(worker.job), self._table.outputs
+        if outputs and job and worker.id == worker_id(job.id, job.attempt, worker.rank):
+            await agent.end(worker.id)
+            await outputs.fetch(agent, worker.id, job.id, worker.rank)

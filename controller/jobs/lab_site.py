@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from patchlight.controller.jobs.cluster_view import alone_s
-from patchlight.controller.jobs.discipline.accounts import UserAccounts
-from patchlight.controller.jobs.discipline.contract import Fate
+from patchlight.controller.jobs.discipline.contract import Fate, UserAccounts
 from patchlight.controller.jobs.gangs import Gang
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.placement import LabView, Placed, Placement

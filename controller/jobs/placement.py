@@ -14,11 +14,11 @@ from patchlight.controller.changes.planning import Plan
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.jobs.cluster_view import WiredLab, view_of
 from patchlight.controller.jobs.decisions import OWN_GRAPH, Decision, decided, seen
-from patchlight.controller.jobs.policies_in_use import PoliciesInUse
-from patchlight.controller.jobs.worker_specs import JobFailed
+from patchlight.controller.jobs.policy_set import PoliciesInUse
+from patchlight.controller.jobs.specs import JobFailed
 from patchlight.controller.policies.contract import ClusterView, Frozen, JobView, Progress
 from patchlight.controller.policies.guard import GuardedElasticity, GuardedOrder
-from patchlight.controller.policies.uplinks import NO_PORTS
+from patchlight.controller.policies.ring_order import NO_PORTS
 from patchlight.controller.prediction.network import slowest_nic_bps
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobStatus

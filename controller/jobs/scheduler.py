@@ -14,21 +14,17 @@ from typing import Any
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.hosts.host_faults import unfit_hosts
-from patchlight.controller.jobs.forecasts import Forecasts
-from patchlight.controller.jobs.gangs import Gang, Gangs
-from patchlight.controller.jobs.intake import Intake
+from patchlight.controller.hosts.health import unfit_hosts
+from patchlight.controller.jobs.gangs import Gang, Gangs, Recovery
+from patchlight.controller.jobs.iteration_times import Forecasts, IterationTimes
 from patchlight.controller.jobs.job_table import JobTable
-from patchlight.controller.jobs.light_follower import LightFollower
-from patchlight.controller.jobs.light_gains import LightGains
-from patchlight.controller.jobs.line_up import LineUp
-from patchlight.controller.jobs.live_light import LiveLight
+from patchlight.controller.jobs.lab_queue import LabQueue
 from patchlight.controller.jobs.placement import LabView, Placement
-from patchlight.controller.jobs.policies_in_use import PoliciesInUse
-from patchlight.controller.jobs.policy_set import named
+from patchlight.controller.jobs.policy_set import PoliciesInUse, named
+from patchlight.controller.jobs.rewiring import AutomaticRewiring, Rewiring
 from patchlight.controller.jobs.running_job import RunningJob
-from patchlight.controller.jobs.takeover import Takeover
-from patchlight.controller.jobs.worker_specs import JobFailed
+from patchlight.controller.jobs.specs import JobFailed
+from patchlight.controller.jobs.submission import Submission
 from patchlight.controller.policies.registry import DEFAULTS
 from patchlight.controller.storage.database import JournalError, Period
 from patchlight.controller.storage.store import Store
@@ -71,18 +67,18 @@ class Scheduler:
         self.policies = PoliciesInUse(lab, store, table, choice, self._on_policies)
         self._placement = Placement(lab, self.policies, transactions, table.several)
         self._gangs = Gangs(lab, fleet, store, table, self._rewire_first, self)
-        self._line_up = LineUp(store, table, self._placement, self._gangs, discipline)
-        self._takeover = Takeover(fleet, store, table, self._gangs)
+        self._line_up = LabQueue(store, table, self._placement, self._gangs, discipline)
+        self._takeover = Recovery(fleet, store, table, self._gangs)
         self._links = transactions.parts.maps.present_links
         self.forecasts = Forecasts(lab, table, self._links)
-        self._intake = Intake(
+        self._intake = Submission(
             lab, table, self.policies, self._line_up, self._placement, self.forecasts
         )
-        self.gains = LightGains(store, table, self.forecasts)
-        self.light = LiveLight(
+        self.gains = IterationTimes(store, table, self.forecasts)
+        self.light = Rewiring(
             *(store, table, transactions, self._placement), self.gains, self._look, self.policies
         )
-        self.follower = LightFollower(
+        self.follower = AutomaticRewiring(
             self.light, self.gains, self.policies, table, transactions, lambda: self.drained
         )
 
@@ -96,7 +92,7 @@ class Scheduler:
         *,
         together: bool = True,
     ) -> list[JobStatus]:
-        """Queue jobs of a user, as ``Intake.submit``."""
+        """Queue jobs of a user, as ``Submission.submit``."""
         added = self._intake.submit(specs, topology, by, together=together)
         self._changed.set()
         return added
@@ -104,7 +100,7 @@ class Scheduler:
     async def preview(
         self, specs: Sequence[JobSpec], topology: str | None = None, by: str = ""
     ) -> list[dict[str, Any]]:
-        """What would become of these jobs now, as ``Intake.preview``."""
+        """What would become of these jobs now, as ``Submission.preview``."""
         closed = "the controller is drained" if self.drained else ""
         return await self._intake.preview(specs, topology, by, self._look, closed)
 

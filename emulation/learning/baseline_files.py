@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from patchlight.controller.policies.model_files import (
+from patchlight.controller.policies.files import (
     OUTPUT,
     CardError,
     card_fields,

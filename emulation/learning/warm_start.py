@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from patchlight.controller.policies.files import shipped_models
 from patchlight.controller.policies.learned import load_learned
-from patchlight.controller.policies.model_files import shipped_models
 from patchlight.controller.policies.observation import COUNTED, WORK
 from patchlight.emulation.learning.network import OptionScorer, load_run, of_this_network
 from patchlight.testbed.errors import BadInput

@@ -22,11 +22,10 @@ from patchlight.controller.hosts.agent_client import (
     NotOnServer,
 )
 from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.hosts.host_faults import HostFaults
+from patchlight.controller.hosts.health import HostFaults
 from patchlight.controller.jobs.job_table import JobTable
-from patchlight.controller.jobs.job_traffic import JobTraffic
-from patchlight.controller.jobs.ledger import JobLedger
-from patchlight.controller.jobs.outputs import JobOutputs
+from patchlight.controller.jobs.ledger import JobLedger, JobOutputs
+from patchlight.controller.jobs.rewiring import JobTraffic
 from patchlight.controller.jobs.scheduler import DEFAULT_DISCIPLINE, Scheduler
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.jobs import JobSpec, JobState

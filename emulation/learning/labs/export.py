@@ -18,10 +18,15 @@ from patchlight.controller.policies.contract import (
     JobView,
 )
 from patchlight.controller.policies.options.card import OptionsCard
-from patchlight.controller.policies.options.job_graph import MOST_OPERATIONS
 from patchlight.controller.policies.options.learned import load_options
 from patchlight.controller.policies.options.listing import Listing
-from patchlight.controller.policies.options.observation import ARRAYS, SCHEMA, VERSION, Observer
+from patchlight.controller.policies.options.observation import (
+    ARRAYS,
+    MOST_OPERATIONS,
+    SCHEMA,
+    VERSION,
+    Observer,
+)
 from patchlight.emulation.learning.export import OPSET, code_version, rounded, smaller, write_files
 from patchlight.emulation.learning.labs.config import LabConfig
 from patchlight.emulation.learning.labs.network import INPUTS, OneDecision, OptionNetwork

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from patchlight.controller.policies.contract import KINDS
 from patchlight.controller.policies.options.cluster_graph import EDGE_FEATURES, NODE_FEATURES
-from patchlight.controller.policies.options.job_graph import OPERATION_FEATURES
 from patchlight.controller.policies.options.observation import (
     ARRAYS,
     COST,
+    OPERATION_FEATURES,
     OPTION_FEATURES,
     STATE_FEATURES,
     Observation,

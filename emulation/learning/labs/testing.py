@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from patchlight.controller.policies.options.lab_range import lab_range
+from patchlight.controller.policies.options.card import lab_range
 from patchlight.emulation.learning.labs.config import LabConfig
 from patchlight.emulation.learning.labs.network import OptionNetwork
 from patchlight.emulation.learning.labs.policies import policies_of

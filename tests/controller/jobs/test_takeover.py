@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from patchlight.controller.hosts import heartbeats
+from patchlight.controller.hosts import health as heartbeats
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.lab.policies import PolicyChoice
 from patchlight.testbed.lab.queueing import Allowance, Discipline

@@ -15,7 +15,7 @@ import torch
 from click.testing import CliRunner
 
 from patchlight.cli.main import cli
-from patchlight.controller.policies.model_files import CardError
+from patchlight.controller.policies.files import CardError
 from patchlight.emulation.learning.baseline_files import load_baseline, shipped_baselines
 from patchlight.emulation.learning.baselines import imitation
 from patchlight.emulation.learning.baselines.config import (

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
 
+from patchlight.controller.policies.files import CardError
 from patchlight.controller.policies.learned import load_learned
-from patchlight.controller.policies.model_files import CardError
 from patchlight.emulation.learning.config import ConfigError, parse_config
 from patchlight.emulation.learning.export import export, rounded
 from patchlight.emulation.learning.network import OptionScorer

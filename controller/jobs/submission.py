@@ -7,21 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 from patchlight.controller.changes.record import Refused
-from patchlight.controller.jobs.admission import check_policies, check_specs
-from patchlight.controller.jobs.forecasts import Forecasts
 from patchlight.controller.jobs.gangs import Gang
+from patchlight.controller.jobs.iteration_times import Forecasts
 from patchlight.controller.jobs.job_table import JobTable
-from patchlight.controller.jobs.line_up import LineUp
+from patchlight.controller.jobs.lab_queue import LabQueue
 from patchlight.controller.jobs.placement import Look, Placement
-from patchlight.controller.jobs.policies_in_use import PoliciesInUse
-from patchlight.controller.jobs.policy_set import named
+from patchlight.controller.jobs.policy_set import PoliciesInUse, named
+from patchlight.controller.jobs.specs import check_policies, check_specs
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.wiring import Links
 
 
-class Intake:
+class Submission:
     """Takes gangs of jobs into the line, or says what would become of them."""
 
     def __init__(
@@ -29,7 +28,7 @@ class Intake:
         lab: Lab,
         table: JobTable,
         policies: PoliciesInUse,
-        line_up: LineUp,
+        line_up: LabQueue,
         placement: Placement,
         forecasts: Forecasts,
     ) -> None:

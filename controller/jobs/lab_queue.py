@@ -12,8 +12,13 @@ import time
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
-from patchlight.controller.jobs.discipline.accounts import Usage, UserAccounts, admission
-from patchlight.controller.jobs.discipline.contract import Fate, OrderTraits
+from patchlight.controller.jobs.discipline.contract import (
+    Fate,
+    OrderTraits,
+    Usage,
+    UserAccounts,
+    admission,
+)
 from patchlight.controller.jobs.discipline.elastic import resize_jobs
 from patchlight.controller.jobs.discipline.queue import JobQueue
 from patchlight.controller.jobs.elastic_site import ElasticLabSite, Resized
@@ -34,7 +39,7 @@ _USAGE = "usage"
 _LOOK_AGAIN_S = 5.0
 
 
-class LineUp:
+class LabQueue:
     """Jobs that wait, in the order and under the rules of a discipline.
 
     ``why`` says of each waiting job what it waits for, as of the last pass.
