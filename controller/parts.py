@@ -161,7 +161,7 @@ class Controller:
                 {"kind": kind, "policy": policy, "faults": faults}
                 for (kind, policy), faults in self.scheduler.policies.faults.items()
             ],
-            "light": self.scheduler.follower.status(),
+            "light": self.scheduler.rewiring.status(),
             "drained": self.scheduler.drained,
             "queue_pass_s": self.scheduler.last_pass_s,
             "parts": self.background.status(),

@@ -96,7 +96,7 @@ async def _run(
         await controller.discovery.recover()
         stack.push_async_callback(controller.background.close)
         controller.background.start("scheduler", controller.scheduler.run)
-        controller.background.start("light", controller.scheduler.follower.run)
+        controller.background.start("light", controller.scheduler.rewiring.run)
         controller.background.start("job traffic", controller.traffic.watch)
         controller.background.start("retention", controller.retention.run)
         controller.background.start("journal", controller.store.keep_writing)

@@ -152,7 +152,7 @@ def _may_force(caller: Caller, force: bool) -> None:
 
 
 def _change(routes: APIRouter, controller: Controller) -> None:
-    scheduler, light = controller.scheduler, controller.scheduler.light
+    scheduler, light = controller.scheduler, controller.scheduler.rewiring
 
     @routes.post("/jobs", **gives(shapes.Jobs | shapes.Previews, 201))
     async def submit(request: models.JobsRequest, caller: User) -> Answer:

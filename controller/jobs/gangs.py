@@ -16,8 +16,9 @@ from typing import Any, Protocol
 from patchlight.controller.hosts.agent_client import AgentClient, AgentError
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.jobs.job_table import CannotGoOn, JobTable, Outcomes
+from patchlight.controller.jobs.rewiring import JobRewiring
 from patchlight.controller.jobs.running_job import RunningJob, run_all
-from patchlight.controller.jobs.specs import worker_id
+from patchlight.controller.jobs.specs import JobFailed, worker_id
 from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
@@ -46,11 +47,11 @@ class Gang:
     again: bool = False
 
 
-class Waits(Protocol):
+class Queue(Protocol):
     """Where jobs wait for hosts."""
 
-    def enqueue(self, status: JobStatus) -> None:
-        """Have a job wait for its next attempt."""
+    def join(self, gang: Gang) -> None:
+        """A gang waits from now on; again is harmless."""
 
     def freed(self, job: RunningJob) -> None:
         """A job has given back its hosts."""
@@ -62,25 +63,20 @@ class Waits(Protocol):
 class Gangs:
     """The gangs that have hosts.
 
-    ``rewire`` brings about the circuits of a gang; ``queue`` is where jobs wait. The gang that
-    started last took ``last_start_s`` for it.
+    ``queue`` is where jobs wait: whoever keeps it puts it there. The gang that started last took
+    ``last_start_s`` for it.
     """
 
     def __init__(
-        self,
-        lab: Lab,
-        fleet: Fleet,
-        store: Store,
-        table: JobTable,
-        rewire: Callable[[Gang], Awaitable[None]],
-        queue: Waits,
+        self, lab: Lab, fleet: Fleet, store: Store, table: JobTable, rewiring: JobRewiring
     ) -> None:
+        self.queue: Queue
         self.active: list[Gang] = []
         self.last_start_s = _START_S
         self._closing = False
         self._lab, self._fleet, self._table = lab, fleet, table
         self._outcomes = Outcomes(store, table)
-        self._rewire, self._queue = rewire, queue
+        self._rewiring = rewiring
 
     def begin(self, gang: Gang, after: Sequence[asyncio.Task[None]] = ()) -> None:
         """Start the jobs of a gang, together, on the hosts that they have now; follow them.
@@ -202,7 +198,23 @@ class Gangs:
         await run_all(job.start() for job in jobs)
         self.last_start_s = time.monotonic() - began
         for job in jobs:
-            self._queue.settled(job)
+            self.queue.settled(job)
+
+    async def _rewire(self, gang: Gang) -> None:
+        if gang.topology == "keep":
+            return
+        # Jobs of the same topology policy that run already are groups of this change too: what
+        # they have is not to be taken from them.
+        same = [g for g in self.active if g is not gang and g.topology == gang.topology]
+        for job_id in gang.ids:
+            self._table.move(job_id, JobState.RECONFIGURING)
+        running = self._table.running
+        job_ids = [job_id for g in (gang, *same) for job_id in g.ids if job_id in running]
+        change = await self._rewiring.rewire(gang.topology, job_ids, gang.ids)
+        if change.state != "committed":
+            raise JobFailed(
+                f"the circuits could not be switched ({change.state}): {change.message}"
+            )
 
     async def _follow(self, gang: Gang, jobs: Sequence[RunningJob]) -> None:
         # One job of a gang failing does not end the others: they share only the start.
@@ -230,7 +242,7 @@ class Gangs:
         if not await job.hold_for_good() or not await self._stop(job, job.changes_because):
             job.stay()
             await job.release()
-            self._queue.settled(job)
+            self.queue.settled(job)
             return
         status = self._table[job.id].with_hosts(
             tuple(host.name for host in job.next_hosts), time.time()
@@ -238,7 +250,7 @@ class Gangs:
         moved = replace(status, attempt=status.attempt + 1)
         await self._outcomes.on_record(lambda: self._table.keep(moved))
         job.begin_anew(status.attempt + 1, status.first_iteration)
-        self._queue.settled(job)
+        self.queue.settled(job)
         try:
             await self._start(gang, [job])
         except Exception as error:
@@ -304,9 +316,10 @@ class Gangs:
         finally:
             await on_record(conclude)
             self._table.running.pop(job.id, None)
-            self._queue.freed(job)
+            self.queue.freed(job)
+            self._rewiring.ended(job.id)
             if (status := self._table[job.id]).state is JobState.QUEUED:
-                self._queue.enqueue(status)
+                self.queue.join(Gang((status.id,), status.topology))
 
 
 def _nothing() -> None:

@@ -258,7 +258,7 @@ class LabSite:
         taken = self.occupancy.occupied if occupied is None else occupied
         by_job: dict[str, Placed] = {}
         gpus, room = 0, self.books.room(entry.user) - entry.workers
-        named = self.placement.named(self._lab, entry.statuses)
+        named = self.placement.gpus_named(self._lab, entry.statuses)
         try:
             for status in entry.statuses:
                 # Hosts that another job of the gang names are not for this one.

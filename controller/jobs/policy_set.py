@@ -140,19 +140,13 @@ class PoliciesInUse:
     What was said with ``use`` comes before what is ``given`` with the controller's start, that
     before what the lab file says, and that before the defaults. Given others than the last time,
     what was used is forgotten. ``choice`` is all of it, as of the next pass of the queue;
-    ``faults`` counts those of each kind and policy; ``wanted`` is told when others are to decide.
+    ``faults`` counts those of each kind and policy; ``on_use`` are called when others decide next.
     """
 
-    def __init__(
-        self,
-        lab: Lab,
-        store: Store,
-        table: JobTable,
-        given: PolicyChoice,
-        wanted: Callable[[], None],
-    ) -> None:
+    def __init__(self, lab: Lab, store: Store, table: JobTable, given: PolicyChoice) -> None:
         """``BadInput`` if a policy of ``given`` cannot be had."""
-        self._lab, self._store, self._table, self._wanted = lab, store, table, wanted
+        self._lab, self._store, self._table = lab, store, table
+        self.on_use: list[Callable[[], None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self.faults: Counter[tuple[str, str]] = Counter()
         self._given = given
@@ -197,7 +191,8 @@ class PoliciesInUse:
             self._next.close()
         self._next, self._used, self.choice = policies, used, whole
         self._store.add_event(time.time(), "policies", {"policies": self.words})
-        self._wanted()
+        for hear in self.on_use:
+            hear()
 
     @property
     def words(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from patchlight.controller.changes.transaction import NO_OPTIONS, Transactions
 from patchlight.controller.jobs.decisions import Decision, plain_answer, seen
 from patchlight.controller.jobs.iteration_times import IterationTimes
 from patchlight.controller.jobs.job_table import JobTable
-from patchlight.controller.jobs.placement import LabView, Look, Placement
+from patchlight.controller.jobs.placement import LabView, Placement
 from patchlight.controller.jobs.policy_set import PoliciesInUse
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.policies.defragment import MINIMUM_GAIN_S, Proposal, defragment
@@ -28,6 +28,8 @@ from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.wiring import Links
 
 DEFRAGMENT = "defragment"
+DRAINED = "drained"
+"""The mark of a controller that starts no jobs, and moves no circuits for them."""
 # What jobs wait for in a change, beside the dark time, which is in ``make``.
 _STAGES = ("break", "make", "verify", "flows", "undrain")
 _CHANGES = 10
@@ -43,13 +45,14 @@ _LOOK_EVERY_S = 0.5
 _HOLD_IN_THE_DARK_S = 2.0
 
 
-class Rewiring:
-    """Lights circuits for jobs, and defragments a lab: regroups running jobs by light alone, where
-    that gains more than it costs.
+class JobRewiring:
+    """Makes circuits for jobs, and defragments a lab: regroups running jobs by circuits alone,
+    where that gains more than it costs.
 
-    ``look`` looks at the devices, and then gives the lab as of when its answer is called; what all
-    jobs together have to gain at least is said by the ``policies``. With ``detach`` the answer is
-    the record of a change that has begun.
+    What all jobs together have to gain at least is said by the ``policies``, and whether the lab is
+    defragmented without being asked to; never while the controller is drained or the stop button
+    is pressed, nor while a change is under way. With ``detach`` the answer is the record of a
+    change that has begun.
     """
 
     def __init__(
@@ -58,13 +61,15 @@ class Rewiring:
         table: JobTable,
         transactions: Transactions,
         placement: Placement,
-        gains: IterationTimes,
-        look: Look,
         policies: PoliciesInUse,
+        gains: IterationTimes,
     ) -> None:
         self._store, self._table, self._transactions = store, table, transactions
-        self._placement, self._gains = placement, gains
-        self._look, self._policies = look, policies
+        self._placement, self._policies, self._gains = placement, policies, gains
+        self._wanted = asyncio.Event()
+        self._ended: list[str] = []
+        self._words = "not looked at yet"
+        self._looked_at: float | None = None
 
     async def regroup(
         self, job_ids: Sequence[str], caller: ChangeOptions = NO_OPTIONS, *, detach: bool = False
@@ -108,7 +113,7 @@ class Rewiring:
 
     async def proposal(self) -> Proposal | None:
         """The change that gains most; ``None`` where none gains enough."""
-        return await asyncio.to_thread(self._decide, (await self._look())())
+        return await asyncio.to_thread(self._decide, (await self._placement.look())())
 
     def _decide(self, lab: LabView) -> Proposal | None:
         gain_s = self._policies.choice.minimum_gain_s
@@ -139,7 +144,7 @@ class Rewiring:
 
         An event says so, and the decision is kept with each job that runs.
         """
-        lab = (await self._look())()
+        lab = (await self._placement.look())()
         began = time.perf_counter()
         proposal = await asyncio.to_thread(self._decide, lab)
         if proposal is None:
@@ -188,38 +193,7 @@ class Rewiring:
             for job_id, job in self._table.running.items()
         }
 
-
-def record_of(proposal: Proposal) -> dict[str, Any]:
-    """A proposal for people and programs; circuits as ``ocs: inp>out``."""
-    return {
-        **asdict(proposal),
-        "maps": {ocs: list(wanted.texts) for ocs, wanted in proposal.maps.items()},
-        "gain_s": proposal.gain_s,
-    }
-
-
-class AutomaticRewiring:
-    """Has ``light`` defragment the lab where its policies say so, and notes what moves gained.
-
-    Never while the controller is drained or the stop button is pressed, nor while a change is
-    under way.
-    """
-
-    def __init__(
-        self,
-        light: Rewiring,
-        gains: IterationTimes,
-        policies: PoliciesInUse,
-        table: JobTable,
-        transactions: Transactions,
-        drained: Callable[[], bool],
-    ) -> None:
-        self._light, self._gains, self._policies, self._table = light, gains, policies, table
-        self._transactions, self._drained = transactions, drained
-        self._wanted = asyncio.Event()
-        self._ended: list[str] = []
-        self._words = "not looked at yet"
-        self._looked_at: float | None = None
+    # -- circuits that follow jobs: looked at when one has ended, and on a timer
 
     def ended(self, job_id: str) -> None:
         """A job has ended, or its attempt; its hosts are given to whoever is next."""
@@ -259,7 +233,7 @@ class AutomaticRewiring:
             if not self._is_starting():
                 break
             await asyncio.sleep(_LOOK_AGAIN_S)
-        if self._drained():
+        if self._store.mark(DRAINED, dict[str, Any], {}) is not None:
             return "the controller is drained"
         if stopped := self._transactions.parts.preflight.stop.message:
             return stopped
@@ -267,7 +241,7 @@ class AutomaticRewiring:
             self._wanted.set()
             return "a change of circuits is under way"
         try:
-            change = await self._light.defragment()
+            change = await self.defragment()
         except PatchlightError as error:  # a device that is away, say: the next look may do
             _log.warning("light does not follow jobs now: %s", error)
             return error.message
@@ -279,6 +253,15 @@ class AutomaticRewiring:
         return self._transactions.busy or any(
             status.state in _STARTING for status in self._table.live()
         )
+
+
+def record_of(proposal: Proposal) -> dict[str, Any]:
+    """A proposal for people and programs; circuits as ``ocs: inp>out``."""
+    return {
+        **asdict(proposal),
+        "maps": {ocs: list(wanted.texts) for ocs, wanted in proposal.maps.items()},
+        "gain_s": proposal.gain_s,
+    }
 
 
 class JobTraffic:

@@ -321,7 +321,7 @@ async def at_work(
     cluster = Cluster(policies, before, discipline, outputs, lab)
     tasks = [asyncio.create_task(cluster.scheduler.run())]
     tasks.append(asyncio.create_task(cluster.traffic.watch()))
-    tasks.append(asyncio.create_task(cluster.scheduler.follower.run()))
+    tasks.append(asyncio.create_task(cluster.scheduler.rewiring.run()))
     try:
         yield cluster
     finally:
