@@ -40,6 +40,7 @@ class Ended:
     last_lines: tuple[str, ...] = ()
     restarts: int = 0
     energy_j: float | None = None
+    lost_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ class LastReport:
     iterations_done: int = 0
     message: str = ""
     starts: int = 1
+    lost_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,13 @@ def read_state(directory: Path) -> LastReport:
     try:
         with open_plain(directory / "state.json") as file:
             data = json.loads(file.read(_LARGEST_STATE_BYTES))
+        lost = data.get("lost_rank")
         return LastReport(
             WorkerState(data["state"]),
             int(data["iterations_done"]),
             str(data["message"]),
             int(data.get("starts", 1)),
+            lost if isinstance(lost, int) and lost >= 0 else None,
         )
     except FileNotFoundError:
         return LastReport()
@@ -83,14 +86,14 @@ def final_report(
     if exit_info.exit_code == 0 and last.state is WorkerState.DONE:
         return last
     if ending is not None:
-        return replace(last, state=ending.state, message=ending.message)
+        return replace(last, state=ending.state, message=ending.message, lost_rank=None)
     if exit_info.exit_code == 0 and last.state is WorkerState.STOPPED:
         return last
     if last.state is WorkerState.FAILED and last.message:
         return last
     while_what = "" if foreign else f" while {last.state}"
     message = f"the worker {exit_info.in_words}{while_what}"
-    return replace(last, state=WorkerState.FAILED, message=message)
+    return replace(last, state=WorkerState.FAILED, message=message, lost_rank=None)
 
 
 class ReportReader:

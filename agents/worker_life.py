@@ -146,6 +146,7 @@ class Worker:
             nic=self.spec.nic,
             restarts=ended.restarts,
             energy_j=ended.energy_j,
+            lost_rank=ended.lost_rank,
             holds_by="freeze" if self._freezes else "protocol",
             gid=self.tenancy.rdma.gid if self.tenancy.rdma else None,
         )
@@ -362,5 +363,6 @@ class Worker:
             last_lines=exit_info.last_lines if exit_info else (),
             restarts=last.starts - 1,
             energy_j=self.tenancy.energy_j,
+            lost_rank=last.lost_rank,
         )
         self.tenancy.note(ended=self._ended, returned=returned, frozen=False)

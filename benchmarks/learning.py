@@ -16,8 +16,8 @@ import numpy as np
 from benchmarks import figure
 from benchmarks.simulator import profiled_graphs
 from patchlight.controller.policies.contract import ClusterView, JobView, Progress
+from patchlight.controller.policies.files import shipped_models, weighs_options
 from patchlight.controller.policies.learned import load_learned
-from patchlight.controller.policies.model_files import shipped_models, weighs_options
 from patchlight.controller.policies.registry import load_policy
 from patchlight.emulation.simulator.ramp import Episode, Workloads, pac_ml_scenario
 from patchlight.emulation.simulator.randomlabs import episodes

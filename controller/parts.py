@@ -18,22 +18,17 @@ from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.discovery.discovery import Discovery
 from patchlight.controller.discovery.listening import Listening
 from patchlight.controller.discovery.window import Window
-from patchlight.controller.hosts.agent_client import VERSION
-from patchlight.controller.hosts.agent_tls import AgentTls
+from patchlight.controller.hosts.agent_client import VERSION, AgentTls
 from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.hosts.nic_macs import NicMacs
-from patchlight.controller.hosts.nic_settings import differences
+from patchlight.controller.hosts.nics import NicMacs, differences
 from patchlight.controller.jobs.job_table import JobTable
-from patchlight.controller.jobs.job_traffic import JobTraffic
-from patchlight.controller.jobs.ledger import JobLedger
-from patchlight.controller.jobs.outputs import JobOutputs
-from patchlight.controller.jobs.retention import Retention
+from patchlight.controller.jobs.ledger import JobLedger, JobOutputs, Retention
+from patchlight.controller.jobs.rewiring import JobTraffic
 from patchlight.controller.jobs.scheduler import Scheduler
 from patchlight.controller.openflow.client import Speaker
-from patchlight.controller.openflow.packet_switches import PacketSwitches
+from patchlight.controller.openflow.packet_switches import PacketSwitches, UnknownSwitches
 from patchlight.controller.openflow.speaker_process import SpeakerOptions, SwitchTls
-from patchlight.controller.openflow.unknown_switches import UnknownSwitches
-from patchlight.controller.paths.bounds_service import BoundsService
+from patchlight.controller.paths.bounds import BoundsService
 from patchlight.controller.paths.service import PathService
 from patchlight.controller.recorder import Recorder
 from patchlight.controller.storage.series_store import open_series
@@ -166,7 +161,7 @@ class Controller:
                 {"kind": kind, "policy": policy, "faults": faults}
                 for (kind, policy), faults in self.scheduler.policies.faults.items()
             ],
-            "light": self.scheduler.follower.status(),
+            "light": self.scheduler.rewiring.status(),
             "drained": self.scheduler.drained,
             "queue_pass_s": self.scheduler.last_pass_s,
             "parts": self.background.status(),

@@ -9,16 +9,17 @@ from itertools import takewhile
 from typing import Any
 
 from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.jobs.forecasts import Forecasts
+from patchlight.controller.jobs.iteration_times import Forecasts
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.openflow.packet_switches import PacketSwitches
 from patchlight.controller.storage.database import JournalError
-from patchlight.controller.storage.series_store import WIDTHS_S, SeriesStore
-from patchlight.controller.storage.windows import (
+from patchlight.controller.storage.series_store import (
+    WIDTHS_S,
     Iterations,
     JobThen,
     Sample,
+    SeriesStore,
     Window,
     job_window,
     lab_window,

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from patchlight.controller.api.listening import Front, listening_for_api
 from patchlight.controller.circuits.device_lock import CONTROLLER, device_lock
-from patchlight.controller.metrics.exposition import ControllerMetrics
+from patchlight.controller.metrics.exposition import (
+    LOCAL_NAMES,
+    ControllerMetrics,
+    listen_for_metrics,
+)
 from patchlight.controller.metrics.job_traces import JobTraces, sending_to
-from patchlight.controller.metrics.listening import LOCAL_NAMES, listen_for_metrics
 from patchlight.controller.parts import Controller, Settings
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.logs import log_to_stderr, log_trouble
@@ -93,7 +96,7 @@ async def _run(
         await controller.discovery.recover()
         stack.push_async_callback(controller.background.close)
         controller.background.start("scheduler", controller.scheduler.run)
-        controller.background.start("light", controller.scheduler.follower.run)
+        controller.background.start("light", controller.scheduler.rewiring.run)
         controller.background.start("job traffic", controller.traffic.watch)
         controller.background.start("retention", controller.retention.run)
         controller.background.start("journal", controller.store.keep_writing)

@@ -54,7 +54,7 @@ def main() -> int:
         journal.state("stopped", str(told))
         return 0
     except TrainingError as exc:
-        journal.state("failed", str(exc))
+        journal.state("failed", str(exc), getattr(exc, "lost_rank", None))
         print(f"worker failed: {exc}", file=sys.stderr, flush=True)
         return 1
     except Exception as exc:

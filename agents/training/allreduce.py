@@ -228,5 +228,6 @@ class _Exchange:
     def _lost(self, peer: int, doing: str, step: int, why: str) -> RingError:
         return RingError(
             f"lost rank {peer} while {doing} it in step {step + 1} of {self.steps} of the "
-            f"all-reduce of iteration {self.iteration}: {why}"
+            f"all-reduce of iteration {self.iteration}: {why}",
+            peer,
         )

@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from .task import TrainingError
 
-if TYPE_CHECKING:  # slow to import
+if TYPE_CHECKING:
     from pathlib import Path
 
     from .task import TrainingTask
+
 
 PATHS_SOCKET = "paths.sock"
 """In the worker's folder, where its agent gives paths."""
@@ -181,9 +182,9 @@ class Journal:
         """So many iterations were done before this worker began."""
         self._write({"iterations_done": iteration})
 
-    def state(self, state: str, message: str = "") -> None:
-        """The worker's state from now on."""
-        self._write({"state": state, "message": message})
+    def state(self, state: str, message: str = "", lost_rank: int | None = None) -> None:
+        """The worker's state from now on; ``lost_rank`` is the rank whose loss ended it."""
+        self._write({"state": state, "message": message, "lost_rank": lost_rank})
 
     def iteration(self, report: dict[str, Any]) -> None:
         """One iteration is done and its sum was right."""

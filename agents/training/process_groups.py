@@ -103,8 +103,9 @@ class ProcessGroups:
             return None
         named = {found[1] for found in _PEER.finditer(text)}
         others = [m.rank for m in self._ring if m.rank != self.rank and m.address in named]
-        whom = f"lost rank {others[0]} in" if others else "lost the other ranks in"
-        return RingError(f"{whom} the exchange of iteration {iteration}: {text}")
+        rank = others[0] if others else None
+        whom = "the other ranks" if rank is None else f"rank {rank}"
+        return RingError(f"lost {whom} in the exchange of iteration {iteration}: {text}", rank)
 
     def leave(self, deadline_s: float) -> None:
         """Wait until the others' kernels have all that was sent, and close the connections.

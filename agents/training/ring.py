@@ -30,7 +30,11 @@ _TCP_RTO_MAX_MS = 44  # Linux 6.15; not yet named in the socket module
 
 
 class RingError(TrainingError):
-    """The ring could not be joined, or a neighbour in it was lost."""
+    """The ring could not be joined, or a rank in it was lost: ``lost_rank``, where it is known."""
+
+    def __init__(self, message: str, lost_rank: int | None = None) -> None:
+        super().__init__(message)
+        self.lost_rank = lost_rank
 
 
 @dataclass(frozen=True)

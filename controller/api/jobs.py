@@ -19,7 +19,7 @@ from patchlight.controller.changes import requests
 from patchlight.controller.changes.record import to_row
 from patchlight.controller.changes.service import as_it_is
 from patchlight.controller.hosts.agent_client import NotOnServer
-from patchlight.controller.jobs.live_light import record_of
+from patchlight.controller.jobs.rewiring import record_of
 from patchlight.controller.policies.registry import is_built_in
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobStatus, checked_specs
@@ -201,7 +201,7 @@ def _may_force(caller: Caller, force: bool) -> None:
 
 
 def _change(routes: APIRouter, controller: Controller) -> None:
-    scheduler, light = controller.scheduler, controller.scheduler.light
+    scheduler, light = controller.scheduler, controller.scheduler.rewiring
 
     @routes.post("/jobs", **gives(shapes.Jobs | shapes.Previews, 201))
     async def submit(request: JobsRequest, caller: User) -> Answer:

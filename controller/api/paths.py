@@ -8,9 +8,13 @@ from fastapi import APIRouter
 from patchlight.controller.api.caller import Caller, NotAllowed, User, Viewer
 from patchlight.controller.api.openapi import gives
 from patchlight.controller.changes import requests
-from patchlight.controller.paths.book import LONGEST_LEASE_S, SHORTEST_LEASE_S, Wanted
-from patchlight.controller.paths.bounds_service import BoundsService
-from patchlight.controller.paths.service import PathService
+from patchlight.controller.paths.bounds import BoundsService
+from patchlight.controller.paths.service import (
+    LONGEST_LEASE_S,
+    SHORTEST_LEASE_S,
+    PathService,
+    Wanted,
+)
 from patchlight.testbed.lab.access import Role
 from patchlight.testbed.wire.rest import paths as shapes
 

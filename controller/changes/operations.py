@@ -266,7 +266,7 @@ async def lighting(parts: CircuitParts, pairs: Sequence[tuple[str, str]]) -> Dec
     """
     # SciPy takes a while to be imported, and a controller may never need it.
     from patchlight.controller.policies.engineering.paths import Wish, plan_paths
-    from patchlight.controller.policies.engineering.sites import Site, sites_of
+    from patchlight.controller.policies.engineering.traffic import Site, sites_of
 
     lab, sites = parts.lab, {site.name: site for site in sites_of(parts.lab)}
     wishes = []

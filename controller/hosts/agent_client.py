@@ -1,20 +1,28 @@
 """The client of one agent, over HTTP: a Unix socket, or TCP with certificates at both ends."""
 
 import asyncio
+import logging
 import ssl
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from patchlight.controller.hosts.agent_tls import AgentTls
-from patchlight.controller.hosts.heartbeats import INTERVAL_S, SUSPECTED_AFTER
-from patchlight.testbed.errors import PatchlightError
+from patchlight.controller.hosts.health import INTERVAL_S, SUSPECTED_AFTER
+from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.io.mistakes import mistakes_in_words
-from patchlight.testbed.linux.credentials import new_context
+from patchlight.testbed.linux.credentials import (
+    Credentials,
+    agent_name,
+    controller_name,
+    new_context,
+    read_credentials,
+    stamp,
+)
 from patchlight.testbed.wire.agent_status import (
     API_VERSION,
     AgentStatus,
@@ -32,6 +40,8 @@ from patchlight.testbed.wire.worker_api import (
     WorkerStatus,
 )
 
+_log = logging.getLogger(__name__)
+
 M = TypeVar("M", bound=BaseModel)
 
 VERSION = version("patchlight")
@@ -46,6 +56,45 @@ _PATIENCE_S = 10.0
 _KEEPALIVE = httpx.Limits(keepalive_expiry=2.0)
 # For Unix sockets, over which no TLS is spoken: httpx makes a slow one where it is given none.
 _NO_TLS = new_context(server=False)
+
+
+class AgentTls:
+    """What agents are called with: one context for all of them.
+
+    An empty folder is one that a certificate is put into later: until then ``credentials`` is
+    ``None``. ``BadInput`` if there is no folder, or if it has what is not for the lab's controller.
+    """
+
+    def __init__(self, lab: str, folder: Path) -> None:
+        self.lab, self.folder = lab, folder
+        self.credentials: Credentials | None = None
+        self.context = new_context(server=False)
+        self._stamp = stamp(folder)
+        if self._stamp or not folder.is_dir():
+            self._take()
+        else:
+            _log.warning("no certificate in %s yet: agents on TCP are not called", folder)
+
+    def agent(self, server: str) -> str:
+        """What the agent of a server is called in its certificate."""
+        return agent_name(server, self.lab)
+
+    def refresh(self) -> None:
+        """Take what was put into the folder since; the log says why if it cannot be taken."""
+        if (found := stamp(self.folder)) == self._stamp:
+            return
+        self._stamp = found
+        try:
+            self._take()
+        except BadInput as error:
+            _log.error("%s", error)
+
+    def _take(self) -> None:
+        found = read_credentials(self.folder)
+        found.check(controller_name(self.lab))
+        found.load_into(self.context)
+        self.credentials = found
+        _log.info("certificate for %s, until %s", found.name, f"{found.not_after:%Y-%m-%d}")
 
 
 class AgentError(PatchlightError):

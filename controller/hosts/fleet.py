@@ -7,11 +7,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from patchlight.controller.hosts.agent_client import VERSION, AgentClient, AgentError
-from patchlight.controller.hosts.agent_tls import AgentTls
-from patchlight.controller.hosts.heartbeats import Heartbeat, Presence
-from patchlight.controller.hosts.host_faults import HostFaults, host_faults
-from patchlight.controller.hosts.nic_macs import NicMacs
+from patchlight.controller.hosts.agent_client import VERSION, AgentClient, AgentError, AgentTls
+from patchlight.controller.hosts.health import Heartbeat, HostFaults, Presence, host_faults
+from patchlight.controller.hosts.nics import NicMacs
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.wire.agent_status import AgentStatus, GpuStatus, NicStatus, PathNodeStatus

@@ -17,8 +17,8 @@ from patchlight.controller.policies.contract import (
     RingOfJob,
     Running,
 )
-from patchlight.controller.policies.uplinks import NO_PORTS, Ports
-from patchlight.controller.prediction.load import Training, training_load
+from patchlight.controller.policies.ring_order import NO_PORTS, Ports
+from patchlight.controller.prediction.sharing import Training, training_load
 from patchlight.testbed.graphs import ComputationGraph, builtin_graph
 from patchlight.testbed.graphs.jsonformat import graph_from_json
 from patchlight.testbed.jobs import JobState, JobStatus

@@ -19,7 +19,7 @@ from patchlight.controller.policies.contract import (
     RingOfJob,
     Running,
 )
-from patchlight.controller.prediction.load import Load, Training
+from patchlight.controller.prediction.sharing import Load, Training
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
 

@@ -14,7 +14,7 @@ from patchlight.controller.jobs.placement import LabView, Placed
 from patchlight.controller.policies.contract import ElasticJob, Frozen, QueuedJob
 from patchlight.controller.policies.options.outlook import Networks
 from patchlight.controller.policies.registry import DEFAULTS
-from patchlight.controller.prediction.load import Load, training_load
+from patchlight.controller.prediction.sharing import Load, training_load
 from patchlight.testbed.jobs import JobState, JobStatus
 
 # Of a job that says no degrees, in a lab of more GPUs than these, only powers of two are looked at.

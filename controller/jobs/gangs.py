@@ -1,27 +1,35 @@
 """Gangs that have hosts: their jobs start together, and each is followed to its own end.
 
 Nothing of a gang ends because the controller does: its workers go on, and the next controller
-follows them again.
+follows them again. Workers that are of no job that runs are ended.
 """
 
 import asyncio
+import contextlib
+import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
+from patchlight.controller.hosts.agent_client import AgentClient, AgentError
 from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.jobs.job_table import JobTable
-from patchlight.controller.jobs.outcomes import CannotGoOn, Outcomes
+from patchlight.controller.jobs.job_table import CannotGoOn, JobTable, Outcomes
+from patchlight.controller.jobs.rewiring import JobRewiring
 from patchlight.controller.jobs.running_job import RunningJob, run_all
+from patchlight.controller.jobs.specs import JobFailed, worker_id
 from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.wire.agent_status import AgentStatus
+from patchlight.testbed.wire.worker_api import WorkerStatus
 
 _START_S = 2.0  # Until a gang was seen to start.
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -39,11 +47,11 @@ class Gang:
     again: bool = False
 
 
-class Waits(Protocol):
+class Queue(Protocol):
     """Where jobs wait for hosts."""
 
-    def enqueue(self, status: JobStatus) -> None:
-        """Have a job wait for its next attempt."""
+    def join(self, gang: Gang) -> None:
+        """A gang waits from now on; again is harmless."""
 
     def freed(self, job: RunningJob) -> None:
         """A job has given back its hosts."""
@@ -55,25 +63,20 @@ class Waits(Protocol):
 class Gangs:
     """The gangs that have hosts.
 
-    ``rewire`` brings about the circuits of a gang; ``queue`` is where jobs wait. The gang that
-    started last took ``last_start_s`` for it.
+    ``queue`` is where jobs wait: whoever keeps it puts it there. The gang that started last took
+    ``last_start_s`` for it.
     """
 
     def __init__(
-        self,
-        lab: Lab,
-        fleet: Fleet,
-        store: Store,
-        table: JobTable,
-        rewire: Callable[[Gang], Awaitable[None]],
-        queue: Waits,
+        self, lab: Lab, fleet: Fleet, store: Store, table: JobTable, rewiring: JobRewiring
     ) -> None:
+        self.queue: Queue
         self.active: list[Gang] = []
         self.last_start_s = _START_S
         self._closing = False
         self._lab, self._fleet, self._table = lab, fleet, table
         self._outcomes = Outcomes(store, table)
-        self._rewire, self._queue = rewire, queue
+        self._rewiring = rewiring
 
     def begin(self, gang: Gang, after: Sequence[asyncio.Task[None]] = ()) -> None:
         """Start the jobs of a gang, together, on the hosts that they have now; follow them.
@@ -195,7 +198,23 @@ class Gangs:
         await run_all(job.start() for job in jobs)
         self.last_start_s = time.monotonic() - began
         for job in jobs:
-            self._queue.settled(job)
+            self.queue.settled(job)
+
+    async def _rewire(self, gang: Gang) -> None:
+        if gang.topology == "keep":
+            return
+        # Jobs of the same topology policy that run already are groups of this change too: what
+        # they have is not to be taken from them.
+        same = [g for g in self.active if g is not gang and g.topology == gang.topology]
+        for job_id in gang.ids:
+            self._table.move(job_id, JobState.RECONFIGURING)
+        running = self._table.running
+        job_ids = [job_id for g in (gang, *same) for job_id in g.ids if job_id in running]
+        change = await self._rewiring.rewire(gang.topology, job_ids, gang.ids)
+        if change.state != "committed":
+            raise JobFailed(
+                f"the circuits could not be switched ({change.state}): {change.message}"
+            )
 
     async def _follow(self, gang: Gang, jobs: Sequence[RunningJob]) -> None:
         # One job of a gang failing does not end the others: they share only the start.
@@ -223,7 +242,7 @@ class Gangs:
         if not await job.hold_for_good() or not await self._stop(job, job.changes_because):
             job.stay()
             await job.release()
-            self._queue.settled(job)
+            self.queue.settled(job)
             return
         status = self._table[job.id].with_hosts(
             tuple(host.name for host in job.next_hosts), time.time()
@@ -231,7 +250,7 @@ class Gangs:
         moved = replace(status, attempt=status.attempt + 1)
         await self._outcomes.on_record(lambda: self._table.keep(moved))
         job.begin_anew(status.attempt + 1, status.first_iteration)
-        self._queue.settled(job)
+        self.queue.settled(job)
         try:
             await self._start(gang, [job])
         except Exception as error:
@@ -297,9 +316,10 @@ class Gangs:
         finally:
             await on_record(conclude)
             self._table.running.pop(job.id, None)
-            self._queue.freed(job)
+            self.queue.freed(job)
+            self._rewiring.ended(job.id)
             if (status := self._table[job.id]).state is JobState.QUEUED:
-                self._queue.enqueue(status)
+                self.queue.join(Gang((status.id,), status.topology))
 
 
 def _nothing() -> None:
@@ -312,3 +332,55 @@ def gangs_of(statuses: Iterable[JobStatus]) -> list[list[JobStatus]]:
     for status in statuses:
         gangs.setdefault(status.gang or status.id, []).append(status)
     return list(gangs.values())
+
+
+class Recovery:
+    """Makes a new controller's jobs true to the servers, and the servers true to its jobs."""
+
+    def __init__(self, fleet: Fleet, store: Store, table: JobTable, gangs: Gangs) -> None:
+        self._fleet, self._store, self._table, self._gangs = fleet, store, table, gangs
+        self.done = False
+
+    async def run(self) -> list[Gang]:
+        """Follow the jobs that ran; the gangs that are queued.
+
+        Jobs that were just being started are queued again: none of their workers had begun.
+        """
+        queued: list[Gang] = []
+        for gang in gangs_of(self._table.live()):
+            begun = [s for s in gang if s.state in (JobState.RUNNING, JobState.PAUSED)]
+            for status in begun:
+                if status.id not in self._table.running:
+                    await self._gangs.take_over(Gang((status.id,), status.topology))
+            rest = [status for status in gang if status not in begun]
+            for status in rest:
+                if not status.state.is_waiting:
+                    await self._gangs.undo_start(status)
+            if rest:
+                queued.append(Gang(tuple(status.id for status in rest), rest[0].topology))
+        self.done = True
+        return queued
+
+    async def sweep(self, agent: AgentStatus) -> None:
+        """End the workers of an agent that are of no attempt which runs."""
+        ours = {w.spec.id for job in self._table.running.values() for w in job.workers}
+        for worker in agent.workers:
+            if worker.id in ours:
+                continue
+            client = self._fleet.agent_of(agent.server)
+            try:
+                with contextlib.suppress(AgentError, OSError):
+                    await self._keep_output(client, worker)
+                await client.delete(worker.id)
+            except AgentError as error:
+                _log.warning("worker %s, which is nobody's: %s", worker.id, error)
+            else:
+                about = f"{worker.id} on {agent.server} was of no job that runs, and was ended"
+                self._store.add_event(time.time(), "worker-swept", {"message": about})
+
+    async def _keep_output(self, agent: AgentClient, worker: WorkerStatus) -> None:
+        """End a worker and keep what it printed, if it is of the last attempt of a job."""
+        job, outputs = self._table.find(worker.job), self._table.outputs
+        if outputs and job and worker.id == worker_id(job.id, job.attempt, worker.rank):
+            await agent.end(worker.id)
+            await outputs.fetch(agent, worker.id, job.id, worker.rank)

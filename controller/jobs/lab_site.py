@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from patchlight.controller.jobs.cluster_view import alone_s
-from patchlight.controller.jobs.discipline.accounts import UserAccounts
-from patchlight.controller.jobs.discipline.contract import Fate
+from patchlight.controller.jobs.discipline.contract import Fate, UserAccounts
 from patchlight.controller.jobs.gangs import Gang
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.placement import LabView, Placed, Placement
@@ -259,7 +258,7 @@ class LabSite:
         taken = self.occupancy.occupied if occupied is None else occupied
         by_job: dict[str, Placed] = {}
         gpus, room = 0, self.books.room(entry.user) - entry.workers
-        named = self.placement.named(self._lab, entry.statuses)
+        named = self.placement.gpus_named(self._lab, entry.statuses)
         try:
             for status in entry.statuses:
                 # Hosts that another job of the gang names are not for this one.

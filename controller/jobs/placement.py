@@ -6,19 +6,23 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from patchlight.controller.changes.record import Plan
 from patchlight.controller.changes.transaction import Transactions
+from patchlight.controller.hosts.fleet import Fleet
+from patchlight.controller.hosts.health import unfit_hosts
 from patchlight.controller.jobs.cluster_view import WiredLab, view_of
 from patchlight.controller.jobs.decisions import OWN_GRAPH, Decision, decided, seen
-from patchlight.controller.jobs.policies_in_use import PoliciesInUse
-from patchlight.controller.jobs.worker_specs import JobFailed
+from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.jobs.policy_set import PoliciesInUse, named
+from patchlight.controller.jobs.specs import JobFailed
 from patchlight.controller.policies.contract import ClusterView, Frozen, JobView, Progress
 from patchlight.controller.policies.guard import GuardedElasticity, GuardedOrder
-from patchlight.controller.policies.uplinks import NO_PORTS
+from patchlight.controller.policies.registry import DEFAULTS
+from patchlight.controller.policies.ring_order import NO_PORTS
 from patchlight.controller.prediction.network import slowest_nic_bps
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobStatus
@@ -38,10 +42,6 @@ class LabView(NamedTuple):
     unseen: Mapping[str, str]
 
 
-Look = Callable[[], Awaitable[Callable[[], LabView]]]
-"""Looks at the devices, which takes time, and then gives the lab as of when it is called."""
-
-
 class Placed(NamedTuple):
     """The hosts of a job, the ring in their order, and the decisions that led there."""
 
@@ -55,25 +55,24 @@ class Placement:
     def __init__(
         self,
         lab: Lab,
+        fleet: Fleet,
+        table: JobTable,
         policies: PoliciesInUse,
         transactions: Transactions,
-        statuses: Callable[[Iterable[str]], Mapping[str, JobStatus]],
     ) -> None:
-        """``statuses`` gives those of jobs by id."""
-        self._lab, self._policies, self._transactions = lab, policies, transactions
-        self._statuses = statuses
+        self._lab, self._fleet, self._table = lab, fleet, table
+        self._policies, self._transactions = policies, transactions
         self._circuits = transactions.parts
         self.nic_bps = slowest_nic_bps(lab)
 
-    async def look(
-        self, recent: Sequence[JobStatus], unfit: Mapping[str, str], *, ports: bool
-    ) -> Callable[[HostsOfJobs], LabView]:
-        """The lab now, as soon as one says who runs where. It may take a device's time.
+    async def look(self, *, ports: bool = True) -> Callable[[], LabView]:
+        """Looks at the devices, which takes time; then gives the lab as of when it is called.
 
-        ``recent`` are the jobs that came last, the latest of them last; ``unfit`` the hosts that
-        no job can use, and why not. ``ports``: with those that are locked or have failed, for who
-        plans circuits.
+        ``ports``: with those that are locked or have failed, for who plans circuits.
         """
+        recent, silent = self._table.recent(), self._fleet.silent()
+        links = self._circuits.maps.present_links()
+        unfit = unfit_hosts(self._lab, silent, self._fleet.faults(), links)
         maps = await self._circuits.maps.read()
         # On hosts whose links nobody knows, a job would wait for its ring for ever.
         unseen = {**self._circuits.devices.unseen_hosts(), **unfit}
@@ -84,14 +83,22 @@ class Placement:
         jobs = [view_of(status) for status in recent]
         waiting = {status.id for status in recent if status.state.is_waiting}
 
-        def see(running: HostsOfJobs) -> LabView:
-            statuses = self._statuses(running)
+        def see() -> LabView:
+            running = self._table.hosts_of(self._table.running)
+            statuses = self._table.several(running)
             view = cluster.view(
                 time.time(), running, tuple(unseen), jobs, locked, failed, statuses, waiting
             )
             return LabView(cluster, view, unseen)
 
         return see
+
+    async def look_for_waiting(self) -> Callable[[], LabView]:
+        """As ``look``; states of ports, which cost reading, only for who places by circuits."""
+        live = self._table.live()
+        own = any(s.spec.placement for s in live if s.state.is_waiting or s.spec.is_split)
+        lab_wide = named(self._policies.choice, "placement") != DEFAULTS["placement"]
+        return await self.look(ports=own or lab_wide)
 
     def priority(self, lab: LabView, status: JobStatus, progress: Progress) -> float:
         """What the order policy says of a job; the lowest is next."""
@@ -112,7 +119,7 @@ class Placement:
         return WiredLab(self._lab, {}).as_set(hosts)
 
     @staticmethod
-    def named(lab: LabView, statuses: Sequence[JobStatus]) -> dict[str, int]:
+    def gpus_named(lab: LabView, statuses: Sequence[JobStatus]) -> dict[str, int]:
         """Of the jobs that name their hosts the GPUs of these, by the job's id."""
         named = {s.id: [lab.cluster.lab.host(h).name for h in s.spec.hosts] for s in statuses}
         return {job_id: lab.cluster.as_set(hosts) for job_id, hosts in named.items() if hosts}
@@ -243,7 +250,10 @@ class Placement:
         """
         policy = self._policies.now.topology(topology)
         locked, failed = await self._circuits.closed_ports()
-        unseen, statuses = tuple(self._circuits.devices.unseen_hosts()), self._statuses(running)
+        unseen, statuses = (
+            tuple(self._circuits.devices.unseen_hosts()),
+            self._table.several(running),
+        )
         rates_bps = self._circuits.flows.rates_bps()
 
         def ask(maps: Mapping[str, AnyMap]) -> tuple[Mapping[str, PortMap], Decision]:

@@ -1,10 +1,17 @@
-"""The policies that the scheduler asks, each guarded: a fault is an event, the default decides."""
+"""The policies that decide in a lab now, each guarded: a fault is an event, the default decides."""
 
+import asyncio
+import logging
+import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from patchlight.controller.jobs.cluster_view import WiredLab
+from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.policies.contract import ClusterShape, Policy
 from patchlight.controller.policies.defragment import LOOKED_AT_EVERY_S, MINIMUM_GAIN_S
 from patchlight.controller.policies.guard import (
@@ -19,8 +26,10 @@ from patchlight.controller.policies.guard import (
 from patchlight.controller.policies.policy_process import PolicyProcess
 from patchlight.controller.policies.registry import DEFAULTS, is_built_in, load_policy
 from patchlight.controller.policies.topology import CannotRegroup
+from patchlight.controller.storage.database import JournalError
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.lab.queueing import KINDS, PolicyChoice, PolicyKind
+from patchlight.testbed.lab.queueing import KINDS, NOTHING_SAID, PolicyChoice, PolicyKind
 
 G = TypeVar("G")
 
@@ -36,6 +45,10 @@ DEFAULT_POLICIES = PolicyChoice(
 )
 """What holds where nobody says anything. Without *partition*, jobs have to say how many workers
 they want; *topology* is for jobs that do not say."""
+
+_log = logging.getLogger(__name__)
+
+_MARK = "policies"
 
 
 def in_words(choice: PolicyChoice) -> dict[str, str | None]:
@@ -119,3 +132,106 @@ class PolicySet:
             self._processes.append(policy)
         default = load_policy(DEFAULTS[kind], kind)
         return guard(policy, default, name, self._report, deadline_s, alone=True)
+
+
+class PoliciesInUse:
+    """One set of policies, until ``take_next`` puts another in its place.
+
+    What was said with ``use`` comes before what is ``given`` with the controller's start, that
+    before what the lab file says, and that before the defaults. Given others than the last time,
+    what was used is forgotten. ``choice`` is all of it, as of the next pass of the queue;
+    ``faults`` counts those of each kind and policy; ``on_use`` are called when others decide next.
+    """
+
+    def __init__(self, lab: Lab, store: Store, table: JobTable, given: PolicyChoice) -> None:
+        """``BadInput`` if a policy of ``given`` cannot be had."""
+        self._lab, self._store, self._table = lab, store, table
+        self.on_use: list[Callable[[], None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.faults: Counter[tuple[str, str]] = Counter()
+        self._given = given
+        self._used = self._kept()
+        self.choice = self._whole(self._used)
+        self.now = self._made(self.choice)
+        self._next: PolicySet | None = None
+
+    def _made(self, choice: PolicyChoice) -> PolicySet:
+        shape = WiredLab(self._lab, self._lab.initial_maps).shape
+        return PolicySet(choice, self._on_fault, shape, self._lab)
+
+    def _whole(self, used: PolicyChoice) -> PolicyChoice:
+        return used.over(self._given).over(self._lab.policies).over(DEFAULT_POLICIES)
+
+    def _kept(self) -> PolicyChoice:
+        """What ``use`` chose in an earlier life, if the controller is given the same as then."""
+        kept = self._store.mark(_MARK, lambda row: (row["given"], PolicyChoice(**row["used"])))
+        if kept is None or kept[0] != self._given.said:
+            self._keep(NOTHING_SAID)
+            return NOTHING_SAID
+        return kept[1]
+
+    def _keep(self, used: PolicyChoice) -> None:
+        self._store.set_mark(_MARK, {"given": self._given.said, "used": used.said})
+
+    async def use(self, choice: PolicyChoice) -> None:
+        """Have these decide from the next pass of the queue on; ``BadInput`` if one is not there.
+
+        What is not said stays, and so does what runs. The choice outlives the controller, until it
+        is started with others.
+        """
+        used = choice.over(self._used)
+        whole = self._whole(used)
+        policies = await asyncio.to_thread(self._made, whole)
+        try:
+            self._keep(used)
+        except JournalError:
+            policies.close()
+            raise
+        if self._next is not None:
+            self._next.close()
+        self._next, self._used, self.choice = policies, used, whole
+        self._store.add_event(time.time(), "policies", {"policies": self.words})
+        for hear in self.on_use:
+            hear()
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """What decides now, for people and programs: policies by kind, and ``defragment``."""
+        return {**in_words(self.choice), "defragment": bool(self.choice.defragment)}
+
+    def take_next(self) -> bool:
+        """Have those decide that are to be used, if there are any; whether there were."""
+        if self._next is None:
+            return False
+        self.now.close()
+        self.now, self._next = self._next, None
+        return True
+
+    def close(self) -> None:
+        """End the processes of policies."""
+        self.now.close()
+        if self._next is not None:
+            self._next.close()
+
+    def note_faults(self) -> None:
+        """Write down from now on, in the running event loop, what policies do wrong."""
+        self._loop = asyncio.get_running_loop()
+
+    def _on_fault(self, fault: Fault) -> None:
+        """A policy failed. Called in the thread in which it was asked."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._note, fault)
+
+    def _note(self, fault: Fault) -> None:
+        _log.warning("%s", fault)
+        self.faults[fault.kind, fault.policy] += 1
+        for job_id in fault.jobs:
+            if (status := self._table.find(job_id)) is not None:
+                self._table.keep(replace(status, policy_faults=status.policy_faults + 1))
+        record = {
+            "policy": fault.policy,
+            "policy_kind": fault.kind,
+            "job": ", ".join(fault.jobs),
+            "message": str(fault),
+        }
+        self._store.add_event(time.time(), "policy-fault", record)

@@ -1,4 +1,7 @@
-"""A job's life on the servers: workers prepared, started, watched, paused, given back."""
+"""A job's life on the servers: workers prepared, started, watched, paused, given back.
+
+Each rank's worker is asked through the agent that keeps it.
+"""
 
 import asyncio
 import contextlib
@@ -7,14 +10,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any
 
-from patchlight.controller.hosts.agent_client import AgentError, AgentSilent, NicDark
+from patchlight.controller.hosts.agent_client import AgentClient, AgentError, AgentSilent, NicDark
 from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.jobs.rank import Worker
-from patchlight.controller.jobs.worker_specs import JobFailed, worker_specs
+from patchlight.controller.hosts.health import Heartbeat, Presence
+from patchlight.controller.jobs.specs import JobFailed, worker_specs
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.model import Host, Lab
-from patchlight.testbed.wire.worker_api import WorkerState, WorkerStatus
+from patchlight.testbed.wire.worker_api import Report, WorkerSpec, WorkerState, WorkerStatus
 
 _PREPARE_DEADLINE_S = 90.0
 _POLL_S = 0.2
@@ -23,6 +26,91 @@ _MOST_OF_TIME = 1 / 3
 _LAST_HOLD_S = 30.0
 # So long after a worker that lost a neighbour, the neighbour's own end may be told.
 _BLAME_S = 5.0
+
+
+@dataclass(slots=True)
+class Worker:
+    """One rank of a running job and the agent that keeps it."""
+
+    spec: WorkerSpec
+    host: Host
+    agent: AgentClient
+    status: WorkerStatus
+    reports_seen: int = 0
+    last_iteration: int = -1
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    _begun_anew: int = 0
+
+    @property
+    def state(self) -> WorkerState:
+        """The worker's state as its agent last told it."""
+        return self.status.state
+
+    @property
+    def restarts(self) -> int:
+        """How often it was started again, as its agent or its reports say."""
+        return max(self._begun_anew, self.status.restarts)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended before its time."""
+        return self.state in (WorkerState.FAILED, WorkerState.STOPPED)
+
+    async def create(self) -> None:
+        """Have the agent make it; ``JobFailed`` if it does not."""
+        try:
+            self.status = await self.agent.create_worker(self.spec)
+        except AgentError as error:
+            raise JobFailed(str(error), hosts=[self.host.name]) from error
+
+    async def begin(self) -> None:
+        """Have it train; ``JobFailed`` if its NIC cannot be used."""
+        try:
+            await self.agent.start(self.spec.id)
+        except NicDark as error:
+            raise JobFailed(str(error), hosts=[self.host.name]) from error
+
+    async def refresh(self) -> None:
+        """Ask the agent how the worker is; ``AgentSilent`` if it is lost.
+
+        While the agent is silent for a shorter time, restarted maybe, that is not known.
+        """
+        asked_at = time.monotonic()
+        try:
+            self.status = await self.agent.worker(self.spec.id)
+        except AgentSilent:
+            self.heartbeat.missed(asked_at)
+            if self.heartbeat.presence(time.monotonic()) is Presence.LOST:
+                raise
+        else:
+            self.heartbeat.answered()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the agent did not say how it is when it was asked last."""
+        return self.heartbeat.silent_since is not None
+
+    async def give_back(self) -> None:
+        """Have the agent end it; what it says of it then is the last that is heard of it."""
+        status = await self.agent.delete(self.spec.id)
+        if status.energy_j is not None:
+            self.status = status
+
+    @property
+    def may_have_reports(self) -> bool:
+        """Whether there can be reports that are not known, as its agent said when it was asked."""
+        if self.is_silent:
+            return False
+        return self.state.is_final or self.status.iterations_done != self.last_iteration + 1
+
+    async def new_reports(self) -> list[Report]:
+        """What it reported since the last call. One that begins anew was started again."""
+        answer = await self.agent.reports(self.spec.id, self.reports_seen)
+        self.reports_seen = answer.next
+        for report in answer.reports:
+            self._begun_anew += report.index <= self.last_iteration
+            self.last_iteration = report.index
+        return answer.reports
 
 
 @dataclass(eq=False)
@@ -152,7 +240,7 @@ class RunningJob:
         deadline = time.monotonic() + _BLAME_S
         while True:
             failed = [worker for worker in self.workers if worker.has_failed]
-            by_itself = [worker for worker in failed if worker.lost_rank is None]
+            by_itself = [worker for worker in failed if worker.status.lost_rank is None]
             all_told = all(worker.state.is_final for worker in self.workers)
             if by_itself or all_told or time.monotonic() > deadline:
                 break
@@ -161,7 +249,7 @@ class RunningJob:
                 await run_all(worker.refresh() for worker in self.workers)
         first = (by_itself or failed)[0]
         why = first.status.message or f"exit code {first.status.exit_code}"
-        lost = first.lost_rank
+        lost = first.status.lost_rank
         blamed = first if lost is None or lost >= len(self.workers) else self.workers[lost]
         return JobFailed(
             f"job {self.spec.name}: the worker on {first.host.name} (rank {first.spec.rank}) "

@@ -7,28 +7,22 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.hosts.host_faults import unfit_hosts
-from patchlight.controller.jobs.forecasts import Forecasts
-from patchlight.controller.jobs.gangs import Gang, Gangs
-from patchlight.controller.jobs.intake import Intake
+from patchlight.controller.jobs.gangs import Gang, Gangs, Recovery
+from patchlight.controller.jobs.iteration_times import Forecasts, IterationTimes
 from patchlight.controller.jobs.job_table import JobTable
-from patchlight.controller.jobs.light_follower import LightFollower
-from patchlight.controller.jobs.light_gains import LightGains
-from patchlight.controller.jobs.line_up import LineUp
-from patchlight.controller.jobs.live_light import LiveLight
-from patchlight.controller.jobs.placement import LabView, Placement
-from patchlight.controller.jobs.policies_in_use import PoliciesInUse
-from patchlight.controller.jobs.policy_set import named
-from patchlight.controller.jobs.running_job import RunningJob
-from patchlight.controller.jobs.takeover import Takeover
-from patchlight.controller.jobs.worker_specs import JobFailed
+from patchlight.controller.jobs.lab_queue import LabQueue
+from patchlight.controller.jobs.placement import Placement
+from patchlight.controller.jobs.policy_set import PoliciesInUse, named
+from patchlight.controller.jobs.rewiring import DRAINED, JobRewiring
+from patchlight.controller.jobs.specs import check_policies, check_specs
 from patchlight.controller.policies.registry import DEFAULTS
 from patchlight.controller.storage.database import JournalError, Period
 from patchlight.controller.storage.store import Store
@@ -36,10 +30,10 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.queueing import NOTHING_SAID, Discipline, PolicyChoice
+from patchlight.testbed.lab.wiring import Links
 
 _log = logging.getLogger(__name__)
 
-_DRAINED = "drained"
 # How long the queue rests after a pass, in times of what that took.
 _REST, LONGEST_REST_S = 3.0, 0.2
 DEFAULT_DISCIPLINE = Discipline()
@@ -65,25 +59,18 @@ class Scheduler:
     ) -> None:
         """``BadInput`` if a policy of ``choice`` cannot be had."""
         self._lab, self._fleet, self._store, self._table = lab, fleet, store, table
-        self._changed = asyncio.Event()
         self.last_pass_s, self.longest_rest_s = 0.0, LONGEST_REST_S
-        self.policies = PoliciesInUse(lab, store, table, choice, self._on_policies)
-        self._placement = Placement(lab, self.policies, transactions, table.several)
-        self._gangs = Gangs(lab, fleet, store, table, self._rewire_first, self)
-        self._line_up = LineUp(store, table, self._placement, self._gangs, discipline)
-        self._takeover = Takeover(fleet, store, table, self._gangs)
-        self._links = transactions.parts.maps.present_links
-        self.forecasts = Forecasts(lab, table, self._links)
-        self._intake = Intake(
-            lab, table, self.policies, self._line_up, self._placement, self.forecasts
+        self.policies = PoliciesInUse(lab, store, table, choice)
+        self._placement = Placement(lab, fleet, table, self.policies, transactions)
+        self.forecasts = Forecasts(lab, table, transactions.parts.maps.present_links)
+        self.gains = IterationTimes(store, table, self.forecasts)
+        self.rewiring = JobRewiring(
+            store, table, transactions, self._placement, self.policies, self.gains
         )
-        self.gains = LightGains(store, table, self.forecasts)
-        self.light = LiveLight(
-            *(store, table, transactions, self._placement), self.gains, self._look, self.policies
-        )
-        self.follower = LightFollower(
-            self.light, self.gains, self.policies, table, transactions, lambda: self.drained
-        )
+        self._gangs = Gangs(lab, fleet, store, table, self.rewiring)
+        self._queue = LabQueue(store, table, self._placement, self._gangs, discipline)
+        self._recovery = Recovery(fleet, store, table, self._gangs)
+        self.policies.on_use += [self._queue.changed.set, self.rewiring.look_soon]
 
     # -- what users ask ----------------------------------------------------------------
 
@@ -95,40 +82,117 @@ class Scheduler:
         *,
         together: bool = True,
     ) -> list[JobStatus]:
-        """Queue jobs of a user, as ``Intake.submit``."""
-        added = self._intake.submit(specs, topology, by, together=together)
-        self._changed.set()
+        """Queue jobs of a user, all or none; ``BadInput`` if one could never run here.
+
+        They start ``together``, or each is a gang of its own. Without ``topology``, theirs or
+        else the lab's policy says what becomes of the circuits.
+        """
+        ids = set[str]()
+        each = [specs] if together else zip(specs)
+        gangs = [self._new(gang, topology, by, ids) for gang in each]
+        for statuses, _ in gangs:
+            gang = [status.spec for status in statuses]
+            if (why := self._not_admitted(by, gang, len(specs) - len(gang))) is not None:
+                raise Refused(why, hint="wait until one of them ends, or ask who runs the lab")
+        added = [status for statuses, _ in gangs for status in statuses]
+        self._table.add(added)
+        for statuses, chosen in gangs:
+            self._queue.join(Gang(tuple(status.id for status in statuses), chosen))
         return added
+
+    def _not_admitted(self, by: str, specs: Sequence[JobSpec], beside: int = 0) -> str | None:
+        """Why the jobs of a gang may not wait, with so many others ``beside`` them."""
+        waiting = self._queue.admit(by, specs, beside)
+        return None if waiting is None else waiting.words
+
+    def _new(
+        self, specs: Sequence[JobSpec], topology: str | None, by: str, ids: set[str]
+    ) -> tuple[list[JobStatus], str]:
+        """Jobs as they would be submitted, and the topology policy that they would have.
+
+        Their ids are none of ``ids``, and are added to these.
+        """
+        specs = check_specs(self._lab, specs, counted=not self.policies.choice.partition)
+        check_policies(specs, self.policies.choice)
+        specs = [replace(spec, after=self._ids_of(spec)) for spec in specs]
+        own = topology or next((spec.topology for spec in specs if spec.topology), None)
+        chosen = own or named(self.policies.choice, "topology")
+        now, gang = time.time(), uuid.uuid4().hex[:12]
+        statuses = [
+            JobStatus(
+                self._new_id(spec.name, ids),
+                spec,
+                JobState.QUEUED,
+                submitted_at=now,
+                by=by,
+                gang=gang,
+                topology=chosen,
+            )
+            for spec in specs
+        ]
+        return statuses, chosen
+
+    def _new_id(self, name: str, ids: set[str]) -> str:
+        """One that no job has: of 10,000 jobs of one name, some would draw the same."""
+        while True:
+            drawn = f"{name}-{uuid.uuid4().hex[:6]}"
+            if drawn not in ids and self._table.find(drawn) is None:
+                ids.add(drawn)
+                return drawn
+
+    def _ids_of(self, spec: JobSpec) -> tuple[str, ...]:
+        """The ids of the jobs that one is to wait for; ``BadInput`` for a job that is not there."""
+        found = [(name, self._table.meant(name)) for name in spec.after]
+        for name, jobs in found:
+            if not jobs:
+                raise BadInput(
+                    f"job {spec.name}: it is to come after {name!r}, and there is no such job"
+                )
+        return tuple(jobs[0].id for _, jobs in found)
 
     async def preview(
         self, specs: Sequence[JobSpec], topology: str | None = None, by: str = ""
     ) -> list[dict[str, Any]]:
-        """What would become of these jobs now, as ``Intake.preview``."""
+        """What would become of these jobs now: their hosts and circuits, or what they wait for."""
+        statuses, chosen = self._new(specs, topology, by, set())
+        ahead = len(self._queue.why)
         closed = "the controller is drained" if self.drained else ""
-        return await self._intake.preview(specs, topology, by, self._look, closed)
+        waits_for = closed or self._not_admitted(by, [status.spec for status in statuses])
+        found = waits_for or await self._queue.would_place(statuses)
+        if isinstance(found, str):
+            rows = [{"job": s.spec.name, "hosts": [], "waits_for": found} for s in statuses]
+        else:
+            rows = [
+                {"job": s.spec.name, "hosts": list(found[s.id]), "waits_for": ""} for s in statuses
+            ]
+            placed = [
+                replace(status, hosts=found[status.id], state=JobState.RUNNING)
+                for status in statuses
+            ]
+            circuits, links = await self._circuits_for(chosen, found)
+            predicted = self.forecasts.running(links, placed)
+            rows = [
+                {**row, **circuits, **predicted.get(status.id, {})}
+                for row, status in zip(rows, statuses, strict=True)
+            ]
+        return [{"ahead": ahead, "topology": chosen, **row} for row in rows]
 
-    def enqueue(self, status: JobStatus) -> None:
-        """Have a job wait for its next attempt."""
-        self._line_up.join(Gang((status.id,), status.topology))
-        self._changed.set()
-
-    def freed(self, job: RunningJob) -> None:
-        """A job has given back its hosts."""
-        self._line_up.freed(job.id)
-        self.follower.ended(job.id)
-        self._changed.set()
-
-    def settled(self, job: RunningJob) -> None:
-        """A job is on its hosts, and none besides are kept for it."""
-        self._line_up.settled(job.id, [host.name for host in job.hosts])
-        if job.spec.is_split:  # the elasticity policy may want to hear of it
-            self._changed.set()
+    async def _circuits_for(
+        self, topology: str, hosts: Mapping[str, Sequence[str]]
+    ) -> tuple[dict[str, Any], Links | None]:
+        """The cross-connects that would be made, what speaks against that, and the links then."""
+        if topology == "keep":
+            return {"circuits": [], "objections": []}, None
+        running = self._table.hosts_of(self._table.running)
+        plan, objections = await self._placement.preview(topology, hosts, {**running, **hosts})
+        made = [f"{ocs}: {c}" for ocs, change in plan.changes.items() for c in change.makes]
+        return {"circuits": made, "objections": objections}, plan.links_after
 
     def why_rigid(self, job_id: str) -> str | None:
         """Why the number of workers of a job stays as it is; ``None`` if it may change."""
         if self.policies.choice.elasticity == DEFAULTS["elasticity"]:
             return "the lab's elasticity policy is rigid"
-        return self._line_up.why_rigid(job_id)
+        return self._queue.why_rigid(job_id)
 
     def job(self, job_id: str) -> JobStatus:
         """One job with its ``message``, by its id; ``BadInput`` if there is none."""
@@ -149,7 +213,7 @@ class Scheduler:
 
     def message(self, status: JobStatus) -> str:
         """A job's message, or what it waits for now, which changes too often to be written down."""
-        waits_for = self._line_up.why.get(status.id) if status.state.is_waiting else None
+        waits_for = self._queue.why.get(status.id) if status.state.is_waiting else None
         job = self._table.running.get(status.id)
         if job is not None and job.silent_servers and not status.message:
             waits_for = f"no answer from the agent of {', '.join(job.silent_servers)}"
@@ -161,11 +225,11 @@ class Scheduler:
         ``Refused`` for a job that somebody else than ``by`` submitted, without ``force``.
         """
         self._check_owner(self._table[job_id], by, "stopped", "stop", force=force)
-        if (waiting := self._line_up.leave(job_id)) is not None:
+        if (waiting := self._queue.leave(job_id)) is not None:
             try:
                 self._table.end(waiting.ids, JobState.STOPPED, "stopped by the user")
             except JournalError:
-                self._line_up.join(waiting)  # it waits on
+                self._queue.join(waiting)  # it waits on
                 raise
         gangs = [gang for gang in self._gangs.active if job_id in gang.ids]
         await self._gangs.end(gangs, "stopped by the user")
@@ -209,45 +273,45 @@ class Scheduler:
 
     def hold_queue(self, why: str) -> None:
         """Start no job any more; those that run go on."""
-        self._store.set_mark(_DRAINED, {"why": why, "at": time.time()})
+        self._store.set_mark(DRAINED, {"why": why, "at": time.time()})
 
     def resume(self) -> None:
         """Start jobs again after ``drain`` or ``hold_queue``."""
-        self._store.set_mark(_DRAINED, None)
-        self._changed.set()
+        self._store.set_mark(DRAINED, None)
+        self._queue.changed.set()
 
     @property
     def drained(self) -> bool:
         """Whether no job is started."""
-        return self._store.mark(_DRAINED, dict[str, Any], {}) is not None
+        return self._store.mark(DRAINED, dict[str, Any], {}) is not None
 
     # -- the queue -----------------------------------------------------------------------
 
     async def run(self) -> None:
         """Start gangs as their hosts come free, for ever. What fails of a gang fails it alone."""
         self.policies.note_faults()
-        if not self._takeover.done:
-            queued = await self._takeover.run()
+        if not self._recovery.done:
+            queued = await self._recovery.run()
             for gang in self._gangs.active:
-                self._line_up.follow(gang)
+                self._queue.follow(gang)
             for gang in queued:
-                self._line_up.join(gang)
-            self._line_up.use_order()  # a queue that knows of who runs already
-        self._fleet.on_status = self._takeover.sweep
+                self._queue.join(gang)
+            self._queue.use_order()  # a queue that knows of who runs already
+        self._fleet.on_status = self._recovery.sweep
         while True:
-            self._changed.clear()
+            self._queue.changed.clear()
             began = time.monotonic()
             wait_s: float | None = None
             if self.policies.take_next():
-                self._line_up.use_order()
+                self._queue.use_order()
             if not self.drained:
-                wait_s = await self._line_up.decide(self._look_for_waiting)
+                wait_s = await self._queue.decide()
             ended = time.monotonic()
             took_s = self.last_pass_s = ended - began
-            self.follower.queue_passed()
+            self.rewiring.queue_passed()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    await self._changed.wait()
+                    await self._queue.changed.wait()
             # Of a long queue, each pass takes a while: who submits many jobs is not kept waiting.
             await asyncio.sleep(
                 max(0.0, ended + min(_REST * took_s, self.longest_rest_s) - time.monotonic())
@@ -257,38 +321,3 @@ class Scheduler:
         """Let go of the gangs, whose workers go on, and of the policies."""
         await self._gangs.close()
         self.policies.close()
-
-    async def _look_for_waiting(self) -> Callable[[], LabView]:
-        """As ``_look``; states of ports, which cost reading, only for who places by circuits."""
-        live = self._table.live()
-        own = any(s.spec.placement for s in live if s.state.is_waiting or s.spec.is_split)
-        lab_wide = named(self.policies.choice, "placement") != DEFAULTS["placement"]
-        return await self._look(ports=own or lab_wide)
-
-    async def _look(self, *, ports: bool = True) -> Callable[[], LabView]:
-        links = self._links()
-        unfit = unfit_hosts(self._lab, self._fleet.silent(), self._fleet.faults(), links)
-        see = await self._placement.look(self._table.recent(), unfit, ports=ports)
-        return lambda: see(self._table.hosts_of(self._table.running))
-
-    def _on_policies(self) -> None:
-        self._changed.set()
-        self.follower.look_soon()
-
-    # -- circuits --------------------------------------------------------------------------
-
-    async def _rewire_first(self, gang: Gang) -> None:
-        if gang.topology == "keep":
-            return
-        # Jobs of the same topology policy that run already are groups of this change too: what
-        # they have is not to be taken from them.
-        same = [g for g in self._gangs.active if g is not gang and g.topology == gang.topology]
-        for job_id in gang.ids:
-            self._table.move(job_id, JobState.RECONFIGURING)
-        running = self._table.running
-        job_ids = [job_id for g in (gang, *same) for job_id in g.ids if job_id in running]
-        change = await self.light.rewire(gang.topology, job_ids, gang.ids)
-        if change.state != "committed":
-            raise JobFailed(
-                f"the circuits could not be switched ({change.state}): {change.message}"
-            )

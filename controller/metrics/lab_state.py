@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from typing import TYPE_CHECKING, get_args
 
@@ -17,13 +17,121 @@ from patchlight.controller.circuits.contract import Severity
 from patchlight.controller.hosts.agent_client import VERSION
 from patchlight.controller.jobs.policy_set import named
 from patchlight.controller.metrics.families import Family, by_name, counter, gauge, single
-from patchlight.controller.metrics.gpus import gpu_metrics
-from patchlight.controller.metrics.openflow import openflow_metrics
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.lab.queueing import KINDS
+from patchlight.testbed.wire.agent_status import GpuStatus, GpuTelemetry
 
 if TYPE_CHECKING:
+    from patchlight.controller.openflow.client import Speaker
+    from patchlight.controller.openflow.packet_switches import PacketSwitches
     from patchlight.controller.parts import Controller
+
+
+_RATES_OF_S = 5.0
+_BITS_PER_BYTE = 8
+_COUNTED = {
+    "connections": "How often a packet switch connected to the speaker.",
+    "sent": "OpenFlow messages that went to a packet switch.",
+    "received": "OpenFlow messages that came from a packet switch.",
+    "errors": "OpenFlow errors that a packet switch sent.",
+}
+_NAMES = {"sent": "sent_messages", "received": "received_messages"}
+_REFUSED_FOR = ("tls", "certificate", "second", "unknown")
+
+_PER_BYTE = 1 / 8
+_GAUGES = {
+    "memory_bytes": ("memory_bytes", "Memory of a GPU.", 1.0),
+    "memory_used_bytes": ("memory_used_bytes", "Memory of a GPU in use.", 1.0),
+    "power_w": ("power_watts", "Power that a GPU draws.", 1.0),
+    "temperature_c": ("temperature_celsius", "Temperature of a GPU.", 1.0),
+    "sm_clock_hz": ("sm_clock_hertz", "Clock of a GPU's multiprocessors.", 1.0),
+    "memory_clock_hz": ("memory_clock_hertz", "Clock of a GPU's memory.", 1.0),
+    "pcie_sent_bps": ("pcie_sent_bytes_per_second", "From a GPU over PCIe.", _PER_BYTE),
+    "pcie_received_bps": ("pcie_received_bytes_per_second", "To a GPU over PCIe.", _PER_BYTE),
+    "nvlink_sent_bps": ("nvlink_sent_bytes_per_second", "From a GPU over NVLink.", _PER_BYTE),
+    "nvlink_received_bps": ("nvlink_received_bytes_per_second", "To a GPU, NVLink.", _PER_BYTE),
+    "mig": ("mig", "Whether a GPU is partitioned (MIG).", 1.0),
+    "xid": ("last_xid", "Number of the last XID error of a GPU.", 1.0),
+}
+_COUNTERS = {
+    "energy_j": ("energy_joules", "Energy that a GPU has used."),
+    "ecc_corrected": ("ecc_corrected", "Corrected memory errors of a GPU."),
+    "ecc_uncorrected": ("ecc_uncorrected", "Uncorrected memory errors of a GPU."),
+}
+
+
+def openflow_metrics(
+    speaker: Speaker, switches: PacketSwitches, unknown_switch_connections: int
+) -> Iterator[Family]:
+    """Every family, from what the speaker told last."""
+    yield single("speaker_up", "Whether the OpenFlow speaker runs.", float(speaker.connected))
+    about = "How often the OpenFlow speaker was started again."
+    yield counter("speaker_restarts", about, (), [((), float(speaker.restarts))])
+    connected = {name: float(there) for name, there in switches.connected().items()}
+    about = "Whether a packet switch is connected to the speaker."
+    yield gauge("packet_switch_connected", about, ("switch",), by_name(connected))
+    strangers = float(unknown_switch_connections)
+    about = "Connections of switches that are not in the lab file."
+    yield counter("speaker_unknown_switch_connections", about, (), [((), strangers)])
+    yield from _traffic(switches)
+    rates = switches.rates_bps(since=time.time() - _RATES_OF_S)
+    received = {host: rx_bps / _BITS_PER_BYTE for host, (_, rx_bps) in rates.items()}
+    sent = {host: tx_bps / _BITS_PER_BYTE for host, (tx_bps, _) in rates.items()}
+    about = f"by its switch port, as in the lab: the mean of the last {_RATES_OF_S:g} seconds."
+    for name, values in (("receive", received), ("transmit", sent)):
+        words = f"What a host has to {name}, {about}"
+        yield gauge(f"host_{name}_bytes_per_second", words, ("host",), by_name(values))
+
+
+def _traffic(switches: PacketSwitches) -> Iterator[Family]:
+    by_switch = switches.traffic_by_switch()
+    of_switch = ("switch",)
+    for key, about in _COUNTED.items():
+        values = {name: float(each[key]) for name, each in by_switch.items()}
+        name = f"packet_switch_{_NAMES.get(key, key)}"
+        yield counter(name, about, of_switch, by_name(values))
+    echo = {name: t["echo_s"] for name, t in by_switch.items() if t["echo_s"] is not None}
+    about = "How long a connected packet switch took to answer the last echo."
+    yield gauge("packet_switch_echo_seconds", about, of_switch, by_name(echo))
+    waiting = {name: float(each["waiting"]) for name, each in by_switch.items()}
+    about = "What waits in the speaker to be sent to a packet switch."
+    yield gauge("packet_switch_waiting_sends", about, of_switch, by_name(waiting))
+    refused = dict.fromkeys(_REFUSED_FOR, 0.0) | dict(switches.refused)
+    about = "Connections to the OpenFlow speaker that did not get in."
+    yield counter("speaker_refused_connections", about, ("reason",), by_name(refused))
+
+
+def gpu_metrics(gpus: Mapping[str, GpuStatus]) -> Iterator[Family]:
+    """The quantities that any of these GPUs tells, by their full names.
+
+    A GPU that has fallen off tells nothing: what it said before is not repeated.
+    """
+    told: dict[str, GpuTelemetry] = {
+        name: gpu.telemetry for name, gpu in gpus.items() if gpu.telemetry is not None
+    }
+
+    def known(quantity: str, factor: float = 1.0) -> dict[str, float]:
+        values = {name: getattr(each, quantity) for name, each in told.items()}
+        return {name: factor * value for name, value in values.items() if value is not None}
+
+    for quantity, (metric, about, factor) in _GAUGES.items():
+        yield from _unless_empty(gauge, metric, about, known(quantity, factor))
+    for quantity, (metric, about) in _COUNTERS.items():
+        yield from _unless_empty(counter, metric, about, known(quantity))
+    processes = {n: float(len(t.processes)) for n, t in told.items() if t.processes is not None}
+    yield from _unless_empty(gauge, "processes", "Processes that compute on a GPU.", processes)
+    busy = {name: gpu.utilization for name, gpu in gpus.items() if gpu.utilization is not None}
+    about = "Busy share of the last second, from 0 to 1."
+    yield from _unless_empty(gauge, "utilization_ratio", about, busy)
+    usable = {name: float(not gpu.problem) for name, gpu in gpus.items()}
+    yield from _unless_empty(gauge, "up", "Whether a GPU can be used.", usable)
+
+
+def _unless_empty(
+    kind: Callable[..., Family], name: str, about: str, values: Mapping[str, float]
+) -> Iterator[Family]:
+    if values:
+        yield kind(f"gpu_{name}", about, ("gpu",), by_name(values))
 
 
 class LabState:

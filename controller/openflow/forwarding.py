@@ -1,21 +1,20 @@
-"""From who is lit where to the flow table of every packet switch.
+"""From where each NIC is connected to the flow table of every packet switch.
 
-On the switch that a NIC is lit to, it has two entries: frames to its MAC, and ARP requests for
-its address. The other switches know *destinations*: NICs that are plugged into a packet switch
+On the switch that a NIC is connected to, it has two entries: frames to its MAC, and ARP requests
+for its address. The other switches know *destinations*: NICs that are plugged into a packet switch
 cannot move, so those of one switch are put together in blocks of addresses with a mask; a NIC
 behind an OCS is a destination of its own. Nothing is flooded: whatever no entry matches is
 dropped, so a loop of switches carries no storm.
 """
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import lru_cache
 from ipaddress import IPv4Address
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
-from patchlight.controller.openflow.address_blocks import address_blocks
-from patchlight.controller.openflow.flowtable import FlowEntry, FlowTable, Match, MatchValue
-from patchlight.controller.openflow.ways import (
+from patchlight.controller.openflow.ecmp import (
     SWITCHES_WITH_DRAWS_FOR_NICS,
     Trunks,
     drawn_by,
@@ -23,8 +22,11 @@ from patchlight.controller.openflow.ways import (
     nearer_ports,
     trunks_of,
 )
+from patchlight.controller.openflow.flowtable import FlowEntry, FlowTable, Match, MatchValue
 from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.lab.wiring import Links
+
+Owner = TypeVar("Owner", bound=Hashable)
 
 ETHERTYPE_ARP = 0x0806
 ARP_REQUEST = 1
@@ -39,6 +41,39 @@ TABLE_MISS = FlowEntry.ours(Match(), (), priority=PRIORITY_MISS)
 _MAC_BITS, _IPV4_BITS = 48, 32
 # A block of MACs is of one maker (OUI): a wider one could take in multicast addresses.
 _OUI_BITS = 24
+
+
+class AddressBlock(NamedTuple, Generic[Owner]):
+    """All addresses whose first ``length`` bits are those of ``first``, and whose they are."""
+
+    first: int
+    length: int
+    owner: Owner
+
+
+def address_blocks(
+    owner_of: Mapping[int, Owner], width: int, shortest: int = 0
+) -> Iterator[AddressBlock[Owner]]:
+    """The fewest blocks that hold every address, none of them an address of two owners.
+
+    Addresses have ``width`` bits; no block has fewer than ``shortest`` in common. No two blocks
+    overlap, so it does not matter in which order a switch looks them up, and one that is missing
+    for a moment is not stood in for by another. Addresses that nobody has may be in a block.
+    """
+    addresses = sorted(owner_of)
+    waiting = [(0, len(addresses))] if addresses else []
+    while waiting:
+        begin, end = waiting.pop()
+        first, last = addresses[begin], addresses[end - 1]
+        free = (first ^ last).bit_length()
+        base = first >> free << free
+        owner = owner_of[first]
+        alike = all(owner_of[addresses[i]] == owner for i in range(begin, end))
+        if alike and width - free >= shortest:
+            yield AddressBlock(base, width - free, owner)
+            continue
+        middle = bisect_left(addresses, base | 1 << (free - 1), begin, end)
+        waiting += [(middle, end), (begin, middle)]
 
 
 class _Destination(NamedTuple):

@@ -1,22 +1,35 @@
-"""Which nodes may agree on paths among themselves, and on which channels: the bounds of each job.
+"""The bounds within which nodes agree on optical paths: which nodes and channels each job has.
 
 Each node gives the receiver and the channel that are its own in every epoch, and nothing for a
 lease after it gets other bounds. So what was given in one epoch is over before it is given in
-another, whoever was silent meanwhile. Time is an argument, in seconds of the Unix clock.
+another, whoever was silent meanwhile. Time is an argument, in seconds of the Unix clock; the
+service at the end of the file has a clock, and tells agents.
 """
 
+import asyncio
+import logging
 import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from patchlight.testbed.lab.model import Host
+from patchlight.controller.hosts.agent_client import AgentError
+from patchlight.controller.hosts.fleet import Fleet
+from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.paths.service import PathService
+from patchlight.testbed.jobs import JobState, JobStatus
+from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.paths.light_networks import LightNetwork
 from patchlight.testbed.wire.agent_status import PathBounds, PathNodeStatus
 
 _MARGIN_US = 50_000
 _LEAST_LEASE_S, _LONGEST_LEASE_S = 2.0, 1800.0
+
+_PERIOD_S = 0.5
+_MOST_SAID = 1000
+_log = logging.getLogger(__name__)
 
 
 class PathJob(NamedTuple):
@@ -178,3 +191,84 @@ def _address(host: Host) -> str:
         return f"{management}.{host.nic.name}"
     address, _, port = management.rpartition(":")
     return f"{address}:{int(port) + nics.index(host.nic)}"
+
+
+class BoundsService:
+    """Keeps the agents' nodes in step with the jobs that run, where nodes give the lab's paths.
+
+    Jobs are those on record, so that a controller that has just begun takes nothing from those
+    that it has not taken over yet.
+    """
+
+    def __init__(self, lab: Lab, fleet: Fleet, jobs: JobTable, paths: PathService) -> None:
+        self._lab, self._fleet, self._jobs, self._paths = lab, fleet, jobs, paths
+        self._shares = PathShares()
+        self._said: dict[str, str] = {}
+
+    async def run(self) -> None:
+        """Tell agents what is new, for as long as this runs."""
+        while True:
+            await self._paths.follow_light()
+            if self._paths.knows_light:
+                await self._tell()
+            await asyncio.sleep(_PERIOD_S)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Each host that has bounds, as its agent said last."""
+        said = [
+            (f"{server}.{status.nic}", status)
+            for server, nics in self._fleet.path_nodes().items()
+            for status in nics.values()
+        ]
+        names = {host.endpoint: host.name for host in self._lab.hosts}
+        found = [(names[Endpoint.parse(end)], status) for end, status in said]
+        hosts = {(s.epoch, s.number): host for host, s in found}
+        return [
+            {
+                "host": host,
+                **status.model_dump(include={"job", "epoch", "state", "channel"}),
+                "destination": None
+                if status.destination is None
+                else hosts.get((status.epoch, status.destination)),
+            }
+            for host, status in found
+        ]
+
+    async def _tell(self) -> None:
+        networks, jobs = self._paths.book.networks, list(map(self._path_job, self._running()))
+        for job in jobs:
+            if why := why_no_paths(job, networks):
+                self._say_once(f"job {job.id} gets no bounds for paths", why)
+        orders = self._shares.orders(jobs, networks, self._fleet.path_nodes(), time.time())
+        await asyncio.gather(*map(self._carry_out, orders))
+
+    async def _carry_out(self, order: Order) -> None:
+        try:
+            agent = self._fleet.agent_of(order.server)
+            if order.bounds is None:
+                await agent.withdraw_paths(order.nic, order.epoch)
+            else:
+                await agent.bind_paths(order.nic, order.bounds)
+        except AgentError as error:  # It is told again.
+            self._say_once(f"telling {order.server} of its bounds for paths", str(error))
+
+    def _say_once(self, of: str, words: str) -> None:
+        """Log what is so again and again, once."""
+        if self._said.get(of) != words:
+            if len(self._said) >= _MOST_SAID:
+                self._said.clear()
+            self._said[of] = words
+            _log.warning("%s: %s", of, words)
+
+    def _running(self) -> list[JobStatus]:
+        return [
+            job
+            for job in self._jobs.live()
+            if job.state in (JobState.RUNNING, JobState.PAUSED)
+            and job.spec.trainer == "synthetic"
+            and len(job.hosts) > 1
+        ]
+
+    def _path_job(self, status: JobStatus) -> PathJob:
+        hosts = [self._lab.host(name) for name in status.hosts]
+        return PathJob(status.id, hosts, status.spec.gradient_bytes)

@@ -1,20 +1,189 @@
 """Placement and circuits as one decision: the pair with the lowest price.
 
-Two policies that belong together. The placement asks for each of a few places what the job and
-those that run would cost there, under the circuits as they are and regrouped; the topology then
-lights the one that was cheaper for the place that was taken. Both ask ``Prices``, so they agree.
+A price is when jobs end, and the dark time before. Links are shared max-min fair, and again at each
+end (``patchlight.controller.prediction``). The placement asks for each of a few places what the job
+and those that run would cost there, under the circuits as they are and regrouped; the topology then
+makes the circuits that were cheaper for the place that was taken. Both ask ``Prices``: they agree.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
 
 from patchlight.controller.policies.contract import ClusterView, JobView, RingOfJob
 from patchlight.controller.policies.placement import Consolidated, FirstFit, RegroupPlacement
-from patchlight.controller.policies.price import Maps, Price, Prices, placed
 from patchlight.controller.policies.ring_order import ring_order
+from patchlight.controller.policies.topology import CannotRegroup, regroup
+from patchlight.controller.prediction.completion import RingWork, completions_s, units_s
+from patchlight.controller.prediction.network import LabNetwork
+from patchlight.controller.prediction.sharing import Load, training_load
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import trace_links
+
+HORIZON_S = 3600.0
+"""Of a job whose end nobody knows, what it would do in this time at its present pace counts."""
+
+Maps = Mapping[str, PortMap]
 
 _KEEP: Maps = {}
+
+
+class Price(NamedTuple):
+    """What a wiring costs. Compared, the cheaper one is the smaller.
+
+    ``stuck`` counts the jobs whose rings have no way, ``total_s`` is the sum of the times to the
+    ends of the others; ``completions_s`` has each job's, infinity for one that is stuck. ``dark_s``
+    is how long the circuits that change are dark; ``cross_connects`` counts those that are made.
+    """
+
+    stuck: int
+    total_s: float
+    cross_connects: int
+    dark_s: float
+    completions_s: tuple[float, ...]
+
+
+class Prices:
+    """Prices of wirings of a lab's cluster with the jobs that run on it.
+
+    ``jobs`` are those that count: running ones whose rings and loads are known, and any that wait
+    for their circuits. Others are taken not to be there. ``overhead_s`` is how long a change keeps
+    running jobs waiting beside its dark time. ``network`` has the present links, where somebody
+    knows them already.
+    """
+
+    def __init__(
+        self,
+        cluster: ClusterView,
+        lab: Lab,
+        jobs: Sequence[RingOfJob],
+        overhead_s: float = 0.0,
+        network: LabNetwork | None = None,
+    ) -> None:
+        self._overhead_s = overhead_s
+        self._cluster, self._lab, self._all = cluster, lab, tuple(jobs)
+        self.jobs = tuple(job for job in jobs if job.ring and job.load is not None)
+        self.network = network or LabNetwork(lab, trace_links(lab, cluster.circuits))
+        self._links = self.network.links
+
+    @cached_property
+    def _present_unit_s(self) -> tuple[float, ...]:
+        """Each job's seconds for a unit as all are lit now, without those that wait."""
+        going = [job for job in self.jobs if not job.waits]
+        works = [RingWork(job.ring, _load(job)) for job in going]
+        found = dict(zip(going, units_s(self.network, works), strict=True))
+        return tuple(found.get(job, math.nan) for job in self.jobs)
+
+    @cached_property
+    def _left(self) -> tuple[Load, ...]:
+        """What each job has still to do, as far as is known."""
+        found = []
+        for job, unit_s in zip(self.jobs, self._present_unit_s, strict=True):
+            load = _load(job)
+            known_s = job.ends_s - self._cluster.now_s
+            if job.waits:
+                units = load.units
+            elif known_s < math.inf and 0 < unit_s < math.inf:
+                units = max(0.0, known_s) / unit_s
+            else:
+                units = load.units
+            if units == math.inf:
+                pace_s = unit_s if 0 < unit_s < math.inf else load.compute_s
+                units = HORIZON_S / pace_s if pace_s else 0.0
+            found.append(load._replace(units=units))
+        return tuple(found)
+
+    def of(self, maps: Maps) -> Price:
+        """The price of these maps of the OCSs that change; empty is that of what is lit now.
+
+        Circuits are dark one OCS after the other. A running job whose light moves finishes its
+        iteration first, and its NICs are dark for as long: both are in its time.
+        """
+        dark_s, cross_connects, network = 0.0, 0, self.network
+        moved: Collection[Endpoint] = ()
+        for name, wanted in maps.items():
+            change = self._cluster.circuits.get(name, PortMap()).diff(wanted)
+            if change:
+                dark_s += self._lab.circuit_switch(name).switching_time_s
+                cross_connects += len(change.makes)
+        if cross_connects or dark_s:
+            links, moved = self._links.after({**self._cluster.circuits, **maps})
+            network = network.after(links, moved)
+        works = []
+        for job, load in zip(self.jobs, self._left, strict=True):
+            concerned = job.waits or self._moves(job, moved)
+            pause_s = self.pause_s(job, dark_s) if concerned else 0.0
+            works.append(RingWork(job.ring, load, pause_s))
+        ends_s = tuple(completions_s(network, works))
+        total_s = math.fsum(each for each in ends_s if each < math.inf)
+        return Price(ends_s.count(math.inf), total_s, cross_connects, dark_s, ends_s)
+
+    def pause_s(self, job: RingOfJob, dark_s: float) -> float:
+        """What a job loses to a change of its circuits that is dark for so long.
+
+        One that runs ends its iteration first; one that waits begins once the change is done.
+        """
+        if job.waits:
+            return dark_s
+        unit_s = self._present_unit_s[self.jobs.index(job)]
+        return dark_s + self._overhead_s + (unit_s if unit_s < math.inf else 0.0)
+
+    def _moves(self, job: RingOfJob, moved: Collection[Endpoint]) -> bool:
+        """Whether light of the job is among that which goes another way."""
+        return any(self.network.hosts[gpu].endpoint in moved for gpu in job.ring)
+
+    def regrouped(self, groups: Sequence[RingOfJob]) -> Maps | None:
+        """The maps that change if each of these jobs comes under one switch; ``None`` if it cannot.
+
+        Circuits of all other jobs stay.
+        """
+        cluster, failed = self._cluster, self._cluster.failed
+        locked = self._ports_of([job for job in self._all if job not in groups])
+        for ocs, ports in cluster.barred.items():
+            locked.setdefault(ocs, set()).update(ports - failed.get(ocs, frozenset()))
+        names = [[cluster.shape.gpus[gpu].name for gpu in group.ring] for group in groups]
+        try:
+            wanted = regroup(self._lab, cluster.circuits, names, locked=locked, failed=failed)
+        except CannotRegroup:
+            return None
+        return {ocs: each for ocs, each in wanted.items() if each != cluster.circuits[ocs]}
+
+    def _ports_of(self, jobs: Sequence[RingOfJob]) -> dict[str, set[int]]:
+        """The OCS ports that carry the light of these jobs, there and back."""
+        found: dict[str, set[int]] = {}
+        for job in jobs:
+            for gpu in job.ring:
+                path = self._links.paths.get(self.network.hosts[gpu].endpoint)
+                back = None if path is None else self._links.paths.get(path.sink)
+                for each in (path, back):
+                    for ocs, hop in each.hops if each is not None else ():
+                        found.setdefault(ocs, set()).update((hop.inp, hop.out))
+        return found
+
+
+def placed(cluster: ClusterView, job: JobView, ring: Sequence[int], nic_bps: float) -> RingOfJob:
+    """A job that would get these GPUs, in this order.
+
+    ``nic_bps`` is the rate at which its communication was measured, where that is a part of its
+    time.
+    """
+    load: Load | None = None
+    workers = len(ring)
+    if job.training is not None:
+        models = {cluster.shape.gpus[gpu].model for gpu in ring}
+        load = training_load(job.name, job.training, workers, models)
+    elif job.sequential_s < math.inf:
+        share = job.communication if workers > 1 else 0.0
+        load = Load(job.sequential_s / workers, 1.0 - share, share * nic_bps)
+    return RingOfJob(job.name, tuple(ring), load, waits=True)
+
+
+def _load(job: RingOfJob) -> Load:
+    assert job.load is not None  # Others are not among the jobs that count.
+    return job.load
 
 
 def _wirings(groups: Sequence[RingOfJob], prices: Prices) -> Iterator[tuple[Price, Maps]]:

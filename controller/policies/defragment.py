@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from patchlight.controller.policies.cheapest import Maps, Price, Prices
 from patchlight.controller.policies.contract import ClusterView, RingOfJob
-from patchlight.controller.policies.price import Maps, Price, Prices
 
 LOOKED_AT_EVERY_S = 600.0
 """How often light is looked at, beside each end of a job."""

@@ -1,21 +1,43 @@
-"""Policies in a user's own Python file: nothing has to be installed.
+"""The files of a user's policies: a Python file, or an ONNX model with its card.
 
-The file is executed, as any program that its user runs. Files that other programs pickled are
-never loaded: a learned policy is an ONNX file with its card.
+A Python file is executed, as any program that its user runs. Files that other programs pickled are
+never loaded. A card is a JSON file of the model's name, read as data and checked key by key; what
+it has to say is up to the kind of model: ``learned`` and ``options.learned``.
 """
 
 import hashlib
 import importlib.util
 import inspect
+import json
 import sys
 import traceback
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any, TypeVar, cast, get_origin, get_type_hints
 
-from patchlight.controller.policies.contract import METHODS, kind_of
-from patchlight.testbed.errors import BadInput
+from patchlight.controller.policies.contract import KINDS, METHODS, PolicyKind, kind_of
+from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.io.issues import nearest
+
+_ARGUMENTS = {
+    "degree": ("cluster", "job", "legal"),
+    "place": ("cluster", "job", "workers"),
+    "priority": ("cluster", "job", "progress"),
+    "circuits": ("cluster", "groups"),
+    "resize": ("cluster", "jobs", "queue"),
+}
+
+FORMAT = "patchlight-policy"
+PLAIN_VERSION, OPTIONS_VERSION = 1, 2
+"""Of a card: of a partition policy on a RAMP of one shape, of one that weighs options anywhere."""
+
+FLOAT = "tensor(float)"
+OUTPUT = "scores"
+_MOST_CARD_BYTES, _MOST_BYTES = 1_000_000, 64_000_000
+
+C = TypeVar("C")
 
 
 def load_object(path: Path, name: str | None) -> object:
@@ -67,15 +89,6 @@ def check_methods(policy: object, called: str) -> None:
         pass
 
 
-_ARGUMENTS = {
-    "degree": ("cluster", "job", "legal"),
-    "place": ("cluster", "job", "workers"),
-    "priority": ("cluster", "job", "progress"),
-    "circuits": ("cluster", "groups"),
-    "resize": ("cluster", "jobs", "queue"),
-}
-
-
 def _wanted() -> str:
     listed = ", ".join(f"{method} ({kind})" for kind, method in METHODS.items())
     return f"a class or object with one of the methods {listed}"
@@ -117,3 +130,147 @@ def _run_once(path: Path, resolved: Path, changed: int) -> ModuleType:
         said = str(error) or "no message"
         raise BadInput(f"{place}: {type(error).__name__} while it was run: {said}") from error
     return module
+
+
+MODELS = Path(__file__).resolve().parent / "models"
+
+
+class CardError(BadInput):
+    """A learned policy cannot be used: its card or its file is wrong, or they do not match."""
+
+
+def shipped_models() -> dict[str, Path]:
+    """The models that come with Patchlight: their names and files."""
+    return {path.stem: path for path in sorted(MODELS.glob("*.onnx"))}
+
+
+def raw_card(path: Path) -> dict[str, Any]:
+    """What the card in a file says, unchecked but for its format; ``CardError`` for no card."""
+    try:
+        if path.stat().st_size > _MOST_CARD_BYTES:
+            raise CardError(f"{path} is no card of a learned policy: it is over 1 MB")
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise CardError(
+            f"the learned policy has no card: there is no {path}",
+            hint="a model is two files, NAME.onnx and NAME.json: keep them together",
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CardError(f"cannot read the card {path}: {error}") from error
+    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+        raise no_card(path, f'its "format" is not {FORMAT!r}')
+    if raw.get("format_version") not in (PLAIN_VERSION, OPTIONS_VERSION):
+        raise no_card(
+            path,
+            f"it is of version {raw.get('format_version')!r}, this Patchlight reads "
+            f"{PLAIN_VERSION} and {OPTIONS_VERSION}",
+        )
+    return raw
+
+
+def kinds_of(path: Path) -> tuple[PolicyKind, ...]:
+    """The kinds of the learned policy in a file, by its card; of one without a card *partition*."""
+    try:
+        raw = raw_card(path.with_suffix(".json"))
+    except CardError:
+        return ("partition",)  # Whoever loads it is told what is wrong.
+    named = raw.get("kinds")
+    found = [kind for kind in KINDS if isinstance(named, list) and kind in named]
+    return cast(tuple[PolicyKind, ...], tuple(found)) or ("partition",)
+
+
+def weighs_options(path: Path) -> bool:
+    """Whether the card of a model is one of a policy that weighs options."""
+    return bool(raw_card(path.with_suffix(".json"))["format_version"] == OPTIONS_VERSION)
+
+
+def no_card(path: Path, what: str) -> CardError:
+    """What is wrong with a file that should be a card."""
+    return CardError(
+        f"{path} is no card of a learned policy: {what}",
+        hint="a card is written by `patchlight policy export`",
+    )
+
+
+def card_fields(raw: Mapping[str, Any], card: type[C], path: Path, optional: set[str]) -> Any:
+    """The values of a card of this class, each of its type; ``CardError`` for others."""
+    fields = {key: value for key, value in raw.items() if not key.startswith("format")}
+    read_as = {int: int, tuple: list, Mapping: dict}
+    kinds = {
+        name: read_as.get(get_origin(hint) or hint, str)
+        for name, hint in get_type_hints(card).items()
+    }
+    unknown = sorted(set(fields) - set(kinds))
+    missing = sorted(set(kinds) - set(fields) - optional)
+    if unknown or missing:
+        raise no_card(path, f"keys missing: {missing}, keys unknown: {unknown}")
+    for key, value in fields.items():
+        if not isinstance(value, kinds[key]) or isinstance(value, bool):
+            raise no_card(path, f"{key!r} is {value!r}")
+    return fields
+
+
+def model_bytes(path: Path) -> bytes:
+    """The content of a model's file; ``CardError`` if it cannot be one."""
+    if path.suffix != ".onnx":
+        raise CardError(
+            f"cannot load {path} as a learned policy: expected a file named NAME.onnx",
+            hint="models are ONNX files; pickles and checkpoints are never loaded",
+        )
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise CardError(f"cannot load {path}: it is over {_MOST_BYTES // 1_000_000} MB")
+        return path.read_bytes()
+    except OSError as error:
+        raise CardError(f"cannot read the learned policy {path}: {error}") from error
+
+
+def check_digest(sha256: str, content: bytes, path: Path) -> None:
+    """``CardError`` if this is not the content that the card was written for."""
+    if (found := hashlib.sha256(content).hexdigest()) != sha256.lower():
+        raise CardError(
+            f"{path} is not the file that its card was written for: its SHA-256 is {found[:16]}…, "
+            f"the card says {sha256[:16]}…",
+            hint="one of the two was changed or mixed up: export the model again",
+        )
+
+
+def check_schema(name: str, found: tuple[str, int], wanted: tuple[str, int]) -> None:
+    """``CardError`` if a model sees another schema than the one that is shown."""
+    if found != wanted:
+        raise CardError(
+            f"model {name!r} sees {found[0]!r} version {found[1]}; this Patchlight shows "
+            f"{wanted[0]!r} version {wanted[1]}",
+            hint="train and export it again with this Patchlight",
+        )
+
+
+def open_session(content: bytes, path: Path) -> Any:
+    """A model that ONNX Runtime can run, on one core; ``CardError`` if this is none."""
+    try:
+        import onnxruntime
+    except ModuleNotFoundError as error:
+        raise PatchlightError(
+            "learned policies need the Python package 'onnxruntime', which is not installed",
+            hint="pip install onnxruntime",
+        ) from error
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    try:
+        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's own kinds have no public root.
+        reason = first_line(error)
+        raise CardError(f"{path} is not an ONNX model that can be run: {reason}") from error
+
+
+def first_line(error: Exception) -> str:
+    """What ONNX Runtime says went wrong, in short."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def has_shape(shape: list[Any], wanted: tuple[int, ...]) -> bool:
+    """Whether a model's shape takes the one wanted; a name or nothing stands for any size."""
+    return len(shape) == len(wanted) and all(
+        not isinstance(have, int) or have == want for have, want in zip(shape, wanted, strict=True)
+    )

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from patchlight.controller.policies.contract import ClusterShape, ClusterView, JobView, PlacedDegree
-from patchlight.controller.policies.model_files import (
+from patchlight.controller.policies.files import (
     FLOAT,
     FORMAT,
     OUTPUT,

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from patchlight.controller.policies.contract import ClusterView, JobView
-from patchlight.controller.policies.free_groups import FreeByPlace, Taken
 from patchlight.controller.policies.ring_order import ring_order
-from patchlight.controller.policies.sets import lowest, members, pack
+from patchlight.controller.policies.sets import FreeByPlace, Taken, lowest, members, pack
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.wiring import circuit_ports
 

@@ -2,7 +2,8 @@
 
 ``PolicyProcess`` is the controller's end. The other end is this module run as a program: it
 makes the policy, and answers what comes through a socket pair. Questions are pickled; answers are
-JSON, as a user's code may write them: what it writes is never run here. A policy that holds the
+JSON, as a user's code may write them: what it writes is never run here, and an ``explanation`` that
+is not of the form below, or is very long, counts as nothing. A policy that holds the
 interpreter, ends its process or takes its memory so stops nobody else.
 """
 
@@ -20,20 +21,62 @@ import sys
 import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from patchlight.controller.policies.answers import CHECKS, PolicyFailed
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
 from patchlight.controller.policies.contract import ClusterShape, PlacedDegree, PolicyKind
-from patchlight.controller.policies.guard import Elsewhere, answer_of, raised
+from patchlight.controller.policies.guard import CHECKS, Elsewhere, PolicyFailed, answer_of, raised
 from patchlight.controller.policies.registry import load_policy
-from patchlight.controller.policies.weighed import checked_explanation, explanation_of
 from patchlight.testbed.errors import BadInput, PatchlightError, in_words
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
 
+_Words = Annotated[str, Field(max_length=1000)]
+
 # Python, NumPy and ONNX Runtime are imported first, on a machine that may be busy.
 _START_S = 60.0
 _LONGEST_ANSWER = 16 << 20
+
+
+class WeighedOption(BaseModel):
+    """An option in words; the best has the highest score. Times are ``None`` where not known.
+
+    ``also_of`` names built-in policies that would choose it, too.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    option: _Words
+    score: Annotated[float, Field(allow_inf_nan=False)]
+    chosen: bool
+    lasts_s: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    delays_others_s: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    also_of: Annotated[list[_Words], Field(max_length=20)] = []
+
+
+class Weighed(BaseModel):
+    """What was seen of the cluster, in numbers with names, and the options."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    saw: Annotated[dict[_Words, int], Field(max_length=20)]
+    options: Annotated[list[WeighedOption], Field(max_length=100)]
+
+
+def explanation_of(policy: object) -> Any:
+    """What a policy tells of its last answer, as JSON; ``None`` if it tells nothing."""
+    return checked_explanation(getattr(policy, "explanation", None))
+
+
+def checked_explanation(told: Any) -> Any:
+    """The same of what somebody says that it is."""
+    if told is None:
+        return None
+    try:
+        return Weighed.model_validate(told).model_dump(mode="json")
+    except ValidationError:
+        return None
 
 
 class PolicyProcess(Elsewhere):

@@ -176,7 +176,7 @@ def _attribute(place: str) -> Any:
 
 def _shipped() -> Iterator[Recipe]:
     try:
-        from patchlight.controller.policies.model_files import shipped_models
+        from patchlight.controller.policies.files import shipped_models
     except ModuleNotFoundError:
         # Plain policies are there without ONNX Runtime too.
         return
@@ -187,7 +187,7 @@ def _shipped() -> Iterator[Recipe]:
 
 def _learned(path: Path) -> list[Recipe]:
     """A recipe for each kind of the model in a file."""
-    from patchlight.controller.policies.model_files import kinds_of
+    from patchlight.controller.policies.files import kinds_of
 
     origin = f"learned, {path}"
     return [
@@ -206,8 +206,8 @@ def _load(path: Path, kind: PolicyKind) -> Any:
 
 @lru_cache(maxsize=16)
 def _load_once(path: Path, changed: int, kind: PolicyKind) -> Any:
+    from patchlight.controller.policies.files import CardError, weighs_options
     from patchlight.controller.policies.learned import load_learned
-    from patchlight.controller.policies.model_files import CardError, weighs_options
     from patchlight.controller.policies.options.learned import load_options
 
     try:

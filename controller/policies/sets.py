@@ -1,10 +1,19 @@
-"""Sets of GPUs as integers with a bit for each: taking GPUs out of them."""
+"""Sets of GPUs as integers with a bit for each, and the free GPUs of servers or racks.
+
+Only groups in which a GPU was taken or given back since the last decision are looked at again: in
+large clusters a decision takes about as long as what it changes.
+"""
 
 import struct
 from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from patchlight.controller.policies.contract import ClusterShape, JobView
 
 # From so many bits on a set is read word by word: each operation on it takes as long as it is.
 _LARGE = 2048
+
+_MOST_KNOWN = 8
 
 
 def lowest(gpus: int, count: int) -> list[int]:
@@ -65,3 +74,110 @@ def pack(parts: Sequence[int], count: int) -> list[int]:
                 tightest = other, other_size
         return found + lowest(tightest[0], count)
     return found
+
+
+class Taken(NamedTuple):
+    """So many GPUs of one group."""
+
+    group: int
+    size: int
+
+
+class FreeGroups:
+    """Groups of GPUs by how many of them are free, largest first; of equals in the groups' order.
+
+    ``group_of`` gives the group of each GPU, −1 for none. Sets of groups and of a group's GPUs are
+    integers with a bit for each, these counted within the group.
+    """
+
+    def __init__(self, group_of: Sequence[int], groups: int) -> None:
+        self.gpus: list[list[int]] = [[] for _ in range(groups)]
+        """The GPUs of each group, ascending."""
+        self.free: list[int] = [0] * groups
+        """Those that are free, as a set of places in ``gpus``."""
+        self._group_of = group_of
+        self._bit: list[int] = []
+        for gpu, group in enumerate(group_of):
+            self._bit.append(1 << len(self.gpus[group]) if group >= 0 else 0)
+            if group >= 0:
+                self.gpus[group].append(gpu)
+        self.most = max(map(len, self.gpus), default=0)
+        """How many GPUs the largest group has."""
+        self._with: list[int] = [0] * (self.most + 1)  # By how many are free, the groups.
+        self._seen = 0
+
+    def look(self, free: int) -> None:
+        """The GPUs of this set are free now."""
+        changed, self._seen = self._seen ^ free, free
+        before: dict[int, int] = {}
+        for gpu in members(changed):
+            group = self._group_of[gpu]
+            if group >= 0:
+                before.setdefault(group, self.free[group].bit_count())
+                self.free[group] ^= self._bit[gpu]
+        for group, count in before.items():
+            now = self.free[group].bit_count()
+            if now != count:
+                bit = 1 << group
+                if count:
+                    self._with[count] ^= bit
+                if now:
+                    self._with[now] |= bit
+
+    def whole(self, wanted: int) -> tuple[list[Taken], list[Taken]]:
+        """The fullest groups that are taken as a whole while none holds the rest of ``wanted``.
+
+        Then, by how many are free in it, the first of the groups left that do hold it, with the
+        rest: fewest free first; none if nothing is left to take, or to take it from.
+        """
+        taken = list[Taken]()
+        left = list(self._with)
+        for size in range(self.most, 0, -1):
+            while left[size] and size < wanted:
+                group = (left[size] & -left[size]).bit_length() - 1
+                left[size] &= left[size] - 1
+                taken.append(Taken(group, size))
+                wanted -= size
+            if left[size]:
+                break
+        if not wanted:
+            return taken, []
+        fitting = [groups for groups in left[wanted:] if groups]
+        return taken, [Taken((each & -each).bit_length() - 1, wanted) for each in fitting]
+
+    def packed(self, wanted: int) -> list[Taken]:
+        """As ``sets.pack`` takes them: the whole ones, then the group with the least left over."""
+        taken, fitting = self.whole(wanted)
+        return taken + fitting[:1]
+
+    def lowest(self, taken: Sequence[Taken]) -> list[int]:
+        """The first free GPUs of these groups, as many as are taken."""
+        return [
+            self.gpus[group][place]
+            for group, count in taken
+            for place in lowest(self.free[group], count)
+        ]
+
+
+class FreeByPlace:
+    """``FreeGroups`` by server or by rack, of the cluster that was last asked about.
+
+    Those for jobs that want other GPU models are apart, as other GPUs are free for them.
+    """
+
+    def __init__(self, kind: Literal["server", "rack"]) -> None:
+        self._by_rack = kind == "rack"
+        self._shape: ClusterShape | None = None
+        self._known: dict[frozenset[str], FreeGroups] = {}
+
+    def look(self, shape: ClusterShape, job: JobView, free: int) -> FreeGroups:
+        """The GPUs that are free for a job, this set, by group."""
+        if self._shape is not shape or len(self._known) > _MOST_KNOWN:
+            self._shape, self._known = shape, {}
+        known = self._known.get(job.gpu_models)
+        if known is None:
+            places = [gpu.rack if self._by_rack else gpu.server for gpu in shape.gpus]
+            known = FreeGroups(places, len(shape.racks if self._by_rack else shape.servers))
+            self._known[job.gpu_models] = known
+        known.look(free)
+        return known

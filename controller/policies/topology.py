@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import cached_property
 
 from patchlight.controller.policies.contract import ClusterView
-from patchlight.controller.policies.uplinks import (
+from patchlight.controller.policies.ring_order import (
     NO_PORTS,
     Ports,
     Site,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Sequence
 from copy import copy
 
-from patchlight.controller.openflow.ways import Ways
-from patchlight.controller.prediction.load import UNLIMITED_BPS as UNLIMITED_BPS
+from patchlight.controller.openflow.ecmp import Ways
+from patchlight.controller.prediction.sharing import UNLIMITED_BPS as UNLIMITED_BPS
 from patchlight.controller.prediction.sharing import Demand
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint, Host, Lab

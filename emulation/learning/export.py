@@ -17,8 +17,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
+from patchlight.controller.policies.files import OUTPUT
 from patchlight.controller.policies.learned import Card, load_learned
-from patchlight.controller.policies.model_files import OUTPUT
 from patchlight.controller.policies.observation import SCHEMA, Layout
 from patchlight.emulation.learning.config import Config
 from patchlight.emulation.learning.network import (

@@ -228,11 +228,7 @@ def _source(factory: Any) -> str | None:
 def fit_of(found: "Recipe", lab_name: str) -> dict[str, Any]:
     """How a learned policy fits a lab; ``BadInput`` if it does not, or is none that could."""
     from patchlight.controller.jobs.cluster_view import WiredLab
-    from patchlight.controller.policies.options.lab_range import (
-        FROM_JOBS,
-        missing_inputs,
-        outside_range,
-    )
+    from patchlight.controller.policies.options.card import FROM_JOBS, missing_inputs, outside_range
     from patchlight.testbed.labfile.reader import load_lab
 
     policy: Any = found.factory

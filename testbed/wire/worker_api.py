@@ -4,6 +4,7 @@ A request with a key that is not known is refused; in an answer such a key is pa
 that a controller understands agents that say more than it knows.
 """
 
+import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
@@ -37,6 +38,8 @@ from patchlight.testbed.jobs import (
 
 LARGEST_TASK_GRADIENT_BYTES = 2_000_000_000
 """A worker holds some four times its gradient in memory."""
+
+_LOST_RANK = re.compile(r"lost rank (\d{1,6}) ")
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 Mac = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$")]
@@ -198,7 +201,7 @@ class WorkerStatus(BaseModel):
     twice: it was somebody else, a container engine maybe. ``holds_by``: whether a hold waits for
     the program's next iteration (``protocol``), or stops its processes and packets (``freeze``).
     ``gid`` is that of its RDMA device, as last seen. ``energy_j`` is what its GPU has used while
-    the worker had it, where the GPU tells.
+    the worker had it, where the GPU tells. ``lost_rank`` is the rank whose loss it failed of.
     """
 
     id: str
@@ -215,6 +218,14 @@ class WorkerStatus(BaseModel):
     energy_j: float | None = None
     holds_by: Literal["protocol", "freeze"] | None = None
     gid: GidStatus | None = None
+    lost_rank: Annotated[int, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _lost_rank_of_older(self) -> Self:
+        # Older agents and worker images say it in the message only.
+        if self.lost_rank is None and (found := _LOST_RANK.match(self.message)):
+            self.lost_rank = int(found[1])
+        return self
 
 
 class Report(BaseModel):

@@ -44,7 +44,7 @@ def lease(worker: str) -> Lease:
 def test_a_lease_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     book = LeaseBook(tmp_path / "leases")
     first = lease("a")
-    ended = Ended(WorkerState.FAILED, 3, "lost rank 1", 1, ("the", "end"), 2)
+    ended = Ended(WorkerState.FAILED, 3, "lost rank 1", 1, ("the", "end"), 2, lost_rank=1)
     second = replace(
         lease("b"), handle=WorkerHandle(pid=17, started=12345), ended=ended, returned=True
     )

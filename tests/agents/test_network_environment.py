@@ -20,7 +20,7 @@ from patchlight.agents.workers.programs import (
     network_environment,
     publish,
 )
-from patchlight.controller.jobs.worker_specs import worker_specs
+from patchlight.controller.jobs.specs import worker_specs
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.labfile.reader import parse_lab
 from patchlight.testbed.linux.cgroups import Limits

@@ -74,6 +74,7 @@ def test_a_killed_worker_fails_and_its_nic_comes_back(make_bench: MakeBench, run
     peer = agents[1].until_state("job-1", "failed")
     assert peer["exit_code"] == 1
     assert "lost rank 0" in peer["message"]
+    assert (peer["lost_rank"], dead["lost_rank"]) == (0, None)
     assert any("lost rank 0" in line for line in peer["last_lines"])
     assert agents[1].nic_is_home()
     # The same NIC and GPU serve again at once.

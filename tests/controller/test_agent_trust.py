@@ -17,8 +17,12 @@ import pytest_asyncio
 from fastapi import FastAPI
 
 from patchlight.controller.access.authority import Authority
-from patchlight.controller.hosts.agent_client import AgentClient, AgentNotTrusted, AgentSilent
-from patchlight.controller.hosts.agent_tls import AgentTls
+from patchlight.controller.hosts.agent_client import (
+    AgentClient,
+    AgentNotTrusted,
+    AgentSilent,
+    AgentTls,
+)
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab, Server

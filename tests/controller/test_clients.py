@@ -19,7 +19,7 @@ from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.controller.api.admission import Admission
 from patchlight.controller.api.answers import explain, new_app
 from patchlight.controller.api.caller import Doorman
-from patchlight.controller.hosts import heartbeats
+from patchlight.controller.hosts import health as heartbeats
 from patchlight.controller.hosts.agent_client import (
     VERSION,
     AgentClient,
@@ -27,8 +27,8 @@ from patchlight.controller.hosts.agent_client import (
     AgentIncompatible,
 )
 from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.hosts.heartbeats import Presence
-from patchlight.controller.jobs.worker_specs import worker_specs
+from patchlight.controller.hosts.health import Presence
+from patchlight.controller.jobs.specs import worker_specs
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.access import Access

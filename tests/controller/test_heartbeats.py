@@ -2,7 +2,7 @@
 
 import pytest
 
-from patchlight.controller.hosts.heartbeats import INTERVAL_S, Heartbeat, Presence
+from patchlight.controller.hosts.health import INTERVAL_S, Heartbeat, Presence
 
 
 @pytest.mark.parametrize(

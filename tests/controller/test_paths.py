@@ -12,8 +12,7 @@ from patchlight.agents.training.light_paths import NoPath, PathClient
 from patchlight.cli.main import cli
 from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.controller.changes.record import Refused
-from patchlight.controller.paths.book import PathBook, Wanted
-from patchlight.controller.paths.service import PathService
+from patchlight.controller.paths.service import PathBook, PathService, Wanted
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.spectrum import SpectrumMap

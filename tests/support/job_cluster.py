@@ -22,11 +22,10 @@ from patchlight.controller.hosts.agent_client import (
     NotOnServer,
 )
 from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.hosts.host_faults import HostFaults
+from patchlight.controller.hosts.health import HostFaults
 from patchlight.controller.jobs.job_table import JobTable
-from patchlight.controller.jobs.job_traffic import JobTraffic
-from patchlight.controller.jobs.ledger import JobLedger
-from patchlight.controller.jobs.outputs import JobOutputs
+from patchlight.controller.jobs.ledger import JobLedger, JobOutputs
+from patchlight.controller.jobs.rewiring import JobTraffic
 from patchlight.controller.jobs.scheduler import DEFAULT_DISCIPLINE, Scheduler
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.jobs import JobSpec, JobState
@@ -93,10 +92,13 @@ class FakeFleet(Fleet):
         for name in self.job_workers(job_id):
             self.put_worker(name, state, message)
 
-    def put_worker(self, name: str, state: WorkerState, message: str = "") -> None:
+    def put_worker(
+        self, name: str, state: WorkerState, message: str = "", **more: int | None
+    ) -> None:
         """One worker is in this state now; a message is its last line, too."""
         change = {"state": state, "message": message, "last_lines": [message] if message else []}
-        self.workers[name] = self.workers[name].model_copy(update=change)
+        known = self.workers[name].model_dump()
+        self.workers[name] = WorkerStatus.model_validate(known | change | more)
 
     def report(self, name: str, index: int, at: float = 0.0) -> None:
         """A worker has finished the iteration of this index then (Unix time)."""
@@ -318,7 +320,7 @@ async def at_work(
     cluster = Cluster(policies, before, discipline, outputs, lab)
     tasks = [asyncio.create_task(cluster.scheduler.run())]
     tasks.append(asyncio.create_task(cluster.traffic.watch()))
-    tasks.append(asyncio.create_task(cluster.scheduler.follower.run()))
+    tasks.append(asyncio.create_task(cluster.scheduler.rewiring.run()))
     try:
         yield cluster
     finally:

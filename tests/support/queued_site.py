@@ -4,8 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from patchlight.controller.jobs.discipline.accounts import UserAccounts
-from patchlight.controller.jobs.discipline.contract import Fate, OrderTraits
+from patchlight.controller.jobs.discipline.contract import Fate, OrderTraits, UserAccounts
 from patchlight.controller.jobs.discipline.queue import JobQueue
 from patchlight.controller.policies.contract import Progress, Running
 from patchlight.controller.policies.order import Fifo

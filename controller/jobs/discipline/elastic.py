@@ -7,12 +7,11 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from patchlight.controller.jobs.discipline.accounts import UserAccounts
-from patchlight.controller.jobs.discipline.contract import Entry
+from patchlight.controller.jobs.discipline.contract import Entry, UserAccounts
 from patchlight.controller.policies.contract import ClusterView, ElasticJob, QueuedJob
 from patchlight.controller.prediction.completion import RingWork, units_s
-from patchlight.controller.prediction.load import Load
 from patchlight.controller.prediction.network import LabNetwork
+from patchlight.controller.prediction.sharing import Load
 from patchlight.testbed.lab.queueing import Waiting, WaitReason
 
 ASK_AGAIN_S = 60.0

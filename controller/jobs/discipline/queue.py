@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from patchlight.controller.jobs.discipline.contract import EPSILON_S, Entry, Fate, OrderTraits, Site
-from patchlight.controller.jobs.discipline.line import Line, Place
-from patchlight.controller.jobs.discipline.victims import victims_of
+from patchlight.controller.jobs.discipline.standings import Line, Place, victims_of
 from patchlight.testbed.lab.queueing import Discipline, Waiting, WaitReason
 
 E = TypeVar("E", bound=Entry)

@@ -90,7 +90,7 @@ def _run(options: argparse.Namespace) -> None:
     gc.disable()
     name, version = engine.choose(options.engine)
     # Only now: these import the engine.
-    from patchlight.controller.openflow.speaker.app_runner import run_apps
+    from patchlight.controller.openflow.speaker.apps import run_apps
     from patchlight.controller.openflow.speaker.server import Handlers, Server
     from patchlight.controller.openflow.speaker.switch_registry import SwitchRegistry
 
@@ -125,7 +125,7 @@ def _door(options: argparse.Namespace, datapath_ids: list[int]) -> Any:
     """How switches come in over TLS; ``None`` without."""
     if options.tls is None:
         return None
-    from patchlight.controller.openflow.speaker.tls_door import TlsDoor
+    from patchlight.controller.openflow.speaker.tls import TlsDoor
 
     names = dict(zip(datapath_ids, options.switches.split(","), strict=True))
     return TlsDoor(options.tls, options.lab, names)

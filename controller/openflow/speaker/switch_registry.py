@@ -1,8 +1,11 @@
-"""The switches that are connected, what they count, and who is told about it."""
+"""The switches that are connected, the messages to and from them, and who is told about it."""
 
 import logging
+import struct
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import eventlet
@@ -11,9 +14,11 @@ from ryu.ofproto import ofproto_v1_3_parser as parser
 from patchlight.controller.openflow.flowtable import COOKIE_MARK, COOKIE_MASK
 from patchlight.controller.openflow.protocol import Message
 from patchlight.controller.openflow.speaker.switch import Switch, SwitchGone
-from patchlight.controller.openflow.speaker.tls_door import NotLetIn, TlsDoor
-from patchlight.controller.openflow.speaker.traffic import Traffic
+from patchlight.controller.openflow.speaker.tls import NotLetIn, TlsDoor
 from patchlight.testbed.errors import PatchlightError
+
+_HEADER = struct.Struct("!BBHI")
+_ERROR, _ECHO_REQUEST, _ECHO_REPLY = 1, 2, 3
 
 LOG = logging.getLogger(__name__)
 
@@ -24,6 +29,72 @@ _COUNTERS_DEADLINE_S = 10.0
 # A switch whose connection stands answers an echo within this, also while it sets up entries.
 _FIRST_ANSWERS_S = 5.0
 _TELL_EVERY_S, _TOLD_KEPT = 60.0, 256
+
+
+@dataclass(slots=True)
+class _Counts:
+    connections: int = 0
+    sent: int = 0
+    received: int = 0
+    errors: int = 0
+    echo_s: float | None = None
+    echo_xid: int | None = None
+    echo_at: float = 0.0
+
+
+class Traffic:
+    """Counts for each of the lab's switches, by datapath id, since the speaker began.
+
+    ``refused`` counts connections that did not get in, by why.
+    """
+
+    def __init__(self, datapath_ids: frozenset[int]) -> None:
+        self.refused: Counter[str] = Counter()
+        self._counts = {number: _Counts() for number in datapath_ids}
+
+    def connected(self, datapath_id: int) -> None:
+        """A switch of the lab is ready."""
+        self._counts[datapath_id].connections += 1
+
+    def gone(self, datapath_id: int) -> None:
+        """Its connection ended: what it took to answer says nothing any more."""
+        counts = self._counts[datapath_id]
+        counts.echo_s = counts.echo_xid = None
+
+    def said(self, datapath_id: int, data: bytes, now: float) -> None:
+        """Messages, one after the other, go to a switch."""
+        counts, at = self._counts[datapath_id], 0
+        while at + _HEADER.size <= len(data):
+            _, kind, length, xid = _HEADER.unpack_from(data, at)
+            counts.sent += 1
+            if kind == _ECHO_REQUEST:
+                counts.echo_xid, counts.echo_at = xid, now
+            at += max(length, _HEADER.size)
+
+    def heard(self, datapath_id: int, kind: int, xid: int, now: float) -> None:
+        """A message came from a switch."""
+        counts = self._counts[datapath_id]
+        counts.received += 1
+        if kind == _ERROR:
+            counts.errors += 1
+        elif kind == _ECHO_REPLY and xid == counts.echo_xid:
+            counts.echo_s, counts.echo_xid = now - counts.echo_at, None
+
+    def message(self, waiting: Callable[[int], int]) -> Message:
+        """The event that tells of it; ``waiting`` is how much is still to be sent to a switch."""
+        switches = [
+            {
+                "datapath_id": number,
+                "connections": each.connections,
+                "sent": each.sent,
+                "received": each.received,
+                "errors": each.errors,
+                "echo_s": each.echo_s,
+                "waiting": waiting(number),
+            }
+            for number, each in self._counts.items()
+        ]
+        return {"event": "traffic", "switches": switches, "refused": dict(self.refused)}
 
 
 class SwitchRegistry:

@@ -21,7 +21,7 @@ from patchlight.controller.policies.contract import (
     Progress,
     QueuedJob,
 )
-from patchlight.controller.policies.model_files import (
+from patchlight.controller.policies.files import (
     OUTPUT,
     CardError,
     check_digest,

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from patchlight.controller.policies.cheapest import Prices
 from patchlight.controller.policies.contract import (
     ClusterView,
     ElasticJob,
@@ -20,8 +21,7 @@ from patchlight.controller.policies.contract import (
     RingOfJob,
 )
 from patchlight.controller.policies.elasticity import GiveAndTake, shrink_for
-from patchlight.controller.policies.options.outlook import Outlook, Prospect
-from patchlight.controller.policies.options.resizing import Resizing
+from patchlight.controller.policies.options.outlook import Outlook, Prospect, Resizing
 from patchlight.controller.policies.placement import (
     BestFit,
     Consolidated,
@@ -30,7 +30,6 @@ from patchlight.controller.policies.placement import (
     RackAware,
     RegroupPlacement,
 )
-from patchlight.controller.policies.price import Prices
 from patchlight.controller.policies.ring_order import ring_order
 from patchlight.controller.policies.sets import lowest, members, pack
 from patchlight.testbed.lab.model import Lab

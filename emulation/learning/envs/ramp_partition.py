@@ -16,8 +16,8 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from patchlight.controller.policies.contract import PartitionPolicy
+from patchlight.controller.policies.files import shipped_models
 from patchlight.controller.policies.learned import load_learned
-from patchlight.controller.policies.model_files import shipped_models
 from patchlight.controller.policies.observation import (
     LONGEST,
     MAX_NODES,

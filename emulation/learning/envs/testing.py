@@ -19,7 +19,7 @@ import numpy as np
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import VectorEnv
 
-from patchlight.controller.policies.model_files import (
+from patchlight.controller.policies.files import (
     OUTPUT,
     CardError,
     card_fields,

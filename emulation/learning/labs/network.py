@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from patchlight.controller.policies.contract import ClusterShape, ClusterView, GpuSite, JobView
 from patchlight.controller.policies.options.card import OptionsCard
 from patchlight.controller.policies.options.cluster_graph import EDGE_FEATURES, NODE_FEATURES
-from patchlight.controller.policies.options.job_graph import MOST_OPERATIONS, OPERATION_FEATURES
 from patchlight.controller.policies.options.learned import WeighsPartitions, load_options
 from patchlight.controller.policies.options.listing import Listing
 from patchlight.controller.policies.options.observation import (
     ARRAYS,
     COST,
+    MOST_OPERATIONS,
+    OPERATION_FEATURES,
     OPTION_FEATURES,
     SCHEMA,
     STATE_FEATURES,

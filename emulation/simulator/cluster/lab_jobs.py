@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from patchlight.controller.jobs.admission import check_specs
 from patchlight.controller.jobs.cluster_view import alone_s, training_of, view_of
+from patchlight.controller.jobs.specs import check_specs
 from patchlight.controller.prediction.network import slowest_nic_bps
 from patchlight.emulation.simulator.cluster.jobs import QueueJob
 from patchlight.testbed.errors import BadInput

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 
-from patchlight.controller.jobs.discipline.accounts import UserAccounts
-from patchlight.controller.jobs.discipline.contract import OrderTraits
+from patchlight.controller.jobs.discipline.contract import OrderTraits, UserAccounts
 from patchlight.controller.jobs.discipline.elastic import resize_jobs
 from patchlight.controller.jobs.discipline.queue import JobQueue
 from patchlight.controller.policies.contract import Frozen

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from patchlight.controller.jobs.discipline.accounts import UserAccounts, admission
-from patchlight.controller.jobs.discipline.contract import EPSILON_S, Fate
+from patchlight.controller.jobs.discipline.contract import EPSILON_S, Fate, UserAccounts, admission
 from patchlight.controller.policies.contract import (
     ClusterView,
     Frozen,
@@ -22,7 +21,7 @@ from patchlight.controller.policies.contract import (
     Running,
     nowhere,
 )
-from patchlight.controller.prediction.load import Load
+from patchlight.controller.prediction.sharing import Load
 from patchlight.emulation.simulator.cluster.cluster import Cluster, Rewiring
 from patchlight.emulation.simulator.cluster.events import EventQueue
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, load_of

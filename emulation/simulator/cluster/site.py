@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 
-from patchlight.controller.jobs.discipline.accounts import UserAccounts
-from patchlight.controller.jobs.discipline.contract import Fate
+from patchlight.controller.jobs.discipline.contract import Fate, UserAccounts
 from patchlight.controller.jobs.discipline.elastic import is_stable, iteration_times, room_for
 from patchlight.controller.policies.contract import (
     ClusterView,
@@ -25,7 +24,7 @@ from patchlight.controller.policies.contract import (
     TopologyPolicy,
 )
 from patchlight.controller.policies.options.outlook import Networks
-from patchlight.controller.prediction.load import Load
+from patchlight.controller.prediction.sharing import Load
 from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob
 from patchlight.emulation.simulator.cluster.simulation import Simulation
 from patchlight.testbed.errors import PatchlightError

@@ -236,7 +236,7 @@ class SpreadShape(TypedDict):
 
 @exactly
 class WindowShape(TypedDict):
-    """What was measured from a Unix time on: see ``patchlight.controller.storage.windows``."""
+    """What was measured from a Unix time on: see ``patchlight.controller.storage.series_store``."""
 
     at: int
     gpus: int

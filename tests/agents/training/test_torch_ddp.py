@@ -117,6 +117,7 @@ def test_a_model_learns_is_held_and_goes_on_from_its_checkpoint(
     assert fmean(report["loss"] for report in again[0].reports[:4]) < earliest
     again[1].process.send_signal(signal.SIGKILL)
     assert again[0].process.wait(PATIENCE_S) == 1
+    assert again[0].state["lost_rank"] == 1
     assert again[0].state["message"].startswith("lost rank 1 in the exchange of iteration "), again[
         0
     ].output

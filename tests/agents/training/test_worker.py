@@ -99,6 +99,7 @@ def test_a_killed_worker_takes_its_neighbours_down_with_its_name(make_job: MakeJ
     for rank in (0, 2):
         assert job[rank].process.wait(PATIENCE_S) == 1
         assert job[rank].state["state"] == "failed"
+    assert 1 in {job[rank].state["lost_rank"] for rank in (0, 2)}
     assert "lost rank 1" in job[0].output + job[2].output
 
 

@@ -93,9 +93,9 @@ async def test_light_is_told_to_follow_and_to_stay(cluster: Cluster, job: JobCom
     policy = JobCommand(job.api, "policy")
     assert json.loads(await policy("use", "--json"))["defragment"] is False
     assert "on" in (await policy("use", "--defragment", "on")).splitlines()[-1].split()
-    assert cluster.scheduler.follower.status()["defragment"]
+    assert cluster.scheduler.rewiring.status()["defragment"]
     assert not json.loads(await policy("use", "--defragment", "off", "--json"))["defragment"]
-    assert not cluster.scheduler.follower.status()["defragment"]
+    assert not cluster.scheduler.rewiring.status()["defragment"]
 
 
 async def test_where_little_is_sent_no_light_moves(cluster: Cluster, job: JobCommand) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from patchlight.controller.jobs.discipline.accounts import UserAccounts, admission
+from patchlight.controller.jobs.discipline.contract import UserAccounts, admission
 from patchlight.controller.jobs.discipline.queue import JobQueue
 from patchlight.testbed.lab.queueing import Allowance, Discipline, Waiting, WaitReason
 from tests.support.queued_site import FAIR, FIFO, Cluster, Job

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from patchlight.controller.changes.record import ChangeOptions
-from patchlight.controller.jobs.light_gains import durations_s
+from patchlight.controller.jobs.iteration_times import durations_s
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab.queueing import PolicyChoice
 from tests.support.job_cluster import COMPUTE, Cluster, at_work, finish, report_of, submit_running
@@ -32,7 +32,7 @@ def events(cluster: Cluster, kind: str) -> list[dict[str, Any]]:
 
 
 def words(cluster: Cluster) -> str:
-    return str(cluster.scheduler.follower.status()["words"])
+    return str(cluster.scheduler.rewiring.status()["words"])
 
 
 async def test_light_follows_when_a_job_has_ended() -> None:
@@ -64,7 +64,7 @@ async def test_light_stays_unless_somebody_has_it_follow() -> None:
     async with at_work(PolicyChoice(defragment_every_s=0.05)) as cluster:
         _, other = await submit_running(cluster, large("spread", SPREAD), small("b", OTHER))
         await finish(cluster, other)
-        assert not cluster.scheduler.follower.status()["defragment"]
+        assert not cluster.scheduler.rewiring.status()["defragment"]
         assert not events(cluster, "defragmented")
         await cluster.scheduler.policies.use(PolicyChoice(defragment=True))
         await cluster.until(lambda: events(cluster, "defragmented"))
@@ -86,15 +86,15 @@ async def test_light_stays_against_locks_and_the_stop_button() -> None:
         await submit_running(cluster, large("spread", SPREAD))
         before, preflight = await cluster.ocs.read_map(), cluster.circuits.preflight
         preflight.stop.press("ann", "works at the rack")
-        cluster.scheduler.follower.look_soon()
+        cluster.scheduler.rewiring.look_soon()
         await cluster.until(lambda: "works at the rack" in words(cluster))
         preflight.stop.clear("ann", "done")
         preflight.locks.lock("ocs1", range(1, 7), "locked", "ann", "measures there")
-        cluster.scheduler.follower.look_soon()
+        cluster.scheduler.rewiring.look_soon()
         await cluster.until(lambda: words(cluster) == "no job gains enough by other circuits")
         assert await cluster.ocs.read_map() == before
         preflight.locks.unlock("ocs1", range(1, 7), "ann", "done")
-        cluster.scheduler.follower.look_soon()
+        cluster.scheduler.rewiring.look_soon()
         await cluster.until(lambda: events(cluster, "defragmented"))
 
 
@@ -104,7 +104,7 @@ async def test_a_change_under_way_is_waited_for() -> None:
         cluster.flows.open.clear()
         operators = asyncio.create_task(cluster.transactions.change(lambda maps: {}, "by ann"))
         await cluster.until(lambda: cluster.transactions.busy)
-        cluster.scheduler.follower.look_soon()
+        cluster.scheduler.rewiring.look_soon()
         cluster.flows.open.set()
         await operators
         await cluster.until(lambda: events(cluster, "defragmented"))
@@ -116,7 +116,7 @@ async def test_a_drained_controller_moves_no_light() -> None:
     async with at_work(FOLLOWS) as cluster:
         await submit_running(cluster, large("spread", SPREAD))
         cluster.store.set_mark("drained", {"why": "", "at": 0.0})
-        cluster.scheduler.follower.look_soon()
+        cluster.scheduler.rewiring.look_soon()
         await cluster.until(lambda: words(cluster) == "the controller is drained")
         assert not events(cluster, "defragmented")
 
@@ -124,7 +124,7 @@ async def test_a_drained_controller_moves_no_light() -> None:
 async def test_what_earlier_changes_took_is_a_cost() -> None:
     async with at_work(PolicyChoice()) as cluster:
         (job_id,) = await submit_running(cluster, large("spread", SPREAD))
-        first = await cluster.scheduler.light.proposal()
+        first = await cluster.scheduler.rewiring.proposal()
         assert first is not None
         row = {"state": "committed", "changes": {"ocs1": {"breaks": [], "makes": []}}}
         for spent_s in (20.0, 30.0, 1000.0):
@@ -132,7 +132,7 @@ async def test_what_earlier_changes_took_is_a_cost() -> None:
             record = {**row, "finished_at": 0.0, "stages_s": stages}
             number = cluster.store.prepared_intent(0, record)()
             cluster.store.update_reconfiguration(number, "committed", record)
-        then = await cluster.scheduler.light.proposal()
+        then = await cluster.scheduler.rewiring.proposal()
         assert then is not None
         # The median of them; how long jobs took to their iteration's end is counted by itself.
         assert then.costs_s[job_id] == pytest.approx(first.costs_s[job_id] + 30.0)
@@ -145,7 +145,7 @@ async def test_changes_of_a_switch_that_the_lab_has_no_more_end_nothing() -> Non
         record = {"state": "committed", "changes": changes, "finished_at": 0.0, "stages_s": {}}
         number = cluster.store.prepared_intent(0, record)()
         cluster.store.update_reconfiguration(number, "committed", record)
-        assert await cluster.scheduler.light.proposal() is not None
+        assert await cluster.scheduler.rewiring.proposal() is not None
 
 
 async def test_a_device_that_is_away_ends_nothing() -> None:
@@ -154,7 +154,7 @@ async def test_a_device_that_is_away_ends_nothing() -> None:
         await submit_running(cluster, large("spread", SPREAD))
         cluster.ocs.away = True
         await cluster.scheduler.policies.use(choice)
-        await cluster.until(lambda: cluster.scheduler.follower.status()["looked_at"])
+        await cluster.until(lambda: cluster.scheduler.rewiring.status()["looked_at"])
         assert not events(cluster, "defragmented")
         cluster.ocs.away = False
         await cluster.until(lambda: events(cluster, "defragmented"))
@@ -173,7 +173,7 @@ async def test_what_was_predicted_and_measured_is_kept() -> None:
             "light_moves": [],
         }
         before_s = cluster.scheduler.forecasts.running()[job_id]["predicted_iteration_s"]
-        change = await cluster.scheduler.light.defragment()
+        change = await cluster.scheduler.rewiring.defragment()
         assert change is not None
         assert change.finished_at is not None
         after_s = cluster.scheduler.forecasts.running()[job_id]["predicted_iteration_s"]
@@ -204,11 +204,11 @@ async def test_what_was_predicted_and_measured_is_kept() -> None:
 async def test_a_regroup_on_request_is_measured_as_well() -> None:
     async with at_work(PolicyChoice()) as cluster:
         (job_id,) = await submit_running(cluster, large("spread", SPREAD), topology="keep")
-        change = await cluster.scheduler.light.regroup([job_id])
+        change = await cluster.scheduler.rewiring.regroup([job_id])
         (move,) = cluster.scheduler.gains.of(cluster.table[job_id])
         assert (move["policy"], move["reconfiguration"]) == ("regroup", change.id)
         assert move["predicted_after_s"] < move["predicted_before_s"]
-        await cluster.scheduler.light.regroup([job_id])  # nothing moves
+        await cluster.scheduler.rewiring.regroup([job_id])  # nothing moves
         assert len(cluster.scheduler.gains.of(cluster.table[job_id])) == 1
         assert cluster.table[job_id].state is JobState.RUNNING
 
@@ -217,7 +217,7 @@ async def test_a_regroup_that_nobody_waits_for_is_kept_with_its_jobs_at_its_end(
     async with at_work(PolicyChoice()) as cluster:
         (job_id,) = await submit_running(cluster, large("spread", SPREAD), topology="keep")
         eva = ChangeOptions(by="eva")
-        begun = await cluster.scheduler.light.regroup([job_id], eva, detach=True)
+        begun = await cluster.scheduler.rewiring.regroup([job_id], eva, detach=True)
         assert (begun.state, cluster.transactions.under_way(begun.id)) == ("intent", begun)
         await cluster.until(lambda: not cluster.transactions.under_way(begun.id))
         row = cluster.store.reconfiguration(begun.id)

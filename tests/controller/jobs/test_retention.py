@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.jobs.ledger import JobLedger
-from patchlight.controller.jobs.outputs import MOST_KEPT_BYTES, JobOutputs
+from patchlight.controller.jobs.ledger import MOST_KEPT_BYTES, JobLedger, JobOutputs, Retention
 from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES
-from patchlight.controller.jobs.retention import Retention
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.queueing import Discipline

@@ -321,7 +321,7 @@ async def test_the_text_of_a_job_is_that_of_its_record_as_it_is_now(cluster: Clu
 
 async def test_running_jobs_are_regrouped_while_they_run(cluster: Cluster) -> None:
     (job_id,) = await submit_running(cluster, job("four", *SPREAD))
-    change = await cluster.scheduler.light.regroup([job_id])
+    change = await cluster.scheduler.rewiring.regroup([job_id])
     assert change.state == "committed"
     assert len(await cluster.switches_of(SPREAD)) == 1
     calls = [call for call, _ in cluster.fleet.calls]
@@ -329,4 +329,4 @@ async def test_running_jobs_are_regrouped_while_they_run(cluster: Cluster) -> No
     await finish(cluster, job_id)
     await cluster.until(lambda: job_id not in cluster.table.running)
     with pytest.raises(BadInput, match="is not running: done"):
-        await cluster.scheduler.light.regroup([job_id])
+        await cluster.scheduler.rewiring.regroup([job_id])

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from patchlight.controller.hosts import heartbeats
+from patchlight.controller.hosts import health as heartbeats
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.lab.queueing import Allowance, Discipline, PolicyChoice
 from patchlight.testbed.wire.agent_status import AgentStatus
@@ -194,13 +194,21 @@ async def test_a_job_whose_agent_stays_silent_begins_again_elsewhere(
     assert host not in cluster.table[lost].hosts
 
 
-async def test_the_worker_that_failed_first_is_blamed_and_not_who_lost_it(cluster: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ("rank 2 is gone: it closed the connection", {"lost_rank": 2}),
+        ("lost rank 2 while receiving from it in step 1 of 4", {}),  # an agent without the field
+    ],
+)
+async def test_the_worker_that_failed_first_is_blamed_and_not_who_lost_it(
+    cluster: Cluster, message: str, field: dict[str, int]
+) -> None:
     spec = job("blame", workers=3, retries=1)
     (job_id,) = await submit_running(cluster, spec)
     hosts = cluster.table[job_id].hosts
     for rank in (0, 1):
-        lost = "lost rank 2 while receiving from it in step 1 of 4"
-        cluster.fleet.put_worker(f"{job_id}-{rank}", WorkerState.FAILED, lost)
+        cluster.fleet.put_worker(f"{job_id}-{rank}", WorkerState.FAILED, message, **field)
     await asyncio.sleep(0.5)
     assert cluster.table[job_id].attempt == 0
     cluster.fleet.put_worker(f"{job_id}-2", WorkerState.FAILED, "its GPU is gone")

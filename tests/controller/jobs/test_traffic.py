@@ -5,8 +5,8 @@ from ipaddress import IPv4Network
 
 import pytest
 
-from patchlight.controller.hosts.host_faults import HostFaults
-from patchlight.controller.jobs.worker_specs import (
+from patchlight.controller.hosts.health import HostFaults
+from patchlight.controller.jobs.specs import (
     JobFailed,
     scaled_gradient_bytes,
     scaled_window_bytes,

@@ -4,7 +4,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from patchlight.controller.metrics.gpus import gpu_metrics
+from patchlight.controller.metrics.lab_state import gpu_metrics
 from patchlight.testbed.wire.agent_status import GpuStatus, GpuTelemetry
 
 

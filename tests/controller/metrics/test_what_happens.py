@@ -12,11 +12,10 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
+from patchlight.controller.metrics.exposition import EventMetrics, listen_for_metrics
 from patchlight.controller.metrics.families import counter, single
-from patchlight.controller.metrics.happenings import Happenings
 from patchlight.controller.metrics.job_progress import KEPT_S, JobProgress
-from patchlight.controller.metrics.listening import listen_for_metrics
-from patchlight.controller.metrics.openflow import openflow_metrics
+from patchlight.controller.metrics.lab_state import openflow_metrics
 from patchlight.controller.metrics.optical_power import OpticalPower
 from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.packet_switches import PacketSwitches
@@ -81,7 +80,7 @@ async def test_workers_are_counted_until_a_while_after_their_job(cluster: Cluste
 
 async def test_decisions_of_policies_are_timed(cluster: Cluster) -> None:
     registry = CollectorRegistry()
-    cluster.table.ledger.on_decision.append(Happenings(registry).decided)
+    cluster.table.ledger.on_decision.append(EventMetrics(registry).decided)
     await submit_running(cluster, job("a", workers=2))
     counts = {
         labels: value
@@ -93,7 +92,7 @@ async def test_decisions_of_policies_are_timed(cluster: Cluster) -> None:
 
 async def test_changes_are_timed_by_stage_with_their_number(bench: ChangeBench) -> None:
     registry = CollectorRegistry()
-    bench.transactions.on_end.append(Happenings(registry).change_ended)
+    bench.transactions.on_end.append(EventMetrics(registry).change_ended)
     change = await bench.regroup()
     shown = values(registry.collect())
     for stage, seconds in change.stages_s.items():

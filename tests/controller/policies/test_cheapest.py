@@ -7,12 +7,16 @@ from dataclasses import replace
 import pytest
 
 from patchlight.controller.jobs.cluster_view import WiredLab
-from patchlight.controller.policies.cheapest import CheapestPlacement, CheapestTopology
+from patchlight.controller.policies.cheapest import (
+    CheapestPlacement,
+    CheapestTopology,
+    Prices,
+    placed,
+)
 from patchlight.controller.policies.contract import ClusterView, JobView, RingOfJob
 from patchlight.controller.policies.order import Fifo
-from patchlight.controller.policies.price import Prices, placed
 from patchlight.controller.policies.topology import regroup
-from patchlight.controller.prediction.load import Load, Training
+from patchlight.controller.prediction.sharing import Load, Training
 from patchlight.emulation.simulator.cluster import LabCluster, Policies, QueueJob, simulate
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from patchlight.controller.policies.contract import PartitionPolicy, PlacedDegree, kind_of
+from patchlight.controller.policies.files import CardError, shipped_models, weighs_options
 from patchlight.controller.policies.learned import Card, load_learned
-from patchlight.controller.policies.model_files import CardError, shipped_models, weighs_options
 from patchlight.controller.policies.observation import SCHEMA, VERSION
 from patchlight.controller.policies.registry import load_policy
 from patchlight.emulation.simulator.ramp import (

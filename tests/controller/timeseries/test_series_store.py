@@ -5,8 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.storage.series_store import WIDTHS_S, SeriesStore, open_series
-from patchlight.controller.storage.windows import Spread, Window
+from patchlight.controller.storage.series_store import (
+    WIDTHS_S,
+    SeriesStore,
+    Spread,
+    Window,
+    open_series,
+)
 
 HOUR = WIDTHS_S[-1]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from patchlight.controller.storage.windows import (
+from patchlight.controller.storage.series_store import (
     Iterations,
     JobThen,
     Spread,

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from patchlight.cli.main import cli
+from patchlight.controller.policies.files import MODELS
 from patchlight.controller.policies.learned import Card, read_card
-from patchlight.controller.policies.model_files import MODELS
 from patchlight.controller.policies.observation import SCHEMA, VERSION, Layout
 from patchlight.emulation.experiments.pac_ml.variation import Variation, outside_training
 from patchlight.testbed.errors import BadInput

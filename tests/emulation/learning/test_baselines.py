@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from onnx import TensorProto, helper, numpy_helper
+
+from patchlight.cli.main import cli
+from patchlight.controller.policies.files import CardError
+from patchlight.emulation.learning.envs.registry import find_environment
+from patchlight.emulation.learning.envs.testing import figure_of, load_baseline
+from patchlight.testbed.errors import BadInput
 
 pytest.importorskip("onnx", reason="onnx is not installed: extra 'learn'")
 pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
 
-from onnx import TensorProto, helper, numpy_helper
-
-from patchlight.cli.main import cli
-from patchlight.controller.policies.model_files import CardError
-from patchlight.emulation.learning.envs.registry import find_environment
-from patchlight.emulation.learning.envs.testing import figure_of, load_baseline
-from patchlight.testbed.errors import BadInput
 
 # The best action is the row with the least number, but the first is never allowed.
 LEAST = """

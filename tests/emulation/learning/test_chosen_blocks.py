@@ -5,10 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
-
+from patchlight.controller.policies.files import CardError
 from patchlight.controller.policies.learned import load_learned
-from patchlight.controller.policies.model_files import CardError
 from patchlight.emulation.learning.config import ConfigError, parse_config
 from patchlight.emulation.learning.export import export, rounded
 from patchlight.emulation.learning.learner import network_of, play, player_of
@@ -19,6 +17,9 @@ from patchlight.emulation.simulator.ramp import Workloads, pac_ml_scenario
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import builtin_graph
+
+pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
+
 
 pytestmark = pytest.mark.xdist_group("training")
 

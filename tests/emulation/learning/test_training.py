@@ -16,8 +16,8 @@ for _package in ("torch", "gymnasium", "onnx"):
 import torch  # noqa: E402
 from click.testing import CliRunner  # noqa: E402
 
+from patchlight.controller.policies.files import MODELS  # noqa: E402
 from patchlight.controller.policies.learned import load_learned, read_card  # noqa: E402
-from patchlight.controller.policies.model_files import MODELS  # noqa: E402
 from patchlight.controller.policies.observation import INTERVAL, Layout  # noqa: E402
 from patchlight.emulation.experiments.pac_ml.episodes import PolicyFaults, make_policy  # noqa: E402
 from patchlight.emulation.learning.afterstates import AfterstateLearner, Teacher  # noqa: E402

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from patchlight.controller.jobs.worker_specs import scaled_window_bytes
+from patchlight.controller.jobs.specs import scaled_window_bytes
 from patchlight.emulation.experiments.oddl.packets.node import READY, LightTask, NodeTask, Stretch
 from patchlight.emulation.fabric import links
 from patchlight.emulation.fabric.lab_state import MARK

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchlight.controller.policies.engineering.matching import assignment, pairs
+from patchlight.controller.policies.engineering.abstract import assignment, pairs
 
 
 def weights_of(ports: int, seed: int) -> np.ndarray:

@@ -6,19 +6,21 @@ import numpy as np
 import pytest
 
 from patchlight.controller.jobs.cluster_view import WiredLab
+from patchlight.controller.policies.cheapest import Prices
 from patchlight.controller.policies.contract import ClusterView, JobView, RingOfJob
-from patchlight.controller.policies.options.job_graph import MOST_OPERATIONS, JobGraphs, job_graph
-from patchlight.controller.policies.options.lab_range import (
-    lab_range,
-    missing_inputs,
-    outside_range,
-)
+from patchlight.controller.policies.options.card import lab_range, missing_inputs, outside_range
 from patchlight.controller.policies.options.listing import Listing
-from patchlight.controller.policies.options.observation import ARRAYS, Observer, typical_s
-from patchlight.controller.policies.price import Prices
+from patchlight.controller.policies.options.observation import (
+    ARRAYS,
+    MOST_OPERATIONS,
+    JobGraphs,
+    Observer,
+    job_graph,
+    typical_s,
+)
 from patchlight.controller.policies.sets import members
 from patchlight.controller.policies.topology import regroup
-from patchlight.controller.prediction.load import Load, Training
+from patchlight.controller.prediction.sharing import Load, Training
 from patchlight.testbed.generate.generate import tree
 from patchlight.testbed.generate.random_lab import GPU_MODELS, RandomLabShape, lab_of, random_lab
 from patchlight.testbed.graphs import ComputationGraph, Operation, builtin_graph

@@ -15,8 +15,7 @@ from patchlight.controller.policies.contract import (
     Running,
 )
 from patchlight.controller.policies.options.listing import MOST_OPTIONS, Listing
-from patchlight.controller.policies.options.outlook import HORIZON_S, Outlook, Prospect
-from patchlight.controller.policies.options.resizing import Resizing
+from patchlight.controller.policies.options.outlook import HORIZON_S, Outlook, Prospect, Resizing
 from patchlight.controller.policies.registry import load_policy
 
 SHAPE = ClusterShape(

@@ -12,15 +12,21 @@ import time
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
-from patchlight.controller.jobs.discipline.accounts import Usage, UserAccounts, admission
-from patchlight.controller.jobs.discipline.contract import Fate, OrderTraits
+from patchlight.controller.jobs.discipline.contract import (
+    Fate,
+    OrderTraits,
+    Usage,
+    UserAccounts,
+    admission,
+)
 from patchlight.controller.jobs.discipline.elastic import resize_jobs
 from patchlight.controller.jobs.discipline.queue import JobQueue
 from patchlight.controller.jobs.elastic_site import ElasticLabSite, Resized
 from patchlight.controller.jobs.gangs import Gang, Gangs
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.lab_site import GangEntry, Hosts, LabSite, Started
-from patchlight.controller.jobs.placement import Look, Placement
+from patchlight.controller.jobs.placement import Placement
+from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
@@ -34,10 +40,11 @@ _USAGE = "usage"
 _LOOK_AGAIN_S = 5.0
 
 
-class LineUp:
+class LabQueue:
     """Jobs that wait, in the order and under the rules of a discipline.
 
-    ``why`` says of each waiting job what it waits for, as of the last pass.
+    ``why`` says of each waiting job what it waits for, as of the last pass; ``changed`` is set when
+    another pass may start more.
     """
 
     def __init__(
@@ -49,6 +56,8 @@ class LineUp:
         discipline: Discipline,
     ) -> None:
         self.why: dict[str, str] = {}
+        self.changed = asyncio.Event()
+        gangs.queue = self
         self._store, self._table, self._gangs = store, table, gangs
         self._settings, self._placement = discipline, placement
         usage = store.mark(_USAGE, lambda row: {user: Usage(*each) for user, each in row.items()})
@@ -97,6 +106,7 @@ class LineUp:
         entry = self._entry(gang)
         self._waiting |= dict.fromkeys(gang.ids, entry)
         self._came.append(entry)
+        self.changed.set()
 
     def follow(self, gang: Gang) -> None:
         """A gang has its hosts already; again is harmless."""
@@ -139,9 +149,10 @@ class LineUp:
             self._waiting.pop(job_id, None)
             self.why.pop(job_id, None)
 
-    def freed(self, job_id: str) -> None:
+    def freed(self, job: RunningJob) -> None:
         """A job has given back its hosts."""
-        if (placed := self._placed.pop(job_id, None)) is None:
+        self.changed.set()
+        if (placed := self._placed.pop(job.id, None)) is None:
             return
         self._back.append(placed)
         entry, _ = placed
@@ -152,27 +163,27 @@ class LineUp:
             else:
                 self._returned.append(entry)
 
-    def settled(self, job_id: str, hosts: Sequence[str]) -> None:
-        """A job has these hosts, and none of those any more that it had besides."""
-        entry, gpus = self._placed.get(job_id, (None, 0))
-        now = self._placement.gpus_of(hosts)
+    def settled(self, job: RunningJob) -> None:
+        """A job is on its hosts, and no others are kept for it."""
+        entry, gpus = self._placed.get(job.id, (None, 0))
+        now = self._placement.gpus_of([host.name for host in job.hosts])
         if entry is not None and gpus != now:
-            self._placed[job_id] = entry, now
+            self._placed[job.id] = entry, now
             self._back.append((entry, gpus & ~now))
+        if job.spec.is_split:  # the elasticity policy may want to hear of it
+            self.changed.set()
 
     def why_rigid(self, job_id: str) -> str | None:
         """Why the number of workers of a job that runs stays; ``None`` if it may change."""
         placed = self._placed.get(job_id)
         return "it does not run" if placed is None else self._site.why_rigid(placed[0])
 
-    async def would_place(
-        self, statuses: Sequence[JobStatus], look: Look
-    ) -> dict[str, tuple[str, ...]] | str:
+    async def would_place(self, statuses: Sequence[JobStatus]) -> dict[str, tuple[str, ...]] | str:
         """Where jobs would go if it were their turn now: hosts by job, or why they would wait."""
         gang = Gang(tuple(status.id for status in statuses), "")
         entry = GangEntry(-1, gang, statuses, self._placement.nic_bps)
         site = LabSite(self._table, self._placement, UserAccounts(self._settings))
-        site.look((await look())(), time.time())
+        site.look((await self._placement.look())(), time.time())
         for name in entry.after:
             if site.fate(name) is not Fate.DONE:
                 return f"it comes after {name}, which is not done"
@@ -185,14 +196,14 @@ class LineUp:
 
     # -- a pass
 
-    async def decide(self, look: Look) -> float | None:
+    async def decide(self) -> float | None:
         """Start all that can be started now; in how many seconds to look again, if nothing is
         heard meanwhile."""
         self._hear()
         if not self._waiting and not self._site.has_elastic:
             return None
         try:
-            see = await look()
+            see = await self._placement.look_for_waiting()
         except Exception as error:
             said = str(error) if isinstance(error, PatchlightError) else in_words(error)
             _log.warning("no job can be placed: %s", said)

@@ -1,0 +1,380 @@
+"""Changes of circuits for running jobs: on request, for a job that starts, or where it pays."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from statistics import median
+from typing import Any
+
+from patchlight.controller.changes.record import ChangeOptions, Plan, Reconfiguration
+from patchlight.controller.changes.transaction import NO_OPTIONS, Transactions
+from patchlight.controller.jobs.decisions import Decision, plain_answer, seen
+from patchlight.controller.jobs.iteration_times import IterationTimes
+from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.jobs.placement import LabView, Placement
+from patchlight.controller.jobs.policy_set import PoliciesInUse
+from patchlight.controller.jobs.running_job import RunningJob
+from patchlight.controller.policies.defragment import MINIMUM_GAIN_S, Proposal, defragment
+from patchlight.controller.storage.store import Store
+from patchlight.testbed.errors import BadInput, PatchlightError, in_words
+from patchlight.testbed.jobs import JobState
+from patchlight.testbed.lab.model import Endpoint, Host
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import Links
+
+DEFRAGMENT = "defragment"
+DRAINED = "drained"
+"""The mark of a controller that starts no jobs, and moves no circuits for them."""
+# What jobs wait for in a change, beside the dark time, which is in ``make``.
+_STAGES = ("break", "make", "verify", "flows", "undrain")
+_CHANGES = 10
+
+_log = logging.getLogger(__name__)
+
+_STARTING = (JobState.RECONFIGURING, JobState.PREPARING)
+# Jobs that are being started are waited for: once they run, their light may move as well.
+_LOOK_AGAIN_S, _LOOKS = 0.2, 50
+
+_LOOK_EVERY_S = 0.5
+# For a job that lost its light unannounced. What is in the middle of an all-reduce waits there.
+_HOLD_IN_THE_DARK_S = 2.0
+
+
+class JobRewiring:
+    """Makes circuits for jobs, and defragments a lab: regroups running jobs by circuits alone,
+    where that gains more than it costs.
+
+    What all jobs together have to gain at least is said by the ``policies``, and whether the lab is
+    defragmented without being asked to; never while the controller is drained or the stop button
+    is pressed, nor while a change is under way. With ``detach`` the answer is the record of a
+    change that has begun.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        table: JobTable,
+        transactions: Transactions,
+        placement: Placement,
+        policies: PoliciesInUse,
+        gains: IterationTimes,
+    ) -> None:
+        self._store, self._table, self._transactions = store, table, transactions
+        self._placement, self._policies, self._gains = placement, policies, gains
+        self._wanted = asyncio.Event()
+        self._ended: list[str] = []
+        self._words = "not looked at yet"
+        self._looked_at: float | None = None
+
+    async def regroup(
+        self, job_ids: Sequence[str], caller: ChangeOptions = NO_OPTIONS, *, detach: bool = False
+    ) -> Reconfiguration:
+        """Bring running jobs under one packet switch each, while they run."""
+        self._check_run(job_ids)
+        return await self.rewire("regroup", job_ids, job_ids, caller, detach=detach)
+
+    async def preview_regroup(self, job_ids: Sequence[str]) -> tuple[Plan, list[str]]:
+        """What ``regroup`` would change now, and what speaks against it."""
+        self._check_run(job_ids)
+        groups, running = self._table.hosts_of(job_ids), self._table.hosts_of(self._table.running)
+        return await self._placement.preview("regroup", groups, running)
+
+    def _check_run(self, job_ids: Sequence[str]) -> None:
+        for job_id in job_ids:
+            if job_id not in self._table.running:
+                raise BadInput(f"job {job_id} is not running: {self._table[job_id].state}")
+
+    async def rewire(
+        self,
+        topology: str,
+        job_ids: Sequence[str],
+        because_of: Sequence[str],
+        caller: ChangeOptions = NO_OPTIONS,
+        *,
+        detach: bool = False,
+    ) -> Reconfiguration:
+        """Light circuits for these jobs, ``because_of`` some: with those the decision is kept."""
+        what = topology if topology == "regroup" else f"{topology} for"
+        groups, running = self._table.hosts_of(job_ids), self._table.hosts_of(self._table.running)
+        before = self._gains.before(because_of)
+        wish = await self._placement.wish(topology, groups, running, because_of)
+
+        def keep(change: Reconfiguration) -> None:
+            if wish.decision is not None:
+                self._keep(wish.decision, because_of, change, self._gains.kept(before, change))
+
+        make = self._transactions.begin if detach else self._transactions.change
+        return await make(wish.decide, f"{what} {', '.join(because_of)}", caller, keep)
+
+    async def proposal(self) -> Proposal | None:
+        """The change that gains most; ``None`` where none gains enough."""
+        return await asyncio.to_thread(self._decide, (await self._placement.look())())
+
+    def _decide(self, lab: LabView) -> Proposal | None:
+        gain_s = self._policies.choice.minimum_gain_s
+        least_s = MINIMUM_GAIN_S if gain_s is None else gain_s
+        return defragment(lab.view, least_s, self._overhead_s())
+
+    def _overhead_s(self) -> float:
+        """How long the latest changes kept jobs waiting, without the dark time: their median.
+
+        0 where there was none yet.
+        """
+        times_s = []
+        for change in self._store.reconfigurations(last=_CHANGES):
+            if change["state"] == "committed" and change["changes"]:
+                dark_s = sum(
+                    switch.switching_time_s
+                    for switch in self._transactions.parts.lab.optical_switches
+                    if switch.name in change["changes"]
+                )
+                spent_s = sum(change["stages_s"].get(stage, 0.0) for stage in _STAGES)
+                times_s.append(max(0.0, spent_s - dark_s))
+        return median(times_s) if times_s else 0.0
+
+    async def defragment(
+        self, caller: ChangeOptions = NO_OPTIONS, *, detach: bool = False
+    ) -> Reconfiguration | None:
+        """Carry it out, at the end of an iteration of each job concerned.
+
+        An event says so, and the decision is kept with each job that runs.
+        """
+        lab = (await self._placement.look())()
+        began = time.perf_counter()
+        proposal = await asyncio.to_thread(self._decide, lab)
+        if proposal is None:
+            return None
+        seconds, answer = time.perf_counter() - began, plain_answer(proposal.maps)
+        decision = Decision(DEFRAGMENT, DEFRAGMENT, answer, seconds, partial(seen, lab.view))
+        circuits, hosts = dict(lab.view.circuits), self._hosts()
+
+        def decide(maps: Mapping[str, PortMap]) -> Mapping[str, PortMap]:
+            # Planned on other maps or for other jobs than these, it might gain nothing: then it
+            # is left.
+            same = all(maps.get(ocs) == circuits.get(ocs) for ocs in proposal.maps)
+            return proposal.maps if same and self._hosts() == hosts else {}
+
+        before = self._gains.before(proposal.gains_s)
+
+        def keep(change: Reconfiguration) -> None:
+            if change.state == "committed" and not change.changes:
+                return  # overtaken: nothing moved
+            event = {"reconfiguration": change.id, "state": change.state, **record_of(proposal)}
+            self._store.add_event(time.time(), "defragmented", event)
+            kept = self._gains.kept(before, change)
+            self._keep(decision, kept, change, kept)
+
+        why = f"defragment {', '.join(proposal.jobs)}: {proposal.gain_s:.0f} s gained"
+        make = self._transactions.begin if detach else self._transactions.change
+        return await make(decide, why, caller, keep)
+
+    def _keep(
+        self,
+        decision: Decision,
+        job_ids: Iterable[str],
+        change: Reconfiguration,
+        gained: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        """Put down why a change was made, with each of these jobs."""
+        record = {**decision.record, "reconfiguration": change.id}
+        for job_id in job_ids:
+            found = {**record, **gained.get(job_id, {})}
+            self._table.ledger.add_decision(job_id, time.time(), found)
+
+    def _hosts(self) -> dict[str, tuple[str, ...]]:
+        """The hosts of each job that has some."""
+        return {
+            job_id: tuple(host.name for host in job.hosts)
+            for job_id, job in self._table.running.items()
+        }
+
+    # -- circuits that follow jobs: looked at when one has ended, and on a timer
+
+    def ended(self, job_id: str) -> None:
+        """A job has ended, or its attempt; its hosts are given to whoever is next."""
+        self._ended.append(job_id)
+
+    def queue_passed(self) -> None:
+        """Whoever is next has hosts by now."""
+        if self._ended:
+            self._wanted.set()
+
+    def look_soon(self) -> None:
+        """Look at the light as soon as may be."""
+        self._wanted.set()
+
+    def status(self) -> dict[str, Any]:
+        """Whether light follows jobs by itself, and what came of the last look."""
+        on = bool(self._policies.choice.defragment)
+        words = self._words if on else "it stays until somebody moves it"
+        return {"defragment": on, "looked_at": self._looked_at, "words": words}
+
+    async def run(self) -> None:
+        """Follow the jobs, for ever."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._policies.choice.defragment_every_s):
+                    await self._wanted.wait()
+            self._wanted.clear()
+            while self._ended:
+                self._gains.note(self._ended.pop(0))
+            if self._policies.choice.defragment:
+                self._words = await self._follow()
+                self._looked_at = time.time()
+
+    async def _follow(self) -> str:
+        """What came of it, in words."""
+        for _ in range(_LOOKS):
+            if not self._is_starting():
+                break
+            await asyncio.sleep(_LOOK_AGAIN_S)
+        if self._store.mark(DRAINED, dict[str, Any], {}) is not None:
+            return "the controller is drained"
+        if stopped := self._transactions.parts.preflight.stop.message:
+            return stopped
+        if self._transactions.busy:
+            self._wanted.set()
+            return "a change of circuits is under way"
+        try:
+            change = await self.defragment()
+        except PatchlightError as error:  # a device that is away, say: the next look may do
+            _log.warning("light does not follow jobs now: %s", error)
+            return error.message
+        if change is None:
+            return "no job gains enough by other circuits"
+        return f"{change.why} ({change.state})"
+
+    def _is_starting(self) -> bool:
+        return self._transactions.busy or any(
+            status.state in _STARTING for status in self._table.live()
+        )
+
+
+def record_of(proposal: Proposal) -> dict[str, Any]:
+    """A proposal for people and programs; circuits as ``ocs: inp>out``."""
+    return {
+        **asdict(proposal),
+        "maps": {ocs: list(wanted.texts) for ocs, wanted in proposal.maps.items()},
+        "gain_s": proposal.gain_s,
+    }
+
+
+class JobTraffic:
+    """Pauses jobs between two iterations, and lets them go on.
+
+    Those whose workers use ports that move pause while circuits change; each gets the time of
+    three of its iterations for that, but at least ``patience_s``. Those with a NIC that no
+    circuit joins to anything pause until the light is back, or fail at their ``dark_limit_s``.
+    ``links`` gives the links as last known, ``None`` while they are not; ``no_carrier`` the hosts
+    whose NIC cannot send, whatever the circuits, and why.
+    """
+
+    def __init__(
+        self,
+        table: JobTable,
+        links: Callable[[], Links | None],
+        no_carrier: Callable[[], Mapping[str, str]] = dict,
+        patience_s: float = 10.0,
+    ) -> None:
+        self._table, self._links, self._patience_s = table, links, patience_s
+        self._no_carrier = no_carrier
+        self._drained: list[RunningJob] = []
+
+    def jobs_using(self, moved: frozenset[Endpoint]) -> list[str]:
+        """The running jobs whose traffic uses these ports, by id."""
+        return [job.id for job in self._using(moved)]
+
+    def _using(self, moved: frozenset[Endpoint]) -> list[RunningJob]:
+        return [
+            job
+            for job in self._table.running.values()
+            if self._state(job) in (JobState.RUNNING, JobState.PAUSED)
+            and any(host.endpoint in moved for host in job.hosts)
+        ]
+
+    def _state(self, job: RunningJob) -> JobState:
+        return self._table[job.id].state
+
+    async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
+        """Pause the jobs that use these ports; in words, which did not in time."""
+        self._drained = self._using(moved)
+        jobs = [job for job in self._drained if self._state(job) is JobState.RUNNING]
+        paused = await asyncio.gather(*(job.hold(self._deadline_s(job)) for job in jobs))
+        return [
+            f"job {job.id} did not pause in time: its packets wait for the light"
+            for job, in_time in zip(jobs, paused, strict=True)
+            if not in_time
+        ]
+
+    def _deadline_s(self, job: RunningJob) -> float:
+        status = self._table[job.id]
+        if not status.iterations_done or status.started_at is None:
+            return 3 * self._patience_s  # nobody knows yet how long an iteration takes
+        return max(self._patience_s, 3 * (time.time() - status.started_at) / status.iterations_done)
+
+    async def undrain(self) -> None:
+        """Let the paused jobs go on; those that have no light now stay as they are."""
+        jobs, self._drained = self._drained, []
+        await asyncio.gather(*(self._settle(job) for job in jobs))
+
+    async def watch(self) -> None:
+        """Pause whoever has no light, and have those go on that have it again, for ever."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            jobs = [job for job in self._table.running.values() if job not in self._drained]
+            answers = await asyncio.gather(
+                *(self._settle(job, hold=True) for job in jobs), return_exceptions=True
+            )
+            for job, answer in zip(jobs, answers, strict=True):
+                if isinstance(answer, Exception):
+                    _log.warning("job %s and its light: %s", job.id, in_words(answer))
+
+    async def _settle(self, job: RunningJob, *, hold: bool = False) -> None:
+        """Paused while dark, running while not. ``hold``: its workers were not told to pause."""
+        state, links = self._state(job), self._links()
+        if state not in (JobState.RUNNING, JobState.PAUSED) or job.next_hosts:
+            return  # who goes on elsewhere is held for that
+        dark, words = without_light(job, links, self._no_carrier())
+        if dark and state is JobState.RUNNING:
+            job.dark_since = time.monotonic()
+            self._table.move(job.id, JobState.PAUSED, words)
+            if hold:
+                await job.hold(_HOLD_IN_THE_DARK_S)
+                if self._state(job) is not JobState.PAUSED:
+                    await job.release()  # a change brought the light back meanwhile
+        elif dark:
+            limit_s = job.spec.dark_limit_s
+            if time.monotonic() - job.dark_since > limit_s:
+                why = f"job {job.spec.name}: {words} for more than {limit_s:g} s, the job's limit"
+                job.give_up(why, dark)
+        elif state is JobState.RUNNING:
+            if not hold:
+                await job.release()
+        elif links is not None:
+            await job.release()
+            # It may have come to its end while its workers were told.
+            if self._state(job) is JobState.PAUSED:
+                self._table.move(job.id, JobState.RUNNING)
+
+
+def without_light(
+    job: RunningJob, links: Links | None, no_carrier: Mapping[str, str]
+) -> tuple[list[str], str]:
+    """The hosts of a job that have no light, and that in words. A worker alone needs none."""
+    if len(job.hosts) == 1 or links is None:
+        return [], ""
+    dark = [host for host in job.hosts if not links.peers(host.endpoint)]
+    cut = [host for host in job.hosts if host.name in no_carrier and host not in dark]
+    without = [host for host in cut if no_carrier[host.name].endswith("has no carrier")]
+    said = [_said(dark, "is dark", "are dark"), _said(without, "has no carrier", "have no carrier")]
+    said += [no_carrier[host.name] for host in cut if host not in without]  # of its RDMA device
+    return [host.name for host in (*dark, *cut)], ", ".join(filter(None, said))
+
+
+def _said(hosts: Sequence[Host], of_one: str, of_several: str) -> str:
+    names = ", ".join(f"{host.nic.name} of {host.server.name}" for host in hosts)
+    return f"{names} {of_one if len(hosts) == 1 else of_several}" if hosts else ""
