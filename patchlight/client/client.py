@@ -113,7 +113,7 @@ class ControllerClient(CircuitCalls):
     # -- jobs ------------------------------------------------------------------------------
 
     def submit(
-        self, jobs: Sequence[JobGiven] | Jobs, topology: str | None = None
+        self, jobs: Sequence[JobGiven] | JobBatch, topology: str | None = None
     ) -> list[JobInList]:
         """Queue jobs, all or none; their statuses.
 
@@ -124,7 +124,7 @@ class ControllerClient(CircuitCalls):
         return self._submit(jobs, topology, dry_run=False)
 
     def preview(
-        self, jobs: Sequence[JobGiven] | Jobs, topology: str | None = None
+        self, jobs: Sequence[JobGiven] | JobBatch, topology: str | None = None
     ) -> list[Preview]:
         """What would come of such jobs now, and nothing is queued.
 
@@ -135,9 +135,9 @@ class ControllerClient(CircuitCalls):
         return self._submit(jobs, topology, dry_run=True)
 
     def _submit(
-        self, given: Sequence[JobGiven] | Jobs, topology: str | None, *, dry_run: bool
+        self, given: Sequence[JobGiven] | JobBatch, topology: str | None, *, dry_run: bool
     ) -> list[Any]:
-        jobs = given if isinstance(given, Jobs) else jobs_meant(given)
+        jobs = given if isinstance(given, JobBatch) else jobs_meant(given)
         body = {"jobs": [asdict(spec) for spec in jobs.specs], "topology": topology}
         how = {"together": jobs.together, "dry_run": dry_run}
         return self._call("POST", "/jobs", body | how)["jobs"]
