@@ -9,8 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from patchlight.cli.ocs.options import ChangeOptions
-from patchlight.cli.ocs.output import carry_out, confirm
+from patchlight.cli.ocs.options import ChangeOptions, carry_out, confirm
 from patchlight.console.direct import DirectClient
 from patchlight.controller.changes.operations import CircuitOperations
 from patchlight.controller.changes.parts import CircuitParts, NoHooks

@@ -4,7 +4,6 @@ import functools
 
 import click
 
-from patchlight.cli.ocs.map_file import read_map_file
 from patchlight.cli.ocs.names import (
     complete_pair,
     complete_port,
@@ -12,15 +11,17 @@ from patchlight.cli.ocs.names import (
     cross_connect_text,
     named_pair,
     place_number,
+    read_map_file,
 )
 from patchlight.cli.ocs.options import (
     ChangeOptions,
     Target,
+    carry_out,
     change_options,
+    print_preview,
     target_options,
     why_option,
 )
-from patchlight.cli.ocs.output import carry_out, print_preview
 from patchlight.console.rendering import Column, Table, print_json, say, when
 
 
@@ -99,7 +100,7 @@ def plan(file: str, only: bool, target: Target, as_json: bool) -> None:
 @target_options
 def diff_map(file: str, target: Target, as_json: bool) -> None:
     """How the devices differ from FILE: '-' they have, '+' they lack."""
-    from patchlight.cli.ocs.output import change_lines
+    from patchlight.cli.ocs.options import change_lines
 
     maps = read_map_file(file, target.lab)
     with target.client(maps) as client:

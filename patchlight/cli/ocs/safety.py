@@ -11,11 +11,13 @@ from patchlight.cli.ocs.names import complete_any_port, complete_switch, places_
 from patchlight.cli.ocs.options import (
     ChangeOptions,
     Target,
+    carry_out,
     change_options,
+    print_record,
+    say_unreachable,
     target_options,
     why_option,
 )
-from patchlight.cli.ocs.output import carry_out, print_record, say_unreachable
 from patchlight.console.rendering import Column, Table, print_json, say, when
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.labmaps import driven

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from patchlight.cli.ocs.names import complete_switch, driven_switches, place_anywhere, plugged_in
-from patchlight.cli.ocs.options import Target, target_options
-from patchlight.cli.ocs.output import change_lines, say_unreachable
+from patchlight.cli.ocs.options import Target, change_lines, say_unreachable, target_options
 from patchlight.console.rendering import Coloured, Column, Meaning, Table, print_json, say, when
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.labmaps import Place, driven, parse_map

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.cli.ocs.options import Target, target_options, why_option
-from patchlight.cli.ocs.output import (
+from patchlight.cli.ocs.options import (
+    Target,
     change_lines,
     check_record,
     progress_line,
     say_record,
     say_unreachable,
+    target_options,
+    why_option,
 )
 from patchlight.cli.ocs.view import named_switches, switches_argument
 from patchlight.console.connection import NEWS_WITHIN_S
