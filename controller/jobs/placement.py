@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from functools import partial
 from typing import NamedTuple
 
-from patchlight.controller.changes.record import Plan
+from patchlight.controller.changes.record import ChangePlan
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.jobs.cluster_view import WiredLab, view_of
 from patchlight.controller.jobs.decisions import OWN_GRAPH, Decision, decided, seen
@@ -229,7 +229,7 @@ class Placement:
 
     async def preview(
         self, topology: str, groups: HostsOfJobs, running: HostsOfJobs
-    ) -> tuple[Plan, list[str]]:
+    ) -> tuple[ChangePlan, list[str]]:
         """What would change now for these groups, as of ``wish``, and what speaks against it."""
         wish = await self.wish(topology, groups, running, tuple(groups))
         return await self._transactions.preview(wish.decide)

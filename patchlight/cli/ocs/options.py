@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Target:
+class OcsTarget:
     """Which lab is meant, and whether its devices are reached through a controller."""
 
     lab_name: str | None
@@ -79,7 +79,7 @@ def _state_of(lab: Lab) -> Path:
 
 
 @dataclass(frozen=True)
-class ChangeOptions:
+class ChangeFlags:
     """How a change is to be made: rehearsed or not, confirmed how, waited for or not, and why."""
 
     dry_run: bool
@@ -111,7 +111,7 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_target(
         lab_name: str | None, address: str | None, direct: bool, state: Path | None, **options: Any
     ) -> Any:
-        return command(target=Target(lab_name, address, direct, state), **options)
+        return command(target=OcsTarget(lab_name, address, direct, state), **options)
 
     return with_target
 
@@ -137,7 +137,7 @@ def change_options(command: Callable[..., Any]) -> Callable[..., Any]:
     )
     @functools.wraps(command)
     def with_options(
-        target: Target,
+        target: OcsTarget,
         dry_run: bool,
         yes: int,
         why: str,
@@ -149,7 +149,7 @@ def change_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise BadInput(
                 "--detach and --direct exclude each other: a controller makes the change"
             )
-        options = ChangeOptions(dry_run, yes, why, as_json, detach)
+        options = ChangeFlags(dry_run, yes, why, as_json, detach)
         return command(target=target, options=options, **others)
 
     return with_options
@@ -162,7 +162,7 @@ BULK = 8
 def carry_out(
     plan: Callable[[], Plan],
     change: Callable[..., Change],
-    options: ChangeOptions,
+    options: ChangeFlags,
     *,
     repairs: bool = False,
 ) -> None:
@@ -188,7 +188,7 @@ def carry_out(
     print_answer(record, as_json=options.as_json)
 
 
-def confirm(preview: Plan, options: ChangeOptions) -> bool:
+def confirm(preview: Plan, options: ChangeFlags) -> bool:
     """Ask as often as the change deserves; whether somebody was shown it and agreed."""
     lost = sum(preview["lost"].values())
     bulk = lost > BULK or (bool(preview["cleared"]) and lost > 2)
