@@ -314,7 +314,7 @@ class ControllerClient(CircuitCalls):
         every_port: bool,
         *,
         dry_run: bool,
-    ) -> Answer:
+    ) -> Any:
         named = {ocs: list(numbers) for ocs, numbers in (ports or {}).items()}
         body = {"ports": named, "listen_s": listen_s, "every_port": every_port}
         return self._call("POST", "/discovery", body | {"dry_run": dry_run})
