@@ -77,8 +77,8 @@ def _measured(lab: Lab, folder: Path) -> list[dict[str, Any]]:
         return took_s, here_s, _spent_s(lab) - servers_s
 
     def remove(servers: Sequence[Server]) -> None:
-        door = Push(lab, supply, authority, Settings("benchmark")).door
-        removing = Servers(door, "benchmark")
+        agents = Push(lab, supply, authority, Settings("benchmark")).agents
+        removing = Servers(agents, "benchmark")
         _all(
             on_all_servers(
                 lab,

@@ -167,7 +167,7 @@ class Push:
         self._credentials = authority.folder.parent
         self._authority = authority
         self._own = authority.for_controller(self._credentials / "controller")
-        self._agents = LabAgents(lab, self._own)
+        self.agents = LabAgents(lab, self._own)
         self._controller: tuple[Server, paramiko.PKey] | None = None
 
     def server(self, server: Server, remote: Remote) -> Pushed:
@@ -223,7 +223,7 @@ class Push:
             runs["controller"] = Run(self._lab.name, "controller", command)
         services = {role: (run.unit, run.script) for role, run in runs.items()}
         changed |= remote.ask("serve", release=release, services=services, again=changed)
-        answered = wait_until_it_answers(self._agents, server, remote)
+        answered = wait_until_it_answers(self.agents, server, remote)
         if "controller" in roles:
             _wait_for_controller(remote, self._api)
             self._controller = server, remote.host_key

@@ -24,7 +24,7 @@ from patchlight.testbed.errors import PROBLEM_MEDIA_TYPE
 _MOST_KEPT = 1 << 20
 
 
-class Exchange:
+class HttpExchange:
     """Hands a request's and an answer's messages on, and looks at them.
 
     ``on_answer`` is awaited when the answer has begun and before anything of it is sent: its
@@ -240,7 +240,7 @@ class Admission:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request, exchange = Request(scope), Exchange(receive, send)
+        request, exchange = Request(scope), HttpExchange(receive, send)
         try:
             caller = await self._doorman.caller(request)
         except NotKnown as error:
@@ -256,7 +256,7 @@ class Admission:
         else:
             await self._write(request, caller, exchange)
 
-    async def _write(self, request: Request, caller: Caller, exchange: Exchange) -> None:
+    async def _write(self, request: Request, caller: Caller, exchange: HttpExchange) -> None:
         exchange.on_answer = partial(self._on_answer, request, caller, exchange)
         key = request.headers.get(KEY_HEADER)
         if self._kept is not None and key is not None:
@@ -278,12 +278,12 @@ class Admission:
             if self._kept is not None and key is not None:
                 self._kept.end(caller.by, key, exchange.status, exchange.answer_body)
 
-    async def _on_answer(self, request: Request, caller: Caller, exchange: Exchange) -> None:
+    async def _on_answer(self, request: Request, caller: Caller, exchange: HttpExchange) -> None:
         refused = exchange.status in (401, 403)
         repeated = await self._slowdown.refused(caller.place) if refused else 0
         self._note(request, caller, exchange, repeated)
 
-    async def _turn_away(self, request: Request, exchange: Exchange, error: NotKnown) -> None:
+    async def _turn_away(self, request: Request, exchange: HttpExchange, error: NotKnown) -> None:
         host, port = request.client or ("", 0)
         stranger = Caller(by="", origin=f"{host}:{port}")
         if self._slowdown.is_full(stranger.place):
@@ -293,7 +293,7 @@ class Admission:
         await explained(error)(request.scope, exchange.receive, exchange.send)
 
     def _note(
-        self, request: Request, caller: Caller, exchange: Exchange, repeated: int = 0
+        self, request: Request, caller: Caller, exchange: HttpExchange, repeated: int = 0
     ) -> None:
         asked, answer = exchange.asked, exchange.answered
         planned = asked.get("dry_run") is True and exchange.status == 200

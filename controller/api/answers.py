@@ -34,7 +34,7 @@ _STATUS: Mapping[type[PatchlightError], int] = {
 _OF_ANOTHER_PROGRAM = 502
 
 
-class Answered(JSONResponse):
+class JsonAnswer(JSONResponse):
     """JSON, whatever is in it: half characters and figures that JSON lacks are left out.
 
     What was stored once can so be read for ever.
@@ -50,7 +50,7 @@ def new_app(title: str) -> FastAPI:
     app = DescribedByExample(
         title=title,
         version="1",
-        default_response_class=Answered,
+        default_response_class=JsonAnswer,
         dependencies=[Depends(as_viewer)],
         responses=PROBLEMS,
         # A redirect would lead a client away from the words on what was wrong.
@@ -75,7 +75,7 @@ def problem_answer(
 ) -> JSONResponse:
     """An answer with problem details."""
     body = problem(status, detail, hint, outcome)
-    return Answered(body, status, headers, media_type=PROBLEM_MEDIA_TYPE)
+    return JsonAnswer(body, status, headers, media_type=PROBLEM_MEDIA_TYPE)
 
 
 def explained(error: PatchlightError) -> JSONResponse:

@@ -17,7 +17,7 @@ from patchlight.controller.access.audit import AuditLog
 from patchlight.controller.access.tokens import Tokens
 from patchlight.controller.api.access import access_routes
 from patchlight.controller.api.admission import Admission, KeptAnswers
-from patchlight.controller.api.answers import Answered, new_app
+from patchlight.controller.api.answers import JsonAnswer, new_app
 from patchlight.controller.api.caller import Admin, Doorman, Operator
 from patchlight.controller.api.circuits import circuit_routes
 from patchlight.controller.api.events import EventFeed, event_routes
@@ -97,7 +97,7 @@ def discovery_routes(discovery: Discovery) -> APIRouter:
         if request.dry_run:
             return await discovery.preview(wanted)
         await discovery.start(wanted, caller)
-        return Answered(discovery.status, 202, headers={"Location": "/v1/discovery"})
+        return JsonAnswer(discovery.status, 202, headers={"Location": "/v1/discovery"})
 
     @routes.get("/discovery", **gives(Search))
     async def status(step: requests.Number = 0, wait_s: requests.WaitSeconds = 0.0) -> Answer:

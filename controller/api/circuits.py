@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query
 from fastapi.responses import PlainTextResponse
 
-from patchlight.controller.api.answers import Answered
+from patchlight.controller.api.answers import JsonAnswer
 from patchlight.controller.api.caller import Operator
 from patchlight.controller.api.openapi import begins, gives
 from patchlight.controller.changes import requests
@@ -33,16 +33,16 @@ def circuit_routes(operations: CircuitOperations) -> APIRouter:
     return routes
 
 
-def begun(row: Answer, within: str = "") -> Answered:
+def begun(row: Answer, within: str = "") -> JsonAnswer:
     """The answer to who does not wait for a change, which may stand ``within`` a field of it."""
     at = {"Location": f"/v1/reconfigurations/{row['id']}", "Preference-Applied": "respond-async"}
-    return Answered({within: row} if within else row, 202, headers=at)
+    return JsonAnswer({within: row} if within else row, 202, headers=at)
 
 
 def _told(row: Answer) -> Any:
     """A plan with its tag, a change under way with its place, or one that is over."""
     if row["state"] == "planned":
-        return Answered(row, headers={"ETag": f'"{row["planned_from"]}"'})
+        return JsonAnswer(row, headers={"ETag": f'"{row["planned_from"]}"'})
     return begun(row) if row["state"] == "intent" else row
 
 
@@ -65,7 +65,7 @@ def _look(routes: APIRouter, service: CircuitService, operations: CircuitOperati
     async def circuits() -> Any:
         found, tag = await service.circuits(), service.tag()
         # As a plan's ``planned_from``: who plans by these maps can have them be the condition.
-        return Answered(found, headers={"ETag": f'"{tag}"'} if tag else None)
+        return JsonAnswer(found, headers={"ETag": f'"{tag}"'} if tag else None)
 
     @routes.get("/circuit-switches", **gives(shapes.CircuitSwitches))
     async def circuit_switches() -> Answer:

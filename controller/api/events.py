@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
-from patchlight.controller.changes.requests import as_json
 from patchlight.controller.api.openapi import gives
 from patchlight.controller.changes import requests
+from patchlight.controller.changes.requests import as_json
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.wire.rest import events as shapes
 

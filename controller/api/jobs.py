@@ -11,7 +11,7 @@ from fastapi import APIRouter, Response
 from pydantic import field_validator
 from pydantic_core import to_json
 
-from patchlight.controller.api.answers import Answered
+from patchlight.controller.api.answers import JsonAnswer
 from patchlight.controller.api.caller import UNKNOWN, Caller, NotAllowed, Operator, User
 from patchlight.controller.api.circuits import begun
 from patchlight.controller.api.openapi import begins, gives
@@ -181,7 +181,7 @@ def _listed(statuses: Sequence[JobStatus], scheduler: Scheduler, table: JobTable
         rows = [b"%b,%b" % (table.text(s)[:-1], to_json(more[s.id])[1:]) for s in statuses]
         return Response(b'{"jobs":[%b]}' % b",".join(rows), media_type="application/json")
     except ValueError:  # half characters
-        return Answered({"jobs": [{**s.as_record, **more[s.id]} for s in statuses]})
+        return JsonAnswer({"jobs": [{**s.as_record, **more[s.id]} for s in statuses]})
 
 
 def _holds_by(running: RunningJob | None) -> list[str | None]:

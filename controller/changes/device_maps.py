@@ -13,7 +13,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from patchlight.controller.changes.record import Plan, Reconfiguration, Refused, as_texts, plan
+from patchlight.controller.changes.record import (
+    ChangePlan,
+    Reconfiguration,
+    Refused,
+    as_texts,
+    plan,
+)
 from patchlight.controller.circuits.contract import Alarm, DeviceUnreachable, Drivers, LoginRefused
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
@@ -278,7 +284,7 @@ class MapCache:
         self._lab, self._devices = lab, devices
         self.last: Maps | None = None
         self._present: tuple[Mapping[str, AnyMap], Links] | None = None
-        self._planned: Plan | None = None
+        self._planned: ChangePlan | None = None
 
     async def read(self) -> Maps:
         """The present map of every optical switch that answers, asked of the devices at once."""
@@ -298,7 +304,7 @@ class MapCache:
         """The links that these maps make."""
         return lab_links(self._lab, maps)
 
-    def plan(self, maps: Maps, decide: Decide) -> Plan:
+    def plan(self, maps: Maps, decide: Decide) -> ChangePlan:
         """The plan that turns these maps into what ``decide`` makes of them.
 
         ``Refused`` if it is to change one that is not known; an error of ``decide`` is raised.
@@ -314,7 +320,7 @@ class MapCache:
             driven(self._lab.optical_switch(name))
         return made
 
-    def done(self, plan: Plan, maps: Maps) -> None:
+    def done(self, plan: ChangePlan, maps: Maps) -> None:
         """The plan was carried out; ``maps`` are those read before its first write."""
         self.last = maps.after(plan.wanted)
 
@@ -355,7 +361,7 @@ class CommittedMaps:
         """The committed map of each optical switch that has one."""
         return dict(self._maps)
 
-    def after(self, plan: Plan, adopts: Mapping[str, AnyMap]) -> dict[str, AnyMap]:
+    def after(self, plan: ChangePlan, adopts: Mapping[str, AnyMap]) -> dict[str, AnyMap]:
         """The committed maps once this plan is carried out.
 
         Only what was asked for is taken over: an entry that somebody else made or

@@ -10,7 +10,7 @@ from patchlight.controller.changes.device_maps import CommittedMaps, DeviceMonit
 from patchlight.controller.changes.power import (
     DEFAULT_TOLERANCES,
     POWER_CEILING_DBM,
-    Baselines,
+    PowerBaselines,
     PowerCheck,
     Readings,
     Should,
@@ -18,15 +18,15 @@ from patchlight.controller.changes.power import (
     Verified,
 )
 from patchlight.controller.changes.preflight import (
-    Locks,
+    EmergencyStop,
+    PortLocks,
     PortStates,
     PreflightChecks,
     PreflightResult,
-    StopButton,
 )
 from patchlight.controller.changes.record import (
+    ChangePlan,
     Changes,
-    Plan,
     Reconfiguration,
     StepFailed,
     difference,
@@ -114,7 +114,7 @@ def parsed(lab: Lab, texts: Mapping[str, list[str]]) -> dict[str, AnyMap]:
     return {name: recorded_map(lab, name, listed) for name, listed in texts.items()}
 
 
-def lock_places(locks: Locks, number: int, changes: Changes) -> None:
+def lock_places(locks: PortLocks, number: int, changes: Changes) -> None:
     """Keep everybody off what a change touched that could not be undone."""
     for name, change in changes.items():
         places = places_of((*change.breaks, *change.makes))
@@ -174,11 +174,11 @@ class PlanExecutor:
     lab: Lab
     drivers: Drivers
     power_check: PowerCheck
-    stop: StopButton
+    stop: EmergencyStop
 
     async def write(
         self,
-        plan: Plan,
+        plan: ChangePlan,
         preflight: PreflightResult,
         record: Reconfiguration,
         maps: Maps,
@@ -339,12 +339,12 @@ class CircuitParts:
     ) -> None:
         self.lab, self.drivers, self.store = lab, drivers, store
         self.flows, self.traffic = flows, traffic
-        self.locks, self.stop = Locks(lab, store), StopButton(store)
+        self.locks, self.stop = PortLocks(lab, store), EmergencyStop(store)
         self.committed = CommittedMaps(store, lab)
         self.devices = DeviceMonitor(lab, drivers, self.committed, store)
         self.maps = MapCache(lab, self.devices)
         self.port_states = PortStates(drivers)
-        self.power_check = PowerCheck(lab, Baselines(store), tolerances)
+        self.power_check = PowerCheck(lab, PowerBaselines(store), tolerances)
         self.preflight = PreflightChecks(
             drivers, self.locks, self.stop, self.port_states, traffic.jobs_using, power_ceiling_dbm
         )

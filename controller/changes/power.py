@@ -228,7 +228,7 @@ class PortReading:
         return self.verdict.kind == "ok" or (first and self.baseline_dbm is None)
 
 
-class Baselines:
+class PowerBaselines:
     """Output powers (dBm) of circuits by their two ports and their transmitter.
 
     A reading is taken when a circuit is made and found good, and at no other time: else power
@@ -300,7 +300,7 @@ class PowerCheck:
     """Judges power: by the lab's loss budgets, and by what circuits showed before."""
 
     lab: Lab
-    baselines: Baselines
+    baselines: PowerBaselines
     tolerances: Tolerances = DEFAULT_TOLERANCES
 
     def should_show(self, links: Links, ocs: str, cross_connects: Iterable[Entry]) -> list[Should]:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter
 
 from patchlight.controller.changes.power import POWER_CEILING_DBM
-from patchlight.controller.changes.record import ChangeOptions, Changes, Plan, StepFailed
+from patchlight.controller.changes.record import ChangeOptions, ChangePlan, Changes, StepFailed
 from patchlight.controller.circuits.contract import DirectedPort, Drivers, PortState
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput, PatchlightError
@@ -61,7 +61,7 @@ class PortLock:
 _LOCK = TypeAdapter(PortLock)
 
 
-class Locks:
+class PortLocks:
     """The locks of ports, and of channels there, of a lab's optical switches; in the store."""
 
     def __init__(self, lab: Lab, store: Store) -> None:
@@ -145,7 +145,7 @@ def _pressed(row: dict[str, Any]) -> dict[str, Any]:
     return {"by": str(row["by"]), "why": str(row["why"]), "at": float(row["at"])}
 
 
-class StopButton:
+class EmergencyStop:
     """Whether changes may go on; kept in the store, and in memory while that takes nothing."""
 
     def __init__(self, store: Store) -> None:
@@ -247,7 +247,7 @@ class PortStates:
         self._states.pop(ocs, None)
 
 
-def meetings(plan: Plan) -> list[str]:
+def meetings(plan: ChangePlan) -> list[str]:
     """In words, each two signals that would meet after this plan, and do not now."""
     before, after = plan.links_before.light, plan.links_after.light
     if before is None or after is None:
@@ -278,20 +278,20 @@ class PreflightChecks:
     """
 
     drivers: Drivers
-    locks: Locks
-    stop: StopButton
+    locks: PortLocks
+    stop: EmergencyStop
     port_states: PortStates
     jobs_using: Callable[[frozenset[Endpoint]], list[str]]
     power_ceiling_dbm: float = POWER_CEILING_DBM
     unfinished: dict[str, str] = field(default_factory=dict)
 
-    def halts(self, plan: Plan) -> list[str]:
+    def halts(self, plan: ChangePlan) -> list[str]:
         """What keeps any change of these switches from beginning, whatever it is."""
         reasons = [self.unfinished[name] for name in plan.changes if name in self.unfinished]
         stopped = self.stop.message
         return list(dict.fromkeys([stopped, *reasons] if stopped else reasons))
 
-    async def check(self, plan: Plan, options: ChangeOptions) -> PreflightResult:
+    async def check(self, plan: ChangePlan, options: ChangeOptions) -> PreflightResult:
         """Check a plan made with these options. Asks the devices; writes nothing."""
         result = PreflightResult(self.locks.objections(plan.changes, options.by))
         objections = result.objections

@@ -19,7 +19,7 @@ Changes = Mapping[str, MapChange[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ChangePlan:
     """One change of the network.
 
     ``before`` and ``wanted`` are the maps of the optical switches; ``changes`` the smallest change
@@ -40,7 +40,7 @@ class Plan:
         return bool(self.changes)
 
 
-def plan(lab: Lab, before: Mapping[str, AnyMap], wanted: Mapping[str, AnyMap]) -> Plan:
+def plan(lab: Lab, before: Mapping[str, AnyMap], wanted: Mapping[str, AnyMap]) -> ChangePlan:
     """The plan that turns the maps ``before`` into ``wanted``.
 
     ``before`` holds every optical switch of the lab; ``wanted`` those that should change. Where
@@ -54,7 +54,7 @@ def plan(lab: Lab, before: Mapping[str, AnyMap], wanted: Mapping[str, AnyMap]) -
     changes = {name: change for name, change in diffs.items() if change}
     staying = {name: before[name].without(change.breaks) for name, change in changes.items()}
     links_before, links_after = lab_links(lab, before), lab_links(lab, after)
-    return Plan(
+    return ChangePlan(
         before=dict(before),
         wanted=after,
         changes=changes,
@@ -297,7 +297,7 @@ def fingerprint(maps: Mapping[str, AnyMap]) -> str:
     return digest.hexdigest()
 
 
-def fill_record(record: Reconfiguration, plan: Plan, committed: Mapping[str, AnyMap]) -> None:
+def fill_record(record: Reconfiguration, plan: ChangePlan, committed: Mapping[str, AnyMap]) -> None:
     """Put a plan into its record, and the maps that are committed once it is done."""
     record.before = {name: as_texts(m) for name, m in plan.before.items()}
     record.wanted = {name: as_texts(m) for name, m in plan.wanted.items()}

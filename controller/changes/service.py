@@ -11,7 +11,7 @@ from patchlight.controller.changes.power import PortReading
 from patchlight.controller.changes.preflight import LockKind
 from patchlight.controller.changes.record import (
     ChangeOptions,
-    Plan,
+    ChangePlan,
     Reconfiguration,
     as_texts,
     change_as_texts,
@@ -112,7 +112,7 @@ class CircuitService:
             return as_it_is(await self._transactions.begin(decide, why, options))
         return to_row(await self._transactions.change(decide, why, options))
 
-    def _planned(self, plan: Plan, objections: list[str]) -> Answer:
+    def _planned(self, plan: ChangePlan, objections: list[str]) -> Answer:
         before, after = set(plan.links_before.pairs()), set(plan.links_after.pairs())
         committed = self._parts.committed.maps
         return {

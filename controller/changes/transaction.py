@@ -28,7 +28,7 @@ from patchlight.controller.changes.preflight import PreflightResult
 from patchlight.controller.changes.record import (
     WAITING,
     ChangeOptions,
-    Plan,
+    ChangePlan,
     Reconfiguration,
     Refused,
     difference,
@@ -58,7 +58,7 @@ class _Attempt(Enum):
     """Nothing was written: the maps that the plan was made from are out of date."""
 
 
-class Change:
+class ChangeRun:
     """One change: what is asked for, the plan for it, and the ``record`` of what became of it."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Change:
             reverts=options.reverts,
         )
         self._parts, self._decide, self._options = parts, decide, options
-        self._plan: Plan
+        self._plan: ChangePlan
         self._committed: dict[str, AnyMap] = {}
         self._readings: Readings = {}
 
@@ -320,7 +320,9 @@ class Transactions:
         ``decide`` may be called again, with maps that are newer. ``at_end`` hears of the record,
         also where nobody waits for it any more.
         """
-        return await asyncio.shield(self._start(Change(self.parts, decide, why, options), at_end))
+        return await asyncio.shield(
+            self._start(ChangeRun(self.parts, decide, why, options), at_end)
+        )
 
     async def begin(
         self,
@@ -331,7 +333,7 @@ class Transactions:
     ) -> Reconfiguration:
         """The same without waiting for its end: the record as it is in the journal, with its
         number. That it begins is an event; an error of ``decide`` is a refusal then."""
-        change = Change(self.parts, decide, why, options)
+        change = ChangeRun(self.parts, decide, why, options)
         await asyncio.to_thread(change.journal)
         begun = {"id": change.record.id, "by": options.by, "origin": options.origin, "why": why}
         self.parts.store.add_event(change.record.started_at, "circuits-begun", begun)
@@ -361,7 +363,7 @@ class Transactions:
         if record.progress.stage == WAITING:
             next(task for task, each in self._running.items() if each is record).cancel()
 
-    def _start(self, change: Change, at_end: Hears | None) -> asyncio.Task[Reconfiguration]:
+    def _start(self, change: ChangeRun, at_end: Hears | None) -> asyncio.Task[Reconfiguration]:
         # A task of its own: whoever waits for a change may be cancelled, the change may not.
         task = asyncio.create_task(self._run(change, at_end))
         self._running[task] = change.record
@@ -371,7 +373,7 @@ class Transactions:
     def _end(self, task: asyncio.Task[Reconfiguration]) -> None:
         self._running.pop(task).progress.news.tell()
 
-    async def _run(self, change: Change, at_end: Hears | None) -> Reconfiguration:
+    async def _run(self, change: ChangeRun, at_end: Hears | None) -> Reconfiguration:
         try:
             async with self._one_at_a_time:
                 await change.run()
@@ -389,7 +391,7 @@ class Transactions:
 
     async def preview(
         self, decide: Decide, options: ChangeOptions = NO_OPTIONS
-    ) -> tuple[Plan, list[str]]:
+    ) -> tuple[ChangePlan, list[str]]:
         """What ``change`` would do now, and what speaks against it."""
         plan = self.parts.maps.plan(await self.parts.maps.read(), decide)
         checked = await self.parts.preflight.check(plan, options)

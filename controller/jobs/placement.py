@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from patchlight.controller.changes.record import Plan
+from patchlight.controller.changes.record import ChangePlan
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.hosts.health import unfit_hosts
@@ -235,7 +235,7 @@ class Placement:
 
     async def preview(
         self, topology: str, groups: HostsOfJobs, running: HostsOfJobs
-    ) -> tuple[Plan, list[str]]:
+    ) -> tuple[ChangePlan, list[str]]:
         """What would change now for these groups, as of ``wish``, and what speaks against it."""
         wish = await self.wish(topology, groups, running, tuple(groups))
         return await self._transactions.preview(wish.decide)

@@ -10,7 +10,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from patchlight.controller.changes.record import ChangeOptions, Plan, Reconfiguration
+from patchlight.controller.changes.record import ChangeOptions, ChangePlan, Reconfiguration
 from patchlight.controller.changes.transaction import NO_OPTIONS, Transactions
 from patchlight.controller.jobs.decisions import Decision, plain_answer, seen
 from patchlight.controller.jobs.iteration_times import IterationTimes
@@ -77,7 +77,7 @@ class JobRewiring:
         self._check_run(job_ids)
         return await self.rewire("regroup", job_ids, job_ids, caller, detach=detach)
 
-    async def preview_regroup(self, job_ids: Sequence[str]) -> tuple[Plan, list[str]]:
+    async def preview_regroup(self, job_ids: Sequence[str]) -> tuple[ChangePlan, list[str]]:
         """What ``regroup`` would change now, and what speaks against it."""
         self._check_run(job_ids)
         groups, running = self._table.hosts_of(job_ids), self._table.hosts_of(self._table.running)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from urllib.parse import quote
 
-from patchlight.client.connection import PAGE, Answer, Connection
+from patchlight.client.connection import PAGE, Answer, ApiConnection
 from patchlight.testbed.lab.labmaps import check_map_name
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class HowToChange(TypedDict, total=False):
     detach: bool
 
 
-class CircuitCalls(Connection):
+class CircuitCalls(ApiConnection):
     """Reading and changing circuits."""
 
     # -- changing circuits ---------------------------------------------------------------------

@@ -17,8 +17,7 @@ import httpx
 from patchlight.client.circuit_calls import CircuitCalls
 from patchlight.client.connection import PAGE, Answer, ControllerError, NoAnswer, OtherLab
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.jobfile.reader import JobGiven, jobs_meant
-from patchlight.testbed.wire.rest.jobs import Jobs
+from patchlight.testbed.jobfile.reader import JobBatch, JobGiven, jobs_meant
 
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.access import AttemptRow, NewToken, TokenShape, WhoAmI
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
         TopologyShape,
     )
     from patchlight.testbed.wire.rest.paths import PathShape, PathsShape
+
 
 __all__ = ["ControllerClient", "ControllerError", "NoAnswer", "OtherLab"]
 
@@ -315,7 +315,7 @@ class ControllerClient(CircuitCalls):
         every_port: bool,
         *,
         dry_run: bool,
-    ) -> Answer:
+    ) -> Any:
         named = {ocs: list(numbers) for ocs, numbers in (ports or {}).items()}
         body = {"ports": named, "listen_s": listen_s, "every_port": every_port}
         return self._call("POST", "/discovery", body | {"dry_run": dry_run})

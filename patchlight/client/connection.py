@@ -43,7 +43,7 @@ class OtherLab(ControllerError):
     """The controller at the address has another lab than the one that was meant."""
 
 
-class Connection:
+class ApiConnection:
     """Requests to one controller, one at a time."""
 
     def __init__(

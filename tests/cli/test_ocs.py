@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from patchlight.cli.dashboard.texts import change_row
 from patchlight.cli.main import cli
-from patchlight.cli.ocs.map_file import read_map_file
+from patchlight.cli.ocs.names import read_map_file
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.reader import read_lab
 from tests.support.controller_process import (

@@ -110,3 +110,12 @@ async def test_the_baseline_is_the_median_of_the_last_readings_and_outlives_the_
     middle = sorted(readings)[2:4]
     now = await reading(again.operations, "1>9")
     assert now.baseline_dbm == round(middle[0] / 2 + middle[1] / 2, 2)
+
+
+async def test_a_change_that_was_shown_is_not_planned_again(bench: ChangeBench) -> None:
+    maps = bench.parts.maps
+    shown = maps.plan(await maps.read(), joined((1, 100)))
+    assert maps.plan(await maps.read(), joined((1, 100))) is shown
+    assert maps.plan(await maps.read(), joined((2, 100))).wanted != shown.wanted
+    await bench.change(joined((1, 100)), "as shown")
+    assert not maps.plan(await maps.read(), joined((1, 100)))

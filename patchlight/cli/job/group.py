@@ -69,7 +69,7 @@ def regroup(
     Without JOB those whose regrouping is predicted to gain the most, if that is more than it costs:
     the iteration that each ends first, and the time without light.
     """
-    from patchlight.cli.ocs.output import print_answer
+    from patchlight.cli.ocs.options import print_answer
 
     with connect(lab_name, address) as client:
         ids = [find_job(client, job) for job in jobs]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from patchlight.cli.ocs.map_file import read_map_file
+from patchlight.cli.ocs.names import read_map_file
 from patchlight.console.connection import address_option, connect, labs_up, only_lab, which_lab
 from patchlight.console.rendering import cannot_write, json_text, print_document, say
 from patchlight.testbed.errors import BadInput, PatchlightError
@@ -24,6 +24,7 @@ from patchlight.testbed.labfile.reader import load_lab, read_lab
 
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
+
 
 # Events after which nodes may be lit otherwise, or the circuits of a switch are known again.
 _LIGHT_MAY_DIFFER = ("circuits", "drift", "reachable", "skipped")

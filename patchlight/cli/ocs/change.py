@@ -4,7 +4,6 @@ import functools
 
 import click
 
-from patchlight.cli.ocs.map_file import read_map_file
 from patchlight.cli.ocs.names import (
     complete_pair,
     complete_port,
@@ -12,15 +11,17 @@ from patchlight.cli.ocs.names import (
     cross_connect_text,
     named_pair,
     place_number,
+    read_map_file,
 )
 from patchlight.cli.ocs.options import (
-    ChangeOptions,
-    Target,
+    ChangeFlags,
+    OcsTarget,
+    carry_out,
     change_options,
+    print_preview,
     target_options,
     why_option,
 )
-from patchlight.cli.ocs.output import carry_out, print_preview
 from patchlight.console.rendering import Column, Table, print_json, say, when
 
 
@@ -30,7 +31,7 @@ from patchlight.console.rendering import Column, Table, print_json, say, when
 @click.option("--one-way/--duplex", show_default=False, help="Only A to B, or also back [default].")
 @change_options
 def connect_ports(
-    name: str, pairs: tuple[str, ...], one_way: bool, target: Target, options: ChangeOptions
+    name: str, pairs: tuple[str, ...], one_way: bool, target: OcsTarget, options: ChangeFlags
 ) -> None:
     """Join ports: by number (3:17) or by what is plugged in (server1.nic0:tor1.1).
 
@@ -47,7 +48,7 @@ def connect_ports(
 @click.argument("name", metavar="OCS", shell_complete=complete_switch)
 @click.argument("ports", nargs=-1, required=True, metavar="PORT…", shell_complete=complete_port)
 @change_options
-def disconnect(name: str, ports: tuple[str, ...], target: Target, options: ChangeOptions) -> None:
+def disconnect(name: str, ports: tuple[str, ...], target: OcsTarget, options: ChangeFlags) -> None:
     """Break every cross-connect of these ports, in and out.
 
     Of a wavelength switch also of one channel there: 3@193.100.
@@ -69,7 +70,7 @@ _only = click.option(
 @_file
 @_only
 @change_options
-def apply_map(file: str, only: bool, target: Target, options: ChangeOptions) -> None:
+def apply_map(file: str, only: bool, target: OcsTarget, options: ChangeFlags) -> None:
     """Bring about the cross-connects of FILE: YAML, JSON or CSV, ports or names.
 
     \b
@@ -87,7 +88,7 @@ def apply_map(file: str, only: bool, target: Target, options: ChangeOptions) -> 
 @_file
 @_only
 @target_options
-def plan(file: str, only: bool, target: Target, as_json: bool) -> None:
+def plan(file: str, only: bool, target: OcsTarget, as_json: bool) -> None:
     """What applying FILE would change, which links and jobs ride on it, what is against it."""
     maps = read_map_file(file, target.lab)
     with target.client(maps) as client:
@@ -97,9 +98,9 @@ def plan(file: str, only: bool, target: Target, as_json: bool) -> None:
 @click.command("diff")
 @_file
 @target_options
-def diff_map(file: str, target: Target, as_json: bool) -> None:
+def diff_map(file: str, target: OcsTarget, as_json: bool) -> None:
     """How the devices differ from FILE: '-' they have, '+' they lack."""
-    from patchlight.cli.ocs.output import change_lines
+    from patchlight.cli.ocs.options import change_lines
 
     maps = read_map_file(file, target.lab)
     with target.client(maps) as client:
@@ -114,7 +115,7 @@ def diff_map(file: str, target: Target, as_json: bool) -> None:
 @click.command("rollback")
 @click.argument("number", metavar="ID", type=int)
 @change_options
-def roll_back(number: int, target: Target, options: ChangeOptions) -> None:
+def roll_back(number: int, target: OcsTarget, options: ChangeFlags) -> None:
     """Undo change ID and nothing that other changes did ('patchlight ocs history')."""
     with target.client(
         lambda store: (store.reconfiguration(number) or {}).get("changes", {})
@@ -127,7 +128,7 @@ def roll_back(number: int, target: Target, options: ChangeOptions) -> None:
 @click.argument("nodes", nargs=-1, required=True, metavar="NODE…")
 @click.option("--force", is_flag=True, help="Also move circuits of running jobs, which pause.")
 @change_options
-def together(nodes: tuple[str, ...], force: bool, target: Target, options: ChangeOptions) -> None:
+def together(nodes: tuple[str, ...], force: bool, target: OcsTarget, options: ChangeFlags) -> None:
     """Light the NICs of servers (or hosts) onto one packet switch, with the fewest moves.
 
     For schedulers that place work themselves: see 'patchlight lab topology'. Circuits of running
@@ -141,7 +142,7 @@ def together(nodes: tuple[str, ...], force: bool, target: Target, options: Chang
 @click.command("light")
 @click.argument("pairs", nargs=-1, required=True, metavar="A:B…", shell_complete=complete_pair)
 @change_options
-def light_paths(pairs: tuple[str, ...], target: Target, options: ChangeOptions) -> None:
+def light_paths(pairs: tuple[str, ...], target: OcsTarget, options: ChangeFlags) -> None:
     """Join ends by light, over as many circuit switches as it takes, with the fewest changes.
 
     An end is a NIC or a host (server1.nic0), a packet switch (tor1: any port) or its port (tor1.3).
@@ -157,7 +158,7 @@ def light_paths(pairs: tuple[str, ...], target: Target, options: ChangeOptions) 
 @click.argument("switches", nargs=-1, metavar="[OCS…]", shell_complete=complete_switch)
 @why_option
 @target_options
-def save(name: str, switches: tuple[str, ...], why: str, target: Target, as_json: bool) -> None:
+def save(name: str, switches: tuple[str, ...], why: str, target: OcsTarget, as_json: bool) -> None:
     """Keep the present maps under NAME, for 'restore'. Replaces what had that name."""
     with target.client(switches) as client:
         record = client.save_map(name, switches, why)
@@ -172,7 +173,7 @@ def save(name: str, switches: tuple[str, ...], why: str, target: Target, as_json
 @click.argument("name", required=False)
 @click.option("--list", "listing", is_flag=True, help="List the saved maps instead.")
 @change_options
-def restore(name: str | None, listing: bool, target: Target, options: ChangeOptions) -> None:
+def restore(name: str | None, listing: bool, target: OcsTarget, options: ChangeFlags) -> None:
     """Bring about the maps saved as NAME, whole."""
     if name is not None and not listing:
         with target.client(

@@ -9,13 +9,15 @@ import click
 
 from patchlight.cli.ocs.names import complete_any_port, complete_switch, places_by_switch
 from patchlight.cli.ocs.options import (
-    ChangeOptions,
-    Target,
+    ChangeFlags,
+    OcsTarget,
+    carry_out,
     change_options,
+    print_record,
+    say_unreachable,
     target_options,
     why_option,
 )
-from patchlight.cli.ocs.output import carry_out, print_record, say_unreachable
 from patchlight.console.rendering import Column, Table, print_json, say, when
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.labmaps import driven
@@ -34,7 +36,7 @@ _ports = click.argument("ports", nargs=-1, metavar="PORT…", shell_complete=com
 @click.option("--keep", is_flag=True, help="Only keep others off: your own changes still go.")
 @target_options
 def lock(
-    ports: tuple[str, ...], why: str | None, keep: bool, target: Target, as_json: bool
+    ports: tuple[str, ...], why: str | None, keep: bool, target: OcsTarget, as_json: bool
 ) -> None:
     """Lock ports (ocs1.17, or what is plugged in): no change touches them until 'unlock'.
 
@@ -65,7 +67,7 @@ def lock(
 @_ports
 @why_option
 @target_options
-def unlock(ports: tuple[str, ...], why: str, target: Target, as_json: bool) -> None:
+def unlock(ports: tuple[str, ...], why: str, target: OcsTarget, as_json: bool) -> None:
     """Unlock ports, whoever locked them."""
     if not ports:
         raise BadInput("name the ports to unlock: 'patchlight ocs lock' lists those locked")
@@ -94,7 +96,7 @@ def _place(lock: Lock) -> str:
 @click.option("--repair", is_flag=True, help="Bring the devices back to what was committed.")
 @change_options
 def drift(
-    switches: tuple[str, ...], adopt: bool, repair: bool, target: Target, options: ChangeOptions
+    switches: tuple[str, ...], adopt: bool, repair: bool, target: OcsTarget, options: ChangeFlags
 ) -> None:
     """How the devices differ from their last committed maps; ends with 1 if they do."""
     if adopt and repair:
@@ -134,7 +136,7 @@ def drift(
 @click.option("--status", is_flag=True, help="Only say whether it is pressed.")
 @why_option
 @target_options
-def stop(clear: bool, status: bool, why: str, target: Target, as_json: bool) -> None:
+def stop(clear: bool, status: bool, why: str, target: OcsTarget, as_json: bool) -> None:
     """Press the stop button: the change under way halts before its next step and rolls back.
 
     New changes are refused until somebody says 'stop --clear', also after the controller

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.cli.ocs.options import Target, target_options, why_option
-from patchlight.cli.ocs.output import (
+from patchlight.cli.ocs.options import (
+    OcsTarget,
     change_lines,
     check_record,
     progress_line,
     say_record,
     say_unreachable,
+    target_options,
+    why_option,
 )
 from patchlight.cli.ocs.view import named_switches, switches_argument
 from patchlight.console.connection import NEWS_WITHIN_S
@@ -26,6 +28,7 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
     from patchlight.testbed.wire.rest.changes import Change
+
 
 Answer = dict[str, Any]
 
@@ -55,7 +58,7 @@ _CIRCUIT_EVENTS |= {"locked", "unlocked", "stopped", "stop-cleared", "resumed"}
 )
 @target_options
 def alarms(
-    switches: tuple[str, ...], listen_s: float | None, target: Target, as_json: bool
+    switches: tuple[str, ...], listen_s: float | None, target: OcsTarget, as_json: bool
 ) -> None:
     """What the devices reported by themselves since they are connected, notices included.
 
@@ -97,7 +100,7 @@ def watch(
     since: int | None,
     count: int | None,
     everything: bool,
-    target: Target,
+    target: OcsTarget,
     as_json: bool,
 ) -> None:
     """Follow what happens: changes, alarms, drift, locks. Ends with Ctrl-C.
@@ -132,7 +135,7 @@ def watch(
 @click.argument("number", metavar="ID", type=int)
 @why_option
 @target_options
-def cancel(number: int, why: str, target: Target, as_json: bool) -> None:
+def cancel(number: int, why: str, target: OcsTarget, as_json: bool) -> None:
     """Halt change ID before its next step, and undo what it did; wait until that is done.
 
     Refused for one that is over, or at its last steps: 'rollback' undoes that.
@@ -146,7 +149,7 @@ def cancel(number: int, why: str, target: Target, as_json: bool) -> None:
         raise PatchlightError(f"change {number} was not cancelled: it is {record['state']}")
 
 
-def _change_meant(target: Target, words: tuple[str, ...]) -> int | None:
+def _change_meant(target: OcsTarget, words: tuple[str, ...]) -> int | None:
     """The change that is meant, if it is one and no switch."""
     if len(words) != 1 or not words[0].isdecimal():
         return None
@@ -154,7 +157,7 @@ def _change_meant(target: Target, words: tuple[str, ...]) -> int | None:
     return None if is_a_switch else int(words[0])
 
 
-def _follow_change(target: Target, number: int, *, as_json: bool) -> None:
+def _follow_change(target: OcsTarget, number: int, *, as_json: bool) -> None:
     _refuse_direct(target)
 
     def tell(record: Change) -> None:
@@ -187,12 +190,12 @@ def _to_its_end(client: ControllerClient, number: int, tell: Callable[[Change], 
     return record
 
 
-def _refuse_direct(target: Target) -> None:
+def _refuse_direct(target: OcsTarget) -> None:
     if target.direct:
         raise BadInput("a change with --direct is over when its command is: leave out --direct")
 
 
-def _followed(target: Target, names: set[str] | None, since: int | None) -> Iterator[Answer]:
+def _followed(target: OcsTarget, names: set[str] | None, since: int | None) -> Iterator[Answer]:
     """What happens, for ever."""
     from patchlight.client.client import ControllerError
 
@@ -222,7 +225,7 @@ def _followed(target: Target, names: set[str] | None, since: int | None) -> Iter
 
 
 def _watching(
-    target: Target, names: Collection[str]
+    target: OcsTarget, names: Collection[str]
 ) -> contextlib.AbstractContextManager[Callable[[float], list[Answer]]]:
     from patchlight.console.direct import watching
 

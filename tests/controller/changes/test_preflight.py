@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from patchlight.controller.changes.power import Tolerances, expected_powers, judge
-from patchlight.controller.changes.preflight import Locks, StopButton
+from patchlight.controller.changes.preflight import EmergencyStop, PortLocks
 from patchlight.controller.changes.record import (
     ChangeOptions,
     StepFailed,
@@ -122,7 +122,7 @@ async def test_a_locked_port_refuses_everybody_and_a_kept_one_others(bench: Chan
     with pytest.raises(BadInput, match="ports 1–320"):
         locks.lock("ocs1", [321], "locked", "bob", "?")
     # Another controller on the same state finds them.
-    assert [lock.port for lock in Locks(LAB, bench.store).all()] == [100, 110]
+    assert [lock.port for lock in PortLocks(LAB, bench.store).all()] == [100, 110]
     locks.unlock("ocs1", [100], "bob", "clean")
     assert (await bench.change(joined((100, 101)), "x")).state == "committed"
 
@@ -185,7 +185,7 @@ async def test_the_stop_button_halts_between_steps_and_refuses_until_cleared(
 def test_the_stop_button_is_pressed_from_another_process_on_the_same_journal(
     tmp_path: Path,
 ) -> None:
-    here, there = (StopButton(Store(tmp_path / "state.db")) for _ in range(2))
+    here, there = (EmergencyStop(Store(tmp_path / "state.db")) for _ in range(2))
     there.press("eva", "smoke")
     with pytest.raises(StepFailed, match="pressed by eva: smoke"):
         here.check()

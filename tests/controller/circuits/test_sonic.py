@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.changes.power import Baselines, PowerCheck, Should
+from patchlight.controller.changes.power import PowerBaselines, PowerCheck, Should
 from patchlight.controller.changes.record import StepFailed
 from patchlight.controller.circuits.drivers.sonic import SonicOcs
 from patchlight.controller.storage.store import Store
@@ -90,7 +90,7 @@ async def test_a_path_that_lost_too_much_in_the_factory_fails_its_circuit(tmp_pa
         await driver.open()
         made = Should(circuit("3>9"), None, None)
         with contextlib.closing(Store(tmp_path / "controller.db")) as store:
-            check = PowerCheck(lab, Baselines(store))
+            check = PowerCheck(lab, PowerBaselines(store))
             with pytest.raises(StepFailed, match=r"3>9 lost \d\.\d dB, expected at most 4\.5 dB"):
                 await check.verify(driver, [made])
             (remark,) = (

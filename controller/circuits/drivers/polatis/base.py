@@ -48,11 +48,9 @@ class PolatisDriver(NumberedDriver):
 
     async def port_states(self) -> Mapping[DirectedPort, PortState]:
         """Of each port that the lab knows: enabled, disabled, failed."""
-        return {
-            port: PortState(self._condition(state), state)
-            for port, state in (await self._states()).items()
-            if port.number <= self.ports
-        }
+        states, last = await self._states(), self.ports
+        known = {state: PortState(self._condition(state), state) for state in {*states.values()}}
+        return {port: known[state] for port, state in states.items() if port.number <= last}
 
     async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
         """At the ports that have monitors."""
