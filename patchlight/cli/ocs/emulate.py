@@ -11,12 +11,14 @@ from typing import Any
 import click
 
 from patchlight.console.rendering import print_json, say
-from patchlight.emulation.optical.channel_crossbar import NoChannelCrossbar
-from patchlight.emulation.optical.crossbar import NoCrossbar
+from patchlight.emulation.optical.crossbar import NoChannelCrossbar, NoCrossbar
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
-from patchlight.emulation.optical.protocols.server import ProtocolServer, server_class
-from patchlight.emulation.optical.serving import serve_until_stopped
+from patchlight.emulation.optical.protocols.server import (
+    ProtocolServer,
+    serve_until_stopped,
+    server_class,
+)
 from patchlight.emulation.optical.wavelength_device import EmulatedWss
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch, Emulation, OcsUser, OpticalSwitch

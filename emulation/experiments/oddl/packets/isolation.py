@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from patchlight.console.direct import direct_client
-from patchlight.controller.circuits.protocols.ssh.host_keys import FILE_VARIABLE
+from patchlight.controller.circuits.protocols.ssh import FILE_VARIABLE
 from patchlight.emulation.experiments.oddl.packets.crew import Load, crew_of
 from patchlight.emulation.experiments.oddl.packets.flood import Arrivals, flood
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
