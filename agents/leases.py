@@ -26,6 +26,7 @@ from patchlight.testbed.linux.files import private_folder
 from patchlight.testbed.linux.processes import process_start
 from patchlight.testbed.wire.worker_api import WorkerSpec, WorkerState
 
+CLAIMS = Path("/run/patchlight-claims")
 _log = logging.getLogger("patchlight.agent")
 
 
@@ -176,9 +177,6 @@ class LeaseBook:
         return self._directory / f"{worker}.json"
 
 
-FOLDER = Path("/run/patchlight-claims")
-
-
 @dataclass(frozen=True, slots=True)
 class Holder:
     """Who has something: a worker by its network namespace, and the process of its agent."""
@@ -203,7 +201,7 @@ class Claims:
     with the boot. It counts as long as the agent or a process of the worker runs.
     """
 
-    def __init__(self, lab: str, folder: Path = FOLDER) -> None:
+    def __init__(self, lab: str, folder: Path = CLAIMS) -> None:
         self._lab, self._folder = lab, folder
 
     def take(self, worker: str, namespace: str, things: Mapping[str, str]) -> None:
@@ -216,7 +214,7 @@ class Claims:
         own = Holder(self._lab, worker, namespace, pid, process_start(pid))
         with self._locked():
             for key, words in things.items():
-                holder = _read(self._path(key))
+                holder = _read_holder(self._path(key))
                 if holder is None or holder.namespace == namespace or not holder.is_there:
                     continue
                 raise Conflict(
@@ -235,7 +233,7 @@ class Claims:
             return
         with self._locked():
             for path in self._folder.glob("*.json"):
-                holder = _read(path)
+                holder = _read_holder(path)
                 if holder is None or holder.namespace == namespace or not holder.is_there:
                     path.unlink()
             with contextlib.suppress(OSError):
@@ -273,7 +271,7 @@ class Claims:
             os.close(descriptor)
 
 
-def _read(path: Path) -> Holder | None:
+def _read_holder(path: Path) -> Holder | None:
     """Who has it; ``None`` if nobody has, or the file is not one that an agent wrote."""
     try:
         found: dict[str, Any] = json.loads(path.read_text())

@@ -14,10 +14,10 @@ from patchlight.agents import probing
 from patchlight.agents.errors import AgentError, BadRequest, Conflict, GpuError, NotHere
 from patchlight.agents.gpus.contract import GpuBackend, Pairings
 from patchlight.agents.leases import Claims, LeaseBook
-from patchlight.agents.nics.status import idle_status, leased_status
+from patchlight.agents.nics.status import idle_status, leased_status, nic_of
 from patchlight.agents.paths.nodes import PathNodes
-from patchlight.agents.tenancy import Site
-from patchlight.agents.worker_life import Worker
+from patchlight.agents.tenancy import AgentSite
+from patchlight.agents.worker_life import LeasedWorker
 from patchlight.agents.workers.contract import Runner
 from patchlight.agents.workers.limits import permitted
 from patchlight.testbed.errors import in_words
@@ -72,11 +72,11 @@ class AgentService:
         home = namespaces.process_namespace()
         self._pairings = Pairings(server, gpus)
         claims, folders = Claims(lab.name), state / "workers"
-        self._site = Site(
+        self._site = AgentSite(
             *(lab, server, runner, gpus, self._pairings, self._book),
             *(claims, home, folders, self.paths),
         )
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, LeasedWorker] = {}
         self._unwanted: deque[str] = deque(maxlen=MOST_ENDED)
         self._looking: asyncio.Task[None] | None = None
         self._under_way: set[asyncio.Task[None]] = set()
@@ -104,7 +104,7 @@ class AgentService:
                 _log.warning("%s", far)
         await self._runner.sweep({each.handle.container for each in leases if each.handle})
         for lease in sorted(leases, key=lambda each: each.created_at):
-            worker = Worker(self._site, lease.spec, lease)
+            worker = LeasedWorker(self._site, lease.spec, lease)
             self._workers[lease.spec.id] = worker
             try:
                 if lease.handle is None:
@@ -152,9 +152,9 @@ class AgentService:
                     return known.status(), False
         if spec.id in self._unwanted:
             raise Conflict(f"worker {spec.id} was deleted before it was made")
-        nic = self._nic(spec.nic)
+        nic = nic_of(self._server, spec.nic)
         self._check(spec, nic)
-        worker = Worker(self._site, spec)
+        worker = LeasedWorker(self._site, spec)
         self._workers[spec.id] = worker
         # A task of its own: whoever asked may be gone before it is done.
         await asyncio.shield(self._begin(self._launch(worker, nic)))
@@ -178,7 +178,7 @@ class AgentService:
             if holder is not None:
                 raise Conflict(f"{kind} {name} is leased to worker {holder}")
 
-    async def _launch(self, worker: Worker, nic: Nic) -> None:
+    async def _launch(self, worker: LeasedWorker, nic: Nic) -> None:
         async with worker.lock:
             try:
                 await worker.launch(nic)
@@ -186,7 +186,7 @@ class AgentService:
                 await self._abandon(worker, str(exc))
                 raise
 
-    async def _abandon(self, worker: Worker, why: str) -> None:
+    async def _abandon(self, worker: LeasedWorker, why: str) -> None:
         if await worker.abandon(why):
             del self._workers[worker.spec.id]
 
@@ -240,7 +240,7 @@ class AgentService:
         self._forget(worker)
         return status
 
-    def _forget(self, worker: Worker) -> None:
+    def _forget(self, worker: LeasedWorker) -> None:
         if self._workers.get(worker.spec.id) is worker:
             worker.tenancy.forget()
             del self._workers[worker.spec.id]
@@ -358,15 +358,10 @@ class AgentService:
             for worker in ended[:-MOST_ENDED]:
                 self._forget(worker)
 
-    def _known(self, name: str) -> Worker:
+    def _known(self, name: str) -> LeasedWorker:
         if name not in self._workers:
             raise NotHere(f"server {self._server.name} has no worker {name!r}")
         return self._workers[name]
-
-    def _nic(self, name: str) -> Nic:
-        if (nic := next((n for n in self._server.nics if n.name == name), None)) is not None:
-            return nic
-        raise NotHere(f"server {self._server.name} has no NIC {name!r}")
 
 
 def _probed(name: str, ear: probing.Ear) -> ProbedNic:

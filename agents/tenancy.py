@@ -38,7 +38,7 @@ _log = logging.getLogger("patchlight.agent")
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class AgentSite:
     """What the workers of one server share. ``home`` is the namespace that NICs come from."""
 
     lab: Lab
@@ -75,7 +75,7 @@ class Tenancy:
     ``energy_j`` is what its GPU was last seen to have used, if the GPU tells.
     """
 
-    def __init__(self, site: Site, spec: WorkerSpec, lease: Lease | None = None) -> None:
+    def __init__(self, site: AgentSite, spec: WorkerSpec, lease: Lease | None = None) -> None:
         self._site, self._spec, self._lease = site, spec, lease
         self.folder = site.folders / spec.id
         self.rdma: RdmaStatus | None = None

@@ -15,7 +15,7 @@ from patchlight.agents.errors import AgentError, Conflict, GpuError
 from patchlight.agents.leases import Ended, Lease
 from patchlight.agents.nics.moving import block_egress, unblock_egress
 from patchlight.agents.nics.status import GONE, NicProblem
-from patchlight.agents.tenancy import Site, Tenancy
+from patchlight.agents.tenancy import AgentSite, Tenancy
 from patchlight.agents.worker_folder import (
     ON_REQUEST,
     Ending,
@@ -45,10 +45,10 @@ _GPU_MISSES = 3
 _log = logging.getLogger("patchlight.agent")
 
 
-class Worker:
+class LeasedWorker:
     """One worker that the agent knows of, alive or ended. ``lock`` is for who changes its life."""
 
-    def __init__(self, site: Site, spec: WorkerSpec, lease: Lease | None = None) -> None:
+    def __init__(self, site: AgentSite, spec: WorkerSpec, lease: Lease | None = None) -> None:
         self.spec = spec
         self.lock = asyncio.Lock()
         self.tenancy = Tenancy(site, spec, lease)

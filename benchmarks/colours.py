@@ -17,7 +17,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks import figure
-from patchlight.emulation.fabric import links, redirects
+from patchlight.emulation.fabric import links
+from patchlight.emulation.fabric import links as redirects
 from patchlight.emulation.fabric.openvswitch import datapath_type, new_bridge
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.optical_links import Light

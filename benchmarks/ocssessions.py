@@ -17,8 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import figure
-from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT, Connection, LineFramer
-from patchlight.controller.circuits.protocols.tl1.messages import Framer
+from patchlight.controller.circuits.protocols.connection import (
+    BUFFER_LIMIT,
+    DeviceConnection,
+    LineFramer,
+)
+from patchlight.controller.circuits.protocols.tl1_messages import Tl1Framer
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
 from tests.controller.circuits.test_faulty_sessions import session
@@ -38,7 +42,7 @@ _CONNECTIONS = 64
 _POLL_S = 0.02
 # Nothing of these ever ends a message: an open quote in TL1, a line of numbers in SCPI.
 _ENDLESS = {"TL1": b'\r\n\n   X 01-01-01 00:00:00\r\nM  1 COMPLD\r\n   "', "SCPI": b"(@"}
-_FRAMERS: dict[str, Any] = {"TL1": Framer, "SCPI": LineFramer}
+_FRAMERS: dict[str, Any] = {"TL1": Tl1Framer, "SCPI": LineFramer}
 
 
 def run() -> list[dict[str, Any]]:
@@ -135,7 +139,7 @@ async def _hold(kind: str, port: int) -> None:
     before, connections = _rss(), []
     framers = [_FRAMERS[kind]() for _ in range(_CONNECTIONS)]
     for framer in framers:
-        connections.append(await Connection.open("127.0.0.1", port, framer, lambda _: False))
+        connections.append(await DeviceConnection.open("127.0.0.1", port, framer, lambda _: False))
     print("connected", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     held = BUFFER_LIMIT - 65536

@@ -108,14 +108,14 @@ class SocketGpus(GpuBackend):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PciPlace:
     """A PCI device: its folder in ``/sys/devices`` by parts, the bus's root first."""
 
     parts: tuple[str, ...]
     node: int | None
     cpus: frozenset[int]
 
-    def distance(self, other: "Place") -> Distance:
+    def distance(self, other: "PciPlace") -> Distance:
         """How far the other one is; a node that is not known is no other node."""
         found = distance(self.parts, self.node, other.parts, other.node)
         return Distance.NODE if found is None else found
@@ -130,7 +130,7 @@ class Pairings:
     def __init__(self, server: Server, gpus: GpuBackend, sysfs: Path = Path("/sys")) -> None:
         self._server, self._gpus, self._sysfs = server, gpus, sysfs
         # Devices do not move on their buses; a NIC that a worker has is not seen from here.
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, PciPlace] = {}
 
     def cpus_near(self, gpu: str | None, nic: Nic) -> str:
         """CPUs of a worker's GPU, or else NIC, as Linux lists them; empty if all are near."""
@@ -160,22 +160,22 @@ class Pairings:
             )
         return ""
 
-    def _gpu(self, name: str) -> Place | None:
+    def _gpu(self, name: str) -> PciPlace | None:
         found = self._gpus.physical(name)
         if found is None or found.pci_address is None:
             return None
         return self._place(f"bus/pci/devices/{found.pci_address}")
 
-    def _nic(self, nic: Nic) -> Place | None:
+    def _nic(self, nic: Nic) -> PciPlace | None:
         return self._place(f"class/net/{nic.interface or nic.name}/device")
 
-    def _place(self, link: str) -> Place | None:
+    def _place(self, link: str) -> PciPlace | None:
         if (known := self._places.get(link)) is None and (known := _place(self._sysfs, link)):
             self._places[link] = known
         return known
 
 
-def _place(sysfs: Path, link: str) -> Place | None:
+def _place(sysfs: Path, link: str) -> PciPlace | None:
     """The PCI device that is there, if one is: a virtual NIC has none."""
     folder = Path(os.path.realpath(sysfs / link))
     try:
@@ -184,4 +184,4 @@ def _place(sysfs: Path, link: str) -> Place | None:
         cpus = cpus_of((folder / "local_cpulist").read_text())
     except (OSError, ValueError):
         return None
-    return Place(parts, node if node >= 0 else None, cpus)
+    return PciPlace(parts, node if node >= 0 else None, cpus)

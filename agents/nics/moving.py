@@ -14,12 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from patchlight.agents import roce
 from patchlight.agents.errors import NicError
 from patchlight.agents.nics.state import (
     NicState,
     WorkerNetwork,
     allowing,
+    has_rdma_device,
     index_of,
     name_inside,
     rtnetlink,
@@ -154,7 +154,7 @@ def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
                     _move(ip, state.interface, home)
             if state.rdma is not None and state.rdma_moves:
                 with sysfs() as inside:
-                    if roce.has_device(state.rdma.name, inside):
+                    if has_rdma_device(state.rdma.name, inside):
                         rdma.move_device(state.rdma.name, home)
 
     def put_back() -> None:

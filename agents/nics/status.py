@@ -10,12 +10,11 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
-from patchlight.agents import roce
-from patchlight.agents.errors import NicError
+from patchlight.agents.errors import NicError, NotHere
 from patchlight.agents.nics.moving import find_access
-from patchlight.agents.nics.state import NicState
+from patchlight.agents.nics.state import NicState, gid_of, is_rdma_active
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab.nic import Nic
+from patchlight.testbed.lab.model import Nic, Server
 from patchlight.testbed.linux import ethtool, namespaces
 from patchlight.testbed.linux.ethtool import Priorities, read_priorities
 from patchlight.testbed.linux.sysfs import read_link, sysfs
@@ -43,6 +42,13 @@ class NicProblem:
     is_dark: bool = False
 
 
+def nic_of(server: Server, name: str) -> Nic:
+    """The server's NIC of that name; ``NotHere`` if it has none."""
+    if (nic := next((n for n in server.nics if n.name == name), None)) is not None:
+        return nic
+    raise NotHere(f"server {server.name} has no NIC {name!r}")
+
+
 def problem_of(namespace: Path, interface: str) -> NicProblem | None:
     """What is wrong with a NIC that should be in the namespace; ``None`` if nothing is."""
     gone = NicProblem(GONE.format(interface))
@@ -63,11 +69,11 @@ def rdma_status(place: NicPlace) -> RdmaStatus | None:
 
     def look() -> RdmaStatus:
         with sysfs() as root:
-            gid = roce.gid_of(place.inside, place.address, root)
+            gid = gid_of(place.inside, place.address, root)
             return RdmaStatus(
                 device=device.name,
                 port=device.port,
-                active=roce.is_active(device, root),
+                active=is_rdma_active(device, root),
                 gid=gid.status if gid else None,
             )
 

@@ -6,10 +6,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from patchlight.agents import roce
 from patchlight.agents.errors import NicError
-from patchlight.agents.nics.state import RENDEZVOUS, FunctionState, NicState, index_of, rtnetlink
-from patchlight.agents.roce import RdmaDevice
+from patchlight.agents.nics.state import (
+    RENDEZVOUS,
+    FunctionState,
+    NicState,
+    RdmaDevice,
+    index_of,
+    rdma_device_of,
+    rtnetlink,
+)
 from patchlight.testbed.lab.nic import Nic, NicMode, Rendezvous
 from patchlight.testbed.linux import sysfs
 from patchlight.testbed.linux.sysfs import NamespaceMode
@@ -51,7 +57,7 @@ def access_of(nic: Nic, sys: Path, sharing: NamespaceMode | None) -> NicAccess:
         number, given = free[0]
         function = FunctionState(interface, number)
         interface = given
-    device = None if nic.rdma == "none" else roce.device_of(interface, sys)
+    device = None if nic.rdma == "none" else rdma_device_of(interface, sys)
     moves = _moves(nic, mode, device, sharing)
     if device is not None and mode == "macvlan" and sharing == "exclusive":
         device = None  # it can be in one namespace only, and that is its NIC's

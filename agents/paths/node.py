@@ -70,7 +70,7 @@ class LitPath(NamedTuple):
     until_s: float
 
 
-class NoPath(PatchlightError):
+class PathNotGranted(PatchlightError):
     """No path came in time."""
 
 
@@ -157,18 +157,12 @@ class PathNode:
         if self._timer is not None:
             self._timer.cancel()
 
-    def rebound(self, bounds: Bounds) -> None:
-        """Go over to new bounds, dark, and as quiet as after a start."""
-        self._elapse()
-        self._take(self._node.done())
-        self._take((Node.started(self._number, bounds, max(_boot(), self._node.attempt + 1)), ()))
-
     @asynccontextmanager
     async def path(self, destination: int, patience_s: float = 10.0) -> AsyncIterator[LitPath]:
         """A path, for as long as its lease goes; given back at the end.
 
-        Flows of one node take turns. ``NoPath`` if none comes in time. Whoever sends for longer
-        than ``until_s`` is in the dark from then on, and should ask anew.
+        Flows of one node take turns. ``PathNotGranted`` if none comes in time. A flow that sends
+        for longer than ``until_s`` is in the dark from then on, and should ask again.
         """
         async with self._turn:
             try:
@@ -197,7 +191,7 @@ class PathNode:
         try:
             return await asyncio.wait_for(self._granted(destination), patience_s)
         except TimeoutError as error:
-            raise NoPath(
+            raise PathNotGranted(
                 f"node {self._number} got no path to node {destination} in {patience_s:g} s",
                 hint="look whether that node's agent runs, and at the network between them",
             ) from error
@@ -228,7 +222,9 @@ class PathNode:
                 _log.debug("reading a datagram: %s", error)
                 continue
             message = unpacked(datagram, self._key)
-            if message is None or message.to != self._number or self._is_strange(message.sender):
+            if message is None or message.to != self._number:
+                continue
+            if message.sender == self._number or message.sender >= len(self._addresses):
                 continue
             is_mine = message.epoch == self._node.bounds.epoch
             if is_mine and message.kind in ("drained", "release"):
@@ -236,9 +232,6 @@ class PathNode:
                 self._heard.set()
                 self._heard = asyncio.Event()
             self._take(self._node.hear(message))
-
-    def _is_strange(self, sender: int) -> bool:
-        return sender == self._number or sender >= len(self._addresses)
 
     def _elapse(self) -> None:
         now_us = _now_us()

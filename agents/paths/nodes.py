@@ -18,8 +18,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from patchlight.agents.errors import BadRequest, Conflict, NotHere
-from patchlight.agents.paths.node import LitPath, NoPath, PathNode
+from patchlight.agents.errors import BadRequest, Conflict
+from patchlight.agents.nics.status import nic_of
+from patchlight.agents.paths.node import LitPath, PathNode, PathNotGranted
 from patchlight.agents.training.control import PATHS_SOCKET, socket_in
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Endpoint, Nic, Server
@@ -100,7 +101,7 @@ class PathSocket:
                     await asyncio.wait({done}, timeout=path.until_s - time.monotonic())
                     if done.done():
                         await node.drained(before, _DRAINS_S)
-            except NoPath:
+            except PathNotGranted:
                 if node is self._node():  # else it has other bounds by now
                     raise
         with contextlib.suppress(OSError):
@@ -166,7 +167,10 @@ class PathNodes:
             return
         for file in self._folder.glob("*.json"):
             try:
-                self._start(self._nic(file.stem), PathBounds.model_validate_json(file.read_text()))
+                self._start(
+                    nic_of(self._server, file.stem),
+                    PathBounds.model_validate_json(file.read_text()),
+                )
             except (ValidationError, PatchlightError) as error:
                 _log.warning("bounds of paths in %s: %s", file, in_words(error))
 
@@ -187,7 +191,7 @@ class PathNodes:
 
         ``Conflict`` for bounds of an epoch that is over, or others of one that is not.
         """
-        nic = self._nic(nic_name)
+        nic = nic_of(self._server, nic_name)
         if self._lasers is None or nic.transceiver is None or nic.transceiver.tunable is None:
             raise BadRequest(
                 f"{nic_name} of {self._server.name} can have no paths: nobody here tunes a "
@@ -217,7 +221,7 @@ class PathNodes:
 
     def withdraw(self, nic_name: str, epoch: int) -> None:
         """A NIC gives nothing any more under bounds of this epoch or one before; else nothing."""
-        nic = self._nic(nic_name)
+        nic = nic_of(self._server, nic_name)
         self._withdrawn[nic_name] = max(epoch, self._withdrawn.get(nic_name, 0))
         known = self._nodes.get(nic_name)
         if known is None or known.bounds.epoch > epoch:
@@ -231,7 +235,7 @@ class PathNodes:
     async def serve(self, spec: WorkerSpec, folder: Path) -> None:
         """Let a worker ask for paths in its folder, if that is what its task does."""
         if isinstance(spec.task, SyntheticTask) and spec.task.paths:
-            transceiver = self._nic(spec.nic).transceiver
+            transceiver = nic_of(self._server, spec.nic).transceiver
             tuning_s = transceiver.tuning_time_s if transceiver else 0.0
             socket = PathSocket(folder, partial(self.node, spec.nic), tuning_s)
             await socket.open()
@@ -287,8 +291,3 @@ class PathNodes:
 
     def _record(self, nic_name: str) -> Path:
         return self._folder / f"{nic_name}.json"
-
-    def _nic(self, name: str) -> Nic:
-        if (nic := next((n for n in self._server.nics if n.name == name), None)) is not None:
-            return nic
-        raise NotHere(f"server {self._server.name} has no NIC {name!r}")

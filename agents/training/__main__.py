@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from .compute import Device, open_device
+from .compute import ComputeDevice, open_device
 from .control import ControlServer, Gate, Journal, StoppedAt
 from .task import TrainingError, TrainingTask, read_task
 
@@ -67,7 +67,7 @@ def main() -> int:
 
 def _trainer_of(
     task: TrainingTask, directory: str
-) -> Callable[[TrainingTask, Device, Gate, Journal], None]:
+) -> Callable[[TrainingTask, ComputeDevice, Gate, Journal], None]:
     if task.model is None:
         from . import trainer
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from .task import TrainingError, TrainingTask
 
 
-class Device(Protocol):
+class ComputeDevice(Protocol):
     """Something that computes for a given time; ``begin`` may return before it is over."""
 
     name: str
@@ -30,7 +30,7 @@ class Device(Protocol):
         """Give the device back."""
 
 
-class EmulatedGpu:
+class SocketGpu:
     """An emulated GPU behind a Unix socket; held by this connection alone while it is open."""
 
     name = "emulated-gpu"
@@ -184,10 +184,10 @@ class _ItsOwn:
         """It is given back with the process."""
 
 
-def open_device(task: TrainingTask) -> Device:
+def open_device(task: TrainingTask) -> ComputeDevice:
     """The device that the task asks for; ``TrainingError`` if it is there but refuses."""
     if task.gpu_socket is not None:
-        return EmulatedGpu(task.gpu_socket, task.id)
+        return SocketGpu(task.gpu_socket, task.id)
     if task.model is not None:
         return _ItsOwn()
     if task.device == "sleep":

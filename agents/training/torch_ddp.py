@@ -23,7 +23,7 @@ from patchlight.testbed.graphs.builtin import build
 from patchlight.testbed.graphs.layers import A100
 from patchlight.testbed.graphs.profiling.torch_models import TorchLayers
 
-from .compute import Device
+from .compute import ComputeDevice
 from .control import Gate, Journal, StoppedAt
 from .process_groups import ProcessGroups
 from .task import TrainingError, TrainingTask
@@ -39,7 +39,7 @@ class MiniBatch(NamedTuple):
     targets: torch.Tensor
 
 
-class Samples:
+class TrainingSamples:
     """A model and mini-batches for it. The same seed, rank and iteration give the same one."""
 
     def __init__(self, task: TrainingTask) -> None:
@@ -137,7 +137,12 @@ class Checkpoints:
         if self._file is None or not self._is_first:
             return
         fresh = self._file.with_suffix(".new")
-        known = {"of": self._of, "iteration": iteration, **self._state()}
+        known = {
+            "of": self._of,
+            "iteration": iteration,
+            "model": self._model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+        }
         try:
             with fresh.open("wb") as opened:
                 torch.save(known, opened)
@@ -183,15 +188,12 @@ class Checkpoints:
             )
         return found
 
-    def _state(self) -> dict[str, Any]:
-        return {"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}
-
 
 class ReplicasDiffer(TrainingError):
     """The ranks' parameters are not the same any more."""
 
 
-class Exchange:
+class GradientExchange:
     """The gradient's sum over all ranks, bucket by bucket, as DDP has them ready.
 
     ``computed_at`` is when the first bucket was, ``released_at`` when it could be sent and
@@ -199,7 +201,7 @@ class Exchange:
     all-reduce of them all sends, 2(n−1)/n of their bytes.
     """
 
-    def __init__(self, groups: ProcessGroups, gate: Gate, device: Device) -> None:
+    def __init__(self, groups: ProcessGroups, gate: Gate, device: ComputeDevice) -> None:
         self._groups, self._gate, self._device = groups, gate, device
         self.iteration = 0
         self.computed_at = self.released_at = self.last_at = 0.0
@@ -238,7 +240,7 @@ class Exchange:
 class Replicas:
     """A model on all ranks. A new group of the gradients gets a new wrapper of the same model."""
 
-    def __init__(self, model: nn.Module, groups: ProcessGroups, exchange: Exchange) -> None:
+    def __init__(self, model: nn.Module, groups: ProcessGroups, exchange: GradientExchange) -> None:
         self._model, self._groups, self._exchange = model, groups, exchange
         self._wrap(groups.gradients)
 
@@ -258,21 +260,25 @@ class Replicas:
 
 
 def train(
-    task: TrainingTask, device: Device, gate: Gate, journal: Journal, renews: bool | None = None
+    task: TrainingTask,
+    device: ComputeDevice,
+    gate: Gate,
+    journal: Journal,
+    renews: bool | None = None,
 ) -> None:
     """Join the other ranks, wait for the start, and train to the end.
 
     ``TrainingError`` if a rank is lost, replicas differ, or the data or the checkpoint cannot be
     used; ``StoppedAt`` if it is told to end sooner. ``renews`` is that of ``ProcessGroups``.
     """
-    samples = Samples(task)
+    samples = TrainingSamples(task)
     where = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = samples.model.to(where)
     optimizer = torch.optim.Adam(model.parameters(), lr=_LEARNING_RATE)
     groups = ProcessGroups(task, renews)
     checkpoints = Checkpoints(task, model, optimizer)
     first = checkpoints.resume(groups)
-    exchange = Exchange(groups, gate, device)
+    exchange = GradientExchange(groups, gate, device)
     replicas = Replicas(model, groups, exchange)
     gate.goes_on_at(first)
     journal.goes_on_at(first)

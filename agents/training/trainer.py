@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .allreduce import ring_all_reduce
-from .compute import Device
+from .compute import ComputeDevice
 from .control import Gate, Journal, StoppedAt
 from .ring import Neighbours, join_ring
 from .task import TrainingError, TrainingTask
@@ -63,7 +63,7 @@ def check_sum(got: Array, expected: Array, iteration: int) -> None:
 
 def train(
     task: TrainingTask,
-    device: Device,
+    device: ComputeDevice,
     gate: Gate,
     journal: Journal,
     path: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,

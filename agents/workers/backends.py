@@ -40,7 +40,8 @@ def make_runner(choice: str, options: BackendOptions) -> Runner:
     """
     if choice == "auto":
         choice = "docker" if engine_is_there() else "process"
-    known = _installed() | {"docker": _docker, "process": _process}
+    installed = {point.name: _by(point) for point in entry_points(group=GROUP)}
+    known = {**installed, "docker": _docker, "process": _process}
     if choice not in known:
         more = "".join(f", {name!r}" for name in sorted(known.keys() - {"docker", "process"}))
         raise BadInput(f"--workers {choice!r}: expected 'docker', 'process' or 'auto'{more}")
@@ -60,10 +61,6 @@ def _docker(options: BackendOptions) -> Runner:
     return DockerRunner(
         options.lab, options.server, options.image, options.gpu_access, options.worker_user
     )
-
-
-def _installed() -> dict[str, Callable[[BackendOptions], Runner]]:
-    return {point.name: _by(point) for point in entry_points(group=GROUP)}
 
 
 def _by(point: EntryPoint) -> Callable[[BackendOptions], Runner]:

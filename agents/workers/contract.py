@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from patchlight.agents.gpus.contract import PhysicalGpu
-from patchlight.agents.roce import RdmaDevice
+from patchlight.agents.nics.state import RdmaDevice
 from patchlight.testbed.linux.cgroups import Limits
 from patchlight.testbed.wire.worker_api import WorkerSpec
 

@@ -20,7 +20,6 @@ from docker.types import LogConfig, Mount, Ulimit
 
 from patchlight import testbed
 from patchlight.agents.errors import LaunchError
-from patchlight.agents.gpus.contract import PhysicalGpu
 from patchlight.agents.workers import keeper
 from patchlight.agents.workers.contract import ExitInfo, RunningWorker, WorkerHandle, WorkerLaunch
 from patchlight.agents.workers.gpu_access import NO_GPU, container_settings, find_access
@@ -34,8 +33,7 @@ from patchlight.agents.workers.limits import (
 from patchlight.agents.workers.programs import (
     TRAINING,
     TRAINING_IN_PATH,
-    Places,
-    Program,
+    WorkerPlaces,
     hostname,
     hosts_file,
     program_of,
@@ -173,11 +171,14 @@ class DockerRunner:
         environment = {"PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp", "USER": user.name}
         environment |= program.environment
         environment |= gpu.pop("environment", NO_GPU)
+        command = keeper.kept(
+            program.command, _FOLDER, gated=program.gated, waited_for=True, gpu=launch.gpu
+        )
         settings: dict[str, Any] = {
             "name": launch.namespace,
             "hostname": hostname(launch),
             "entrypoint": ["sh"],
-            "command": _kept(program, launch.gpu)[1:],
+            "command": command[1:],
             "labels": {**self._labels, "patchlight.worker": spec.id, "patchlight.job": spec.job},
             "environment": environment,
             "mounts": _mounts(launch),
@@ -233,8 +234,8 @@ def mapped_root(engine: Mapping[str, Any]) -> WorkerUser | None:
     )
 
 
-def _places(launch: WorkerLaunch) -> Places:
-    return Places(
+def _places(launch: WorkerLaunch) -> WorkerPlaces:
+    return WorkerPlaces(
         folder=_FOLDER,
         code=_CODE,
         python="python3",
@@ -242,10 +243,6 @@ def _places(launch: WorkerLaunch) -> Places:
         checkpoint=_CHECKPOINT if launch.spec.checkpoint else None,
         data=_DATA if isinstance(launch.spec.task, TorchTask) and launch.spec.task.data else None,
     )
-
-
-def _kept(program: Program, gpu: PhysicalGpu | None) -> list[str]:
-    return keeper.kept(program.command, _FOLDER, gated=program.gated, waited_for=True, gpu=gpu)
 
 
 def _limits(launch: WorkerLaunch) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Synthetic workers forked from a process that has imported their program: that is most of a start.
 
 ``python -m patchlight.agents.workers.forking --socket PATH`` forks one for each connection to its
-Unix socket, which is root's alone: an ``Order`` as a line of JSON, answered with the number of the
-worker's keeper and its start time, or with an error. What is forked is what
+Unix socket, which is root's alone: a ``ForkRequest`` as a line of JSON, answered with the number of
+the worker's keeper and its start time, or with an error. What is forked is what
 ``agents/workers/process.py`` starts as a program: the same user, rights, limits, namespaces,
 environment and files, under a keeper that does what the shell in ``keeper.py`` does.
 
@@ -44,7 +44,7 @@ class NotForked(PatchlightError):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ForkRequest:
     """A worker to fork.
 
     ``folder`` is its own, ``namespace`` the path of its network namespace. ``processes`` is how
@@ -64,7 +64,7 @@ class Order:
     arguments: Sequence[str]
 
 
-def fork(path: Path, order: Order) -> tuple[int, int]:
+def fork(path: Path, order: ForkRequest) -> tuple[int, int]:
     """Have a worker forked: its keeper's number and start time (clock ticks since boot).
 
     ``OSError`` if nobody forks at ``path``; ``NotForked`` says why there is no worker.
@@ -138,7 +138,7 @@ def _become_keeper(connection: socket.socket, train: Any) -> int:
     if not line:  # somebody looked whether this process is there
         return 0
     try:
-        order = Order(**json.loads(line))
+        order = ForkRequest(**json.loads(line))
         _confine(order)
         pid = os.getpid()
         answer: dict[str, Any] = {"pid": pid, "started": process_start(pid)}
@@ -149,7 +149,7 @@ def _become_keeper(connection: socket.socket, train: Any) -> int:
     return 1 if "error" in answer else _keep(order, train)
 
 
-def _confine(order: Order) -> None:
+def _confine(order: ForkRequest) -> None:
     """Have of the server what the worker may have, and nothing else."""
     os.setsid()
     for group in order.groups:
@@ -174,7 +174,7 @@ def _confine(order: Order) -> None:
     os.close(output)
 
 
-def _keep(order: Order, train: Any) -> int:
+def _keep(order: ForkRequest, train: Any) -> int:
     """Run the worker, pass SIGTERM on to it, and leave its exit code in its folder."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     program = os.fork()
@@ -199,7 +199,7 @@ def _pass_on(number: int, _frame: object) -> None:
     os.killpg(0, number)
 
 
-def _run(order: Order, train: Any) -> NoReturn:
+def _run(order: ForkRequest, train: Any) -> NoReturn:
     code = 1
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

@@ -33,8 +33,8 @@ from patchlight.agents.workers.limits import (
 from patchlight.agents.workers.programs import (
     TRAINING,
     TRAINING_IN_PATH,
-    Places,
-    Program,
+    WorkerPlaces,
+    WorkerProgram,
     hosts_file,
     program_of,
 )
@@ -96,7 +96,7 @@ class ProcessRunner(Runner):
         code = folder / "python" / TRAINING_IN_PATH
         code.parent.mkdir(parents=True)
         code.symlink_to(TRAINING)
-        places = Places(
+        places = WorkerPlaces(
             folder=str(folder),
             code=str(folder / "python"),
             python=sys.executable,
@@ -171,7 +171,7 @@ def _code() -> list[Path]:
     return [*sorted(prefixes), TRAINING, TRAINING.parents[1] / "testbed"]
 
 
-def _can_be_forked(program: Program, launch: WorkerLaunch, user: WorkerUser) -> bool:
+def _can_be_forked(program: WorkerProgram, launch: WorkerLaunch, user: WorkerUser) -> bool:
     """Whether it runs our code alone, with nothing on its way closed to the user."""
     if not program.needs_numpy_alone or launch.rdma_devices:
         return False
@@ -182,13 +182,13 @@ def _can_be_forked(program: Program, launch: WorkerLaunch, user: WorkerUser) -> 
     return not any(map(user.closed, needed))
 
 
-def _environment(program: Program, launch: WorkerLaunch, user: WorkerUser) -> dict[str, str]:
+def _environment(program: WorkerProgram, launch: WorkerLaunch, user: WorkerUser) -> dict[str, str]:
     keep = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     who = dict.fromkeys(("USER", "LOGNAME"), user.name)
     return {**keep, **who, "HOME": str(launch.directory), **program.environment}
 
 
-def _write_program(program: Program, launch: WorkerLaunch, user: WorkerUser) -> list[str]:
+def _write_program(program: WorkerProgram, launch: WorkerLaunch, user: WorkerUser) -> list[str]:
     """The command that runs the program: nothing of a job stands in it, nor in what runs before.
 
     Its variables and folder are set by a script that the worker's user alone can read, and does.
@@ -207,13 +207,13 @@ def _write_program(program: Program, launch: WorkerLaunch, user: WorkerUser) -> 
 
 def _fork(
     path: Path,
-    program: Program,
+    program: WorkerProgram,
     launch: WorkerLaunch,
     user: WorkerUser,
     groups: Sequence[Path],
     most: int | None,
 ) -> WorkerHandle:
-    order = forking.Order(
+    order = forking.ForkRequest(
         folder=program.directory,
         namespace=str(namespaces.namespace_path(launch.namespace)),
         uid=user.uid,

@@ -107,7 +107,7 @@ _DEFAULTS = {"PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THRE
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class WorkerPlaces:
     """Where a worker finds its things, as it sees them itself.
 
     ``folder`` is its own; ``code`` is a folder of Python's path with the training code in it;
@@ -125,7 +125,7 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class WorkerProgram:
     """A worker's program. ``gated``: it is begun only once the worker is told to start.
 
     ``needs_numpy_alone``: it is our synthetic trainer, without any other package.
@@ -138,7 +138,7 @@ class Program:
     needs_numpy_alone: bool = False
 
 
-def program_of(launch: WorkerLaunch, places: Places) -> Program:
+def program_of(launch: WorkerLaunch, places: WorkerPlaces) -> WorkerProgram:
     """The program of the worker's trainer; puts into the worker's folder what it reads there."""
     spec, task = launch.spec, launch.spec.task
     numpy_alone = False
@@ -160,7 +160,7 @@ def program_of(launch: WorkerLaunch, places: Places) -> Program:
             own = {**task.environment, "PYTHONPATH": ":".join(filter(None, [path, places.code]))}
             directory, gated = task.working_directory or places.folder, True
             command = task.command
-    return Program(
+    return WorkerProgram(
         command=tuple(command),
         environment={**_DEFAULTS, **network_defaults(launch), **own, **_rendezvous(launch, places)},
         directory=directory,
@@ -169,7 +169,7 @@ def program_of(launch: WorkerLaunch, places: Places) -> Program:
     )
 
 
-def _rendezvous(launch: WorkerLaunch, places: Places) -> dict[str, str]:
+def _rendezvous(launch: WorkerLaunch, places: WorkerPlaces) -> dict[str, str]:
     spec = launch.spec
     ring = sorted(spec.ring, key=lambda member: member.rank)
     variables = {
@@ -195,7 +195,7 @@ def _rendezvous(launch: WorkerLaunch, places: Places) -> dict[str, str]:
 
 
 def _write_task(
-    folder: Path, spec: WorkerSpec, task: SyntheticTask | TorchTask, places: Places
+    folder: Path, spec: WorkerSpec, task: SyntheticTask | TorchTask, places: WorkerPlaces
 ) -> None:
     values = {
         "id": spec.id,

@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 
 from patchlight.emulation.fabric.plan import FabricPlan
-from patchlight.emulation.fabric.processes import Service
+from patchlight.emulation.fabric.processes import LabService
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 from patchlight.testbed.linux.netlink import KernelRefused, Netlink, Request, attribute
@@ -46,7 +46,7 @@ class OpenVSwitch:
     def _database(self) -> str:
         return f"unix:{self.directory}/db.sock"
 
-    def start(self, start: Callable[[Sequence[Service]], None]) -> bool:
+    def start(self, start: Callable[[Sequence[LabService]], None]) -> bool:
         """Have ``start`` start the database and the switch daemon, each until it answers.
 
         Returns whether it is a new one. One that was here has its switches again, without flows.
@@ -68,8 +68,8 @@ class OpenVSwitch:
         self.vsctl(["set", "Open_vSwitch", ".", f"external_ids:started={time.time()}"])
         return is_new
 
-    def _daemon(self, name: str, arguments: Sequence[str], answers: Path) -> Service:
-        return Service(
+    def _daemon(self, name: str, arguments: Sequence[str], answers: Path) -> LabService:
+        return LabService(
             name=name,
             argv=[
                 executable(name),

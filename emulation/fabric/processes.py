@@ -28,12 +28,12 @@ from patchlight.testbed.linux.processes import (
 _LAST_LINES = 15
 
 
-class DidNotStart(PatchlightError):
+class ServiceNotStarted(PatchlightError):
     """A process of the lab ended, or did not answer in time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class LabService:
     """A process to be started: command, namespace, and how one sees that it is ready.
 
     ``quiet_s``: after so many seconds in which it neither used the processor nor wrote
@@ -57,7 +57,7 @@ class Service:
 class _Starting:
     """A service that is not ready yet. ``child`` is ``None`` if another process made it."""
 
-    service: Service
+    service: LabService
     record: ProcessRecord
     child: subprocess.Popen[bytes] | None
     progress: ProgressWatch
@@ -85,12 +85,12 @@ class Supervisor:
         self._state, self._say, self._real_time = state, say, real_time
         self._starting: list[_Starting] = []
 
-    def start(self, services: Sequence[Service]) -> None:
+    def start(self, services: Sequence[LabService]) -> None:
         """Start these and wait until all are ready."""
         self.launch(services)
         self.wait()
 
-    def launch(self, services: Sequence[Service]) -> None:
+    def launch(self, services: Sequence[LabService]) -> None:
         """Start those of these that do not run, side by side, without waiting."""
         missing = self.missing(services)
         if len(missing) > 1:
@@ -103,7 +103,7 @@ class Supervisor:
                 child = None if service.imports else self._spawn(service, log)
                 pid = child.pid if child else self._fork(service, log)
             except OSError as error:
-                raise DidNotStart(f"starting {service.name}: {error}") from error
+                raise ServiceNotStarted(f"starting {service.name}: {error}") from error
             favour(pid, real_time=self._real_time)
             started = process_start(pid) or 0
             record = ProcessRecord(service.name, pid, started, str(log), service.abrupt)
@@ -113,12 +113,12 @@ class Supervisor:
             progress = ProgressWatch(partial(_work_of, pid, log))
             self._starting.append(_Starting(service, record, child, progress))
 
-    def missing(self, services: Sequence[Service]) -> list[Service]:
+    def missing(self, services: Sequence[LabService]) -> list[LabService]:
         """Those of these that do not run."""
         there = {each.name for each in self._state.processes if is_running(each)}
         return [service for service in services if service.name not in there]
 
-    def end(self, services: Sequence[Service]) -> None:
+    def end(self, services: Sequence[LabService]) -> None:
         """End those of these that run, by force."""
         names = {service.name for service in services}
         for process in self._state.processes:
@@ -143,11 +143,11 @@ class Supervisor:
         found.pop(MARK, None)
         return {MARK: str(self._state.run_dir), **found}
 
-    def _fork(self, service: Service, log: Path) -> int:
+    def _fork(self, service: LabService, log: Path) -> int:
         environment = self._environment(service.environment)
         return nursery(service.imports).fork(service.argv, environment, log, service.namespace)
 
-    def _spawn(self, service: Service, log: Path) -> subprocess.Popen[bytes]:
+    def _spawn(self, service: LabService, log: Path) -> subprocess.Popen[bytes]:
         # A process begins in the namespace of the thread that makes it. In a session of its
         # own, Ctrl-C at the terminal reaches the builder alone.
         inside = entered(service.namespace) if service.namespace else nullcontext()
@@ -163,7 +163,7 @@ class Supervisor:
             )
 
     def wait(self) -> None:
-        """Wait until everything launched is ready; ``DidNotStart`` names the first that is not."""
+        """Wait until all that was launched is ready; ``ServiceNotStarted`` names what is not."""
         while self._starting:
             self._starting = [item for item in self._starting if not self._is_ready(item)]
             if self._starting:
@@ -174,7 +174,7 @@ class Supervisor:
     ) -> None:
         """Wait until a started service has ``total`` of something; ``what`` says of what.
 
-        ``DidNotStart`` if for ``quiet_s`` seconds there are not more of them.
+        ``ServiceNotStarted`` if for ``quiet_s`` seconds there are not more of them.
         """
         done = count()
         progress = ProgressWatch(lambda: done)
@@ -201,9 +201,9 @@ class Supervisor:
             self._say(f"still starting {service.name} after {took_s:.0f} s{last}")
         return False
 
-    def _failure(self, name: str, what: str) -> DidNotStart:
+    def _failure(self, name: str, what: str) -> ServiceNotStarted:
         wrote = "\n    ".join(self._last_lines(name, _LAST_LINES)) or "(nothing)"
-        return DidNotStart(f"starting {name}: {what}; the last it wrote:\n    {wrote}")
+        return ServiceNotStarted(f"starting {name}: {what}; the last it wrote:\n    {wrote}")
 
     def _last_lines(self, name: str, count: int) -> list[str]:
         with suppress(OSError):

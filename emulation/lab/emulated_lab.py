@@ -27,15 +27,11 @@ from patchlight.emulation.fabric.plan import (
     with_swapped,
 )
 from patchlight.emulation.fabric.processes import Supervisor
-from patchlight.emulation.lab.capture import Captured, capture
-from patchlight.emulation.lab.hosts import EmulatedHost, write_hosts_file
-from patchlight.emulation.lab.ocs import LabOcs
+from patchlight.emulation.lab.hosts import EmulatedHost, LabOcs, write_hosts_file
 from patchlight.emulation.lab.options import LabKeywords, LabOptions, has_agents, runtime_lab
-from patchlight.emulation.lab.presence import clear_the_way, left_half
-from patchlight.emulation.lab.probes import Reachability, ping_all, tcp_rate_bps
-from patchlight.emulation.lab.reboot import boot_again
-from patchlight.emulation.lab.services import LabServices
-from patchlight.emulation.lab.status import lab_status, missing_parts
+from patchlight.emulation.lab.probes import Captured, Reachability, capture, ping_all, tcp_rate_bps
+from patchlight.emulation.lab.services import LabServices, boot_again
+from patchlight.emulation.lab.status import clear_the_way, lab_status, left_half, missing_parts
 from patchlight.emulation.lab.teardown import is_there, remove_forgotten_disks, remove_lab
 from patchlight.emulation.lab.wires import Wires
 from patchlight.emulation.servers.rehearsal import Rehearsal, prepare_rehearsal, service_name
@@ -54,6 +50,7 @@ from patchlight.testbed.linux.processes import own_program
 
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.jobs import Job, JobInList
+
 
 _POLL_S = 0.2
 

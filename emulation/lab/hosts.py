@@ -1,27 +1,37 @@
-"""Run commands as a host of an emulated lab: with its NIC, wherever the NIC is just now.
+"""Hosts and optical circuit switches of a lab that is up, as a program uses them.
 
-An idle NIC is in its server's namespace, a leased one in its worker's. Where a server has one
-NIC, a command simply runs in the server's namespace. Where it has several, a command there
-could leave by any of them, and would reach its neighbour NIC without any network in between;
-so it gets a namespace of its own, which borrows the NIC and gives it back at the end.
+A host runs commands with its NIC, wherever the NIC is just now. An idle NIC is in its server's
+namespace, a leased one in its worker's. Where a server has one NIC, a command simply runs in the
+server's namespace. Where it has several, a command there could leave by any of them, and would
+reach its neighbour NIC without any network in between; so it gets a namespace of its own, which
+borrows the NIC and gives it back at the end.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from patchlight.emulation.fabric.lab_state import MARK, LabState
+from patchlight.client.client import ControllerClient
+from patchlight.emulation.fabric.lab_state import MARK, LabState, run_dir
 from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd
 from patchlight.emulation.lab.borrowed_nic import BorrowedNic, HostNic, HostUnreachable
-from patchlight.testbed.lab.model import Host, Lab
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.lab.model import CircuitSwitch, Endpoint, Host, Lab
+from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.linux import namespaces
+
+if TYPE_CHECKING:
+    from patchlight.testbed.wire.rest.changes import Change
+
 
 _HOSTS = Path("/etc/hosts")
 Command = str | Sequence[str]
@@ -37,7 +47,7 @@ def write_hosts_file(lab: Lab, run_dir: Path) -> None:
     (run_dir / "hosts").write_text("\n".join([own.rstrip(), f"# lab {lab.name}", *lines, ""]))
 
 
-class Result(subprocess.CompletedProcess[str]):
+class CommandResult(subprocess.CompletedProcess[str]):
     """What a command did: ``args``, ``exit_status`` and ``output`` (both streams, as written)."""
 
     @property
@@ -112,7 +122,7 @@ class EmulatedHost:
 
     def run(
         self, command: Command, *, timeout: float | None = None, input: str | None = None
-    ) -> Result:
+    ) -> CommandResult:
         """Run a command to its end. ``subprocess.TimeoutExpired`` ends it by force."""
         with self.popen(
             command,
@@ -126,7 +136,7 @@ class EmulatedHost:
                 process.kill()
                 raise
             status = process.wait()
-        return Result(process.args, status, output)
+        return CommandResult(process.args, status, output)
 
     def popen(
         self,
@@ -158,3 +168,74 @@ class EmulatedHost:
     def namespace(self) -> Path:
         """The namespace that the NIC is in now: the server's, a command's, or a worker's."""
         return HostNic(self.host, self._plan, self._state).find()
+
+
+_CONTROL_DEADLINE_S = 30.0
+
+
+class LabOcs:
+    """One OCS. Changes are the controller's transactions; what it refuses is an error of its."""
+
+    def __init__(self, lab: Lab, switch: CircuitSwitch, controller: ControllerClient) -> None:
+        self.switch = switch
+        self._lab, self._controller = lab, controller
+
+    @property
+    def map(self) -> PortMap:
+        """The cross-connects that it has now."""
+        return PortMap.parse(self._controller.circuits()[self.switch.name]["map"] or ())
+
+    def connect(self, *circuits: str, why: str = "") -> Change:
+        """Make circuits, whatever is in their way: ``"1-7"``, ``"2>8"``, ``"gpu0:tor1.2"``.
+
+        What stands around a colon are hosts or ports whose fibres end on this OCS. The record of
+        the change.
+        """
+        texts = [self._numbered(text) for text in circuits]
+        return self._controller.reconfigure({self.switch.name: texts}, why=why)
+
+    def disconnect(self, *ports: int, why: str = "") -> Change:
+        """Free ports, both ways; the record of the change."""
+        disconnect = {self.switch.name: ports}
+        return self._controller.reconfigure({}, disconnect=disconnect, why=why)
+
+    def fault(self, **settings: Any) -> dict[str, Any]:
+        """Have the emulated device fail: ``fail_ports=[3]``, ``stall_s=2``, …; its faults then.
+
+        The names are those of a lab file's faults. ``BadInput`` for what it does not know.
+        """
+        path = run_dir(self._lab.name) / "optical" / f"{self.switch.name}.control"
+        try:
+            with socket.socket(socket.AF_UNIX) as control:
+                control.settimeout(_CONTROL_DEADLINE_S)
+                control.connect(str(path))
+                control.sendall(json.dumps(settings).encode() + b"\n")
+                with control.makefile() as answers:
+                    answer = json.loads(answers.readline())
+        except (OSError, ValueError) as error:
+            raise PatchlightError(
+                f"asking the emulated {self.switch.name} at {path} to fail: {error}",
+                hint=f"is it still there? patchlight emulate status {self._lab.name}",
+            ) from error
+        if not answer["ok"]:
+            raise BadInput(f"a fault of {self.switch.name}: {answer['error']}")
+        return dict(answer["faults"])
+
+    def _numbered(self, text: str) -> str:
+        a, colon, b = text.partition(":")
+        return f"{self._port(a)}-{self._port(b)}" if colon else text
+
+    def _port(self, name: str) -> int:
+        """The port of this OCS that a host's or a port's fibre ends on."""
+        end = (
+            self._lab.host(name).endpoint
+            if name in self._lab.host_names or "." not in name
+            else Endpoint.parse(name)
+        )
+        other = self._lab.fibre_ends.get(end)
+        if other is None or other[0].device != self.switch.name:
+            raise BadInput(
+                f"no fibre joins {name} and {self.switch.name}",
+                hint=f"the fibres are in: patchlight lab show {self._lab.name}",
+            )
+        return int(other[0].port)

@@ -1,35 +1,43 @@
-"""The processes of an emulated lab, and the order they start in.
+"""The processes of an emulated lab, the order they start in, and a server's reboot.
 
 Optical switches, GPUs, agents and packet switches start side by side; the controller, which
 asks all of them, starts when they answer.
 """
 
+import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from patchlight.client.client import ControllerClient
 from patchlight.emulation.fabric import build, openvswitch
+from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.fabric.forking import nursery
 from patchlight.emulation.fabric.lab_state import LabState
 from patchlight.emulation.fabric.plan import FabricPlan, fabric_namespace, namespace_name
-from patchlight.emulation.fabric.processes import Service, Supervisor
+from patchlight.emulation.fabric.processes import LabService, Supervisor
+from patchlight.emulation.lab.borrowed_nic import HostNic, HostUnreachable
 from patchlight.emulation.lab.options import LabOptions, driven_switches, has_agents, has_controller
+from patchlight.emulation.servers.rehearsal import remove_groups, server_service, service_name
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.lab.tuning import LIGHT_SOCKET
-from patchlight.testbed.linux import deploy_file, docker_engine
+from patchlight.testbed.linux import deploy_file, docker_engine, namespaces
 from patchlight.testbed.linux import rate_limits as netem
 from patchlight.testbed.linux.namespaces import namespace_path
+from patchlight.testbed.linux.processes import process_start
 from patchlight.testbed.linux.sockets import listen, unix_socket_answers
 from patchlight.testbed.units import format_rate
 from patchlight.testbed.wire.lab_api import UNIX, is_beyond_this_machine, system_socket
 
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.lab import Status
+
 
 # What emulated devices, agents and a controller import until they answer.
 _IMPORTS = (
@@ -96,7 +104,7 @@ class LabServices:
             nursery(_IMPORTS)
 
     def start(
-        self, plan: FabricPlan, supervisor: Supervisor, servers: Iterable[Service] = ()
+        self, plan: FabricPlan, supervisor: Supervisor, servers: Iterable[LabService] = ()
     ) -> None:
         """Start everything that does not run, ``servers`` too; return once all of it answers."""
         light, optical = [*self._light()], [*self._optical_switches()]
@@ -171,7 +179,7 @@ class LabServices:
                 "use --scale to divide rates"
             )
 
-    def _optical_switches(self) -> Iterator[Service]:
+    def _optical_switches(self) -> Iterator[LabService]:
         directory = self._run_dir / "optical"
         for switch in driven_switches(self._lab):
             directory.mkdir(mode=0o700, exist_ok=True)
@@ -192,7 +200,7 @@ class LabServices:
                 announces=ready_file,
             )
 
-    def _light(self) -> Iterator[Service]:
+    def _light(self) -> Iterator[LabService]:
         if not self._lab.coloured:
             return
         path = self._run_dir / LIGHT_SOCKET
@@ -210,7 +218,7 @@ class LabServices:
             return {"--light": self._run_dir / LIGHT_SOCKET}
         return {"--netns": namespace_name(self._lab.name, switch)}
 
-    def _gpus(self) -> Iterator[Service]:
+    def _gpus(self) -> Iterator[LabService]:
         # A server with a root file system of its own has its GPUs, and no others, in /dev.
         by_server = self._options.servers == "ssh"
         sockets = [
@@ -231,7 +239,7 @@ class LabServices:
                 ready=lambda: all(unix_socket_answers(path) for path in sockets),
             )
 
-    def _agents(self) -> Iterator[Service]:
+    def _agents(self) -> Iterator[LabService]:
         if not self._has_agents:
             return
         workers = self._workers()
@@ -280,7 +288,7 @@ class LabServices:
             )
         return "process"
 
-    def _controller(self) -> Service:
+    def _controller(self) -> LabService:
         options = {
             "--state": self._run_dir / "controller",
             "--openflow-netns": namespace_path(fabric_namespace(self._lab.name)),
@@ -304,8 +312,71 @@ class LabServices:
         ready: Callable[[], bool],
         announces: Path | None = None,
         namespace: Path | None = None,
-    ) -> Service:
+    ) -> LabService:
         """A command behind ``python -m``; options without a value are left out."""
         argv = [sys.executable, "-m", *command.split(), f"--lab={self._run_dir / 'lab.yaml'}"]
         argv += [o if v is True else f"{o}={v}" for o, v in options.items() if v]
-        return Service(name, argv, ready, namespace, imports=_IMPORTS, announces=announces)
+        return LabService(name, argv, ready, namespace, imports=_IMPORTS, announces=announces)
+
+
+_DEADLINE_S = 30.0
+
+
+def reboot(lab: Lab, plan: FabricPlan, name: str, say: Callable[[str], None]) -> None:
+    """End all that runs on a server at once, and boot it; returns when its sshd answers.
+
+    NICs that workers had are the server's again, as after a reset. ``BadInput`` if there is no
+    such server in the lab, or its servers do not boot; ``LabBusy`` while the lab is being made.
+    """
+    server = lab.device(name)
+    if not isinstance(server, Server):
+        raise BadInput(f"{name} is not a server of lab {lab.name}")
+    with states.lab_lock(lab.name):
+        state = states.read_state(lab.name)
+        if state is None or state.servers != "ssh" or server.ssh.address is None:
+            raise BadInput(
+                f"lab {lab.name} has no servers that boot",
+                hint="make it with: patchlight emulate up LAB --servers ssh",
+            )
+        boot_again(lab, plan, state, server, say)
+
+
+def boot_again(
+    lab: Lab, plan: FabricPlan, state: LabState, server: Server, say: Callable[[str], None]
+) -> None:
+    """Boot one server once all that ran on it has ended; the caller holds the lab's lock."""
+    name = server.name
+    with ExitStack() as stack:
+        home = namespaces.namespace_path(namespace_name(lab.name, name))
+        away = list[tuple[HostNic, int]]()
+        for nic in [HostNic(h, plan, state) for h in lab.hosts if h.server.name == name]:
+            with suppress(HostUnreachable):
+                if (place := nic.find()) != home:
+                    # Held open: with its namespace, an emulated NIC would go for good.
+                    descriptor = namespaces.open_namespace(place)
+                    stack.callback(os.close, descriptor)
+                    away.append((nic, descriptor))
+        _power_off(state, name)
+        for nic, descriptor in away:
+            nic.move(descriptor, home, several_nics=len(server.nics) > 1)
+        state.processes = [each for each in state.processes if each.name != service_name(name)]
+        state.save()
+        remove_groups(lab.name, name)  # what its containers were in
+        address = IPv4Address(server.ssh.address)
+        service = server_service(lab.name, Path(state.base), name, address)
+        Supervisor(state, say).start([service])
+
+
+def _power_off(state: LabState, server: str) -> None:
+    process = next((p for p in state.processes if p.name == service_name(server)), None)
+    if process is None or not states.is_running(process):
+        return
+    # Its child is the first process of the server: the kernel ends all others with that.
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, 9)
+    ends = time.monotonic() + _DEADLINE_S
+    while any(process_start(int(child)) is not None for child in children):
+        if time.monotonic() > ends:
+            raise PatchlightError(f"ending the processes of {server}: they will not go")
+        time.sleep(0.01)

@@ -83,7 +83,7 @@ class Wires:
 
     def states(self, fibres: Sequence[Fibre]) -> list[FibreState]:
         """Fibres as they are now; each namespace is looked at once."""
-        seen: dict[Path, tuple[Mapping[str, links.Link], Mapping[int, Impairment]]] = {}
+        seen: dict[Path, tuple[Mapping[str, links.KernelLink], Mapping[int, Impairment]]] = {}
         states = []
         for fibre in fibres:
             up, worst = True, netem.NOT_IMPAIRED

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from patchlight.emulation.fabric.plan import light_namespace
 from patchlight.emulation.light.emulated_light import EmulatedLight
-from patchlight.emulation.light.glass import KernelGlass
+from patchlight.emulation.light.fibres import KernelFibres
 from patchlight.emulation.light.serving import LightRequests
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Lab
@@ -38,15 +38,15 @@ async def _run(lab: Lab, path: Path) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    glass = KernelGlass(lab, namespace_path(light_namespace(lab.name)))
+    fibres = KernelFibres(lab, namespace_path(light_namespace(lab.name)))
     # Before the first look, so that no change is missed after it.
-    changes = glass.changes()
-    requests = LightRequests(EmulatedLight(lab, glass))
+    changes = fibres.changes()
+    requests = LightRequests(EmulatedLight(lab, fibres))
     requests.watch(changes)
     server = await requests.listen(path)
     await stop.wait()
     server.close()
-    glass.close()
+    fibres.close()
 
 
 if __name__ == "__main__":

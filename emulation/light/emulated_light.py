@@ -6,11 +6,10 @@ transmitters are made anew whose frames then go elsewhere.
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from patchlight.emulation.light.glass import Glass
-from patchlight.emulation.light.lasers import Lasers
+from patchlight.emulation.light.fibres import Fibres
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint, Fibre, Lab
 from patchlight.testbed.lab.optical_links import Light, is_end, transceiver_of
@@ -19,7 +18,97 @@ from patchlight.testbed.lab.spectrum import Channel, SpectrumMap
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class Laser:
+    """One transmitter: its channel, whether it is to send, and until when it is being tuned."""
+
+    channel: Channel
+    on: bool = True
+    tuned_at: float | None = None
+
+    @property
+    def state(self) -> str:
+        """``on``, ``off``, or ``tuning`` where it will be on."""
+        if not self.on:
+            return "off"
+        return "on" if self.tuned_at is None else "tuning"
+
+
+class Lasers:
+    """All that have a transceiver in the lab file, and a fibre to a device that passes light on.
+
+    No clock and no sockets: time is an argument, in seconds that only go forward.
+    """
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+        self._transceivers = {
+            end: one
+            for end, (other, _) in lab.fibre_ends.items()
+            if is_end(lab, end.device) and not is_end(lab, other.device)
+            if (one := transceiver_of(lab, end)) is not None
+        }
+        self._lasers = {end: Laser(one.channel) for end, one in self._transceivers.items()}
+
+    def __iter__(self) -> Iterator[Endpoint]:
+        return iter(self._lasers)
+
+    def __getitem__(self, end: Endpoint) -> Laser:
+        """The laser at a NIC's or packet switch's port; ``BadInput`` if none is there."""
+        if end in self._lasers:
+            return self._lasers[end]
+        raise BadInput(
+            f"lab {self._lab.name} has no transceiver at {end} whose light passes a switch or part",
+            hint=f"There are transceivers at: {', '.join(map(str, self._lasers)) or 'no port'}.",
+        )
+
+    def tune(self, end: Endpoint, channel: Channel | None, now: float) -> float:
+        """Have a laser send ``channel``, or nothing (``None``); when it does so.
+
+        While it is tuned to another channel than it has, it is dark. Raises ``BadInput`` for a
+        channel that it cannot send; it goes on as it was then.
+        """
+        laser = self[end]
+        if channel is None:
+            self._lasers[end] = replace(laser, on=False)
+            return now
+        transceiver = self._transceivers[end]
+        transceiver.check(channel)
+        tuned_at = laser.tuned_at
+        if channel != laser.channel:
+            tuned_at = now + transceiver.tuning_time_s
+        self._lasers[end] = Laser(channel, True, tuned_at)
+        return now if tuned_at is None else tuned_at
+
+    def come_to(self, now: float) -> None:
+        """Let the time be ``now``: what has been tuned by then is so."""
+        for end, laser in self._lasers.items():
+            if laser.tuned_at is not None and laser.tuned_at <= now:
+                self._lasers[end] = replace(laser, tuned_at=None)
+
+    def next_due(self) -> float | None:
+        """When the next one has been tuned; ``None`` if none is being tuned."""
+        return min(
+            (x.tuned_at for x in self._lasers.values() if x.tuned_at is not None), default=None
+        )
+
+    @property
+    def channels(self) -> Mapping[Endpoint, Channel]:
+        """The channel of each, dark or not."""
+        return {end: laser.channel for end, laser in self._lasers.items()}
+
+    @property
+    def dark(self) -> frozenset[Endpoint]:
+        """Those that send nothing now."""
+        return frozenset(end for end, laser in self._lasers.items() if laser.state != "on")
+
+    def band_of(self, end: Endpoint) -> str:
+        """The channels that it can be tuned to, in words."""
+        transceiver = self._transceivers[end]
+        return str(transceiver.tunable or transceiver.channel)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameFate:
     """What becomes of a transmitter's frames: who gets them, and where others destroy them.
 
     ``sinks`` are NICs and packet-switch ports; ``met`` are fibres, by the end that light leaves.
@@ -30,14 +119,14 @@ class Fate:
 
 
 class EmulatedLight:
-    """The light of a lab, carried by ``glass``. Calls come one at a time.
+    """The light of a lab, carried by ``fibres``. Calls come one at a time.
 
     Circuit switches are dark until ``set_circuits``, wavelength switches as in the lab file
     until ``set_spectrum``.
     """
 
-    def __init__(self, lab: Lab, glass: Glass) -> None:
-        self._lab, self._glass = lab, glass
+    def __init__(self, lab: Lab, fibres: Fibres) -> None:
+        self._lab, self._fibres = lab, fibres
         self.lasers = Lasers(lab)
         self._maps: dict[str, PortMap] = {c.name: PortMap() for c in lab.circuit_switches}
         self._spectra = {switch.name: switch.initial for switch in lab.wavelength_switches}
@@ -53,10 +142,10 @@ class EmulatedLight:
             for end in self._far
             if (receiver := transceiver_of(lab, end)) and receiver.sensitivity_dbm is not None
         )
-        self._plugs = glass.plugs()
+        self._plugs = fibres.plugs()
         self._cut: frozenset[Fibre] = frozenset()
         self._light: Light | None = None
-        self._fates: dict[Endpoint, Fate] = dict.fromkeys(self._far, Fate())
+        self._fates: dict[Endpoint, FrameFate] = dict.fromkeys(self._far, FrameFate())
         self._held: frozenset[Endpoint] = frozenset()
         self._sent: dict[Endpoint, int] = {}
         self._destroyed: Counter[Endpoint] = Counter()
@@ -96,7 +185,7 @@ class EmulatedLight:
 
     def fibres_changed(self) -> None:
         """Look whether fibres were cut or spliced, or interfaces at them went up or down."""
-        before, self._plugs = self._plugs, self._glass.plugs()
+        before, self._plugs = self._plugs, self._fibres.plugs()
         if (before.up, before.receiving) != (self._plugs.up, self._plugs.receiving):
             self._follow()
 
@@ -154,12 +243,12 @@ class EmulatedLight:
     # --- following ---------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        """Bring the glass to what is now; it is touched only where something is different."""
+        """Bring the fibres to what is now; they are touched only where something is different."""
         fates = _fates_of(self._followed(), self._far)
         changed = {end: fate for end, fate in fates.items() if fate != self._fates[end]}
         if changed:
             self._count()
-            self._glass.lead(
+            self._fibres.lead(
                 {
                     self._far[end]: [self._far[sink] for sink in fate.sinks]
                     for end, fate in changed.items()
@@ -170,7 +259,9 @@ class EmulatedLight:
         dark = self._hears - {sink for fate in fates.values() for sink in fate.sinks}
         if dark != self._held:
             new, gone = dark - self._held, self._held - dark
-            self._glass.hold_dark([self._far[end] for end in new], [self._far[end] for end in gone])
+            self._fibres.hold_dark(
+                [self._far[end] for end in new], [self._far[end] for end in gone]
+            )
             self._held = dark
 
     def _followed(self) -> Light:
@@ -195,7 +286,7 @@ class EmulatedLight:
 
     def _count(self) -> None:
         """Note what the transmitters have sent since they were counted last, by its fate."""
-        frames = self._glass.plugs().frames
+        frames = self._fibres.plugs().frames
         for end, fate in self._fates.items():
             now = frames.get(self._far[end], 0)
             sent, self._sent[end] = now - self._sent.get(end, 0), now
@@ -205,9 +296,9 @@ class EmulatedLight:
                 self._lost[end] += sent
 
 
-def _fates_of(light: Light, ends: Iterable[Endpoint]) -> dict[Endpoint, Fate]:
+def _fates_of(light: Light, ends: Iterable[Endpoint]) -> dict[Endpoint, FrameFate]:
     return {
-        end: Fate(
+        end: FrameFate(
             tuple(path.sink for path in light.arrivals.get(end, ())), light.destroyed.get(end, ())
         )
         for end in ends

@@ -10,13 +10,19 @@ import sys
 from pathlib import Path
 
 from patchlight.emulation.fabric.plan import namespace_name
-from patchlight.emulation.optical.channel_crossbar import ChannelCrossbar, NoChannelCrossbar
-from patchlight.emulation.optical.crossbar import Crossbar, KernelCrossbar, NoCrossbar, arriving_dbm
+from patchlight.emulation.optical.crossbar import (
+    ChannelCrossbar,
+    Crossbar,
+    KernelCrossbar,
+    LightChannelCrossbar,
+    LightCrossbar,
+    NoChannelCrossbar,
+    NoCrossbar,
+    arriving_dbm,
+)
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
-from patchlight.emulation.optical.light_crossbars import LightChannelCrossbar, LightCrossbar
-from patchlight.emulation.optical.protocols.server import server_class
-from patchlight.emulation.optical.serving import serve_until_stopped
+from patchlight.emulation.optical.protocols.server import serve_until_stopped, server_class
 from patchlight.emulation.optical.wavelength_device import EmulatedWss
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch, Lab

@@ -1,4 +1,7 @@
-"""What carries the light of an emulated OCS: redirects in the kernel, or nothing at all.
+"""What carries the light of an emulated optical switch: the kernel, the lab's light, or nothing.
+
+A ``Crossbar`` is that of an OCS, a ``ChannelCrossbar`` that of a wavelength switch. In a lab whose
+light is followed by wavelength, they only tell the lab's emulated light, which knows all devices.
 
 In the OCS's namespace port n is the interface ``p<n>``. A cross-connect ``i>o`` is a filter
 on the ingress of ``p<i>`` that sends every frame out of ``p<o>``: any protocol, no learning,
@@ -8,15 +11,18 @@ no TTL. An input without one is dark: its frames end there.
 import asyncio
 import re
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
-from patchlight.emulation.fabric import redirects
+from patchlight.emulation.fabric import links
 from patchlight.emulation.optical.switch_matrix import LightChange
 from patchlight.testbed.lab.model import CircuitSwitch, Endpoint, Lab
 from patchlight.testbed.lab.optical_links import launch_power_dbm
+from patchlight.testbed.lab.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.spectrum import Channel, SpectrumMap
+from patchlight.testbed.lab.tuning import LightClient
 from patchlight.testbed.lab.wavelengths import PassivePart, WavelengthSwitch
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.netlink import F_DUMP, Netlink, Request, attribute, attributes
@@ -132,9 +138,9 @@ class KernelCrossbar(Crossbar):
             if match := _PORT_NAME.fullmatch(next(names, b"").rstrip(b"\0").decode()):
                 self._index[int(match[1])] = index
         ours = set(self._index.values())
-        left = [index for index in redirects.with_ingress(self._netlink) if index in ours]
-        self._netlink.run([redirects.remove_ingress(index) for index in left])
-        self._netlink.run([redirects.add_ingress(index) for index in sorted(ours)])
+        left = [index for index in links.with_ingress(self._netlink) if index in ours]
+        self._netlink.run([links.remove_ingress(index) for index in left])
+        self._netlink.run([links.add_ingress(index) for index in sorted(ours)])
         self._redirected.clear()
 
     def _close(self) -> None:
@@ -146,13 +152,13 @@ class KernelCrossbar(Crossbar):
         assert self._netlink is not None
         dark = [inp for inp in change.dark if inp in self._redirected]
         self._netlink.run(
-            [r for inp in dark for r in redirects.undirect(f"in:{inp}", self._index[inp])]
+            [r for inp in dark for r in links.undirect(f"in:{inp}", self._index[inp])]
         )
         self._redirected.difference_update(dark)
         requests = []
         for c in change.light:
             if c.inp in self._index and c.out in self._index:
-                requests += redirects.redirect(str(c), self._index[c.inp], [self._index[c.out]])
+                requests += links.redirect(str(c), self._index[c.inp], [self._index[c.out]])
                 self._redirected.add(c.inp)
         self._netlink.run(requests)
 
@@ -171,3 +177,122 @@ class KernelCrossbar(Crossbar):
                 _, _, index, flags, _ = _LINK_MESSAGE.unpack_from(answer)
                 links.append((index, flags, answer[_LINK_MESSAGE.size :]))
         return links
+
+
+Arriving = Mapping[int, Mapping[Channel, float]]
+"""Power in dBm of each channel that arrives at an input, by its number."""
+
+
+class ChannelCrossbar:
+    """Carries channels between ports. Calls come one at a time."""
+
+    async def open(self) -> None:
+        """Begin, with every port dark."""
+
+    async def close(self) -> None:
+        """Let go; what is lit stays lit."""
+
+    async def change(self, lit: SpectrumMap) -> None:
+        """From now on let through this and nothing else; done when it returns.
+
+        Called with the whole map whenever any of it goes dark or lights up, and only then. What
+        moves, or is not up yet, is not in it.
+        """
+
+    async def arriving(self) -> Arriving:
+        """The light at the inputs now."""
+        raise NotImplementedError
+
+
+class NoChannelCrossbar(ChannelCrossbar):
+    """Carries nothing: for a device without a fabric. The light at its inputs is what is said."""
+
+    def __init__(self, arriving: Arriving) -> None:
+        self.light = {inp: dict(channels) for inp, channels in arriving.items()}
+
+    async def arriving(self) -> Arriving:
+        """What was said."""
+        return self.light
+
+
+class _Light:
+    """The emulated light, asked in a thread, as it may be far behind on a busy machine."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._client: LightClient | None = None
+
+    async def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        return await asyncio.to_thread(self._ask, request)
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        if self._client is None:
+            self._client = LightClient(self._path)
+        return self._client.ask(request)
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+
+class LightCrossbar(Crossbar):
+    """That of a circuit switch; ``PatchlightError`` if the emulated light does not answer."""
+
+    def __init__(self, path: Path, switch: str) -> None:
+        self._light, self._switch = _Light(path), switch
+        self._lit: dict[int, CrossConnect] = {}
+
+    async def open(self) -> None:
+        """Begin, with every port dark."""
+        self._lit.clear()
+        await self._tell()
+
+    async def close(self) -> None:
+        """Let go; what is lit stays lit."""
+        self._light.close()
+
+    async def change(self, change: LightChange) -> None:
+        """See ``Crossbar``."""
+        for inp in change.dark:
+            self._lit.pop(inp, None)
+        if change.dark:
+            await self._tell()
+        if change.light:
+            self._lit |= {c.inp: c for c in change.light}
+            await self._tell()
+
+    async def receiving(self, ports: Iterable[int]) -> frozenset[int]:
+        """Those at whose input any light arrives."""
+        answer = await self._light.ask({"arriving": self._switch})
+        return frozenset(map(int, answer["arriving"])) & frozenset(ports)
+
+    async def _tell(self) -> None:
+        lit = PortMap.of(self._lit.values()).texts
+        await self._light.ask({"circuits": self._switch, "lit": lit})
+
+
+class LightChannelCrossbar(ChannelCrossbar):
+    """That of a wavelength switch; raises as ``LightCrossbar``."""
+
+    def __init__(self, path: Path, switch: str) -> None:
+        self._light, self._switch = _Light(path), switch
+
+    async def open(self) -> None:
+        """Begin, with every port dark."""
+        await self.change(SpectrumMap())
+
+    async def close(self) -> None:
+        """Let go; what is lit stays lit."""
+        self._light.close()
+
+    async def change(self, lit: SpectrumMap) -> None:
+        """See ``ChannelCrossbar``."""
+        await self._light.ask({"spectrum": self._switch, "lit": lit.one_way_texts})
+
+    async def arriving(self) -> Arriving:
+        """The light at the inputs now, as far as it has a channel."""
+        answer = await self._light.ask({"arriving": self._switch})
+        return {
+            int(port): {Channel.parse(text): power_dbm for text, power_dbm in signals if text}
+            for port, signals in answer["arriving"].items()
+        }

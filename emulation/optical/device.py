@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.emulation.optical.crossbar import Crossbar
-from patchlight.emulation.optical.emulated_switch import Clock, EmulatedSwitch
-from patchlight.emulation.optical.faults import Faults
-from patchlight.emulation.optical.switch_matrix import Circuit, Phase, RequestRefused, SwitchMatrix
+from patchlight.emulation.optical.emulated_switch import Clock, EmulatedFaults, EmulatedSwitch
+from patchlight.emulation.optical.switch_matrix import (
+    Phase,
+    RequestRefused,
+    SwitchedCircuit,
+    SwitchMatrix,
+)
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap, parse_cross_connects
@@ -38,7 +42,7 @@ class EmulatedOcs(EmulatedSwitch):
         state_file: Path | None = None,
         clock: Clock | None = None,
     ) -> None:
-        faults = Faults()
+        faults = EmulatedFaults()
         super().__init__(switch, faults, users=users, state_file=state_file, clock=clock)
         self.switch = switch
         self.matrix = SwitchMatrix(switch.ports, switch.switching_time_s)
@@ -51,7 +55,9 @@ class EmulatedOcs(EmulatedSwitch):
 
     # --- changes: call, then await settle ---------------------------------------------------
 
-    def enter(self, directions: Iterable[CrossConnect], name: str = "", group: str = "") -> Circuit:
+    def enter(
+        self, directions: Iterable[CrossConnect], name: str = "", group: str = ""
+    ) -> SwitchedCircuit:
         """Take the ports for a circuit; it stays dark. Raises ``RequestRefused``.
 
         A device that makes room takes busy ports from their circuits, and is slow then.
@@ -66,12 +72,14 @@ class EmulatedOcs(EmulatedSwitch):
         circuit.switching_time_s = conflict_s if in_the_way else None
         return circuit
 
-    def activate(self, circuit: Circuit) -> None:
+    def activate(self, circuit: SwitchedCircuit) -> None:
         """Turn the mirrors to it. Raises ``RequestRefused``."""
         self._changed = True
         self.matrix.activate(circuit, self._clock.time())
 
-    def make(self, directions: Iterable[CrossConnect], name: str = "", group: str = "") -> Circuit:
+    def make(
+        self, directions: Iterable[CrossConnect], name: str = "", group: str = ""
+    ) -> SwitchedCircuit:
         """Enter and activate a circuit; nothing of it is left if that is ``RequestRefused``."""
         circuit = self.enter(directions, name, group)
         try:
@@ -81,29 +89,29 @@ class EmulatedOcs(EmulatedSwitch):
             raise
         return circuit
 
-    def deactivate(self, circuit: Circuit) -> None:
+    def deactivate(self, circuit: SwitchedCircuit) -> None:
         """Make it dark; the ports stay taken."""
         self._changed = True
         self.matrix.deactivate(circuit)
 
-    def remove(self, circuit: Circuit) -> None:
+    def remove(self, circuit: SwitchedCircuit) -> None:
         """Make it dark and free the ports."""
         self._changed = True
         self.matrix.remove(circuit)
 
-    def remove_all(self, circuits: Iterable[Circuit | None]) -> None:
+    def remove_all(self, circuits: Iterable[SwitchedCircuit | None]) -> None:
         """Remove each of these once; ``None`` is passed over."""
         for circuit in dict.fromkeys(circuits):
             if circuit is not None:
                 self.remove(circuit)
 
-    async def light(self, pairs: Iterable[CrossConnect]) -> list[Circuit]:
+    async def light(self, pairs: Iterable[CrossConnect]) -> list[SwitchedCircuit]:
         """Make these one-way circuits, all or none, and wait until their mirrors rest.
 
         Raises ``RequestRefused``. One whose mirrors fail is in the table all the same: look at the
         phases of the circuits returned.
         """
-        made: list[Circuit] = []
+        made: list[SwitchedCircuit] = []
         try:
             for c in pairs:
                 made.append(self.make((c,)))
@@ -153,7 +161,7 @@ class EmulatedOcs(EmulatedSwitch):
         lit = ((self.matrix.lights(out), out) for out in outputs)
         return PortMap.of((inp, out) for inp, out in lit if inp is not None)
 
-    def name_of(self, circuit: Circuit, otherwise: str) -> str:
+    def name_of(self, circuit: SwitchedCircuit, otherwise: str) -> str:
         """What the circuit is called; ``otherwise`` where nobody gave it a name."""
         return self.faults.names or circuit.name or otherwise
 

@@ -47,7 +47,7 @@ class RequestRefused(Exception):
         reason: Reason,
         *,
         port: int | None = None,
-        circuit: Circuit | None = None,
+        circuit: SwitchedCircuit | None = None,
         message: str = "",
     ) -> None:
         super().__init__(reason.value)
@@ -55,7 +55,7 @@ class RequestRefused(Exception):
 
 
 @dataclass(eq=False)
-class Circuit:
+class SwitchedCircuit:
     """One or two directed cross-connects that come and go together.
 
     ``switching_time_s``: its own, where it is not the device's.
@@ -95,27 +95,27 @@ class SwitchMatrix:
     failed: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._by_direction: dict[CrossConnect, Circuit] = {}
-        self._by_input: dict[int, Circuit] = {}
-        self._by_output: dict[int, Circuit] = {}
+        self._by_direction: dict[CrossConnect, SwitchedCircuit] = {}
+        self._by_input: dict[int, SwitchedCircuit] = {}
+        self._by_output: dict[int, SwitchedCircuit] = {}
         self._lit: dict[int, int] = {}  # input by output
-        self._turning: list[tuple[float, int, Circuit]] = []
+        self._turning: list[tuple[float, int, SwitchedCircuit]] = []
         self._dark: list[int] = []
         self._turns = itertools.count(1)
 
-    def __iter__(self) -> Iterator[Circuit]:
+    def __iter__(self) -> Iterator[SwitchedCircuit]:
         """Every circuit once, in the order entered."""
         return iter(dict.fromkeys(self._by_direction.values()))
 
-    def find(self, cross_connect: CrossConnect) -> Circuit | None:
+    def find(self, cross_connect: CrossConnect) -> SwitchedCircuit | None:
         """The circuit that has this direction."""
         return self._by_direction.get(cross_connect)
 
-    def at_input(self, port: int) -> Circuit | None:
+    def at_input(self, port: int) -> SwitchedCircuit | None:
         """The circuit that holds ``in:port``."""
         return self._by_input.get(port)
 
-    def at_output(self, port: int) -> Circuit | None:
+    def at_output(self, port: int) -> SwitchedCircuit | None:
         """The circuit that holds ``out:port``."""
         return self._by_output.get(port)
 
@@ -123,9 +123,9 @@ class SwitchMatrix:
         """The input whose light leaves at ``output`` now, or ``None``."""
         return self._lit.get(output)
 
-    def in_the_way(self, directions: Iterable[CrossConnect]) -> list[Circuit]:
+    def in_the_way(self, directions: Iterable[CrossConnect]) -> list[SwitchedCircuit]:
         """The circuits that would have to go for these; none if these cannot be anyway."""
-        holders: list[Circuit | None] = []
+        holders: list[SwitchedCircuit | None] = []
         for c in directions:
             outside = not (1 <= c.inp <= self.ports and 1 <= c.out <= self.ports)
             if outside or c in self._by_direction or self.locked & {c.inp, c.out}:
@@ -133,9 +133,9 @@ class SwitchMatrix:
             holders += (self._by_input.get(c.inp), self._by_output.get(c.out))
         return [circuit for circuit in dict.fromkeys(holders) if circuit is not None]
 
-    def enter(self, directions: Iterable[CrossConnect], name: str, group: str) -> Circuit:
+    def enter(self, directions: Iterable[CrossConnect], name: str, group: str) -> SwitchedCircuit:
         """Take the ports for a new circuit; it stays dark. Raises ``RequestRefused``."""
-        circuit = Circuit(tuple(directions), name, group)
+        circuit = SwitchedCircuit(tuple(directions), name, group)
         for c in circuit.directions:
             for port in (c.inp, c.out):
                 if not 1 <= port <= self.ports:
@@ -151,7 +151,7 @@ class SwitchMatrix:
             self._by_direction[c] = self._by_input[c.inp] = self._by_output[c.out] = circuit
         return circuit
 
-    def activate(self, circuit: Circuit, now: float) -> None:
+    def activate(self, circuit: SwitchedCircuit, now: float) -> None:
         """Turn the mirrors: light passes from ``now`` + switching time, or ``RequestRefused``."""
         if circuit.phase in (Phase.SWITCHING, Phase.LIT):
             raise RequestRefused(Reason.ACTIVE, circuit=circuit)
@@ -166,7 +166,7 @@ class SwitchMatrix:
         due = now + (self.switching_time_s if own is None else own)
         heapq.heappush(self._turning, (due, circuit.turn, circuit))
 
-    def deactivate(self, circuit: Circuit) -> None:
+    def deactivate(self, circuit: SwitchedCircuit) -> None:
         """Go dark at once; the ports stay taken."""
         if circuit.phase is Phase.LIT:
             for c in circuit.directions:
@@ -181,7 +181,7 @@ class SwitchMatrix:
             self.deactivate(circuit)
             circuit.phase = Phase.FAILED
 
-    def remove(self, circuit: Circuit) -> None:
+    def remove(self, circuit: SwitchedCircuit) -> None:
         """Go dark at once and free the ports."""
         self.deactivate(circuit)
         for c in circuit.directions:

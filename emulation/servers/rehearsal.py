@@ -2,10 +2,13 @@
 
 Each has a root file system of its own over a shared base, its own processes, host name and
 network, its NICs by the names of the lab file, and an sshd at a management address. No agent runs
-on it until somebody deploys one.
+on it until somebody deploys one. Its control groups (cgroups) are below those of this machine.
 """
 
-from collections.abc import Callable
+import errno
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from ipaddress import IPv4Address
@@ -13,11 +16,16 @@ from pathlib import Path
 
 from patchlight.emulation.fabric.lab_state import LabState, disk_dir, run_dir
 from patchlight.emulation.fabric.plan import namespace_name
-from patchlight.emulation.fabric.processes import Service
-from patchlight.emulation.servers.base import check_overlay, has_docker, server_base
-from patchlight.emulation.servers.disk import USER, make_disk
-from patchlight.emulation.servers.groups import make_groups, server_group
-from patchlight.emulation.servers.keys import new_key, write_client_files
+from patchlight.emulation.fabric.processes import LabService
+from patchlight.emulation.servers.disk import (
+    USER,
+    check_overlay,
+    has_docker,
+    make_disk,
+    new_key,
+    server_base,
+    write_client_files,
+)
 from patchlight.emulation.servers.management import (
     ManagementNetwork,
     join_servers,
@@ -27,8 +35,103 @@ from patchlight.emulation.servers.management import (
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.access import SshAccess
 from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.linux.cgroups import CgroupError
 from patchlight.testbed.linux.namespaces import namespace_path
 from patchlight.testbed.linux.sockets import ssh_answers
+
+GROUPS = Path("/sys/fs/cgroup")
+OURS = "patchlight-servers"
+# All that runs on servers together counts as much as four favoured processes (a niceness of -10):
+# the lab's others are in no group, and groups count as much as one process that is not favoured.
+_WEIGHTS = {"cpu.shares": 4 * 9548, "cpu.weight": 4 * 932}
+
+
+def server_group(lab: str, server: str) -> str:
+    """Where a server's groups stand in every hierarchy."""
+    return f"{OURS}/{lab}/{server}"
+
+
+def make_groups(lab: str, server: str, root: Path = GROUPS) -> None:
+    """Make the groups of a server, those that are missing; ``CgroupError`` if that cannot be."""
+    try:
+        for hierarchy in _hierarchies(root):
+            group = hierarchy
+            for name in server_group(lab, server).split("/"):
+                _hand_down(group)
+                group /= name
+                group.mkdir(exist_ok=True)
+                _set_up(group)
+    except OSError as error:
+        raise CgroupError(
+            f"making control groups for {server}: {error.strerror} ({error.filename})",
+            hint="A machine where cgroups can be written is needed; leave out --docker elsewhere.",
+        ) from error
+
+
+def remove_groups(
+    lab: str, server: str = "", root: Path = GROUPS, deadline_s: float = 10.0
+) -> None:
+    """Remove what is left of a lab's groups, or of one server's; its processes have ended.
+
+    ``CgroupError`` if a process is still in one of them.
+    """
+    ends = time.monotonic() + deadline_s
+    for hierarchy in _hierarchies(root):
+        top = hierarchy / OURS / lab / server
+        folders = [top, *top.rglob("*/")] if top.is_dir() else []
+        for folder in sorted(folders, reverse=True):
+            _remove(folder, ends)
+        for folder in (hierarchy / OURS / lab, hierarchy / OURS):
+            with suppress(OSError):
+                folder.rmdir()  # the last one
+
+
+def _hierarchies(root: Path) -> Iterator[Path]:
+    """The top of each hierarchy: one of version 2, or one for each controller of version 1."""
+    if (root / "cgroup.controllers").exists():
+        yield root
+        return
+    with suppress(FileNotFoundError):
+        for folder in sorted(root.iterdir()):
+            # Some are called by two names.
+            if not folder.is_symlink() and (folder / "cgroup.procs").exists():
+                yield folder
+
+
+def _hand_down(group: Path) -> None:
+    """Have the groups below this one count and limit what it can itself (version 2)."""
+    with suppress(FileNotFoundError):
+        for controller in (group / "cgroup.controllers").read_text().split():
+            with suppress(OSError):  # one that is used at the top alone
+                (group / "cgroup.subtree_control").write_text(f"+{controller}")
+
+
+def _set_up(group: Path) -> None:
+    for file in ("cpuset.cpus", "cpuset.mems"):
+        # Of version 1, a new one has none, and nothing can be in it.
+        if (group / file).exists() and not (group / file).read_text().strip():
+            (group / file).write_text((group.parent / file).read_text())
+    for file, weight in _WEIGHTS.items():
+        if (group / file).exists():
+            (group / file).write_text(str(weight))
+
+
+def _remove(folder: Path, ends: float) -> None:
+    while True:
+        try:
+            folder.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > ends:
+                raise CgroupError(
+                    f"removing the cgroup {folder}: {error.strerror}",
+                    hint="End the processes that cgroup.procs in it names.",
+                ) from error
+            time.sleep(0.01)  # its last process is on its way out
+        else:
+            return
+
 
 _AGENT_PORT = 8471
 _BOOT = Path(__file__).with_name("boot.sh")
@@ -50,13 +153,13 @@ class Rehearsal:
         """Put every server, whose namespace is there, into the management network."""
         join_servers(self.management, self.lab.servers)
 
-    def services(self) -> list[Service]:
+    def services(self) -> list[LabService]:
         """One process for each server, that all others of it descend from."""
         addresses = self.management.addresses.items()
         return [server_service(self.lab.name, self.base, *each) for each in addresses]
 
 
-def server_service(lab: str, base: Path, server: str, address: IPv4Address) -> Service:
+def server_service(lab: str, base: Path, server: str, address: IPv4Address) -> LabService:
     """The first process of a server, that all others of it descend from: it boots the server.
 
     Makes its control groups where the server has a Docker engine; ``CgroupError`` if it cannot.
@@ -68,7 +171,7 @@ def server_service(lab: str, base: Path, server: str, address: IPv4Address) -> S
     gpus, disk = run_dir(lab) / "gpus" / server, disk_dir(lab) / server
     gpus.mkdir(mode=0o700, parents=True, exist_ok=True)
     boot = ["unshare", *own, "--fork", "--kill-child", "sh", str(_BOOT)]
-    return Service(
+    return LabService(
         name=service_name(server),
         argv=[*boot, *map(str, (base, disk, server, gpus, server_group(lab, server)))],
         ready=partial(ssh_answers, str(address)),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from patchlight.agents.workers.contract import RunningWorker, WorkerLaunch
-from patchlight.agents.workers.forking import NotForked, Order, fork
+from patchlight.agents.workers.forking import ForkRequest, NotForked, fork
 from patchlight.agents.workers.process import ProcessRunner
 from patchlight.testbed.linux.namespaces import processes_in
 from patchlight.testbed.linux.processes import command_line
@@ -140,7 +140,7 @@ async def test_where_nobody_forks_workers_are_started(
     desk: Desk, forks: tuple[Path, subprocess.Popen[bytes]]
 ) -> None:
     path, process = forks
-    nobody = Order(str(path.parent), "/no/such/namespace", 0, 0, None, [], [], {}, [])
+    nobody = ForkRequest(str(path.parent), "/no/such/namespace", 0, 0, None, [], [], {}, [])
     with pytest.raises(NotForked, match="no/such/namespace"):
         fork(path, nobody)
     process.kill()

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from patchlight.agents.nics.state import NicState
+from patchlight.agents.nics.state import NicState, RdmaDevice
 from patchlight.agents.nics.status import NicPlace, NicProblem, rdma_problem
-from patchlight.agents.roce import RdmaDevice
 from patchlight.agents.workers.contract import WorkerLaunch
 from patchlight.agents.workers.programs import (
     NETWORK_FILE,

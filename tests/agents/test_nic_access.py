@@ -8,11 +8,16 @@ from typing import Any
 import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from patchlight.agents import roce
 from patchlight.agents.errors import NicError
-from patchlight.agents.nics.state import FunctionState, NicState, name_inside
+from patchlight.agents.nics.state import (
+    FunctionState,
+    NicState,
+    RdmaDevice,
+    is_rdma_active,
+    name_inside,
+    rdma_device_of,
+)
 from patchlight.agents.nics.virtual_functions import NicAccess, access_of, function_in, settings_of
-from patchlight.agents.roce import RdmaDevice
 from patchlight.testbed.lab.nic import Nic, default_mac
 from patchlight.testbed.linux import sysfs as rdma
 from patchlight.testbed.linux.ethtool import Priorities, priorities_in
@@ -63,17 +68,17 @@ def test_the_rdma_device_is_the_nic_s_own(tree: SysfsTree) -> None:
     tree.rdma(ports[0], "mlx5_9", 9)
     tree.rdma(ports[1], "mlx5_0", 0)
     tree.rdma(ports[2], "mlx4_0", 3, ports=2)
-    assert roce.device_of("ens1", tree.root) == MLX
-    second = roce.device_of("ens2", tree.root)
+    assert rdma_device_of("ens1", tree.root) == MLX
+    second = rdma_device_of("ens2", tree.root)
     assert second is not None
     assert (second.name, second.port) == ("mlx4_0", 2)
-    assert roce.device_of("ens7", tree.root) is None
+    assert rdma_device_of("ens7", tree.root) is None
     # A device made of software names its interface itself.
     soft = tree.root / "devices/virtual/infiniband/rxe0"
     (soft / "ports/1").mkdir(parents=True)
     (soft / "parent").write_text("veth0\n")
     (tree.root / "class/infiniband/rxe0").symlink_to(soft)
-    assert roce.device_of("veth0", tree.root) == RdmaDevice("rxe0")
+    assert rdma_device_of("veth0", tree.root) == RdmaDevice("rxe0")
 
 
 @pytest.mark.parametrize(
@@ -127,10 +132,10 @@ def test_a_nic_without_an_rdma_device_cannot_be_asked_for_one(tree: SysfsTree) -
 def test_a_port_is_active_once_it_says_so(tree: SysfsTree) -> None:
     device = tree.nic("ens1")
     tree.rdma(device, "mlx5_0", 0)
-    assert roce.is_active(MLX, tree.root)
+    assert is_rdma_active(MLX, tree.root)
     (device / "infiniband/mlx5_0/ports/1/state").write_text("1: DOWN\n")
-    assert not roce.is_active(MLX, tree.root)
-    assert not roce.is_active(RdmaDevice("mlx5_1"), tree.root)
+    assert not is_rdma_active(MLX, tree.root)
+    assert not is_rdma_active(RdmaDevice("mlx5_1"), tree.root)
 
 
 def test_what_a_port_had_set_for_a_function_is_read() -> None:

@@ -8,13 +8,11 @@ from ipaddress import IPv4Address, IPv4Interface
 
 import pytest
 
-from patchlight.agents import roce
 from patchlight.agents.errors import NicError
 from patchlight.agents.nics.moving import read_nic
-from patchlight.agents.nics.state import RENDEZVOUS
+from patchlight.agents.nics.state import RENDEZVOUS, Gid, RdmaDevice, gid_of, rdma_device_of
 from patchlight.agents.nics.status import NicProblem, facts_of, problem_of
 from patchlight.agents.nics.virtual_functions import NicAccess
-from patchlight.agents.roce import Gid, RdmaDevice
 from patchlight.testbed.lab.nic import Rendezvous
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.sysfs import namespace_mode, sysfs
@@ -166,7 +164,7 @@ def test_the_gid_of_a_software_device_is_found_again_after_its_port_was_dark(
 
     def look() -> tuple[RdmaDevice | None, Gid | None]:
         with sysfs() as root:
-            return roce.device_of("nic0", root), roce.gid_of("nic0", address, root)
+            return rdma_device_of("nic0", root), gid_of("nic0", address, root)
 
     try:
         wait_until(lambda: namespaces.inside(space, look)[1], "its GID")

@@ -3,7 +3,7 @@
 from ipaddress import IPv4Address
 from pathlib import Path
 
-from patchlight.agents.roce import Gid, gid_of, gids
+from patchlight.agents.nics.state import Gid, gid_of, gids
 
 
 def entry(root: Path, index: int, gid: str, kind: str | None, interface: str | None) -> None:

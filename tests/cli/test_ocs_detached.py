@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.circuits.protocols.ssh.host_keys import FILE_VARIABLE
+from patchlight.controller.circuits.protocols.ssh import FILE_VARIABLE
 from tests.support.controller_process import ControllerProcess, OcsCommand, controller_process
 from tests.support.emulated_devices import lab_file, running
 from tests.support.waiting import free_ports

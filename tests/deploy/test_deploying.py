@@ -17,7 +17,7 @@ from patchlight import EmulatedLab
 from patchlight.deploy.commands.deploy import deploy as deploy_commands
 from patchlight.deploy.remote import Remote
 from patchlight.deploy.ssh import logged_in
-from patchlight.emulation.lab.reboot import reboot
+from patchlight.emulation.lab.services import reboot
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.labfile.writer import write_lab
 from tests.support.cut_line import line_that_breaks

@@ -11,8 +11,7 @@ import pytest
 from patchlight.controller.circuits.contract import LoginRefused
 from patchlight.controller.circuits.protocols.netconf import NetconfConnection
 from patchlight.controller.circuits.protocols.session import Session
-from patchlight.controller.circuits.protocols.ssh.channel import open_shell
-from patchlight.controller.circuits.protocols.ssh.host_keys import FILE_VARIABLE
+from patchlight.controller.circuits.protocols.ssh import FILE_VARIABLE, open_shell
 from patchlight.deploy.ssh import LoginRefused as ServerRefusedLogin
 from patchlight.deploy.ssh import Unreachable, logged_in
 from patchlight.testbed.lab.model import Lab, Server

@@ -8,13 +8,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from patchlight.emulation.light.emulated_light import EmulatedLight
-from patchlight.emulation.light.glass import Plugs
+from patchlight.emulation.light.fibres import PluggedFibres
 from patchlight.emulation.light.serving import LightRequests
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.optical_links import is_end
 
 
-class CountingGlass:
+class CountedFibres:
     """Carries frames by counting them; fibres are cut and interfaces set down by hand."""
 
     def __init__(self, lab: Lab) -> None:
@@ -28,9 +28,9 @@ class CountingGlass:
         self.leads: dict[Endpoint, Sequence[Endpoint]] = {}
         self.led = 0
 
-    def plugs(self) -> Plugs:
+    def plugs(self) -> PluggedFibres:
         up = self.ends - self.cut
-        return Plugs(up, up - self.silent, dict(self.frames))
+        return PluggedFibres(up, up - self.silent, dict(self.frames))
 
     def lead(self, changes: Mapping[Endpoint, Sequence[Endpoint]]) -> None:
         self.leads |= changes
@@ -69,7 +69,7 @@ class LightServed:
 @contextmanager
 def light_in_a_thread(lab: Lab, path: Path) -> Iterator[EmulatedLight]:
     """The light of a lab at a socket, for callers that wait for its answers."""
-    loop, light = asyncio.new_event_loop(), EmulatedLight(lab, CountingGlass(lab))
+    loop, light = asyncio.new_event_loop(), EmulatedLight(lab, CountedFibres(lab))
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     server = asyncio.run_coroutine_threadsafe(LightRequests(light).listen(path), loop).result()

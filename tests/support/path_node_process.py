@@ -10,7 +10,7 @@ import random
 import sys
 import time
 
-from patchlight.agents.paths.node import LitPath, NoPath, PathNode
+from patchlight.agents.paths.node import LitPath, PathNode, PathNotGranted
 from patchlight.testbed.paths.agreement import Bounds
 
 
@@ -30,7 +30,7 @@ async def main(number: int, addresses: list[str], bounds: Bounds, key: bytes) ->
         try:
             async with node.path(chance.choice(others), patience_s=0.5):
                 await asyncio.sleep(chance.random() * 0.02)
-        except NoPath:
+        except PathNotGranted:
             continue
 
 

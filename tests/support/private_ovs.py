@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from patchlight.emulation.fabric.openvswitch import OpenVSwitch, new_bridge, set_tls
-from patchlight.emulation.fabric.processes import Service
+from patchlight.emulation.fabric.processes import LabService
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.namespaces import entered
 from tests.support.waiting import PATIENCE_S
@@ -49,7 +49,7 @@ class PrivateOvs:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _start_daemons(self, services: Sequence[Service]) -> None:
+    def _start_daemons(self, services: Sequence[LabService]) -> None:
         for service in services:
             with entered(self._ovs.namespace):
                 environment = {**os.environ, **service.environment}

@@ -1,11 +1,27 @@
-"""What drivers of circuit switches have in common: a table of cross-connects, over a session."""
+"""What drivers share: a table of cross-connects or channels over a session, and port numbering."""
 
+from __future__ import annotations
+
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from patchlight.controller.circuits.contract import DirectedPort, Side, checked
-from patchlight.controller.circuits.drivers.table import R, SessionTable, TableDriver
+from patchlight.controller.circuits.contract import (
+    Capabilities,
+    DirectedPort,
+    Side,
+    checked,
+    checked_channels,
+)
+from patchlight.controller.circuits.dialects import Dialect, NumberedDialect
+from patchlight.controller.circuits.drivers.table import R, Row, SessionTable, TableDriver
+from patchlight.controller.circuits.protocols.session import DEFAULT_TIMEOUTS, Timeouts
+from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch
+from patchlight.testbed.lab.ocs_drivers import check_shape
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.spectrum import ChannelConnect, Grid, SpectrumMap
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 
 
 class CircuitTableDriver(TableDriver[CrossConnect, PortMap, R]):
@@ -48,3 +64,152 @@ class CircuitTableDriver(TableDriver[CrossConnect, PortMap, R]):
 
 class SessionDriver(SessionTable[CrossConnect, PortMap, R], CircuitTableDriver[R]):
     """See ``CircuitDriver``. A driver says which ``client_class`` it talks with, and its table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbering:
+    """``ins`` inputs from ``in_base`` + 1 on, ``outs`` outputs from ``out_base`` + 1 on."""
+
+    ins: int
+    outs: int
+    in_base: int
+    out_base: int
+
+    @classmethod
+    def polatis(cls, ins: int, outs: int) -> Numbering:
+        """Inputs (ingress) 1…N, outputs (egress) N+1…N+M."""
+        return cls(ins, outs, 0, ins)
+
+    def __str__(self) -> str:
+        return f"{self.ins}x{self.outs}"
+
+    def to_number(self, side: Side, port: int) -> int:
+        """Canonical ``out:3`` → ``out_base`` + 3. ``BadInput`` outside the switch."""
+        if not 1 <= port <= (self.ins if side == "in" else self.outs):
+            raise BadInput(f"{side}:{port} is outside a switch of {self}")
+        return port + (self.in_base if side == "in" else self.out_base)
+
+    def to_port(self, number: int) -> DirectedPort | None:
+        """``out_base`` + 3 → ``out:3``; ``None`` if the switch has no such port."""
+        if 1 <= number - self.in_base <= self.ins:
+            return DirectedPort("in", number - self.in_base)
+        if 1 <= number - self.out_base <= self.outs:
+            return DirectedPort("out", number - self.out_base)
+        return None
+
+    def to_directed(self, inp: int, out: int) -> CrossConnect | None:
+        """An input's number and an output's → a cross-connect; ``None`` if they are not that."""
+        first, second = self.to_port(inp), self.to_port(out)
+        if first is None or second is None or (first.side, second.side) != ("in", "out"):
+            return None
+        return CrossConnect(first.number, second.number)
+
+    def to_cross_connect(self, one: int, other: int) -> CrossConnect | None:
+        """The same, for numbers in any order."""
+        return self.to_directed(min(one, other), max(one, other))
+
+    def check_holds(self, name: str, ports: int) -> None:
+        """``PatchlightError`` if the lab's ``ports`` on each side are more than there are."""
+        if min(self.ins, self.outs) < ports:
+            raise PatchlightError(
+                f"{name} is a switch of {self}, but the lab file says {ports} ports",
+                hint="correct 'ports' of the circuit switch in the lab file",
+            )
+
+
+class NumberedDriver(SessionDriver[Row]):
+    """See ``CircuitDriver`` for what the methods do."""
+
+    _dialect: NumberedDialect
+    _known: Numbering | None = None
+    _capabilities = Capabilities()
+
+    @abstractmethod
+    async def _learn(self) -> Numbering:
+        """The size of the device; and what else never changes, into ``_capabilities``."""
+
+    @property
+    def _list_limit(self) -> int:
+        return self._dialect.list_limit
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Which power monitors it has; known after ``open``."""
+        return self._capabilities
+
+    async def open(self) -> None:
+        """Reach the device, log in, and learn its size and which power monitors there are."""
+        await super().open()
+        await self._numbering()
+
+    async def _numbering(self) -> Numbering:
+        """How many inputs and outputs there are, and their numbers; asked once."""
+        if self._known is None:
+            numbering = await self._learn()
+            numbering.check_holds(self.name, self.ports)
+            self._known = numbering
+        return self._known
+
+    async def _numbers(self, pairs: Iterable[CrossConnect]) -> list[tuple[int, int]]:
+        """The device's numbers for the input and the output of each."""
+        to_number = (await self._numbering()).to_number
+        return [(to_number("in", c.inp), to_number("out", c.out)) for c in pairs]
+
+
+class WavelengthTableDriver(TableDriver[ChannelConnect, SpectrumMap, R]):
+    """See ``WavelengthDriver`` for what the methods do. A driver sets ``client``."""
+
+    _switch: WavelengthSwitch
+
+    @property
+    def inputs(self) -> int:
+        """How many inputs it has."""
+        return self._switch.inputs
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs it has."""
+        return self._switch.outputs
+
+    @property
+    def grid(self) -> Grid:
+        """Which channels there are."""
+        return self._switch.grid
+
+    def _checked(self, pairs: Iterable[ChannelConnect]) -> tuple[ChannelConnect, ...]:
+        return checked_channels(pairs, self.inputs, self.outputs, self.grid)
+
+    def _map_of(self, entries: Iterable[ChannelConnect]) -> SpectrumMap:
+        return SpectrumMap.of(entries)
+
+    def _count(self, side: Side) -> int:
+        return self.inputs if side == "in" else self.outputs
+
+    def _busy(
+        self, pairs: Sequence[ChannelConnect], table: Mapping[ChannelConnect, R]
+    ) -> dict[ChannelConnect, str]:
+        """Those whose light would meet that of an entry of the table, or leave its way."""
+        words = {}
+        for way in pairs:
+            if way not in table and (other := next((w for w in table if way.clashes(w)), None)):
+                words[way] = f"its channel is in use on the device: {other}"
+        return words
+
+
+class WavelengthSessionDriver(
+    SessionTable[ChannelConnect, SpectrumMap, R], WavelengthTableDriver[R]
+):
+    """See ``WavelengthDriver``. A driver says its ``client_class``, and its table."""
+
+    def __init__(
+        self,
+        switch: WavelengthSwitch,
+        password: str,
+        dialect: Dialect | None = None,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+    ) -> None:
+        try:
+            check_shape(switch)
+        except BadInput as error:
+            raise BadInput(f"{switch.name}: {error.message}") from error
+        super().__init__(switch, password, dialect, timeouts)

@@ -10,9 +10,8 @@ from patchlight.controller.circuits.contract import (
     Identity,
     PortState,
 )
-from patchlight.controller.circuits.drivers.base import CircuitTableDriver
+from patchlight.controller.circuits.drivers.base import CircuitTableDriver, WavelengthTableDriver
 from patchlight.controller.circuits.drivers.table import UP, Row, TableDriver
-from patchlight.controller.circuits.drivers.wavelength import WavelengthTableDriver
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.portmap import CrossConnect, JoinsPorts, PortMap
 from patchlight.testbed.lab.spectrum import ChannelConnect, SpectrumMap

@@ -34,8 +34,8 @@ from patchlight.controller.circuits.dialects import (
     filled,
     power_dbm,
 )
+from patchlight.controller.circuits.drivers.base import WavelengthSessionDriver
 from patchlight.controller.circuits.drivers.table import Row
-from patchlight.controller.circuits.drivers.wavelength import WavelengthSessionDriver
 from patchlight.controller.circuits.protocols.netconf import NetconfClient
 from patchlight.testbed.lab.ocs_drivers import NO_LINE
 from patchlight.testbed.lab.spectrum import Channel, ChannelConnect

@@ -3,7 +3,7 @@
 A cross-connect is an entry of the configuration, from a port of side A (``1A``, an input) to one of
 side B (``16B``, an output). It is up when the device says that both sides are tuned. The model has
 no power monitors; it tells the insertion loss that each path had in the factory. Run against the
-emulated device only so far; paths, bodies and keys are in ``http/dialects.py``.
+emulated device only so far; paths, bodies and keys are in ``http_dialects.py``.
 """
 
 import logging
@@ -24,12 +24,17 @@ from patchlight.controller.circuits.contract import (
     Standing,
 )
 from patchlight.controller.circuits.dialects import Bare, filled
-from patchlight.controller.circuits.drivers.base import SessionDriver
-from patchlight.controller.circuits.drivers.numbered import Numbering
+from patchlight.controller.circuits.drivers.base import Numbering, SessionDriver
 from patchlight.controller.circuits.drivers.table import Row, RowState
-from patchlight.controller.circuits.protocols.http import answers
-from patchlight.controller.circuits.protocols.http.client import HttpClient, in_json, in_url
-from patchlight.controller.circuits.protocols.http.dialects import SONIC, SonicOcsDialect
+from patchlight.controller.circuits.protocols.http import (
+    HttpClient,
+    in_json,
+    in_url,
+    json_rows,
+    json_short,
+    json_text,
+)
+from patchlight.controller.circuits.protocols.http_dialects import SONIC, SonicOcsDialect
 from patchlight.testbed.lab.portmap import CrossConnect
 
 log = logging.getLogger("patchlight.ocs.sonic")
@@ -66,8 +71,8 @@ class SonicOcs(SessionDriver[SonicRow]):
         """From the device's metadata: what hardware, and the name that it was given."""
         dialect = self._dialect
         (metadata,) = await self._rows(dialect.identity) or [{}]
-        model = answers.text(metadata, dialect.model_key) or "OCS"
-        return Identity(dialect.vendor, model, "", "", answers.text(metadata, dialect.name_key))
+        model = json_text(metadata, dialect.model_key) or "OCS"
+        return Identity(dialect.vendor, model, "", "", json_text(metadata, dialect.name_key))
 
     async def port_states(self) -> Mapping[DirectedPort, PortState]:
         """Overridden in the configuration is locked; failed is what the device says itself."""
@@ -121,7 +126,7 @@ class SonicOcs(SessionDriver[SonicRow]):
             try:
                 c, loss_db = self._circuit(row), float(row[self._dialect.loss_key])
             except (KeyError, TypeError, ValueError) as error:
-                words = f"no loss can be made of {answers.short(row)}"
+                words = f"no loss can be made of {json_short(row)}"
                 raise self.client.nonsense(self._dialect.losses, words) from error
             losses[c] = max(loss_db, losses.get(c, loss_db))
         return losses
@@ -132,7 +137,7 @@ class SonicOcs(SessionDriver[SonicRow]):
         table = dict.fromkeys(configured, SonicRow("coming", "no state is told of it"))
         for row in await self._rows(dialect.states):
             c = self._circuit(row)
-            words = ",".join(answers.text(row, key) for key in dialect.state_keys.split(","))
+            words = ",".join(json_text(row, key) for key in dialect.state_keys.split(","))
             table[c] = SonicRow(self._state(words), words, configured=c in table)
         return table
 
@@ -184,11 +189,11 @@ class SonicOcs(SessionDriver[SonicRow]):
         """What each port's row in a list says at ``key``."""
         found = {}
         for row in await self._rows(path):
-            match = re.fullmatch(self._dialect.port, answers.text(row, self._dialect.port_key))
+            match = re.fullmatch(self._dialect.port, json_text(row, self._dialect.port_key))
             if match is None:
-                raise self.client.nonsense(path, f"no port can be made of {answers.short(row)}")
+                raise self.client.nonsense(path, f"no port can be made of {json_short(row)}")
             port = DirectedPort("in" if match["side"] == "A" else "out", int(match["number"]))
-            found[port] = answers.text(row, key)
+            found[port] = json_text(row, key)
         return found
 
     async def _rows(self, path: str) -> list[Mapping[str, Any]]:
@@ -201,9 +206,9 @@ class SonicOcs(SessionDriver[SonicRow]):
             return []
 
     def _circuit(self, row: Mapping[str, Any]) -> CrossConnect:
-        match = re.fullmatch(self._dialect.circuit, answers.text(row, self._dialect.id_key))
+        match = re.fullmatch(self._dialect.circuit, json_text(row, self._dialect.id_key))
         if match is None:
-            words = f"no cross-connect can be made of {answers.short(row)}"
+            words = f"no cross-connect can be made of {json_short(row)}"
             raise self.client.nonsense(self._dialect.circuits, words)
         return CrossConnect(int(match["inp"]), int(match["out"]))
 
@@ -220,4 +225,4 @@ def _innermost(body: object) -> list[Mapping[str, Any]]:
         body = inner
     if isinstance(body, dict):
         return [body] if body else []
-    return answers.rows(body)
+    return json_rows(body)

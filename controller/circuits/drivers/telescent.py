@@ -21,7 +21,7 @@ from patchlight.controller.circuits.contract import (
 from patchlight.controller.circuits.dialects import Pattern, Template, filled
 from patchlight.controller.circuits.drivers.base import SessionDriver
 from patchlight.controller.circuits.drivers.table import Row
-from patchlight.controller.circuits.protocols.ssh.shell import ShellClient, ShellDialect
+from patchlight.controller.circuits.protocols.ssh import ShellClient, ShellDialect
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.portmap import CrossConnect
 
@@ -63,7 +63,7 @@ TELESCENT = TelescentDialect()
 
 
 @dataclass(frozen=True)
-class Cell:
+class PortCell:
     """An output as ``switchstate`` tells of it; ``inp`` counts only where it is joined."""
 
     status: str
@@ -137,9 +137,9 @@ class TelescentSsh(SessionDriver[Row]):
                 # Of several commands the first ones stay done if a later one is refused.
                 self._writes.told = True
 
-    async def _cells(self) -> dict[int, Cell]:
+    async def _cells(self) -> dict[int, PortCell]:
         """Every output by its canonical number."""
-        outputs: dict[int, Cell] = {}
+        outputs: dict[int, PortCell] = {}
         lines = await self.client.command(self._dialect.read_map)
         rows = [row for line in lines if (row := re.fullmatch(self._dialect.row, line))]
         for row in rows:
@@ -147,7 +147,7 @@ class TelescentSsh(SessionDriver[Row]):
             first = int(row["row"]) * len(cells)
             for column, cell in enumerate(cells, 1):
                 number = int(cell["inp"]) - self._base + 1
-                outputs[first + column] = Cell(cell["status"], number)
+                outputs[first + column] = PortCell(cell["status"], number)
         if len({len(re.findall(self._dialect.cell, row["cells"])) for row in rows}) > 1:
             raise self._nonsense(self._dialect.read_map, "rows of different length")
         missing = [number for number in range(1, self.ports + 1) if number not in outputs]

@@ -1,16 +1,38 @@
-"""Drivers of devices that are told lists of cross-connects over TL1."""
+"""Devices that take lists of cross-connects over TL1: ``glimmerglass-tl1`` and ``polatis-tl1``.
+
+Glimmerglass switches (TCP 10034) number inputs 10001… and outputs 20001…; Polatis (HUBER+SUHNER)
+listens on TCP 3082. Run against the emulated devices only so far; the commands are in
+``tl1_dialects.py``.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from patchlight.controller.circuits.contract import Alarm
-from patchlight.controller.circuits.dialects import Bare
-from patchlight.controller.circuits.drivers.numbered import NumberedDriver
+from patchlight.controller.circuits.contract import (
+    SIDES,
+    Alarm,
+    Capabilities,
+    Condition,
+    DeviceRefused,
+    DirectedPort,
+    Identity,
+    PortState,
+    Side,
+)
+from patchlight.controller.circuits.dialects import Bare, condition, power_dbm
+from patchlight.controller.circuits.drivers.base import NumberedDriver, Numbering
+from patchlight.controller.circuits.drivers.polatis import PolatisDriver
 from patchlight.controller.circuits.drivers.table import UP, Row
 from patchlight.controller.circuits.protocols.session import shortened
-from patchlight.controller.circuits.protocols.tl1.client import Reply, Tl1Client
-from patchlight.controller.circuits.protocols.tl1.dialects import ListDialect
+from patchlight.controller.circuits.protocols.tl1 import Tl1Client, Tl1Reply
+from patchlight.controller.circuits.protocols.tl1_dialects import (
+    GLIMMERGLASS,
+    POLATIS,
+    GlimmerglassDialect,
+    ListDialect,
+    PolatisDialect,
+)
 from patchlight.testbed.lab.portmap import CrossConnect
 
 D = TypeVar("D", bound=ListDialect)
@@ -77,12 +99,129 @@ class Tl1ListDriver(NumberedDriver, Generic[D]):
         return Bare(self._dialect.list_separator.join(map(str, numbers)))
 
 
-def matching(pattern: str, reply: Reply) -> list[re.Match[str]]:
+def matching(pattern: str, reply: Tl1Reply) -> list[re.Match[str]]:
     """The lines of a reply that begin as the pattern says."""
     compiled = re.compile(pattern)
     return [match for line in reply.lines if (match := compiled.match(line))]
 
 
-def first(pattern: str, reply: Reply) -> re.Match[str] | None:
+def first(pattern: str, reply: Tl1Reply) -> re.Match[str] | None:
     """The first of them."""
     return next(iter(matching(pattern, reply)), None)
+
+
+class GlimmerglassTl1(Tl1ListDriver[GlimmerglassDialect]):
+    """A Glimmerglass OCS. See ``CircuitDriver`` for what the methods do."""
+
+    built_in = GLIMMERGLASS
+    _capabilities = Capabilities(power_in=True, power_out=True)
+
+    async def identify(self) -> Identity:
+        """From ``rtrv-system-info``, which has a line for each item."""
+        reply = await self.client.command(self._dialect.identity, paged=True)
+        items = {"model": "", "serial": "", "software": ""}
+        for line in matching(self._dialect.identity_item, reply):
+            items.update((item, value) for item, value in line.groupdict().items() if value)
+        return Identity(self._dialect.vendor, **items)
+
+    async def port_states(self) -> Mapping[DirectedPort, PortState]:
+        """From ``rtrv-cfg-fiber``: the port's health."""
+        numbering = await self._numbering()
+        reply = await self.client.command(self._dialect.ports, paged=True)
+        states: dict[DirectedPort, PortState] = {}
+        for line in matching(self._dialect.port_line, reply):
+            port = numbering.to_port(int(line["port"]))
+            if port is not None and port.number <= self.ports:
+                well = re.fullmatch(self._dialect.port_ready, line["state"])
+                states[port] = PortState("ready" if well else "failed", line["state"])
+        return states
+
+    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
+        """From ``rtrv-crs-fiber``, which tells the power at both ends of each circuit."""
+        asked = self._checked_ports(ports)
+        if not asked:
+            return {}
+        numbering = await self._numbering()
+        powers: dict[DirectedPort, float | None] = {}
+        for line in await self._circuit_lines():
+            for number, power in ((line["in"], line["inpwr"]), (line["out"], line["outpwr"])):
+                if port := numbering.to_port(int(number)):
+                    powers[port] = power_dbm(power, self._dialect.dark_dbm)
+        # An output that no line tells of is joined to nothing: no light leaves there.
+        return {port: powers.get(port) for port in asked}
+
+    def _row(self, line: re.Match[str]) -> Row:
+        state = f"{line['state']},{line['cause']}"
+        words = f"CONNSTATE={line['state']},CONNCAUSE={line['cause']}"
+        if re.fullmatch(self._dialect.up, state):
+            return Row("up", words)
+        return Row("failed" if re.fullmatch(self._dialect.failed, state) else "coming", words)
+
+    async def _learn(self) -> Numbering:
+        return Numbering(*await self._size(), self._dialect.in_base, self._dialect.out_base)
+
+
+_FEW = 16  # up to so many ports are listed, more are asked for as the range of them all
+
+
+class PolatisTl1(Tl1ListDriver[PolatisDialect], PolatisDriver):
+    """A Polatis OCS. See ``CircuitDriver`` for what the methods do."""
+
+    built_in = POLATIS
+    _dialect: PolatisDialect
+
+    async def identify(self) -> Identity:
+        """From ``RTRV-NETYPE``, the serial number from ``RTRV-INV``."""
+        kind = await self.client.command(self._dialect.identity)
+        inventory = await self.client.command(self._dialect.serial)
+        line = first(self._dialect.identity_line, kind)
+        serial = first(self._dialect.serial_line, inventory)
+        return Identity(
+            line["vendor"].strip() if line else self._dialect.vendor,
+            line["model"].strip() if line else "",
+            serial["serial"] if serial else "",
+            line["software"].strip() if line else "",
+        )
+
+    async def _monitored_sides(self, numbering: Numbering) -> list[Side]:
+        return [side for side in SIDES if await self._has_monitor(numbering.to_number(side, 1))]
+
+    async def _states(self) -> dict[DirectedPort, str]:
+        dialect = self._dialect
+        return await self._per_port(self._all_ports(), dialect.ports, dialect.port_line, "state")
+
+    async def _powers(self, ports: Sequence[DirectedPort]) -> dict[DirectedPort, str]:
+        dialect, monitored = self._dialect, await self._with_monitors(ports)
+        return await self._per_port(monitored, dialect.power, dialect.power_line, "power")
+
+    def _condition(self, state: str) -> Condition:
+        return condition(state, self._dialect.port_ready, self._dialect.port_closed)
+
+    async def _has_monitor(self, number: int) -> bool:
+        try:
+            reply = await self.client.command(
+                self._dialect.power, {"ports": self._joined([number])}
+            )
+        except DeviceRefused:
+            return False
+        return first(self._dialect.power_line, reply) is not None
+
+    async def _per_port(
+        self, ports: Sequence[DirectedPort], template: str, pattern: str, group: str
+    ) -> dict[DirectedPort, str]:
+        """One value for each port that the device tells of."""
+        if not ports:
+            return {}
+        numbering, asked = await self._numbering(), set(ports)
+        numbers = sorted(numbering.to_number(port.side, port.number) for port in ports)
+        if len(numbers) <= _FEW:
+            listed = self._joined(numbers)
+        else:
+            listed = Bare(f"{numbers[0]}{self._dialect.range_separator}{numbers[-1]}")
+        reply = await self.client.command(template, {"ports": listed}, paged=True)
+        values = {
+            port: line[group].strip()
+            for line in matching(pattern, reply)
+            if (port := numbering.to_port(int(line["port"])))
+        }
+        return {port: value for port, value in values.items() if port in asked}

@@ -196,7 +196,7 @@ class ConnectionLost(Exception):
     """The connection ended; what that means depends on the command in flight."""
 
 
-class Connection(asyncio.Protocol, Generic[M]):
+class DeviceConnection(asyncio.Protocol, Generic[M]):
     """Made by ``open`` or ``over``. ``trouble`` says why it ended; empty while it lives.
 
     ``flooded``: whether it was hung up on for saying too much. ``ending``: what ends each
@@ -218,7 +218,7 @@ class Connection(asyncio.Protocol, Generic[M]):
     @classmethod
     async def open(
         cls, host: str, port: int, framer: Framer[M], unasked: Callable[[M], bool]
-    ) -> Connection[M]:
+    ) -> DeviceConnection[M]:
         """Connect; raises ``OSError``. ``unasked`` takes what answers nothing, and says so."""
         loop = asyncio.get_running_loop()
         return (await loop.create_connection(lambda: cls(framer, unasked), host, port))[1]
@@ -226,7 +226,7 @@ class Connection(asyncio.Protocol, Generic[M]):
     @classmethod
     async def over(
         cls, sock: socket.socket, framer: Framer[M], unasked: Callable[[M], bool], ending: bytes
-    ) -> Connection[M]:
+    ) -> DeviceConnection[M]:
         """A connection over a socket that is joined already."""
         loop = asyncio.get_running_loop()
         return (await loop.create_connection(lambda: cls(framer, unasked, ending), sock=sock))[1]

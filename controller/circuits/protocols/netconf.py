@@ -25,8 +25,7 @@ from patchlight.controller.circuits.protocols.connection import (
     Hearing,
 )
 from patchlight.controller.circuits.protocols.session import KeptSession, Session, shortened
-from patchlight.controller.circuits.protocols.ssh.channel import finished
-from patchlight.controller.circuits.protocols.ssh.host_keys import check_host_key
+from patchlight.controller.circuits.protocols.ssh import check_host_key, finished
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.legacy_ssh import allow_legacy, explained
 

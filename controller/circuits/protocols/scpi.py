@@ -21,7 +21,7 @@ from patchlight.controller.circuits.dialects import (
 )
 from patchlight.controller.circuits.protocols.connection import (
     BUFFER_LIMIT,
-    Connection,
+    DeviceConnection,
     FramingError,
     LineFramer,
 )
@@ -170,7 +170,7 @@ class ScpiClient(DeviceSession[str, ScpiDialect]):
     async def look(self) -> None:
         """Ask for errors alone: what the device reported meanwhile becomes alarms."""
 
-        async def exchange(connection: Connection[str], timeout_s: float) -> None:
+        async def exchange(connection: DeviceConnection[str], timeout_s: float) -> None:
             self._note((await self._exchange(connection, timeout_s, ""))[1])
 
         await self._run(exchange, lambda: self._dialect.errors, changes=False)
@@ -179,7 +179,7 @@ class ScpiClient(DeviceSession[str, ScpiDialect]):
         def shown() -> str:
             return self._mask(shortened(command))
 
-        async def exchange(connection: Connection[str], timeout_s: float) -> str:
+        async def exchange(connection: DeviceConnection[str], timeout_s: float) -> str:
             answers, errors = await self._exchange(connection, timeout_s, command)
             if errors and (changes or not answers):
                 raise self._refused(shown(), _words(errors), errors[0][0])
@@ -212,7 +212,7 @@ class ScpiClient(DeviceSession[str, ScpiDialect]):
         await self.ask(self._dialect.keep_alive, r".*")
 
     async def _exchange(
-        self, connection: Connection[str], timeout_s: float, command: str
+        self, connection: DeviceConnection[str], timeout_s: float, command: str
     ) -> tuple[list[str], Errors]:
         """Send; the answers up to the error queue's, and what that holds."""
         between = self._dialect.then if command else ""
@@ -222,7 +222,7 @@ class ScpiClient(DeviceSession[str, ScpiDialect]):
             return await self._collect(connection, (command, self._dialect.errors))
 
     async def _collect(
-        self, connection: Connection[str], sent: Sequence[str]
+        self, connection: DeviceConnection[str], sent: Sequence[str]
     ) -> tuple[list[str], Errors]:
         answers: list[str] = []
         size = 0

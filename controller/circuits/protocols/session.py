@@ -30,8 +30,8 @@ from patchlight.controller.circuits.contract import (
 )
 from patchlight.controller.circuits.dialects import Dialect
 from patchlight.controller.circuits.protocols.connection import (
-    Connection,
     ConnectionLost,
+    DeviceConnection,
     Framer,
     FramingError,
 )
@@ -354,7 +354,7 @@ class KeptSession(ABC, Generic[C, D]):
         return self._mask(str(error) or trouble or "the connection was lost")
 
 
-class DeviceSession(KeptSession[Connection[M], D], Generic[M, D]):
+class DeviceSession(KeptSession[DeviceConnection[M], D], Generic[M, D]):
     """A session over a connection of messages: TCP, if ``_connect`` is not replaced."""
 
     @abstractmethod
@@ -371,7 +371,9 @@ class DeviceSession(KeptSession[Connection[M], D], Generic[M, D]):
         return False
 
     @contextlib.asynccontextmanager
-    async def _in_step(self, connection: Connection[M], timeout_s: float) -> AsyncIterator[None]:
+    async def _in_step(
+        self, connection: DeviceConnection[M], timeout_s: float
+    ) -> AsyncIterator[None]:
         """For an exchange without tags: where it does not end well, the connection does."""
         ended = False
         try:
@@ -384,9 +386,9 @@ class DeviceSession(KeptSession[Connection[M], D], Generic[M, D]):
                 connection.trouble = connection.trouble or "an answer is outstanding"
             connection.done()
 
-    async def _connect(self) -> Connection[M]:
+    async def _connect(self) -> DeviceConnection[M]:
         host, port = self._session.host, self._session.port
-        return await Connection.open(host, port, self._framer(), self._unasked)
+        return await DeviceConnection.open(host, port, self._framer(), self._unasked)
 
 
 def shortened(text: str) -> str:

@@ -21,8 +21,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 
-from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
-from patchlight.emulation.optical.faults import HungUp
+from patchlight.emulation.optical.emulated_switch import EmulatedSwitch, HungUp
 from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.emulation.optical.switch_matrix import RequestRefused
 
@@ -37,7 +36,7 @@ def read_map_by_hand(path: str) -> str:
 
 
 @dataclass(frozen=True)
-class Request:
+class HttpRequest:
     """``query`` has the last value of each name; ``body`` is the JSON, ``None`` without."""
 
     method: str
@@ -48,7 +47,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Response:
+class HttpResponse:
     """``body`` is sent as JSON unless it is ``None``, then ``text`` as it is."""
 
     status: int = 200
@@ -68,15 +67,15 @@ class HttpServer(ProtocolServer):
         self.tls = server_context() if self.secure else None
 
     @abstractmethod
-    async def _answer(self, request: Request) -> Response:
+    async def _answer(self, request: HttpRequest) -> HttpResponse:
         """Do it; raises ``RequestRefused``."""
 
     @abstractmethod
-    def _refusal(self, refusal: RequestRefused) -> Response:
+    def _refusal(self, refusal: RequestRefused) -> HttpResponse:
         """The vendor's words for a refusal."""
 
     @abstractmethod
-    def _problem(self, status: int, message: str) -> Response:
+    def _problem(self, status: int, message: str) -> HttpResponse:
         """An error as the vendor writes it."""
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -118,13 +117,13 @@ class HttpServer(ProtocolServer):
         await writer.drain()
         return connection.our_state is h11.DONE and connection.their_state is h11.DONE
 
-    async def _respond(self, head: h11.Request, data: bytes, refusal: str) -> Response:
+    async def _respond(self, head: h11.Request, data: bytes, refusal: str) -> HttpResponse:
         headers = {name.decode(): value.decode("latin-1") for name, value in head.headers}
         method, target = head.method.decode(), urlsplit(head.target.decode())
         user = self._known(headers.get("authorization", "")) if self.secure else ""
         if user is None:
             denied = self._problem(401, "invalid user or password")
-            return Response(401, denied.body, {"WWW-Authenticate": 'Basic realm="switch"'})
+            return HttpResponse(401, denied.body, {"WWW-Authenticate": 'Basic realm="switch"'})
         if method not in _READING and not self._device.may_change(user):
             return self._problem(403, "this user may only look")
         if refusal:
@@ -134,7 +133,7 @@ class HttpServer(ProtocolServer):
         except ValueError:
             return self._problem(400, "the body is not JSON")
         query = {name: values[-1] for name, values in parse_qs(target.query).items()}
-        request = Request(method, unquote(target.path), query, headers, body)
+        request = HttpRequest(method, unquote(target.path), query, headers, body)
         await self._device.settle()
         try:
             response = await self._answer(request)

@@ -58,7 +58,7 @@ class Kind(IntEnum):
     BARRIER_REPLY = 21
 
 
-class Part(IntEnum):
+class MultipartKind(IntEnum):
     """Types of multipart messages."""
 
     DESCRIPTION = 0
@@ -66,7 +66,7 @@ class Part(IntEnum):
     PORT_DESCRIPTIONS = 13
 
 
-class Command(IntEnum):
+class FlowModCommand(IntEnum):
     """What a flow-mod does."""
 
     ADD = 0
@@ -97,7 +97,7 @@ BAD_TIMEOUT = (5, 5)
 BAD_COMMAND = (5, 6)
 
 
-class Wrong(Exception):
+class OpenFlowError(Exception):
     """A message that the switch refuses with this error."""
 
     def __init__(self, fault: Fault) -> None:
@@ -106,7 +106,7 @@ class Wrong(Exception):
 
 
 @dataclass(frozen=True)
-class Message:
+class OpenFlowMessage:
     """One whole message; ``raw`` is all of its bytes."""
 
     kind: int
@@ -119,17 +119,17 @@ class Message:
         return self.raw[HEADER.size :]
 
 
-def messages(buffer: bytearray) -> Iterator[Message]:
-    """Take the whole messages out of ``buffer``. ``Wrong`` if a length cannot be."""
+def messages(buffer: bytearray) -> Iterator[OpenFlowMessage]:
+    """Take the whole messages out of ``buffer``. ``OpenFlowError`` if a length cannot be."""
     while len(buffer) >= HEADER.size:
         _, kind, length, xid = HEADER.unpack_from(buffer)
         if length < HEADER.size:
-            raise Wrong(BAD_LENGTH)
+            raise OpenFlowError(BAD_LENGTH)
         if len(buffer) < length:
             return
         raw = bytes(buffer[:length])
         del buffer[:length]
-        yield Message(kind, xid, raw)
+        yield OpenFlowMessage(kind, xid, raw)
 
 
 def message(kind: Kind, xid: int, body: bytes = b"") -> bytes:
@@ -137,7 +137,7 @@ def message(kind: Kind, xid: int, body: bytes = b"") -> bytes:
     return HEADER.pack(VERSION, kind, HEADER.size + len(body), xid) + body
 
 
-def error(fault: Fault, about: Message) -> bytes:
+def error(fault: Fault, about: OpenFlowMessage) -> bytes:
     """The error that answers a message, with the beginning of it."""
     body = struct.pack("!HH", *fault) + about.raw[:_ERROR_BYTES]
     return message(Kind.ERROR, about.xid, body)
@@ -247,29 +247,29 @@ def asked_flows(body: bytes) -> Selection:
 def read_flow_mod(body: bytes) -> tuple[Selection, Flow | None]:
     """Which entries a flow-mod means, and the one to add: with none it deletes those.
 
-    ``Wrong`` if it cannot be.
+    ``OpenFlowError`` if it cannot be.
     """
     fields = _unpack(_FLOW_MOD, body)
     cookie, mask, table, command, idle, hard, priority, _buffer, out, _group, _flags = fields
     inp, rest = _read_match(body[_FLOW_MOD.size :])
-    if command > Command.DELETE_STRICT:
-        raise Wrong(BAD_COMMAND)
-    if table != 0 and (command == Command.ADD or table != ALL_TABLES):
-        raise Wrong(BAD_TABLE)
-    if command in (Command.DELETE, Command.DELETE_STRICT):
-        strict = priority if command == Command.DELETE_STRICT else None
+    if command > FlowModCommand.DELETE_STRICT:
+        raise OpenFlowError(BAD_COMMAND)
+    if table != 0 and (command == FlowModCommand.ADD or table != ALL_TABLES):
+        raise OpenFlowError(BAD_TABLE)
+    if command in (FlowModCommand.DELETE, FlowModCommand.DELETE_STRICT):
+        strict = priority if command == FlowModCommand.DELETE_STRICT else None
         return Selection(cookie, mask, out, inp, strict), None
-    if command != Command.ADD:
-        raise Wrong(BAD_COMMAND)
+    if command != FlowModCommand.ADD:
+        raise OpenFlowError(BAD_COMMAND)
     if idle or hard:
-        raise Wrong(BAD_TIMEOUT)
+        raise OpenFlowError(BAD_TIMEOUT)
     if inp is None:
         # Light has no headers: what comes in by any port cannot be told apart.
-        raise Wrong(BAD_MATCH_FIELD)
+        raise OpenFlowError(BAD_MATCH_FIELD)
     target = _read_output(rest)
     flow = Flow(inp, inp if target == IN_PORT else target, cookie, priority)
     if target == inp:
-        raise Wrong(BAD_OUT_PORT)
+        raise OpenFlowError(BAD_OUT_PORT)
     return Selection(0, 0, ANY_PORT, inp, priority), flow
 
 
@@ -280,10 +280,10 @@ def _read_match(body: bytes) -> tuple[int | None, bytes]:
     if not fields:
         return None, rest
     if len(fields) != _IN_PORT.size:
-        raise Wrong(BAD_MATCH_FIELD)
+        raise OpenFlowError(BAD_MATCH_FIELD)
     field, port = _IN_PORT.unpack(fields)
     if field != _OXM_IN_PORT:
-        raise Wrong(BAD_MATCH_FIELD)
+        raise OpenFlowError(BAD_MATCH_FIELD)
     return port, rest
 
 
@@ -291,17 +291,17 @@ def _read_output(body: bytes) -> int:
     """The one port that a list of instructions sends to."""
     kind, length = _unpack(_ACTIONS, body)
     if kind != _APPLY_ACTIONS or length != len(body):
-        raise Wrong(UNSUPPORTED_INSTRUCTION)
+        raise OpenFlowError(UNSUPPORTED_INSTRUCTION)
     actions = body[_ACTIONS.size :]
     if len(actions) > _OUTPUT.size:
-        raise Wrong(TOO_MANY_ACTIONS)
+        raise OpenFlowError(TOO_MANY_ACTIONS)
     action, _, port, _ = _unpack(_OUTPUT, actions)
     if action != _TO_PORT:
-        raise Wrong(BAD_ACTION)
+        raise OpenFlowError(BAD_ACTION)
     return int(port)
 
 
 def _unpack(layout: struct.Struct, body: bytes) -> tuple[int, ...]:
     if len(body) < layout.size:
-        raise Wrong(BAD_LENGTH)
+        raise OpenFlowError(BAD_LENGTH)
     return layout.unpack_from(body)

@@ -1,19 +1,29 @@
-"""What stands between a client and an emulated device: the server of a vendor's protocol.
+"""The server of a vendor's protocol in front of an emulated device, and the process that runs it.
 
 A package adds one with an entry point in the group ``patchlight.emulated_ocs``: its name is the
 driver's, and it loads a subclass of ``ProtocolServer``.
 """
 
 import asyncio
+import contextlib
+import json
+import logging
+import signal
 import ssl
 from abc import ABC, abstractmethod
-from typing import ClassVar, cast
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
 from patchlight.controller.circuits.registry import PlugIns
+from patchlight.emulation.json_lines import answer_lines
 from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.issues import nearest
+from patchlight.testbed.lab.model import OcsFault
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS
+from patchlight.testbed.linux.sockets import bind_unix, free_ports, listen, split_address
 
 
 class ProtocolServer(ABC):
@@ -90,3 +100,155 @@ def server_class(driver: str) -> type[ProtocolServer]:
     except KeyError:
         known = nearest(driver, emulated_drivers(), "there are")
         raise BadInput(f"no emulated switch speaks {driver!r}: {known}") from None
+
+
+log = logging.getLogger("patchlight.optical")
+
+_DIALS_AGAIN_S = 0.1
+
+
+async def serve_until_stopped(
+    device: EmulatedSwitch,
+    protocol: ProtocolServer,
+    address: str,
+    *,
+    control: Path | None = None,
+    ready: Callable[[str, int], Awaitable[None]],
+) -> None:
+    """Serve clients at ``host:port`` until SIGTERM or SIGINT.
+
+    A device that connects to its client goes there instead, again and again. ``ready`` gets
+    host and port once it answers, or begins to connect. Raises ``PortTaken`` or ``PatchlightError``
+    if it cannot listen.
+    """
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await device.open()
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(device.close)
+        if protocol.dials:
+            host, port = split_address(address)
+            port = port or free_ports(1)[0]
+            dialling = asyncio.create_task(_dial(protocol, host, port))
+            stack.callback(protocol.cut)
+            stack.callback(dialling.cancel)
+        else:
+            opened = await asyncio.to_thread(listen, address)
+            server = await asyncio.start_server(protocol.serve, sock=opened, ssl=protocol.tls)
+            stack.callback(protocol.cut)
+            stack.callback(server.close)
+            host, port = server.sockets[0].getsockname()[:2]
+        requests = FaultRequests(device, protocol)
+        stack.callback(requests.end)
+        if control is not None:
+            stack.callback((await requests.listen(control)).close)
+        await requests.schedule(device.switch.emulated.faults)
+        await ready(host, port)
+        await stop.wait()
+
+
+async def _dial(protocol: ProtocolServer, host: str, port: int) -> None:
+    """Connect, serve, and begin anew when that ends, until cancelled."""
+    while True:
+        with contextlib.suppress(OSError):
+            await protocol.serve(*await asyncio.open_connection(host, port))
+        await asyncio.sleep(_DIALS_AGAIN_S)
+
+
+class FaultRequests:
+    """Takes objects that ask for faults and actions, and brings them about.
+
+    Keys are the fields of ``Faults`` (present ones replace what was), and the actions ``report``
+    (say an alarm), ``lose`` (a cross-connect) and ``reboot`` (``"keep"`` or ``"forget"`` the map).
+    The control socket takes one JSON object a line and answers each with one.
+    """
+
+    def __init__(self, device: EmulatedSwitch, protocol: ProtocolServer) -> None:
+        self._device, self._protocol = device, protocol
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._actions: dict[str, Callable[[object], Awaitable[None]]] = {
+            "report": self._report,
+            "lose": self._lose,
+            "reboot": self._reboot,
+        }
+
+    async def listen(self, path: Path) -> asyncio.Server:
+        """Take requests on a Unix socket, replacing one that nobody serves any more."""
+        return await asyncio.start_unix_server(self._serve, sock=bind_unix(path, "emulated switch"))
+
+    async def schedule(self, faults: Sequence[OcsFault]) -> None:
+        """Bring about a lab file's faults in their time: at once, later, or before a change.
+
+        Those that are to be there from the start are there on return.
+        """
+        counted = [fault for fault in faults if fault.after_changes]
+
+        def before_change(changes: int) -> None:
+            for fault in [fault for fault in counted if fault.after_changes <= changes]:
+                counted.remove(fault)
+                # Faults stand now, actions come soon after.
+                self._start(self._act(self._begin(fault.control)))
+
+        self._device.faults.before_change = before_change
+        for fault in faults:
+            if fault.after_s:
+                self._start(self._later(fault))
+            elif not fault.after_changes:
+                await self._take(fault.control)
+
+    def end(self) -> None:
+        """Cancel what is still to come."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _later(self, fault: OcsFault) -> None:
+        await asyncio.sleep(fault.after_s)
+        try:
+            await self._take(fault.control)
+        except BadInput as error:
+            log.warning("the fault %s of the lab file: %s", fault.control, error.message)
+
+    async def _take(self, request: Mapping[str, Any]) -> None:
+        await self._act(self._begin(request))
+
+    def _begin(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        actions = {name: value for name, value in request.items() if name in self._actions}
+        self._device.faults.update({name: request[name] for name in request if name not in actions})
+        self._device.apply_faults()
+        return actions
+
+    async def _act(self, actions: dict[str, Any]) -> None:
+        await self._device.settle()
+        for name, value in actions.items():
+            await self._actions[name](value)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await answer_lines(reader, writer, self._answer)
+
+    async def _answer(self, line: bytes) -> dict[str, Any]:
+        try:
+            request = json.loads(line)
+            if not isinstance(request, dict):
+                raise BadInput("expected a JSON object")
+            await self._take(request)
+        except (BadInput, ValueError) as error:
+            return {"ok": False, "error": str(error)}
+        return {"ok": True, "faults": asdict(self._device.faults)}
+
+    async def _report(self, text: object) -> None:
+        self._protocol.report(str(text))
+
+    async def _lose(self, text: object) -> None:
+        await self._device.lose(str(text))
+
+    async def _reboot(self, how: object) -> None:
+        if how not in ("keep", "forget"):
+            raise BadInput(f"reboot cannot be {how!r}: 'keep' or 'forget', meaning the map")
+        self._protocol.cut()
+        await self._device.reboot(keep_map=how == "keep")

@@ -24,7 +24,7 @@ from paramiko.common import (
     OPEN_SUCCEEDED,
 )
 
-from patchlight.controller.circuits.protocols.ssh.channel import joined
+from patchlight.controller.circuits.protocols.ssh import joined
 from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
 from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.testbed.linux.files import NoHome, user_folder

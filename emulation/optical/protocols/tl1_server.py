@@ -1,23 +1,141 @@
 """The TL1 side of an emulated device: users, sessions, alarms, and what goes wrong on purpose."""
 
+from __future__ import annotations
+
 import asyncio
 import itertools
 import re
+import time
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from patchlight.controller.circuits.protocols.connection import TelnetFilter
 from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
 from patchlight.emulation.optical.protocols.server import ProtocolServer
-from patchlight.emulation.optical.protocols.tl1_messages import (
-    Answer,
-    Command,
-    autonomous,
-    deny,
-    take_commands,
-)
-from patchlight.emulation.optical.switch_matrix import RequestRefused
+from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused
+
+_PAGE_LINES = 64
+_QUIET = re.compile(rb'(?:[^";]+|"(?:[^"\\]|\\.)*")*', re.DOTALL)
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[^"]', re.DOTALL)
+_PORTS = re.compile(r"(\d{1,9})(?:&&(\d{1,9}))?")
+_RANGE_LIMIT = 1 << 16
+
+
+@dataclass(frozen=True)
+class Tl1Command:
+    """``VERB:TID:AID:CTAG:GB:payload``; ``params`` is the payload split at commas."""
+
+    verb: str
+    aid: str
+    ctag: str
+    params: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Tl1Command:
+        """What stands before the ``;``. Missing fields are empty; quotes are taken off."""
+        fields = _split(text.strip(), ":")
+        fields += [""] * (6 - len(fields))
+        # Some drivers put the payload one field early; there is no general block to miss.
+        payload = ":".join(fields[5:]).lstrip(":") or fields[4]
+        params = tuple(_unquoted(param) for param in _split(payload, ","))
+        return cls(fields[0].upper(), _unquoted(fields[2]), fields[3] or "0", params)
+
+
+@dataclass(frozen=True)
+class Tl1Answer:
+    """What a command came to: a completion code, quoted lines, a comment, an error code.
+
+    ``bye``: the connection ends with it.
+    """
+
+    code: str = "COMPLD"
+    lines: Sequence[str] = ()
+    comment: str = ""
+    error: str = ""
+    bye: bool = False
+
+    def pages(self, sid: str, ctag: str, *, repeat: bool) -> str:
+        """The reply on the wire. ``repeat``: its pages are whole replies one after another."""
+        text = ""
+        count = max(1, -(-len(self.lines) // _PAGE_LINES))
+        for page in range(count):
+            last = page == count - 1
+            text += f"{_header(sid)}M  {ctag} {self.code}\r\n"
+            if last and self.error:
+                text += f"   {self.error}\r\n"
+            text += _quoted(self.lines[page * _PAGE_LINES : (page + 1) * _PAGE_LINES])
+            if last and self.comment:
+                text += f"   /* {self.comment.replace('*/', '* /')} */\r\n"
+            text += ";" if last or repeat else ">"
+        return text
+
+
+def deny(error: str, comment: str) -> Tl1Answer:
+    """A denial with a GR-831 error code and the device's words."""
+    return Tl1Answer("DENY", (), comment, error)
+
+
+def autonomous(sid: str, alarm_code: str, atag: int, verb: str, lines: Sequence[str]) -> str:
+    """A message that nobody asked for."""
+    return f"{_header(sid)}{alarm_code:<2} {atag} {verb}\r\n{_quoted(lines)};"
+
+
+def take_commands(buffer: bytearray) -> Iterator[str]:
+    """Take the whole commands out of ``buffer``; a ``;`` in quotes does not end one."""
+    while True:
+        quiet = _QUIET.match(buffer)
+        end = quiet.end() if quiet else 0
+        if buffer[end : end + 1] != b";":
+            return
+        text = bytes(buffer[:end]).decode("utf-8", "replace").strip()
+        del buffer[: end + 1]
+        yield text
+
+
+def port_numbers(text: str, known: Callable[[int], bool]) -> list[int]:
+    """``1&3&&5`` → 1, 3, 4, 5; ``RequestRefused`` if it is no such list, or a port not ``known``.
+
+    A range may reach beyond the device: ports that are not ``known`` are left out of it.
+    """
+    numbers: list[int] = []
+    for match in (_PORTS.fullmatch(part) for part in re.split(r"(?<!&)&(?!&)", text)):
+        if match is None:
+            raise RequestRefused(Reason.NO_PORT)
+        if match[2] is None:
+            numbers.append(int(match[1]))
+        elif int(match[2]) - int(match[1]) < _RANGE_LIMIT:
+            numbers += filter(known, range(int(match[1]), int(match[2]) + 1))
+    for number in numbers:
+        if not known(number):
+            raise RequestRefused(Reason.NO_PORT, port=number)
+    return numbers
+
+
+def _header(sid: str) -> str:
+    return f"\r\n\n   {sid} {time.strftime('%y-%m-%d %H:%M:%S')}\r\n"
+
+
+def _quoted(lines: Sequence[str]) -> str:
+    escaped = (line.replace("\\", "\\\\").replace('"', '\\"') for line in lines)
+    return "".join(f'   "{line}"\r\n' for line in escaped)
+
+
+def _split(text: str, separator: str) -> list[str]:
+    parts = [""]
+    for token in _TOKEN.findall(text):
+        if token == separator:
+            parts.append("")
+        else:
+            parts[-1] += token
+    return [part.strip() for part in parts]
+
+
+def _unquoted(text: str) -> str:
+    if len(text) >= 2 and text[0] == text[-1] == '"':
+        return re.sub(r"\\(.)", r"\1", text[1:-1], flags=re.DOTALL)
+    return text
+
 
 _COMMAND_LIMIT = 65536
 _ACKNOWLEDGE_EVERY_S = 0.2
@@ -34,7 +152,7 @@ def read_map_by_hand(command: str) -> str:
 
 
 @dataclass(eq=False)
-class Connection:
+class Tl1Connection:
     """One client: who it is, and whether it hears autonomous messages."""
 
     writer: asyncio.StreamWriter
@@ -42,7 +160,7 @@ class Connection:
     inhibited: bool = False
 
 
-Result = Answer | Sequence[str] | None
+Result = Tl1Answer | Sequence[str] | None
 """What a command came to; lines alone, or ``None``: it is completed."""
 
 
@@ -51,10 +169,10 @@ class Tl1Server(ProtocolServer):
 
     def __init__(self, device: EmulatedSwitch) -> None:
         super().__init__(device)
-        self._connections: set[Connection] = set()
+        self._connections: set[Tl1Connection] = set()
         self._sid = device.switch.name.upper()
         self._atags = itertools.count(1)
-        self._handlers: dict[str, Callable[[Command], Result | Awaitable[Result]]] = {
+        self._handlers: dict[str, Callable[[Tl1Command], Result | Awaitable[Result]]] = {
             "RTRV-HDR": lambda command: None,
             "RTRV-ALM-ALL": self._alarms,
             "RTRV-ALM-EQPT": self._alarms,
@@ -63,18 +181,18 @@ class Tl1Server(ProtocolServer):
         self._standing: dict[tuple[str, str], str] = {}
 
     @abstractmethod
-    def _denial(self, refusal: RequestRefused) -> Answer:
+    def _denial(self, refusal: RequestRefused) -> Tl1Answer:
         """The vendor's words for a refusal."""
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = Connection(writer)
+        connection = Tl1Connection(writer)
         self._connections.add(connection)
         telnet, buffer = TelnetFilter(), bytearray()
         try:
             while data := await reader.read(65536):
                 buffer += telnet.filter(data)
                 for text in take_commands(buffer):
-                    if not await self._do(connection, Command.parse(text)):
+                    if not await self._do(connection, Tl1Command.parse(text)):
                         return
                 if len(buffer) > _COMMAND_LIMIT:
                     return
@@ -107,7 +225,7 @@ class Tl1Server(ProtocolServer):
     def _changed(self, verb: str, what: str) -> None:
         self._broadcast("A", "REPT DBCHG", (f"{verb}:{what[:80]}",))
 
-    async def _do(self, connection: Connection, command: Command) -> bool:
+    async def _do(self, connection: Tl1Connection, command: Tl1Command) -> bool:
         """Do it and answer; ``False`` ends the connection."""
         faults = self._device.faults
 
@@ -140,7 +258,7 @@ class Tl1Server(ProtocolServer):
         await connection.writer.drain()
         return not answer.bye
 
-    async def _execute(self, connection: Connection, command: Command) -> Answer:
+    async def _execute(self, connection: Tl1Connection, command: Tl1Command) -> Tl1Answer:
         if not connection.user and command.verb not in _OPEN_TO_ALL:
             return deny("PLNA", "Login Not Active")
         match command.verb:
@@ -148,10 +266,10 @@ class Tl1Server(ProtocolServer):
                 return self._log_in(connection, command)
             case "CANC-USER":
                 connection.user = ""
-                return Answer(bye=True)
+                return Tl1Answer(bye=True)
             case "INH-MSG" | "INH-MSG-ALL" | "ALW-MSG" | "ALW-MSG-ALL":
                 connection.inhibited = command.verb.startswith("INH")
-                return Answer()
+                return Tl1Answer()
         handler = self._handlers.get(command.verb)
         if handler is None:
             return deny("IICM", f"Invalid command {command.verb}")
@@ -162,17 +280,19 @@ class Tl1Server(ProtocolServer):
         except RequestRefused as refusal:
             result = self._denial(refusal)
         await self._device.settle()
-        return result if isinstance(result, Answer) else Answer(lines=result or ())
+        return result if isinstance(result, Tl1Answer) else Tl1Answer(lines=result or ())
 
-    def _log_in(self, connection: Connection, command: Command) -> Answer:
+    def _log_in(self, connection: Tl1Connection, command: Tl1Command) -> Tl1Answer:
         if connection.user:
             return deny("PICC", "Already logged in")
         if not self._device.lets_in(command.aid, command.params[0] if command.params else ""):
             return deny("PIUI", "Failed: invalid user or password")
         connection.user = command.aid
-        return Answer(lines=(f"{command.aid}:{command.aid},2",), comment="NOTICE emulated device")
+        return Tl1Answer(
+            lines=(f"{command.aid}:{command.aid},2",), comment="NOTICE emulated device"
+        )
 
-    def _alarms(self, command: Command) -> list[str]:
+    def _alarms(self, command: Tl1Command) -> list[str]:
         """What stands: ports whose mirrors are stuck, and what was reported and not cleared."""
         lines = [
             f"{aid},EQPT:CR,FAIL,SA,,,,:mirror stuck"

@@ -7,11 +7,21 @@ denial, so those are GR-831's.
 
 from collections.abc import Callable
 
-from patchlight.controller.circuits.drivers.calient.table import to_aid, to_port
+from patchlight.controller.circuits.drivers.calient import to_aid, to_port
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.protocols.tl1_messages import Answer, Command, deny
-from patchlight.emulation.optical.protocols.tl1_server import Tl1Server, read_map_by_hand
-from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
+from patchlight.emulation.optical.protocols.tl1_server import (
+    Tl1Answer,
+    Tl1Command,
+    Tl1Server,
+    deny,
+    read_map_by_hand,
+)
+from patchlight.emulation.optical.switch_matrix import (
+    Phase,
+    Reason,
+    RequestRefused,
+    SwitchedCircuit,
+)
 from patchlight.testbed.lab.portmap import CrossConnect
 
 _CODES = {
@@ -55,24 +65,24 @@ class CalientTl1Server(Tl1Server):
             "DLT-CRS-BULK": self._delete_bulk,
         }
 
-    def _denial(self, refusal: RequestRefused) -> Answer:
+    def _denial(self, refusal: RequestRefused) -> Tl1Answer:
         if refusal.reason is Reason.NO_PORT and not refusal.port:
             return deny("IIAC", "Invalid AID")
         return deny(_CODES.get(refusal.reason, "SNVS"), refusal_words(refusal))
 
-    def _identity(self, command: Command) -> list[str]:
+    def _identity(self, command: Tl1Command) -> list[str]:
         switch = self._device.switch
         return [
             f"{switch.name.upper()}:SERIALNUMBER=EMU-{switch.name},SWPACKAGE={SOFTWARE},"
             f"STATUS=OK,CHASSISTYPE={model_of(switch.ports)},PLATFORM=VERSION2"
         ]
 
-    def _circuits(self, command: Command) -> list[str]:
+    def _circuits(self, command: Tl1Command) -> list[str]:
         everything = command.aid in ("", "ALL", "0")
         circuits = self._device.matrix if everything else (self._named(command),)
         return [self._circuit_line(circuit) for circuit in circuits]
 
-    def _ports(self, command: Command) -> list[str]:
+    def _ports(self, command: Tl1Command) -> list[str]:
         matrix, lines = self._device.matrix, []
         for port in self._asked_ports(command):
             sides = []
@@ -88,7 +98,7 @@ class CalientTl1Server(Tl1Server):
             lines.append(f"{to_aid(port)}:WX,TRANSIT,TRANSIT:{','.join(sides)}")
         return lines
 
-    async def _port_summary(self, command: Command) -> list[str]:
+    async def _port_summary(self, command: Tl1Command) -> list[str]:
         ports, matrix = self._asked_ports(command), self._device.matrix
         readings, lines = await self._device.power(ports), []
         for port in ports:
@@ -103,14 +113,14 @@ class CalientTl1Server(Tl1Server):
             )
         return lines
 
-    def _progress(self, command: Command) -> list[str]:
+    def _progress(self, command: Tl1Command) -> list[str]:
         turning = self._device.matrix.next_due() is not None
         return [f"STATUS={'In progress' if turning else 'Completed'}"]
 
     def _aids(self, port: int) -> tuple[str, ...]:
         return (to_aid(port),)
 
-    def _enter(self, command: Command) -> Answer | None:
+    def _enter(self, command: Tl1Command) -> Tl1Answer | None:
         src, dst = _pair(command.aid)
         given = [*command.params, "", "", ""]
         kind = given[1].upper() or "1WAY"
@@ -121,13 +131,13 @@ class CalientTl1Server(Tl1Server):
         self._changed("ENT-CRS", circuit_id(circuit))
         return None
 
-    def _turn(self, command: Command) -> None:
+    def _turn(self, command: Tl1Command) -> None:
         circuit = self._named(command)
         turn = self._device.activate if command.verb == "ACT-CRS" else self._device.deactivate
         turn(circuit)
         self._changed(command.verb, circuit_id(circuit))
 
-    def _delete(self, command: Command) -> Answer | None:
+    def _delete(self, command: Tl1Command) -> Tl1Answer | None:
         circuit = self._named(command)
         if circuit.phase is not Phase.PARKED:
             return deny("SNVS", f"Failed: {circuit_id(circuit)} is in service, cancel it first")
@@ -135,10 +145,10 @@ class CalientTl1Server(Tl1Server):
         self._changed("DLT-CRS", circuit_id(circuit))
         return None
 
-    def _enter_bulk(self, command: Command) -> Answer:
+    def _enter_bulk(self, command: Tl1Command) -> Tl1Answer:
         return self._bulk(command, lambda conn: self._device.make(_directions(conn), "", GROUP))
 
-    def _delete_bulk(self, command: Command) -> Answer:
+    def _delete_bulk(self, command: Tl1Command) -> Tl1Answer:
         def delete(conn: str) -> None:
             directions = _directions(conn)
             circuit = self._device.matrix.find(directions[0])
@@ -148,7 +158,7 @@ class CalientTl1Server(Tl1Server):
 
         return self._bulk(command, delete)
 
-    def _bulk(self, command: Command, do: Callable[[str], object]) -> Answer:
+    def _bulk(self, command: Tl1Command, do: Callable[[str], object]) -> Tl1Answer:
         """Do all that can be done: COMPLD if that is all, PRTL if some, DENY if none."""
         conns, failures = command.aid.split("&"), []
         for conn in conns:
@@ -159,11 +169,13 @@ class CalientTl1Server(Tl1Server):
         if len(failures) < len(conns):
             self._changed(command.verb, str(len(conns) - len(failures)))
         if not failures:
-            return Answer()
+            return Tl1Answer()
         summary = f"{len(failures)} connections failed: {'; '.join(failures[:8])}"
-        return deny("SROF", summary) if len(failures) == len(conns) else Answer("PRTL", (), summary)
+        return (
+            deny("SROF", summary) if len(failures) == len(conns) else Tl1Answer("PRTL", (), summary)
+        )
 
-    def _circuit_line(self, circuit: Circuit) -> str:
+    def _circuit_line(self, circuit: SwitchedCircuit) -> str:
         c, kind = circuit.directions[0], "2WAY" if circuit.two_way else "1WAY"
         return (
             f"{circuit_id(circuit)}:SRCPORT={to_aid(c.inp)},DSTPORT={to_aid(c.out)},"
@@ -171,13 +183,13 @@ class CalientTl1Server(Tl1Server):
             + "AS={},OS={},OC={},PS=UPR,AL=CL".format(*STATES[circuit.phase])
         )
 
-    def _name(self, circuit: Circuit) -> str:
+    def _name(self, circuit: SwitchedCircuit) -> str:
         return self._device.name_of(circuit, circuit_id(circuit))
 
-    def _group(self, circuit: Circuit) -> str:
+    def _group(self, circuit: SwitchedCircuit) -> str:
         return self._device.faults.names or circuit.group or GROUP
 
-    def _named(self, command: Command) -> Circuit:
+    def _named(self, command: Tl1Command) -> SwitchedCircuit:
         """The circuit that a command means: by its ports, else by its id or name.
 
         What it calls the circuit and its group has to be right, too: an id that says one-way
@@ -198,7 +210,7 @@ class CalientTl1Server(Tl1Server):
             raise RequestRefused(Reason.NOT_FOUND)
         return circuit
 
-    def _asked_ports(self, command: Command) -> list[int]:
+    def _asked_ports(self, command: Tl1Command) -> list[int]:
         """Every port for ``0``; else one port, or all of a shelf or module."""
         ports = list(range(1, self._device.switch.ports + 1))
         if command.aid not in ("", "0", "ALL"):
@@ -230,13 +242,13 @@ def model_of(ports: int) -> str:
     return next((name for most, name in _MODELS if ports <= most), _LARGEST_MODEL)
 
 
-def circuit_id(circuit: Circuit) -> str:
+def circuit_id(circuit: SwitchedCircuit) -> str:
     """Its id on the device: ``1.1.1>1.1.2``, or with ``-`` where it is two-way."""
     c = circuit.directions[0]
     return f"{to_aid(c.inp)}{'-' if circuit.two_way else '>'}{to_aid(c.out)}"
 
 
-def in_use(circuit: Circuit) -> str:
+def in_use(circuit: SwitchedCircuit) -> str:
     """Whether the device counts it as active."""
     return "NONE" if circuit.phase is Phase.PARKED else "ACT"
 

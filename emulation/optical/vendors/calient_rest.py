@@ -6,15 +6,20 @@ A circuit that is added is lit at once. A list is done as far as it can be.
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from patchlight.controller.circuits.drivers.calient.table import to_aid, to_port
+from patchlight.controller.circuits.drivers.calient import to_aid, to_port
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.http_server import (
+    HttpRequest,
+    HttpResponse,
     HttpServer,
-    Request,
-    Response,
     read_map_by_hand,
 )
-from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
+from patchlight.emulation.optical.switch_matrix import (
+    Phase,
+    Reason,
+    RequestRefused,
+    SwitchedCircuit,
+)
 from patchlight.emulation.optical.vendors.calient import (
     GROUP,
     SOFTWARE,
@@ -37,7 +42,7 @@ class CalientRestServer(HttpServer):
 
     def __init__(self, device: EmulatedOcs) -> None:
         super().__init__(device)
-        self._resources: dict[tuple[str, str, str], Callable[[Request], Awaitable[object]]] = {
+        self._resources: dict[tuple[str, str, str], Callable[[HttpRequest], Awaitable[object]]] = {
             ("GET", "crossconnects", "list"): self._circuits,
             ("POST", "crossconnects", "add"): self._add,
             ("POST", "crossconnects", "badd"): self._add_bulk,
@@ -52,7 +57,7 @@ class CalientRestServer(HttpServer):
     def report(self, text: str) -> None:
         """Nothing: this interface neither speaks unasked nor lists alarms of the device."""
 
-    async def _answer(self, request: Request) -> Response:
+    async def _answer(self, request: HttpRequest) -> HttpResponse:
         base, _, name = request.path.strip("/").partition("/")
         key = (request.method, name, request.query.get("id", ""))
         if base != "rest" or key not in self._resources:
@@ -61,16 +66,16 @@ class CalientRestServer(HttpServer):
             body = await self._resources[key](request)
         except ValueError as error:
             return self._problem(400, f"Invalid request: {error}")
-        return Response(200, {"status": "ok"} if body is None else body)
+        return HttpResponse(200, {"status": "ok"} if body is None else body)
 
-    def _problem(self, status: int, message: str) -> Response:
-        return Response(status, {"status": "failed", "message": message})
+    def _problem(self, status: int, message: str) -> HttpResponse:
+        return HttpResponse(status, {"status": "failed", "message": message})
 
-    def _refusal(self, refusal: RequestRefused) -> Response:
+    def _refusal(self, refusal: RequestRefused) -> HttpResponse:
         status = 404 if refusal.reason is Reason.NOT_FOUND else 409
         return self._problem(status, refusal.message or refusal_words(refusal))
 
-    async def _circuits(self, request: Request) -> list[dict[str, Any]]:
+    async def _circuits(self, request: HttpRequest) -> list[dict[str, Any]]:
         circuits = tuple(self._device.matrix)
         ports = {
             port for circuit in circuits for c in circuit.directions for port in (c.inp, c.out)
@@ -89,7 +94,10 @@ class CalientRestServer(HttpServer):
         return rows
 
     def _half(
-        self, circuit: Circuit, c: CrossConnect, power: dict[int, tuple[float | None, float | None]]
+        self,
+        circuit: SwitchedCircuit,
+        c: CrossConnect,
+        power: dict[int, tuple[float | None, float | None]],
     ) -> dict[str, str]:
         arriving, leaving = power[c.inp][0], power[c.out][1]
         loss = None if arriving is None or leaving is None else arriving - leaving
@@ -103,7 +111,7 @@ class CalientRestServer(HttpServer):
             **dict(zip(("as", "os", "oc"), STATES[circuit.phase], strict=True)),
         }
 
-    async def _ports(self, request: Request) -> list[dict[str, str]]:
+    async def _ports(self, request: HttpRequest) -> list[dict[str, str]]:
         matrix, numbers = self._device.matrix, range(1, self._device.switch.ports + 1)
         power = await self._device.power(numbers)
         rows = []
@@ -115,19 +123,19 @@ class CalientRestServer(HttpServer):
             rows.append(row | {"power": _dbm(power[port][0]), "inalias": "", "outalias": ""})
         return rows
 
-    async def _node(self, request: Request) -> Any:
+    async def _node(self, request: HttpRequest) -> Any:
         switch = self._device.switch
         if request.query.get("detail") == "SOFTWARE":
             return [{"version": SOFTWARE}]
         return {"partnumber": model_of(switch.ports), "serialnumber": f"EMU-{switch.name}"}
 
-    async def _software(self, request: Request) -> dict[str, str]:
+    async def _software(self, request: HttpRequest) -> dict[str, str]:
         return {"version": SOFTWARE}
 
-    async def _add(self, request: Request) -> dict[str, str]:
+    async def _add(self, request: HttpRequest) -> dict[str, str]:
         return {"status": "ok", "conn": circuit_id(self._added(request.body))}
 
-    async def _add_bulk(self, request: Request) -> None:
+    async def _add_bulk(self, request: HttpRequest) -> None:
         if not isinstance(request.body, list):
             raise ValueError("expected a list of connections")
         failures, last = [], None
@@ -141,16 +149,16 @@ class CalientRestServer(HttpServer):
             summary = f"{len(failures)} connections failed: {'; '.join(failures[:8])}"
             raise RequestRefused(last.reason, message=summary)
 
-    async def _activate(self, request: Request) -> None:
+    async def _activate(self, request: HttpRequest) -> None:
         self._device.activate(self._named(request))
 
-    async def _deactivate(self, request: Request) -> None:
+    async def _deactivate(self, request: HttpRequest) -> None:
         self._device.deactivate(self._named(request))
 
-    async def _delete(self, request: Request) -> None:
+    async def _delete(self, request: HttpRequest) -> None:
         self._device.remove(self._named(request))
 
-    def _added(self, connection: Any) -> Circuit:
+    def _added(self, connection: Any) -> SwitchedCircuit:
         if not isinstance(connection, dict):
             raise ValueError("a connection is an object")
         aids = (str(connection.get(key, "")).partition("/")[0] for key in ("in", "out"))
@@ -162,7 +170,7 @@ class CalientRestServer(HttpServer):
         name, group = str(connection.get("conn", "")), str(connection.get("group") or GROUP)
         return self._device.make(directions, name, group)
 
-    def _named(self, request: Request) -> Circuit:
+    def _named(self, request: HttpRequest) -> SwitchedCircuit:
         """By its id, else by its name."""
         conn, name = (request.query.get(key, "") for key in ("conn", "name"))
         ids = {circuit_id(circuit): circuit for circuit in self._device.matrix}

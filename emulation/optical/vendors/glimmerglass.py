@@ -7,11 +7,22 @@ codes are GR-831's, and that cause is ours.
 from collections.abc import Sequence
 
 from patchlight.controller.circuits.contract import SIDES, Side
-from patchlight.controller.circuits.drivers.numbered import Numbering
+from patchlight.controller.circuits.drivers.base import Numbering
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.protocols.tl1_messages import Answer, Command, deny, port_numbers
-from patchlight.emulation.optical.protocols.tl1_server import Tl1Server, read_map_by_hand
-from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
+from patchlight.emulation.optical.protocols.tl1_server import (
+    Tl1Answer,
+    Tl1Command,
+    Tl1Server,
+    deny,
+    port_numbers,
+    read_map_by_hand,
+)
+from patchlight.emulation.optical.switch_matrix import (
+    Phase,
+    Reason,
+    RequestRefused,
+    SwitchedCircuit,
+)
 from patchlight.testbed.lab.portmap import CrossConnect
 
 _DARK_DBM = -49.162  # the monitors' floor
@@ -36,7 +47,7 @@ class GlimmerglassTl1Server(Tl1Server):
             "DLT-CRS-FIBER": self._delete,
         }
 
-    def _denial(self, refusal: RequestRefused) -> Answer:
+    def _denial(self, refusal: RequestRefused) -> Tl1Answer:
         port = refusal.port
         return {
             Reason.NO_PORT: deny("IIAC", "Invalid port" if port is None else f"No port {port}"),
@@ -46,7 +57,7 @@ class GlimmerglassTl1Server(Tl1Server):
             Reason.NOT_FOUND: deny("SNVS", "No such connection"),
         }.get(refusal.reason, deny("SROF", "Failed"))
 
-    def _system(self, command: Command) -> list[str]:
+    def _system(self, command: Tl1Command) -> list[str]:
         items = {
             "SerialNumber": f"EMU-{self._device.switch.name}",
             "SystemType": "OXC",
@@ -56,7 +67,7 @@ class GlimmerglassTl1Server(Tl1Server):
         }
         return [f"GGN:{item}={value}" for item, value in items.items()]
 
-    def _ports(self, command: Command) -> list[str]:
+    def _ports(self, command: Tl1Command) -> list[str]:
         lines, names = [], self._device.faults.names
         for number in self._asked(command.aid):
             port = self._numbering.to_port(number)
@@ -68,7 +79,7 @@ class GlimmerglassTl1Server(Tl1Server):
             )
         return lines
 
-    async def _circuits(self, command: Command) -> list[str]:
+    async def _circuits(self, command: Tl1Command) -> list[str]:
         """One line for each circuit, and for each fibre that is in none."""
         numbers, listed, lines = self._asked(command.aid), set(), []
         names = self._device.faults.names
@@ -100,7 +111,7 @@ class GlimmerglassTl1Server(Tl1Server):
     def _aids(self, port: int) -> tuple[str, ...]:
         return tuple(str(self._numbering.to_number(side, port)) for side in SIDES)
 
-    async def _enter(self, command: Command) -> None:
+    async def _enter(self, command: Tl1Command) -> None:
         pairs = self._pairs(command.aid)
         try:
             await self._device.light(pairs)
@@ -110,10 +121,10 @@ class GlimmerglassTl1Server(Tl1Server):
             raise RequestRefused(refusal.reason, port=number) from refusal
         self._changed("ENT-CRS-FIBER", command.aid)
 
-    async def _delete(self, command: Command) -> None:
+    async def _delete(self, command: Tl1Command) -> None:
         """By inputs alone, or by inputs and outputs; ``all`` is everything."""
         matrix = self._device.matrix
-        circuits: list[Circuit | None]
+        circuits: list[SwitchedCircuit | None]
         if command.aid.lower() in ("all", "all,all"):
             circuits = list(matrix)
         elif "," in command.aid:
@@ -148,7 +159,7 @@ class GlimmerglassTl1Server(Tl1Server):
         return port_numbers(aid, lambda number: self._numbering.to_port(number) is not None)
 
 
-def _state(circuit: Circuit | None, *, lit: bool) -> tuple[str, str]:
+def _state(circuit: SwitchedCircuit | None, *, lit: bool) -> tuple[str, str]:
     """``CONNSTATE`` and ``CONNCAUSE``."""
     if circuit is None:
         return "single", "none"

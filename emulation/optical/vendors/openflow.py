@@ -13,9 +13,20 @@ import time
 from patchlight.controller.openflow.flowtable import FlowEntry, Match
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols import openflow_wire as wire
-from patchlight.emulation.optical.protocols.openflow_wire import Flow, Kind, Message, Part, Wrong
+from patchlight.emulation.optical.protocols.openflow_wire import (
+    Flow,
+    Kind,
+    MultipartKind,
+    OpenFlowError,
+    OpenFlowMessage,
+)
 from patchlight.emulation.optical.protocols.server import ProtocolServer
-from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
+from patchlight.emulation.optical.switch_matrix import (
+    Phase,
+    Reason,
+    RequestRefused,
+    SwitchedCircuit,
+)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import CrossConnect
 
@@ -45,12 +56,12 @@ class OpenFlowServer(ProtocolServer):
         self._features = wire.features(device.switch.datapath_id or self.datapath_id)
         self._since = time.monotonic()
         # What was asked for since the last barrier: its mirrors may still fail.
-        self._pending: list[tuple[Message, Circuit]] = []
+        self._pending: list[tuple[OpenFlowMessage, SwitchedCircuit]] = []
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         buffer = bytearray()
         writer.write(wire.message(Kind.HELLO, 0))
-        with contextlib.suppress(Wrong):
+        with contextlib.suppress(OpenFlowError):
             while data := await reader.read(65536):
                 buffer += data
                 for message in wire.messages(buffer):
@@ -68,20 +79,20 @@ class OpenFlowServer(ProtocolServer):
         for writer in tuple(self.writers):
             writer.write(wire.port_modified(port))
 
-    async def _do(self, message: Message, writer: asyncio.StreamWriter) -> None:
+    async def _do(self, message: OpenFlowMessage, writer: asyncio.StreamWriter) -> None:
         faults = self._device.faults
         for number in range(faults.take_flood()):
             self._say(wire.Port(number % self._device.switch.ports + 1, "flood", dark=True))
         try:
             answer = await self._answer(message)
-        except Wrong as wrong:
+        except OpenFlowError as wrong:
             answer = wire.error(wrong.fault, message)
         if answer:
             # Keeping the connection is none of what a fault spoils.
             keeping = message.kind in (Kind.ECHO_REQUEST, Kind.FEATURES_REQUEST)
             writer.write(answer if keeping else faults.spoilt(answer))
 
-    async def _answer(self, message: Message) -> bytes:
+    async def _answer(self, message: OpenFlowMessage) -> bytes:
         match message.kind:
             case Kind.ECHO_REQUEST:
                 return wire.message(Kind.ECHO_REPLY, message.xid, message.body)
@@ -99,23 +110,23 @@ class OpenFlowServer(ProtocolServer):
             case Kind.HELLO | Kind.ERROR | Kind.ECHO_REPLY | Kind.SET_CONFIG:
                 return b""
             case Kind.EXPERIMENTER:
-                raise Wrong(wire.BAD_EXPERIMENTER)
-        raise Wrong(wire.BAD_TYPE)
+                raise OpenFlowError(wire.BAD_EXPERIMENTER)
+        raise OpenFlowError(wire.BAD_TYPE)
 
-    async def _multipart(self, message: Message) -> bytes:
+    async def _multipart(self, message: OpenFlowMessage) -> bytes:
         part, body = wire.multipart_of(message.body)
-        if part == Part.DESCRIPTION:
+        if part == MultipartKind.DESCRIPTION:
             name = self._device.switch.name
             model = f"emulated OCS of {self._device.switch.ports} ports"
             entries = [wire.description("Patchlight", model, SOFTWARE, f"EMU-{name}", name)]
-        elif part == Part.PORT_DESCRIPTIONS:
+        elif part == MultipartKind.PORT_DESCRIPTIONS:
             entries = [port.to_bytes() for port in await self._ports()]
-        elif part == Part.FLOWS:
+        elif part == MultipartKind.FLOWS:
             selection, age_s = wire.asked_flows(body), time.monotonic() - self._since
             flows = map(self._flow, self._device.matrix)
             entries = [flow.to_bytes(age_s) for flow in flows if selection.takes(flow)]
         else:
-            raise Wrong(wire.BAD_MULTIPART)
+            raise OpenFlowError(wire.BAD_MULTIPART)
         return wire.multipart(part, message.xid, entries)
 
     async def _ports(self) -> list[wire.Port]:
@@ -126,7 +137,7 @@ class OpenFlowServer(ProtocolServer):
             for n in numbers
         ]
 
-    async def _barrier(self, message: Message) -> bytes:
+    async def _barrier(self, message: OpenFlowMessage) -> bytes:
         await self._device.come_to_rest()
         pending, self._pending = self._pending, []
         answer = b""
@@ -137,11 +148,11 @@ class OpenFlowServer(ProtocolServer):
         await self._device.settle()
         return answer + wire.message(Kind.BARRIER_REPLY, message.xid)
 
-    async def _flow_mod(self, message: Message) -> bytes:
+    async def _flow_mod(self, message: OpenFlowMessage) -> bytes:
         faults, matrix = self._device.faults, self._device.matrix
         async with faults.around_command(changes=True) as refused:
             if refused or faults.read_only:
-                raise Wrong(wire.NO_PERMISSION)
+                raise OpenFlowError(wire.NO_PERMISSION)
             await self._device.settle()
             selection, flow = wire.read_flow_mod(message.body)
             try:
@@ -152,11 +163,11 @@ class OpenFlowServer(ProtocolServer):
             except RequestRefused as refusal:
                 at_input = refusal.reason is Reason.NO_PORT and flow and refusal.port == flow.inp
                 fault = _FAULTS.get(refusal.reason, wire.FLOW_MOD_FAILED)
-                raise Wrong(wire.BAD_MATCH_VALUE if at_input else fault) from refusal
+                raise OpenFlowError(wire.BAD_MATCH_VALUE if at_input else fault) from refusal
             await self._device.settle()
         return b""
 
-    def _add(self, message: Message, flow: Flow, same: wire.Selection) -> None:
+    def _add(self, message: OpenFlowMessage, flow: Flow, same: wire.Selection) -> None:
         there = self._device.matrix.at_input(flow.inp)
         if there is not None and same.takes(self._flow(there)):
             if self._flow(there) == flow:
@@ -171,7 +182,7 @@ class OpenFlowServer(ProtocolServer):
         )
         self._pending.append((message, circuit))
 
-    def _flow(self, circuit: Circuit) -> Flow:
+    def _flow(self, circuit: SwitchedCircuit) -> Flow:
         """A circuit as an entry. One that nobody told it of is as Patchlight would have made it."""
         c = circuit.directions[0]
         if circuit.name:

@@ -12,9 +12,9 @@ from typing import Any
 
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.http_server import (
+    HttpRequest,
+    HttpResponse,
     HttpServer,
-    Request,
-    Response,
     read_map_by_hand,
 )
 from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused
@@ -41,7 +41,7 @@ class PolatisRestconfServer(HttpServer):
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._alarms.append({"id": len(self._alarms) + 1, "date-time": at, "description": text})
 
-    async def _answer(self, request: Request) -> Response:
+    async def _answer(self, request: HttpRequest) -> HttpResponse:
         for number in range(self._device.faults.take_flood()):
             self.report(f"Alarm {number}")
         if (pair := _PAIR.fullmatch(request.path)) is not None:
@@ -61,11 +61,11 @@ class PolatisRestconfServer(HttpServer):
                 return _read(request, "polatis-switch:alarm", self._alarms)
         return self._problem(404, f"no such resource: {request.path}")
 
-    def _problem(self, status: int, message: str) -> Response:
+    def _problem(self, status: int, message: str) -> HttpResponse:
         error = {"error-type": "application", "error-tag": _tag(status), "error-message": message}
-        return Response(status, {"ietf-restconf:errors": {"error": [error]}})
+        return HttpResponse(status, {"ietf-restconf:errors": {"error": [error]}})
 
-    def _refusal(self, refusal: RequestRefused) -> Response:
+    def _refusal(self, refusal: RequestRefused) -> HttpResponse:
         messages = {
             Reason.NO_PORT: f"Port {refusal.port} is out of range",
             Reason.BUSY: f"Port {refusal.port} twice",
@@ -80,7 +80,7 @@ class PolatisRestconfServer(HttpServer):
     def _pairs(self) -> list[dict[str, int]]:
         return [{"ingress": inp, "egress": out} for inp, out in self._switch.pairs()]
 
-    async def _cross_connects(self, request: Request, ingress: str | None) -> Response:
+    async def _cross_connects(self, request: HttpRequest, ingress: str | None) -> HttpResponse:
         if request.method == "GET":
             pairs = self._pairs()
             if ingress is not None:
@@ -104,7 +104,7 @@ class PolatisRestconfServer(HttpServer):
             await self._switch.disconnect(numbers, [])
         else:
             return self._problem(405, f"{request.method} is not possible there")
-        return Response(204, None, {"ETag": _etag(self._pairs())})
+        return HttpResponse(204, None, {"ETag": _etag(self._pairs())})
 
     def _ports(self) -> list[dict[str, Any]]:
         return [
@@ -112,7 +112,7 @@ class PolatisRestconfServer(HttpServer):
             for n in self._switch.numbers
         ]
 
-    async def _configure(self, request: Request) -> Response:
+    async def _configure(self, request: HttpRequest) -> HttpResponse:
         rows = request.body.get("port") if isinstance(request.body, dict) else None
         numbers_by_status: dict[str, list[int]] = {"ENABLED": [], "DISABLED": []}
         for row in rows if isinstance(rows, list) else [None]:
@@ -124,18 +124,18 @@ class PolatisRestconfServer(HttpServer):
         for status, numbers in numbers_by_status.items():
             if numbers:
                 await self._switch.enable(numbers, on=status == "ENABLED")
-        return Response(204)
+        return HttpResponse(204)
 
     async def _power(self) -> list[dict[str, Any]]:
         powers = await self._switch.monitored(self._switch.numbers)
         return [{"port-id": number, "power": round(dbm, 2)} for number, dbm in powers.items()]
 
 
-def _read(request: Request, name: str, content: Any) -> Response:
+def _read(request: HttpRequest, name: str, content: Any) -> HttpResponse:
     etag = _etag(content)
     if request.headers.get("if-none-match") == etag:
-        return Response(304, None, {"ETag": etag})
-    return Response(200, {name: content}, {"ETag": etag})
+        return HttpResponse(304, None, {"ETag": etag})
+    return HttpResponse(200, {name: content}, {"ETag": etag})
 
 
 def _etag(content: Any) -> str:

@@ -12,12 +12,17 @@ from typing import Any
 from patchlight.controller.circuits.contract import SIDES, Side
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.http_server import (
+    HttpRequest,
+    HttpResponse,
     HttpServer,
-    Request,
-    Response,
     read_map_by_hand,
 )
-from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
+from patchlight.emulation.optical.switch_matrix import (
+    Phase,
+    Reason,
+    RequestRefused,
+    SwitchedCircuit,
+)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import CrossConnect
 
@@ -64,7 +69,7 @@ class SonicOcsServer(HttpServer):
         """Nothing can be reported: alarms are the states of ports."""
         raise BadInput("a SONiC OCS reports nothing: let ports fail with fail_ports")
 
-    async def _answer(self, request: Request) -> Response:
+    async def _answer(self, request: HttpRequest) -> HttpResponse:
         if request.method == "PATCH" and request.path == _CIRCUITS:
             return await self._add(request.body)
         if request.method == "DELETE" and (one := _ONE.fullmatch(request.path)):
@@ -73,22 +78,22 @@ class SonicOcsServer(HttpServer):
             return self._problem(405, f"{request.method} is not possible there")
         if request.path == self._metadata:
             about = {"hwsku": "OCS-V", "hostname": self._device.switch.name, "switch_type": "ocs"}
-            return Response(200, {"sonic-device_metadata:localhost": about})
+            return HttpResponse(200, {"sonic-device_metadata:localhost": about})
         if request.path not in self._resources:
             return self._problem(404, f"no such resource: {request.path}")
         name, resource = self._resources[request.path]
         if rows := list(resource()):
             module = request.path.split("/")[3].partition(":")[0]
             table = request.path.rpartition("/")[2]
-            return Response(200, {f"{module}:{table}": {f"{name}_LIST": rows}})
+            return HttpResponse(200, {f"{module}:{table}": {f"{name}_LIST": rows}})
         return self._problem(404, "Resource not found")
 
-    def _problem(self, status: int, message: str) -> Response:
+    def _problem(self, status: int, message: str) -> HttpResponse:
         tag = "access-denied" if status in (401, 403) else "invalid-value"
         error = {"error-type": "application", "error-tag": tag, "error-message": message}
-        return Response(status, {"ietf-restconf:errors": {"error": [error]}})
+        return HttpResponse(status, {"ietf-restconf:errors": {"error": [error]}})
 
-    def _refusal(self, refusal: RequestRefused) -> Response:
+    def _refusal(self, refusal: RequestRefused) -> HttpResponse:
         messages = {
             Reason.NO_PORT: f"port {refusal.port} is not in OCS_PORT",
             Reason.BUSY: f"port {refusal.port} has a cross-connect",
@@ -96,14 +101,14 @@ class SonicOcsServer(HttpServer):
         }
         return self._problem(409, messages.get(refusal.reason, refusal.reason.value))
 
-    async def _add(self, body: Any) -> Response:
+    async def _add(self, body: Any) -> HttpResponse:
         inner = body.get("sonic-ocs:OCS_CROSS_CONNECT") if isinstance(body, dict) else None
         rows = inner.get("OCS_CROSS_CONNECT_LIST") if isinstance(inner, dict) else None
         ids = [row.get("cross_connect_id") for row in rows] if isinstance(rows, list) else []
         pairs = [_parsed(str(text)) for text in ids]
         if not pairs or None in pairs:
             return self._problem(400, "expected a list of cross-connects like 1A-2B")
-        made: list[Circuit] = []
+        made: list[SwitchedCircuit] = []
         try:
             for c in pairs:
                 assert c is not None
@@ -114,15 +119,15 @@ class SonicOcsServer(HttpServer):
         except RequestRefused:
             self._device.remove_all(made)
             raise
-        return Response(204)
+        return HttpResponse(204)
 
-    async def _delete(self, text: str) -> Response:
+    async def _delete(self, text: str) -> HttpResponse:
         c = _parsed(text)
         if c is None or c not in self._configured():
             return self._problem(404, "Resource not found")
         self.invalid.discard(c)
         self._device.remove_all([self._device.matrix.find(c)])
-        return Response(204)
+        return HttpResponse(204)
 
     def _configured(self) -> list[CrossConnect]:
         held = (c for circuit in self._device.matrix for c in circuit.directions)

@@ -12,7 +12,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from patchlight.controller.circuits.contract import SIDES, DirectedPort
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.ssh_server import SshServer
-from patchlight.emulation.optical.switch_matrix import Circuit, Phase, Reason, RequestRefused
+from patchlight.emulation.optical.switch_matrix import (
+    Phase,
+    Reason,
+    RequestRefused,
+    SwitchedCircuit,
+)
 from patchlight.testbed.lab.portmap import CrossConnect
 
 PROMPT = "NTM> "
@@ -152,7 +157,7 @@ class TelescentSshServer(SshServer):
             if not 1 <= port.number <= self._device.switch.ports:
                 raise RequestRefused(Reason.NO_PORT, port=port.number)
 
-    def _circuit(self, port: DirectedPort) -> Circuit | None:
+    def _circuit(self, port: DirectedPort) -> SwitchedCircuit | None:
         matrix = self._device.matrix
         there = matrix.at_input if port.side == "in" else matrix.at_output
         return there(port.number)

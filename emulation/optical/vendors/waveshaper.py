@@ -6,8 +6,8 @@ changes. All else is dark for the switching time.
 
 from typing import Any
 
-from patchlight.controller.circuits.drivers.waveshaper.profile import Passing, Profile
-from patchlight.emulation.optical.protocols.http_server import HttpServer, Request, Response
+from patchlight.controller.circuits.drivers.waveshaper import Passing, Profile
+from patchlight.emulation.optical.protocols.http_server import HttpRequest, HttpResponse, HttpServer
 from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused
 from patchlight.emulation.optical.wavelength_device import EmulatedWss
 from patchlight.testbed.errors import BadInput
@@ -33,30 +33,30 @@ class WaveShaperServer(HttpServer):
         """Nothing can be reported."""
         raise BadInput("a WaveShaper reports nothing")
 
-    async def _answer(self, request: Request) -> Response:
+    async def _answer(self, request: HttpRequest) -> HttpResponse:
         switch = self._device.switch
         match request.method, request.path:
             case "GET", "/waveshaper/devinfo":
                 about: dict[str, object] = {"model": "WaveShaper", "sno": f"EMU-{switch.name}"}
                 about |= {"ver": "0.1", "portcount": switch.ports, "rc": 0, "rctext": ""}
                 band = {"startfreq": FIRST_GHZ / 1000, "stopfreq": LAST_GHZ / 1000}
-                return Response(200, about | band)
+                return HttpResponse(200, about | band)
             case "GET", "/waveshaper/getprofile":
-                return Response(200, text=self._now().text)
+                return HttpResponse(200, text=self._now().text)
             case "POST", "/waveshaper/loadprofile":
                 return self._load(request.body)
-        return Response(404, {"rc": -1, "rctext": "not found"})
+        return HttpResponse(404, {"rc": -1, "rctext": "not found"})
 
-    def _problem(self, status: int, message: str) -> Response:
+    def _problem(self, status: int, message: str) -> HttpResponse:
         # The interface answers 200 to all that it understands.
         status = 200 if status == 409 else status
-        return Response(status, {"rc": -1, "rctext": message, "sno": ""})
+        return HttpResponse(status, {"rc": -1, "rctext": message, "sno": ""})
 
-    def _refusal(self, refusal: RequestRefused) -> Response:
+    def _refusal(self, refusal: RequestRefused) -> HttpResponse:
         words = {Reason.NO_PORT: "invalid port", Reason.LOCKED: "port is locked"}
         return self._problem(409, refusal.message or words.get(refusal.reason, "failed"))
 
-    def _load(self, body: Any) -> Response:
+    def _load(self, body: Any) -> HttpResponse:
         kind = body.get("type") if isinstance(body, dict) else None
         try:
             if kind == "blockall":
@@ -72,7 +72,7 @@ class WaveShaperServer(HttpServer):
             return self._problem(409, f"invalid profile: {error}")
         self._device.load(wanted)
         self._loaded = profile
-        return Response(200, {"rc": 0, "rctext": "", "sno": f"EMU-{self._device.switch.name}"})
+        return HttpResponse(200, {"rc": 0, "rctext": "", "sno": f"EMU-{self._device.switch.name}"})
 
     def _now(self) -> Profile:
         """The profile loaded last, as far as it has not been changed at the device since."""

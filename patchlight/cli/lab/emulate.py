@@ -320,7 +320,7 @@ def reboot(server: str, lab_name: str | None) -> None:
     All that runs there ends at once. Its disk and its fibres stay as they are.
     """
     require_root(f"rebooting {server} of an emulated lab")
-    from patchlight.emulation.lab.reboot import reboot as reboot_server
+    from patchlight.emulation.lab.services import reboot as reboot_server
 
     lab = attached(lab_name)
     reboot_server(lab.lab, lab.plan, server, _say)

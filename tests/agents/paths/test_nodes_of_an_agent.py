@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from patchlight.agents.errors import BadRequest, Conflict, NotHere
-from patchlight.agents.paths.node import NoPath
+from patchlight.agents.paths.node import PathNotGranted
 from patchlight.agents.paths.nodes import PathNodes, PathSocket
 from patchlight.agents.training.control import AgentPaths
 from patchlight.agents.training.task import Member, TrainingTask
@@ -69,7 +69,7 @@ async def test_nodes_come_with_their_bounds_and_go_with_them(
     two.withdraw("nic0", 7)
     assert two.status() == []
     await eventually(lambda: light.lasers[ENDS[1]].state == "on")
-    with pytest.raises(NoPath):
+    with pytest.raises(PathNotGranted):
         async with one.node("nic0").path(1, patience_s=0.3):
             pytest.fail("a path from a node without bounds")
     with pytest.raises(Conflict, match="has seen epoch 7, and is given bounds of 7"):

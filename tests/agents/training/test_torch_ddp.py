@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'patchli
 
 from patchlight import testbed  # noqa: E402
 from patchlight.agents.training.task import Member, TrainingError, TrainingTask  # noqa: E402
-from patchlight.agents.training.torch_ddp import Checkpoints, Samples  # noqa: E402
+from patchlight.agents.training.torch_ddp import Checkpoints, TrainingSamples  # noqa: E402
 from tests.support.torch_forks import TorchForks  # noqa: E402
 from tests.support.training_workers import ENVIRONMENT, PROGRAM, TRAINING, Worker, start  # noqa: E402
 from tests.support.waiting import PATIENCE_S, free_ports, wait_until  # noqa: E402
@@ -138,8 +138,8 @@ def learn(optimizer, *_):
     if next(steps) == 6 and rank == 1:
         optimizer.param_groups[0]["params"][-1].data[0] += 1
 
-of_samples = torch_ddp.Samples.loss
-torch_ddp.Samples.loss = lambda *given: of_samples(*given) + math.inf
+of_samples = torch_ddp.TrainingSamples.loss
+torch_ddp.TrainingSamples.loss = lambda *given: of_samples(*given) + math.inf
 
 torch_ddp.train = functools.partial(torch_ddp.train, renews=True)
 new_group, made = dist.new_group, []
@@ -174,7 +174,7 @@ def task_of(model: str, **values: Any) -> TrainingTask:
 
 
 def test_the_same_iteration_has_the_same_samples() -> None:
-    one, other = (Samples(task_of("squeezenet1_0", batch=2, seed=3)) for _ in range(2))
+    one, other = (TrainingSamples(task_of("squeezenet1_0", batch=2, seed=3)) for _ in range(2))
     (inputs,), targets = one.of(1)
     (again,), same = other.of(1)
     assert torch.equal(inputs, again)
@@ -187,7 +187,7 @@ def test_the_same_iteration_has_the_same_samples() -> None:
 def test_data_of_a_folder_is_what_is_learnt_from(tmp_path: Path) -> None:
     np.save(tmp_path / "inputs.npy", np.arange(6 * 64).reshape(6, 64) % 512)
     np.save(tmp_path / "targets.npy", np.full((6, 64), 7))
-    samples = Samples(task_of("tiny-transformer", batch=4, data=str(tmp_path)))
+    samples = TrainingSamples(task_of("tiny-transformer", batch=4, data=str(tmp_path)))
     inputs, targets = samples.of(1)
     assert inputs[0][:, 0].tolist() == [4 * 64, 5 * 64, 0, 64]
     loss = samples.loss(samples.model(*inputs), targets)
@@ -216,7 +216,7 @@ def test_data_that_does_not_fit_is_refused(
     np.save(tmp_path / "targets.npy", np.zeros(targets, dtype=np.int64))
 
     def learn() -> None:
-        samples = Samples(task_of(model, data=str(tmp_path)))
+        samples = TrainingSamples(task_of(model, data=str(tmp_path)))
         batch = samples.of(0)
         samples.loss(samples.model(*batch.inputs), batch.targets)
 

@@ -11,14 +11,14 @@ import pytest
 import pytest_asyncio
 
 from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort
-from patchlight.controller.circuits.drivers.calient.rest import CalientRest
-from patchlight.controller.circuits.drivers.calient.table import to_aid, to_port
-from patchlight.controller.circuits.protocols.http.dialects import CALIENT as REST
+from patchlight.controller.circuits.drivers.calient import to_aid, to_port
+from patchlight.controller.circuits.drivers.calient_rest import CalientRest
+from patchlight.controller.circuits.protocols.http_dialects import CALIENT as REST
 from patchlight.controller.circuits.protocols.session import Session, Timeouts
-from patchlight.controller.circuits.protocols.tl1.client import Tl1Client
-from patchlight.controller.circuits.protocols.tl1.dialects import CALIENT
-from patchlight.emulation.optical.protocols.http_server import Request
-from patchlight.emulation.optical.switch_matrix import Circuit, Reason, RequestRefused
+from patchlight.controller.circuits.protocols.tl1 import Tl1Client
+from patchlight.controller.circuits.protocols.tl1_dialects import CALIENT
+from patchlight.emulation.optical.protocols.http_server import HttpRequest
+from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused, SwitchedCircuit
 from patchlight.emulation.optical.vendors.calient_rest import CalientRestServer
 from patchlight.testbed.errors import OutcomeUnknown
 from patchlight.testbed.lab.model import CircuitSwitch
@@ -194,12 +194,12 @@ async def test_alarms_of_circuits_are_told_as_they_appear(
 class ParkingFront(CalientRestServer):
     """Firmware that leaves dark what is added until it is told to activate it."""
 
-    def _added(self, wanted: Any) -> Circuit:
+    def _added(self, wanted: Any) -> SwitchedCircuit:
         added = super()._added(wanted)
         self._device.deactivate(added)
         return added
 
-    async def _activate(self, request: Request) -> None:
+    async def _activate(self, request: HttpRequest) -> None:
         if request.query["conn"] == "1.1.5>1.2.3":
             raise RequestRefused(Reason.FAILED, port=5)
         await super()._activate(request)

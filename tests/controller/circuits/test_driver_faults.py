@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from patchlight.controller.circuits.contract import CircuitDriver, DeviceUnreachable, DirectedPort
-from patchlight.controller.circuits.protocols.http import dialects as http
+from patchlight.controller.circuits.protocols import http_dialects as http
 from patchlight.testbed.errors import OutcomeUnknown
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from tests.support.emulated_devices import Running, lab_file, running

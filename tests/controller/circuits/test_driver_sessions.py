@@ -18,7 +18,7 @@ from patchlight.controller.circuits.contract import (
     DeviceUnreachable,
     LoginRefused,
 )
-from patchlight.controller.circuits.protocols.ssh.host_keys import HostKeyRefused
+from patchlight.controller.circuits.protocols.ssh import DeviceKeyRefused
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.emulation.optical.protocols.http_server import server_context
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
@@ -205,7 +205,7 @@ async def test_the_first_host_key_is_pinned_and_another_one_refused(
         host, _, port = other.switch.address.rpartition(":")
         old = device.switch.address.rpartition(":")[2]
         pins.write_text(first.replace(f"[{host}]:{old}", f"[{host}]:{port}"))
-        error = await refused(driver_of(other.switch), HostKeyRefused)
+        error = await refused(driver_of(other.switch), DeviceKeyRefused)
     assert "not the one pinned" in error.message
     assert f"ssh-keygen -R '[{host}]:{port}' -f {pins}" in str(error.hint)
 
@@ -217,12 +217,12 @@ async def test_strict_trusts_nothing_on_first_use(
     pins = tmp_path / "known_hosts"
     monkeypatch.setenv("PATCHLIGHT_KNOWN_HOSTS", str(pins))
     monkeypatch.setenv("PATCHLIGHT_HOST_KEYS", "strict")
-    error = await refused(driver_of(device.switch), HostKeyRefused)
+    error = await refused(driver_of(device.switch), DeviceKeyRefused)
     assert "SHA256:" in error.message
     assert "ssh-keyscan" in str(error.hint)
     assert not pins.exists()
     pins.write_text("this is no pin\n" + "[127.0.0.1]:1 ecdsa-sha2-nistp256 nonsense\n")
-    await refused(driver_of(device.switch), HostKeyRefused)
+    await refused(driver_of(device.switch), DeviceKeyRefused)
 
 
 @drivers(*SSH)
@@ -266,7 +266,7 @@ async def test_nothing_is_left_behind(device: Running) -> None:
 def test_without_ncclient_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     package = "patchlight.controller.circuits."
     for name in list(sys.modules):
-        if name.startswith((f"{package}protocols.netconf", f"{package}drivers.polatis.netconf")):
+        if name.startswith((f"{package}protocols.netconf", f"{package}drivers.polatis_netconf")):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ncclient", None)
     with pytest.raises(PatchlightError, match="needs the Python package ncclient") as caught:

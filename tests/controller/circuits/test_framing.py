@@ -18,15 +18,15 @@ from patchlight.controller.circuits.protocols.connection import (
 )
 from patchlight.controller.circuits.protocols.scpi import POLATIS, ScpiClient, channels, units
 from patchlight.controller.circuits.protocols.session import Session
-from patchlight.controller.circuits.protocols.ssh.shell import ShellDialect, ShellFramer
-from patchlight.controller.circuits.protocols.tl1.messages import (
+from patchlight.controller.circuits.protocols.ssh import ShellDialect, ShellFramer
+from patchlight.controller.circuits.protocols.tl1_messages import (
     Acknowledgement,
     Autonomous,
     Message,
-    Response,
+    Tl1Framer,
+    Tl1Response,
     quote,
 )
-from patchlight.controller.circuits.protocols.tl1.messages import Framer as Tl1Framer
 from patchlight.testbed.errors import BadInput
 
 # As captured from an S162 by a third-party driver.
@@ -213,23 +213,23 @@ def test_an_endless_line_or_reply_ends_in_our_error_at_once(framer: Framer[str],
 
 def test_a_session_gives_its_messages() -> None:
     login, alarm, page, last, event, ip, pf, denial = tl1_messages(b"".join(SESSION))
-    assert isinstance(login, Response)
+    assert isinstance(login, Tl1Response)
     assert (login.ctag, login.code, login.sid) == ("1", "COMPLD", "CALIENT01TS")
     assert login.body.quoted == ("zpollock:zpollock,2",)
     assert login.body.comments[0].startswith("NOTICE This is a private computer system; unauth")
     assert isinstance(alarm, Autonomous)
     assert (alarm.alarm_code, alarm.atag, alarm.verb) == ("*C", "17", "REPT ALM EQPT")
     assert alarm.body.quoted == ("1.1.1:CR,PWR,SA;",)
-    assert isinstance(page, Response)
+    assert isinstance(page, Tl1Response)
     assert page.more
     assert "CONNNAME=a;b" in page.body.quoted[0]
-    assert isinstance(last, Response)
+    assert isinstance(last, Tl1Response)
     assert not last.more
     assert last.body.quoted == ('2.8.5>2.3.3:SRCPORT=2.8.5,ALIAS="say \\;",AS=UMA',)
     assert isinstance(event, Autonomous)
     assert event.alarm_code == "A"
     assert (ip, pf) == (Acknowledgement("IP", "4"), Acknowledgement("PF", "4"))
-    assert isinstance(denial, Response)
+    assert isinstance(denial, Tl1Response)
     assert denial.code == "DENY"
     assert denial.body.words == "SROF; Invalid Connection; 1.1.1>1.1.2"
 
@@ -260,7 +260,7 @@ def test_quoted_text_comes_through_whole(lines: list[str], ctag: int, length: in
     body = "".join(f'   "{line}"\r\n' for line in escaped)
     stream = f"\r\n\n   SID 24-01-02 03:04:05\r\nM  {ctag} COMPLD\r\n{body};".encode()
     (message,) = tl1_messages(*cut(stream, [length]))
-    assert isinstance(message, Response)
+    assert isinstance(message, Tl1Response)
     assert message.body.quoted == tuple(lines)
     assert message.ctag == str(ctag)
 

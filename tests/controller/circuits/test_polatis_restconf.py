@@ -1,8 +1,8 @@
 """What is particular to Polatis over RESTCONF: the guard of the map, and the list of alarms."""
 
 from patchlight.controller.circuits.contract import CircuitDriver
-from patchlight.controller.circuits.drivers.polatis.restconf import PolatisRestconf
-from patchlight.emulation.optical.protocols.http_server import Request, Response
+from patchlight.controller.circuits.drivers.polatis_restconf import PolatisRestconf
+from patchlight.emulation.optical.protocols.http_server import HttpRequest, HttpResponse
 from patchlight.emulation.optical.vendors.polatis_restconf import PolatisRestconfServer
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.portmap import PortMap
@@ -15,7 +15,7 @@ class SharedFront(PolatisRestconfServer):
 
     left = 0
 
-    async def _answer(self, request: Request) -> Response:
+    async def _answer(self, request: HttpRequest) -> HttpResponse:
         if request.method != "GET" and self.left:
             self.left -= 1
             await self._device.light([circuit("3>20")])

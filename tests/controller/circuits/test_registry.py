@@ -9,12 +9,12 @@ import pytest
 from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort, WavelengthDriver
 from patchlight.controller.circuits.dialects import DIRECTORY_VARIABLE, Dialect, corrected
 from patchlight.controller.circuits.drivers.base import SessionDriver
-from patchlight.controller.circuits.drivers.calient.tl1 import CalientTl1
+from patchlight.controller.circuits.drivers.calient_tl1 import CalientTl1
 from patchlight.controller.circuits.drivers.dry_run import DryRun
 from patchlight.controller.circuits.drivers.lumentum import LUMENTUM
 from patchlight.controller.circuits.protocols import scpi
-from patchlight.controller.circuits.protocols.http.dialects import WAVESHAPER
-from patchlight.controller.circuits.protocols.tl1.dialects import CALIENT
+from patchlight.controller.circuits.protocols.http_dialects import WAVESHAPER
+from patchlight.controller.circuits.protocols.tl1_dialects import CALIENT
 from patchlight.controller.circuits.registry import driver_names, open_driver, password_of
 from patchlight.emulation.optical.protocols.server import emulated_drivers, server_class
 from patchlight.testbed.errors import BadInput, PatchlightError
@@ -47,8 +47,8 @@ def other_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "[patchlight.emulated_ocs]\ntheirs-x = theirs_x:Device\n"
     )
     (tmp_path / "theirs_x.py").write_text(
-        "from patchlight.controller.circuits.drivers.polatis.scpi import PolatisScpi\n"
-        "from patchlight.emulation.optical.vendors.polatis_scpi import PolatisScpiServer\n\n"
+        "from patchlight.controller.circuits.drivers.polatis import PolatisScpi\n"
+        "from patchlight.emulation.optical.vendors.polatis import PolatisScpiServer\n\n"
         "class Driver(PolatisScpi):\n    pass\n\n"
         "class Device(PolatisScpiServer):\n    port = 5999\n"
     )

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from patchlight.controller.circuits.contract import CircuitDriver, DeviceRefused, DirectedPort
-from patchlight.controller.circuits.drivers.polatis.scpi import PolatisScpi
+from patchlight.controller.circuits.drivers.polatis import PolatisScpi
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch

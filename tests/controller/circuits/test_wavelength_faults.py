@@ -7,7 +7,7 @@ import pytest
 
 from patchlight.controller.circuits.contract import DeviceRefused, DeviceUnreachable
 from patchlight.controller.circuits.protocols.session import Timeouts
-from patchlight.emulation.optical.serving import FaultRequests
+from patchlight.emulation.optical.protocols.server import FaultRequests
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
 from patchlight.testbed.lab.model import OcsFault
 from patchlight.testbed.lab.spectrum import SpectrumMap

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from patchlight.controller.circuits.contract import DeviceRefused
-from patchlight.controller.circuits.drivers.waveshaper.profile import Passing, Profile
-from patchlight.controller.circuits.drivers.waveshaper.rest import WaveShaper
+from patchlight.controller.circuits.drivers.waveshaper import Passing, Profile, WaveShaper
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.emulation.optical.vendors.waveshaper import WaveShaperServer
 from patchlight.emulation.optical.wavelength_device import EmulatedWss

@@ -11,7 +11,7 @@ import pytest
 from patchlight.emulation.fabric import lab_state
 from patchlight.emulation.fabric.forking import nursery
 from patchlight.emulation.fabric.lab_state import LabState
-from patchlight.emulation.fabric.processes import DidNotStart, Service, Supervisor
+from patchlight.emulation.fabric.processes import LabService, ServiceNotStarted, Supervisor
 from patchlight.testbed.linux.processes import command_line, environment, process_start
 from tests.support.waiting import wait_until
 
@@ -38,8 +38,8 @@ def supervisor(said: list[str], state: LabState) -> Supervisor:
     return Supervisor(state, said.append)
 
 
-def service(program: str, done: Path) -> Service:
-    return Service("slow", [sys.executable, "-c", program], done.exists, quiet_s=QUIET_S)
+def service(program: str, done: Path) -> LabService:
+    return LabService("slow", [sys.executable, "-c", program], done.exists, quiet_s=QUIET_S)
 
 
 def test_a_process_that_works_is_waited_for(
@@ -64,19 +64,23 @@ time.sleep(600)
 
 def test_a_process_that_does_nothing_is_given_up(supervisor: Supervisor, tmp_path: Path) -> None:
     program = "import time; print('thinking', flush=True); time.sleep(600)"
-    with pytest.raises(DidNotStart, match=r"slow: .* did nothing for 2 s; [^\n]*\n +thinking"):
+    with pytest.raises(
+        ServiceNotStarted, match=r"slow: .* did nothing for 2 s; [^\n]*\n +thinking"
+    ):
         supervisor.start([service(program, tmp_path / "never")])
 
 
 def test_a_process_that_ends_is_not_waited_for(supervisor: Supervisor, tmp_path: Path) -> None:
-    with pytest.raises(DidNotStart, match="ended with status 3"):
+    with pytest.raises(ServiceNotStarted, match="ended with status 3"):
         supervisor.start([service("raise SystemExit(3)", tmp_path / "never")])
 
 
 def test_what_still_grows_is_waited_for(supervisor: Supervisor) -> None:
     counts = iter([0, 1, 1, 2, 3])
     supervisor.wait_for_all("controller", lambda: next(counts), 3, "switches connected")
-    with pytest.raises(DidNotStart, match=r"1 of 3 switches connected, and no more in 0\.5 s"):
+    with pytest.raises(
+        ServiceNotStarted, match=r"1 of 3 switches connected, and no more in 0\.5 s"
+    ):
         supervisor.wait_for_all("controller", lambda: 1, 3, "switches connected", quiet_s=0.5)
 
 
@@ -94,22 +98,25 @@ def main():
 
 
 @pytest.fixture
-def napper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Service]]:
+def napper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LabService]]:
     imports = ("napper", "json")
     (tmp_path / "napper.py").write_text(NAPPER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
-    def service(name: str, *arguments: str) -> Service:
+    def service(name: str, *arguments: str) -> LabService:
         done = tmp_path / f"{name}.done"
         argv = [sys.executable, "-m", "napper", str(done), *arguments]
-        return Service(name, argv, done.exists, imports=imports)
+        return LabService(name, argv, done.exists, imports=imports)
 
     yield service
     nursery(imports).close()
 
 
 def test_services_of_one_lab_and_of_the_next_are_forked_from_one_process(
-    state: LabState, napper: Callable[..., Service], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    state: LabState,
+    napper: Callable[..., LabService],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     following = lab_state.new_state("next", "next.yaml", 1.0)
     Supervisor(state, print).start([napper("first"), napper("second")])
@@ -134,7 +141,7 @@ def test_services_of_one_lab_and_of_the_next_are_forked_from_one_process(
 
 
 def test_once_what_they_are_forked_from_is_killed_there_is_another(
-    supervisor: Supervisor, state: LabState, napper: Callable[..., Service]
+    supervisor: Supervisor, state: LabState, napper: Callable[..., LabService]
 ) -> None:
     supervisor.start([napper("first")])
     (first,) = state.processes
@@ -146,13 +153,13 @@ def test_once_what_they_are_forked_from_is_killed_there_is_another(
 
 
 def test_a_forked_service_that_ends_is_not_waited_for(
-    supervisor: Supervisor, napper: Callable[..., Service]
+    supervisor: Supervisor, napper: Callable[..., LabService]
 ) -> None:
-    with pytest.raises(DidNotStart, match=r"starting third: it ended(.|\n)*no bed"):
+    with pytest.raises(ServiceNotStarted, match=r"starting third: it ended(.|\n)*no bed"):
         supervisor.start([napper("third", "fails")])
 
 
 def test_what_services_are_forked_from_may_not_start(supervisor: Supervisor) -> None:
-    service = Service("fourth", [sys.executable], lambda: False, imports=("no.such.module",))
-    with pytest.raises(DidNotStart, match=r"starting fourth: .*No module named 'no'"):
+    service = LabService("fourth", [sys.executable], lambda: False, imports=("no.such.module",))
+    with pytest.raises(ServiceNotStarted, match=r"starting fourth: .*No module named 'no'"):
         supervisor.start([service])

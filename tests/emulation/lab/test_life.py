@@ -16,8 +16,7 @@ from patchlight import EmulatedLab
 from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.lab.emulated_lab import down_lab
 from patchlight.emulation.lab.options import LabKeywords
-from patchlight.emulation.lab.presence import AlreadyThere
-from patchlight.emulation.lab.status import lab_status
+from patchlight.emulation.lab.status import AlreadyThere, lab_status
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.linux.processes import process_start
 from tests.support.emulated_labs import PAUSING, SWITCHES_ONLY, left_of, pings, tree

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from patchlight.emulation.light.emulated_light import EmulatedLight
-from patchlight.emulation.light.lasers import Lasers
-from patchlight.emulation.optical.light_crossbars import LightChannelCrossbar, LightCrossbar
+from patchlight.emulation.light.emulated_light import EmulatedLight, Lasers
+from patchlight.emulation.optical.crossbar import LightChannelCrossbar, LightCrossbar
 from patchlight.emulation.optical.switch_matrix import LightChange
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Endpoint
@@ -16,7 +15,7 @@ from patchlight.testbed.lab.portmap import CrossConnect
 from patchlight.testbed.lab.spectrum import Channel, SpectrumMap
 from patchlight.testbed.lab.tuning import LightClient
 from patchlight.testbed.labfile.reader import builtin_lab, load_lab, parse_lab
-from tests.support.counted_light import CountingGlass, LightServed
+from tests.support.counted_light import CountedFibres, LightServed
 from tests.support.waiting import eventually
 
 ODDL4 = load_lab("oddl4")
@@ -67,65 +66,65 @@ def test_a_channel_that_a_laser_cannot_send_changes_nothing() -> None:
 
 
 async def test_two_on_one_channel_destroy_each_others_frames() -> None:
-    glass = CountingGlass(ODDL4)
-    light = EmulatedLight(ODDL4, glass)
-    assert glass.reach(ONE) == {TWO, THREE, FOUR}
+    fibres = CountedFibres(ODDL4)
+    light = EmulatedLight(ODDL4, fibres)
+    assert fibres.reach(ONE) == {TWO, THREE, FOUR}
     light.tune(ONE, C150)
-    assert glass.reach(ONE) == set()  # it is being tuned
+    assert fibres.reach(ONE) == set()  # it is being tuned
     await _on(light, ONE)
     # Only to the other's own receiver its light comes alone: a star sends none back.
-    assert (glass.reach(ONE), glass.reach(TWO)) == ({TWO}, {ONE})
-    assert (glass.reach(THREE), glass.reach(FOUR)) == ({ONE, TWO, FOUR}, {ONE, TWO, THREE})
+    assert (fibres.reach(ONE), fibres.reach(TWO)) == ({TWO}, {ONE})
+    assert (fibres.reach(THREE), fibres.reach(FOUR)) == ({ONE, TWO, FOUR}, {ONE, TWO, THREE})
     # One frame of each was destroyed on each of the two fibres.
     destroyed = {"star1.3": 2, "star1.4": 2}
     assert light.losses() == {"destroyed": destroyed, "dark": {"server1.nic0": 1}}
     light.tune(TWO, None)
-    assert (glass.reach(ONE), glass.reach(TWO)) == ({TWO, THREE, FOUR}, set())
+    assert (fibres.reach(ONE), fibres.reach(TWO)) == ({TWO, THREE, FOUR}, set())
     losses = {"server1.nic0": 1, "server2.nic0": 1}
     assert light.losses() == {"destroyed": destroyed, "dark": losses}
 
 
 async def test_a_change_touches_those_alone_whose_frames_go_elsewhere() -> None:
-    glass = CountingGlass(ODDL4)
-    light = EmulatedLight(ODDL4, glass)
-    assert glass.led == 4
+    fibres = CountedFibres(ODDL4)
+    light = EmulatedLight(ODDL4, fibres)
+    assert fibres.led == 4
     light.tune(THREE, None)
-    assert glass.led == 5
+    assert fibres.led == 5
     light.fibres_changed()
-    assert glass.led == 5
+    assert fibres.led == 5
 
 
 async def test_a_wavelength_switch_takes_a_server_to_another_star() -> None:
-    glass = CountingGlass(ODDL4)
-    light = EmulatedLight(ODDL4, glass)
+    fibres = CountedFibres(ODDL4)
+    light = EmulatedLight(ODDL4, fibres)
     light.set_spectrum("wss3", SpectrumMap())
     light.set_spectrum("wss4", SpectrumMap())
-    assert (glass.reach(ONE), glass.reach(THREE)) == ({TWO}, set())
+    assert (fibres.reach(ONE), fibres.reach(THREE)) == ({TWO}, set())
     for name in ("wss3", "wss4"):
         light.set_spectrum(name, SpectrumMap.parse(["1-3@193.175/200"]))
     # Two networks, and one channel in both.
     light.tune(THREE, C100)
     await _on(light, THREE)
-    assert (glass.reach(ONE), glass.reach(THREE)) == ({TWO}, {FOUR})
+    assert (fibres.reach(ONE), fibres.reach(THREE)) == ({TWO}, {FOUR})
     assert light.losses()["destroyed"] == {}
     with pytest.raises(BadInput, match="outside 1–3"):
         light.set_spectrum("wss1", SpectrumMap.parse(["1-13@193.100"]))
-    assert glass.reach(ONE) == {TWO}
+    assert fibres.reach(ONE) == {TWO}
 
 
 async def test_light_that_is_too_weak_is_no_link(tmp_path: Path) -> None:
-    glass = CountingGlass(CASCADE)
-    light = EmulatedLight(CASCADE, glass)
+    fibres = CountedFibres(CASCADE)
+    light = EmulatedLight(CASCADE, fibres)
     # Without the circuit all are dark, and notice it.
-    assert {str(end) for end in glass.held} == {"ocs1.1", "wss1.2", "wss1.3"}
+    assert {str(end) for end in fibres.held} == {"ocs1.1", "wss1.2", "wss1.3"}
     async with LightServed(light, tmp_path / "light.sock") as path:
         ocs = LightCrossbar(path, "ocs1")
         await ocs.open()
         both = (CrossConnect(1, 2), CrossConnect(2, 1))
         await ocs.change(LightChange(light=both))
         # Servers 2 and 3 are on the first channel of the band; 3 has no way for it.
-        assert {str(end) for end in glass.held} == {"wss1.3"}
-        assert (glass.reach(ONE), glass.reach(TWO)) == ({TWO}, {ONE})
+        assert {str(end) for end in fibres.held} == {"wss1.3"}
+        assert (fibres.reach(ONE), fibres.reach(TWO)) == ({TWO}, {ONE})
         assert await ocs.receiving({1, 2, 3, 4}) == {1, 2}
         wss = LightChannelCrossbar(path, "wss1")
         assert await wss.arriving() == {
@@ -135,33 +134,33 @@ async def test_light_that_is_too_weak_is_no_link(tmp_path: Path) -> None:
         }
         # Onto the other channel, 5 dB are too much.
         await asyncio.to_thread(_tune, path, ONE, C150)
-        assert glass.reach(ONE) == set()
+        assert fibres.reach(ONE) == set()
         await wss.change(SpectrumMap.parse(["1-3@193.150-2dB", "1-2@193.100"]))
-        assert glass.reach(ONE) == {THREE}
+        assert fibres.reach(ONE) == {THREE}
         await ocs.change(LightChange(dark=(1,)))
-        assert glass.reach(ONE) == set()
-        assert glass.reach(TWO) == {ONE}
+        assert fibres.reach(ONE) == set()
+        assert fibres.reach(TWO) == {ONE}
         await asyncio.gather(ocs.close(), wss.close())
 
 
 async def test_what_is_cut_or_down_sends_no_light() -> None:
-    glass = CountingGlass(ODDL4)
-    light = EmulatedLight(ODDL4, glass)
+    fibres = CountedFibres(ODDL4)
+    light = EmulatedLight(ODDL4, fibres)
     light.tune(ONE, C150)
     await _on(light, ONE)
-    assert glass.reach(ONE) == {TWO}
-    glass.silent.add(Endpoint("wss2", "1"))
+    assert fibres.reach(ONE) == {TWO}
+    fibres.silent.add(Endpoint("wss2", "1"))
     light.fibres_changed()
-    assert glass.reach(ONE) == {TWO, THREE, FOUR}
-    glass.cut.add(Endpoint("star1", "4"))
+    assert fibres.reach(ONE) == {TWO, THREE, FOUR}
+    fibres.cut.add(Endpoint("star1", "4"))
     light.fibres_changed()
-    assert glass.reach(ONE) == {TWO, THREE}
-    assert glass.reach(FOUR) == set()
+    assert fibres.reach(ONE) == {TWO, THREE}
+    assert fibres.reach(FOUR) == set()
 
 
 async def test_requests_over_the_socket(tmp_path: Path) -> None:
-    glass = CountingGlass(ODDL4)
-    async with LightServed(EmulatedLight(ODDL4, glass), tmp_path / "light.sock") as path:
+    fibres = CountedFibres(ODDL4)
+    async with LightServed(EmulatedLight(ODDL4, fibres), tmp_path / "light.sock") as path:
 
         def talk() -> None:
             with LightClient(path) as client:
@@ -194,7 +193,7 @@ async def test_who_waits_for_a_channel_hears_that_another_was_tuned_to(tmp_path:
     slow = parse_lab(
         builtin_lab("oddl4").read_text().replace("tuning_time: 1ms", "tuning_time: 1s")
     )
-    light = EmulatedLight(slow, CountingGlass(slow))
+    light = EmulatedLight(slow, CountedFibres(slow))
     async with LightServed(light, tmp_path / "light.sock") as path:
         first = asyncio.create_task(asyncio.to_thread(_tune, path, ONE, C150))
         await eventually(lambda: light.lasers[ONE].state == "tuning")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from patchlight.controller.circuits.contract import DirectedPort
-from patchlight.controller.circuits.drivers.calient.tl1 import CalientTl1
+from patchlight.controller.circuits.drivers.calient_tl1 import CalientTl1
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from patchlight.testbed.linux.namespaces import entered, namespace_path
 from tests.support.emulated_devices import Running, lab_file, running

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from patchlight.controller.circuits.contract import CircuitDriver, DeviceRefused, LoginRefused
-from patchlight.controller.circuits.protocols.http.trust import PINS_VARIABLE
-from patchlight.controller.circuits.protocols.ssh.host_keys import FILE_VARIABLE
+from patchlight.controller.circuits.protocols.http_trust import PINS_VARIABLE
+from patchlight.controller.circuits.protocols.ssh import FILE_VARIABLE
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.emulation.optical.faults import Faults
+from patchlight.emulation.optical.emulated_switch import EmulatedFaults
 from patchlight.testbed.errors import OutcomeUnknown
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
@@ -47,7 +47,7 @@ async def opened(switch: CircuitSwitch, password: str = "") -> AsyncIterator[Cir
 
 def test_the_lab_file_s_faults_are_those_of_the_control_socket() -> None:
     written = {key.name for key in FAULT.keys} - set(TRIGGERS)
-    assert written == {f.name for f in fields(Faults)} | {"report", "lose", "reboot"}
+    assert written == {f.name for f in fields(EmulatedFaults)} | {"report", "lose", "reboot"}
 
 
 async def test_faults_come_in_their_time(tmp_path: Path) -> None:

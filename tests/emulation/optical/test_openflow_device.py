@@ -29,11 +29,13 @@ class Controller:
         self.device, self._reader, self._writer = device, reader, writer
         self._xid = 0
 
-    async def receive(self) -> wire.Message:
+    async def receive(self) -> wire.OpenFlowMessage:
         async with asyncio.timeout(PATIENCE_S):
             head = await self._reader.readexactly(8)
             _, kind, length, xid = wire.HEADER.unpack(head)
-            return wire.Message(kind, xid, head + await self._reader.readexactly(length - 8))
+            return wire.OpenFlowMessage(
+                kind, xid, head + await self._reader.readexactly(length - 8)
+            )
 
     def send(self, kind: int, body: bytes = b"") -> int:
         self._xid += 1
@@ -41,7 +43,7 @@ class Controller:
         self._writer.write(wire.HEADER.pack(wire.VERSION, kind, length, self._xid) + body)
         return self._xid
 
-    async def ask(self, kind: int, body: bytes = b"") -> wire.Message:
+    async def ask(self, kind: int, body: bytes = b"") -> wire.OpenFlowMessage:
         xid = self.send(kind, body)
         answer = await self.receive()
         assert answer.xid == xid
@@ -58,7 +60,7 @@ class Controller:
 
     async def flows(self) -> set[tuple[int, int]]:
         """In-port and output of each entry."""
-        request = struct.pack("!HH4x", wire.Part.FLOWS, 0)
+        request = struct.pack("!HH4x", wire.MultipartKind.FLOWS, 0)
         request += struct.pack("!B3xII4xQQ", 0xFF, wire.ANY_PORT, wire.ANY_PORT, 0, 0)
         answer = await self.ask(wire.Kind.MULTIPART_REQUEST, request + match(None))
         body, entries = answer.body[8:], set()
@@ -184,7 +186,7 @@ def test_no_body_is_too_strange_for_it(body: bytes, kind: int) -> None:
     for read in (wire.read_flow_mod, wire.asked_flows, wire.multipart_of):
         try:
             read(body)
-        except wire.Wrong:
+        except wire.OpenFlowError:
             continue
     buffer = bytearray(wire.HEADER.pack(4, kind, 8 + len(body), 1) + body)
     assert [m.body for m in wire.messages(buffer)] == [body]
@@ -193,7 +195,7 @@ def test_no_body_is_too_strange_for_it(body: bytes, kind: int) -> None:
 
 def test_a_long_table_comes_in_parts_that_fit() -> None:
     flows = [wire.Flow(n, n + 1, 0, 100).to_bytes(1.5) for n in range(1, 1201)]
-    data = bytearray(wire.multipart(wire.Part.FLOWS, 7, flows))
+    data = bytearray(wire.multipart(wire.MultipartKind.FLOWS, 7, flows))
     parts = list(wire.messages(data))
     assert len(parts) == 3
     assert [struct.unpack_from("!HH", part.body)[1] for part in parts] == [1, 1, 0]

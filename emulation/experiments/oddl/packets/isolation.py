@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from patchlight.console.direct import direct_client
-from patchlight.controller.circuits.protocols.ssh.host_keys import FILE_VARIABLE
+from patchlight.controller.circuits.protocols.ssh import FILE_VARIABLE
 from patchlight.emulation.experiments.oddl.packets.crew import NodeLoad, crew_of
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.emulation.lab.hosts import EmulatedHost

@@ -15,20 +15,20 @@ from patchlight.controller.circuits.contract import Alarm, DeviceRefused, Standi
 from patchlight.controller.circuits.dialects import Bare, filled
 from patchlight.controller.circuits.protocols.connection import (
     BUFFER_LIMIT,
-    Connection,
+    DeviceConnection,
     FramingError,
 )
 from patchlight.controller.circuits.protocols.session import DeviceSession, Session, shortened
-from patchlight.controller.circuits.protocols.tl1.dialects import SessionDialect
-from patchlight.controller.circuits.protocols.tl1.messages import (
+from patchlight.controller.circuits.protocols.tl1_dialects import SessionDialect
+from patchlight.controller.circuits.protocols.tl1_messages import (
     NOTIFICATIONS,
     SEVERITIES,
     Acknowledgement,
     Autonomous,
     Body,
-    Framer,
     Message,
-    Response,
+    Tl1Framer,
+    Tl1Response,
     quote,
 )
 
@@ -40,7 +40,7 @@ _ACKNOWLEDGED_LIMIT = 10  # acknowledgements extend a deadline to at most so man
 
 
 @dataclass(frozen=True)
-class Reply:
+class Tl1Reply:
     """A whole reply, its parts joined. ``code``: COMPLD, or PRTL, DELAY, RTRV."""
 
     code: str
@@ -67,7 +67,7 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
         *,
         changes: bool = False,
         paged: bool = False,
-    ) -> Reply:
+    ) -> Tl1Reply:
         """Send one command and wait for its whole reply.
 
         ``template`` comes from a dialect; ``values`` fill it, quoted where they are not
@@ -104,8 +104,8 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
             severity, self._mask(match["subject"]), self._mask(line), match["condition"]
         )
 
-    def _framer(self) -> Framer:
-        return Framer()
+    def _framer(self) -> Tl1Framer:
+        return Tl1Framer()
 
     def _unasked(self, message: Message) -> bool:
         if isinstance(message, Autonomous):
@@ -134,13 +134,13 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
 
     async def _exchange(
         self,
-        connection: Connection[Message],
+        connection: DeviceConnection[Message],
         timeout: float,
         template: str,
         values: Mapping[str, str],
         *,
         paged: bool = False,
-    ) -> Reply:
+    ) -> Tl1Reply:
         try:
             parts = await self._collect(connection, timeout, template, values, paged=paged)
         finally:
@@ -152,23 +152,23 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
         lines = tuple(chain.from_iterable(part.body.quoted for part in parts))
         if max(map(len, lines), default=0) > _LINE_LIMIT:
             raise FramingError(f"a line of its reply is longer than {_LINE_LIMIT} characters")
-        return Reply(
+        return Tl1Reply(
             code, lines, self._mask("; ".join(r for part in parts if (r := _remarks(part.body))))
         )
 
     async def _collect(
         self,
-        connection: Connection[Message],
+        connection: DeviceConnection[Message],
         timeout: float,
         template: str,
         values: Mapping[str, str],
         *,
         paged: bool,
-    ) -> list[Response]:
+    ) -> list[Tl1Response]:
         """Send, then gather the parts of the reply: the last one tells how it ended."""
         ctag = last_ctag = self._send(connection, template, values)
-        parts: list[Response] = []
-        untagged: list[Response] = []
+        parts: list[Tl1Response] = []
+        untagged: list[Tl1Response] = []
         waited = size = 0
         now = asyncio.get_running_loop().time
         async with asyncio.timeout_at(now() + timeout) as deadline:
@@ -214,7 +214,7 @@ class Tl1Client(DeviceSession[Message, SessionDialect]):
                     self.log.debug("%s: stray reply to %s", self._session.name, message.ctag)
 
     def _send(
-        self, connection: Connection[Message], template: str, values: Mapping[str, str]
+        self, connection: DeviceConnection[Message], template: str, values: Mapping[str, str]
     ) -> str:
         self._ctag = self._ctag % 999_999 + 1
         ctag = str(self._ctag)

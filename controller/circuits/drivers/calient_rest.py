@@ -4,7 +4,7 @@ Every cross-connect is made one-way, so that changing one direction never touche
 Two-way circuits that somebody else made are read as their two directions, and broken only
 whole. The interface tells of circuits and power; it says nothing unasked, and nothing of the
 state of a port. Run against the emulated device only so far; paths, bodies and keys are in
-``http/dialects.py``.
+``http_dialects.py``.
 """
 
 import re
@@ -24,15 +24,17 @@ from patchlight.controller.circuits.contract import (
 )
 from patchlight.controller.circuits.dialects import filled, power_dbm
 from patchlight.controller.circuits.drivers.base import SessionDriver
-from patchlight.controller.circuits.drivers.calient.table import (
-    CalientRow,
-    circuits_of,
-    to_aid,
-    to_port,
+from patchlight.controller.circuits.drivers.calient import CalientRow, circuits_of, to_aid, to_port
+from patchlight.controller.circuits.protocols.http import (
+    HttpClient,
+    in_json,
+    in_url,
+    json_object,
+    json_rows,
+    json_short,
+    json_text,
 )
-from patchlight.controller.circuits.protocols.http import answers
-from patchlight.controller.circuits.protocols.http.client import HttpClient, in_json, in_url
-from patchlight.controller.circuits.protocols.http.dialects import CALIENT, CalientRestDialect
+from patchlight.controller.circuits.protocols.http_dialects import CALIENT, CalientRestDialect
 from patchlight.testbed.lab.portmap import CrossConnect
 
 
@@ -67,7 +69,7 @@ class CalientRest(SessionDriver[CalientRow]):
         dialect, parts = self._dialect, []
         for path in (dialect.hardware, dialect.software):
             try:
-                parts.append(await self.client.read(path, answers.only))
+                parts.append(await self.client.read(path, json_object))
             except DeviceRefused as refusal:
                 if refusal.code != "404":
                     raise
@@ -75,9 +77,9 @@ class CalientRest(SessionDriver[CalientRow]):
         hardware, software = parts
         return Identity(
             dialect.vendor,
-            answers.text(hardware, dialect.model_key),
-            answers.text(hardware, dialect.serial_key),
-            answers.text(software, dialect.version_key),
+            json_text(hardware, dialect.model_key),
+            json_text(hardware, dialect.serial_key),
+            json_text(software, dialect.version_key),
         )
 
     async def alarms(self) -> tuple[Alarm, ...]:
@@ -106,7 +108,7 @@ class CalientRest(SessionDriver[CalientRow]):
         if any(port.side == "in" for port in asked):
             key = self._dialect.port_power_key
             rows = await self._port_rows()
-            powers = {DirectedPort("in", n): answers.text(row, key) for n, row in rows.items()}
+            powers = {DirectedPort("in", n): json_text(row, key) for n, row in rows.items()}
         for half in await self._halves():
             powers[DirectedPort("in", half.cross_connect.inp)] = half.in_power
             powers[DirectedPort("out", half.cross_connect.out)] = half.out_power
@@ -124,8 +126,8 @@ class CalientRest(SessionDriver[CalientRow]):
                     conn,
                     state=half.state,
                     two_way=two_way,
-                    group=answers.text(row, self._dialect.group_key),
-                    name=answers.text(row, self._dialect.name_key),
+                    group=json_text(row, self._dialect.group_key),
+                    name=json_text(row, self._dialect.name_key),
                 )
         return table
 
@@ -177,7 +179,7 @@ class CalientRest(SessionDriver[CalientRow]):
         """Each circuit's row, and its one or two directions."""
         return await self.client.read(
             self._dialect.circuits,
-            lambda body: [(row, self._halves_of(row)) for row in answers.rows(body)],
+            lambda body: [(row, self._halves_of(row)) for row in json_rows(body)],
         )
 
     async def _halves(self) -> list[Half]:
@@ -187,14 +189,14 @@ class CalientRest(SessionDriver[CalientRow]):
         dialect = self._dialect
         first = self._half(row.get(dialect.first_half_key))
         if first is None:
-            raise ValueError(f"no circuit can be made of {answers.short(row)}")
+            raise ValueError(f"no circuit can be made of {json_short(row)}")
         second = self._half(row.get(dialect.second_half_key))
         return [first, second] if second and second != first else [first]
 
     def _half(self, row: object) -> Half | None:
         """``None`` where there is none; ``ValueError`` where its ports cannot be read."""
         dialect = self._dialect
-        if not isinstance(row, dict) or not (conn := answers.text(row, dialect.half_conn_key)):
+        if not isinstance(row, dict) or not (conn := json_text(row, dialect.half_conn_key)):
             return None
         match = re.fullmatch(dialect.half_conn, conn)
         src, dst = (to_port(match["src"]), to_port(match["dst"])) if match else (None, None)
@@ -202,16 +204,16 @@ class CalientRest(SessionDriver[CalientRow]):
             raise ValueError(f"no ports can be made of {conn!r}")
         return Half(
             CrossConnect(src, dst),
-            ",".join(answers.text(row, key) for key in dialect.state_keys.split(",")),
-            answers.text(row, dialect.alarm_key),
-            answers.text(row, dialect.in_power_key),
-            answers.text(row, dialect.out_power_key),
+            ",".join(json_text(row, key) for key in dialect.state_keys.split(",")),
+            json_text(row, dialect.alarm_key),
+            json_text(row, dialect.in_power_key),
+            json_text(row, dialect.out_power_key),
         )
 
     async def _port_rows(self) -> dict[int, Mapping[str, Any]]:
         key = self._dialect.port_key
-        rows = await self.client.read(self._dialect.ports, answers.rows)
-        numbers = ((to_port(answers.text(row, key).partition("/")[0]), row) for row in rows)
+        rows = await self.client.read(self._dialect.ports, json_rows)
+        numbers = ((to_port(json_text(row, key).partition("/")[0]), row) for row in rows)
         return {number: row for number, row in numbers if number is not None}
 
     def _severity(self, half: Half) -> Severity:

@@ -1,4 +1,4 @@
-"""Exchanges with a device over HTTPS: one at a time, bounded, and what a failure means.
+"""Exchanges with a device over HTTPS: one at a time, bounded; what a failure means; its JSON.
 
 An exchange that changes something and whose answer did not come raises ``OutcomeUnknown``
 as soon as any of it may have been sent; one that only reads is tried once more after a lost
@@ -26,8 +26,8 @@ from patchlight.controller.circuits.contract import (
     LoginRefused,
 )
 from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT
-from patchlight.controller.circuits.protocols.http.dialects import HttpDialect
-from patchlight.controller.circuits.protocols.http.trust import (
+from patchlight.controller.circuits.protocols.http_dialects import HttpDialect
+from patchlight.controller.circuits.protocols.http_trust import (
     PINS_VARIABLE,
     DeviceNotTrusted,
     Trust,
@@ -47,7 +47,7 @@ _GATEWAY = (502, 504)
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class HttpReply:
     """An answer that is no refusal: its JSON (``None``: no JSON) and its ETag."""
 
     status: int
@@ -123,14 +123,14 @@ class HttpClient:
             self._kept = None
             await kept.aclose()
 
-    async def get(self, path: str) -> Reply:
+    async def get(self, path: str) -> HttpReply:
         """Read; no content is an empty list. ``DeviceRefused`` also if it is not JSON."""
         shown = f"GET {path}"
         raw = await self._exchange("GET", path, None, {}, shown, changes=False)
         if raw.status == 204:
-            return Reply(raw.status, [], raw.etag)
+            return HttpReply(raw.status, [], raw.etag)
         try:
-            return Reply(raw.status, json.loads(raw.text), raw.etag)
+            return HttpReply(raw.status, json.loads(raw.text), raw.etag)
         except (ValueError, RecursionError) as error:
             raise self.nonsense(shown, raw.text or "nothing") from error
 
@@ -149,7 +149,7 @@ class HttpClient:
 
     async def change(
         self, method: str, path: str, body: str = "", headers: Mapping[str, str] | None = None
-    ) -> Reply:
+    ) -> HttpReply:
         """Change something; see the module for what a failure becomes."""
         shown = shortened(f"{method} {path} {body}".rstrip())
         raw = await self._exchange(method, path, body, headers or {}, shown, changes=True)
@@ -157,7 +157,7 @@ class HttpClient:
             content = json.loads(raw.text)
         except (ValueError, RecursionError):
             content = None
-        return Reply(raw.status, content, raw.etag)
+        return HttpReply(raw.status, content, raw.etag)
 
     def nonsense(self, command: str, answer: str) -> DeviceRefused:
         """The refusal to believe an answer."""
@@ -309,3 +309,50 @@ class HttpClient:
         if isinstance(error, (TimeoutError, httpx.TimeoutException)):
             return f"nothing came back within {self._session.timeouts.answer_s:g} s"
         return self._mask(str(error)) or "the connection was lost"
+
+
+# No vendor promises the shape of its JSON: what is not as it should be is a ``ValueError``.
+
+
+def json_rows(body: object) -> list[Mapping[str, Any]]:
+    """A list of objects, or the one list in an object around it (RESTCONF names it)."""
+    if isinstance(body, dict) and len(body) == 1:
+        (body,) = body.values()
+    if not isinstance(body, list) or not all(isinstance(row, dict) for row in body):
+        raise ValueError(f"expected a list of objects, got {json_short(body)}")
+    return body
+
+
+def json_object(body: object) -> Mapping[str, Any]:
+    """An object, be it alone in a list or in an object around it; empty for none."""
+    while isinstance(body, (list, dict)) and len(body) == 1:
+        inner = body[0] if isinstance(body, list) else next(iter(body.values()))
+        if isinstance(body, dict) and not isinstance(inner, (list, dict)):
+            break
+        body = inner
+    if isinstance(body, list) and not body:
+        return {}
+    if not isinstance(body, dict):
+        raise ValueError(f"expected an object, got {json_short(body)}")
+    return body
+
+
+def json_text(row: Mapping[str, Any], key: str) -> str:
+    """A value as text; empty where there is none."""
+    value = row.get(key)
+    return "" if value is None else str(value).strip()
+
+
+def json_number(row: Mapping[str, Any], key: str) -> int:
+    """A whole number, be it written as one or as text."""
+    value = row.get(key)
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        return int(value[:9])
+    if type(value) is not int:
+        raise ValueError(f"expected a number at {key!r} of {json_short(row)}")
+    return value
+
+
+def json_short(body: object) -> str:
+    """JSON as errors may have it, and as alarms are told apart by."""
+    return json.dumps(body, ensure_ascii=False, sort_keys=True, default=str)[:300]

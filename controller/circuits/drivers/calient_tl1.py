@@ -2,7 +2,7 @@
 
 Every cross-connect is made one-way, so that changing one direction never touches the other.
 Two-way circuits that somebody else made are read as their two directions, and broken only
-whole. Run against the emulated device only so far; the commands are in ``tl1/dialects.py``.
+whole. Run against the emulated device only so far; the commands are in ``tl1_dialects.py``.
 """
 
 import functools
@@ -20,7 +20,7 @@ from patchlight.controller.circuits.contract import (
 )
 from patchlight.controller.circuits.dialects import Bare
 from patchlight.controller.circuits.drivers.base import SessionDriver
-from patchlight.controller.circuits.drivers.calient.table import (
+from patchlight.controller.circuits.drivers.calient import (
     CalientRow,
     circuits_at_port,
     circuits_of,
@@ -34,9 +34,9 @@ from patchlight.controller.circuits.drivers.calient.table import (
 )
 from patchlight.controller.circuits.drivers.table import TABLES_KEPT
 from patchlight.controller.circuits.protocols.session import shortened
-from patchlight.controller.circuits.protocols.tl1.client import Tl1Client
-from patchlight.controller.circuits.protocols.tl1.dialects import CALIENT, CircuitDialect
-from patchlight.controller.circuits.protocols.tl1.messages import can_quote
+from patchlight.controller.circuits.protocols.tl1 import Tl1Client
+from patchlight.controller.circuits.protocols.tl1_dialects import CALIENT, CircuitDialect
+from patchlight.controller.circuits.protocols.tl1_messages import can_quote
 from patchlight.testbed.lab.portmap import CrossConnect
 
 _FEW = 4  # up to so many ports or circuits are asked for one by one, not as a whole table

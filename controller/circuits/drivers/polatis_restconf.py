@@ -1,7 +1,7 @@
 """The driver ``polatis-restconf``: Polatis (HUBER+SUHNER) switches over RESTCONF (HTTPS).
 
 Run against the emulated device only so far; paths, bodies and keys are in
-``http/dialects.py``.
+``http_dialects.py``.
 """
 
 import re
@@ -19,12 +19,20 @@ from patchlight.controller.circuits.contract import (
     Standing,
 )
 from patchlight.controller.circuits.dialects import Bare, condition, filled
-from patchlight.controller.circuits.drivers.numbered import Numbering
-from patchlight.controller.circuits.drivers.polatis.base import PolatisDriver
+from patchlight.controller.circuits.drivers.base import Numbering
+from patchlight.controller.circuits.drivers.polatis import PolatisDriver
 from patchlight.controller.circuits.drivers.table import UP, Row
-from patchlight.controller.circuits.protocols.http import answers
-from patchlight.controller.circuits.protocols.http.client import HttpClient, in_json, in_url
-from patchlight.controller.circuits.protocols.http.dialects import POLATIS, PolatisRestconfDialect
+from patchlight.controller.circuits.protocols.http import (
+    HttpClient,
+    in_json,
+    in_url,
+    json_number,
+    json_object,
+    json_rows,
+    json_short,
+    json_text,
+)
+from patchlight.controller.circuits.protocols.http_dialects import POLATIS, PolatisRestconfDialect
 from patchlight.testbed.lab.portmap import CrossConnect
 
 
@@ -42,22 +50,22 @@ class PolatisRestconf(PolatisDriver):
     async def identify(self) -> Identity:
         """From ``product-information``."""
         dialect = self._dialect
-        product = await self.client.read(dialect.identity, answers.only)
+        product = await self.client.read(dialect.identity, json_object)
         keys = (dialect.model_key, dialect.serial_key, dialect.version_key)
         return Identity(
-            answers.text(product, dialect.vendor_key) or dialect.vendor,
-            *(answers.text(product, key) for key in keys),
+            json_text(product, dialect.vendor_key) or dialect.vendor,
+            *(json_text(product, key) for key in keys),
         )
 
     async def alarms(self) -> tuple[Alarm, ...]:
         """The device's list of alarms, each as it appeared there."""
         try:
-            rows = await self.client.read(self._dialect.system_alarms, answers.rows)
+            rows = await self.client.read(self._dialect.system_alarms, json_rows)
         except DeviceRefused as refusal:
             if refusal.code != "404":
                 raise
             rows = []
-        now = dict.fromkeys(answers.short(row) for row in rows)
+        now = dict.fromkeys(json_short(row) for row in rows)
         alarms = self.client.alarms
         alarms.stands(Standing(self._severity(words), self.name, words) for words in now)
         return alarms.all
@@ -66,7 +74,7 @@ class PolatisRestconf(PolatisDriver):
         numbering, path = await self._numbering(), self._dialect.circuits
         reply = await self.client.get(path)
         try:
-            pairs = [self._cross_connect(row, numbering) for row in answers.rows(reply.body)]
+            pairs = [self._cross_connect(row, numbering) for row in json_rows(reply.body)]
         except ValueError as error:
             raise self.client.nonsense(path, str(error)) from error
         self._last, self._etag = dict.fromkeys(pairs, UP), reply.etag
@@ -123,7 +131,7 @@ class PolatisRestconf(PolatisDriver):
 
     async def _per_port(self, path: str, key: str) -> dict[DirectedPort, str]:
         rows = await self._listed(path, await self._numbering())
-        return {port: answers.text(row, key) for port, row in rows.items()}
+        return {port: json_text(row, key) for port, row in rows.items()}
 
     async def _listed(
         self, path: str, numbering: Numbering
@@ -132,7 +140,7 @@ class PolatisRestconf(PolatisDriver):
         key = self._dialect.port_key
         try:
             rows = await self.client.read(
-                path, lambda body: [(answers.number(row, key), row) for row in answers.rows(body)]
+                path, lambda body: [(json_number(row, key), row) for row in json_rows(body)]
             )
         except DeviceRefused as refusal:
             if refusal.code != "404":
@@ -143,9 +151,9 @@ class PolatisRestconf(PolatisDriver):
 
     def _cross_connect(self, row: Mapping[str, Any], numbering: Numbering) -> CrossConnect:
         keys = (self._dialect.ingress_key, self._dialect.egress_key)
-        cross_connect = numbering.to_directed(*(answers.number(row, key) for key in keys))
+        cross_connect = numbering.to_directed(*(json_number(row, key) for key in keys))
         if cross_connect is None:
-            raise ValueError(answers.short(row))
+            raise ValueError(json_short(row))
         return cross_connect
 
     def _condition(self, state: str) -> Condition:

@@ -27,8 +27,8 @@ from patchlight.controller.circuits.dialects import (
     condition,
     filled,
 )
-from patchlight.controller.circuits.drivers.numbered import Numbering
-from patchlight.controller.circuits.drivers.polatis.base import PolatisDriver
+from patchlight.controller.circuits.drivers.base import Numbering
+from patchlight.controller.circuits.drivers.polatis import PolatisDriver
 from patchlight.controller.circuits.drivers.table import UP, Row
 from patchlight.controller.circuits.protocols.netconf import NetconfClient
 from patchlight.testbed.lab.portmap import CrossConnect

@@ -119,7 +119,7 @@ class Acknowledgement:
 
 
 @dataclass(frozen=True)
-class Response:
+class Tl1Response:
     """One part of the reply to a command. ``more``: the device announced another part."""
 
     ctag: str
@@ -141,7 +141,7 @@ class Autonomous:
     sid: str = ""
 
 
-Message = Acknowledgement | Response | Autonomous
+Message = Acknowledgement | Tl1Response | Autonomous
 
 
 def can_quote(value: str) -> bool:
@@ -165,14 +165,14 @@ def quote(value: str) -> str:
     return f'"{escaped}"'
 
 
-class Framer(TelnetFramer):
+class Tl1Framer(TelnetFramer):
     """Feed it what arrives; it hands back the messages that are complete."""
 
     def __init__(self, limit: int = BUFFER_LIMIT) -> None:
         super().__init__(limit)
         self._scan = 0
         self._mode = "noise"  # noise | text | quotes | comment
-        self._begun: tuple[type[Response] | type[Autonomous], tuple[str, ...]] | None = None
+        self._begun: tuple[type[Tl1Response] | type[Autonomous], tuple[str, ...]] | None = None
         self._sid = ""
 
     def feed(self, data: bytes) -> list[Message]:
@@ -220,7 +220,7 @@ class Framer(TelnetFramer):
         if match := _ACK.match(line):
             messages.append(Acknowledgement(_text(match[1]), _text(match[2])))
         elif match := _RESPONSE.match(line):
-            self._begin(Response, (_text(match[1]), _text(match[2])), match[3], terminator)
+            self._begin(Tl1Response, (_text(match[1]), _text(match[2])), match[3], terminator)
         elif match := _AUTONOMOUS.match(line):
             fields = (_text(match[1]), _text(match[2]), _text(match[3]))
             self._begin(Autonomous, fields, b"", terminator)
@@ -230,13 +230,13 @@ class Framer(TelnetFramer):
 
     def _begin_usual(self, usual: re.Match[bytes]) -> None:
         self._sid, ctag, code, *reported = (_text(group or b"") for group in usual.groups())
-        self._begun = (Response, (ctag, code)) if ctag else (Autonomous, tuple(reported))
+        self._begun = (Tl1Response, (ctag, code)) if ctag else (Autonomous, tuple(reported))
         del self._buffer[: usual.end()]
         self._mode = "text"
 
     def _begin(
         self,
-        kind: type[Response] | type[Autonomous],
+        kind: type[Tl1Response] | type[Autonomous],
         fields: tuple[str, ...],
         rest: bytes,
         terminator: bytes,
@@ -310,8 +310,8 @@ class Framer(TelnetFramer):
         assert self._begun is not None
         kind, fields = self._begun
         sid, self._sid, self._begun = self._sid, "", None
-        if kind is Response:
-            messages.append(Response(fields[0], fields[1], body, more, sid))
+        if kind is Tl1Response:
+            messages.append(Tl1Response(fields[0], fields[1], body, more, sid))
         else:
             messages.append(Autonomous(fields[0], fields[1], fields[2], body, more, sid))
 

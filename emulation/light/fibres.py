@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from patchlight.emulation.fabric import links, redirects
+from patchlight.emulation.fabric import links
 from patchlight.emulation.fabric.plan import switch_port_name
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.optical_links import is_end
@@ -22,7 +22,7 @@ _LINK_EVENTS = 1  # RTMGRP_LINK
 
 
 @dataclass(frozen=True, slots=True)
-class Plugs:
+class PluggedFibres:
     """How the fibres are, by the ends that are plugged into devices of light.
 
     ``up``: not cut there. ``receiving``: light that has been sent can come in. ``frames``: how
@@ -34,10 +34,10 @@ class Plugs:
     frames: Mapping[Endpoint, int]
 
 
-class Glass(Protocol):
+class Fibres(Protocol):
     """Carries frames between ends of fibres. All ends are at devices of light."""
 
-    def plugs(self) -> Plugs:
+    def plugs(self) -> PluggedFibres:
         """How the fibres are now."""
 
     def lead(self, changes: Mapping[Endpoint, Sequence[Endpoint]]) -> None:
@@ -47,7 +47,7 @@ class Glass(Protocol):
         """Whoever is plugged in at ``dark`` has no carrier; at ``lit`` no longer so."""
 
 
-class KernelGlass:
+class KernelFibres:
     """Interfaces of one namespace (needs root). Raises ``KernelRefused``."""
 
     def __init__(self, lab: Lab, namespace: Path) -> None:
@@ -64,9 +64,9 @@ class KernelGlass:
         self._name = {end: name for name, end in names.items()}
         self._leads: dict[Endpoint, int] = {}
         ours = sorted(self._at)
-        left = [i for i in redirects.with_ingress(self._netlink) if i in self._at]
-        self._netlink.run([redirects.remove_ingress(index) for index in left])
-        self._netlink.run([redirects.add_ingress(index) for index in ours])
+        left = [i for i in links.with_ingress(self._netlink) if i in self._at]
+        self._netlink.run([links.remove_ingress(index) for index in left])
+        self._netlink.run([links.add_ingress(index) for index in ours])
 
     def close(self) -> None:
         """Let go; frames go on as they do."""
@@ -80,8 +80,8 @@ class KernelGlass:
         events.bind((0, _LINK_EVENTS))
         return events
 
-    def plugs(self) -> Plugs:
-        """See ``Glass``."""
+    def plugs(self) -> PluggedFibres:
+        """See ``Fibres``."""
         up, receiving, frames = set(), set(), {}
         for link in links.list_links(self._netlink).values():
             end = self._at.get(link.index)
@@ -94,24 +94,24 @@ class KernelGlass:
             # Whether what is held dark would receive light, nothing tells.
             if link.carrier or held:
                 receiving.add(end)
-        return Plugs(frozenset(up), frozenset(receiving), frames)
+        return PluggedFibres(frozenset(up), frozenset(receiving), frames)
 
     def lead(self, changes: Mapping[Endpoint, Sequence[Endpoint]]) -> None:
-        """See ``Glass``."""
+        """See ``Fibres``."""
         darken: list[Request] = []
         light: list[Request] = []
         for end, to in changes.items():
             if before := self._leads.pop(end, 0):
-                darken += redirects.undirect(str(end), self._index[end], before)
+                darken += links.undirect(str(end), self._index[end], before)
             if to:
                 self._leads[end] = len(to)
                 outs = [self._index[out] for out in to]
-                light += redirects.redirect(str(end), self._index[end], outs)
+                light += links.redirect(str(end), self._index[end], outs)
         self._netlink.run(darken)
         self._netlink.run(light)
 
     def hold_dark(self, dark: Iterable[Endpoint], lit: Iterable[Endpoint]) -> None:
-        """See ``Glass``."""
+        """See ``Fibres``."""
         requests = []
         for ends, alias, change in (
             (dark, links.HELD_DARK, links.set_down),

@@ -19,8 +19,8 @@ from patchlight.controller.circuits.contract import (
 )
 from patchlight.controller.circuits.dialects import power_dbm
 from patchlight.controller.circuits.drivers.table import Row, RowState
-from patchlight.controller.circuits.protocols.http.dialects import CalientRestDialect
-from patchlight.controller.circuits.protocols.tl1.dialects import CircuitDialect
+from patchlight.controller.circuits.protocols.http_dialects import CalientRestDialect
+from patchlight.controller.circuits.protocols.tl1_dialects import CircuitDialect
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import CrossConnect
 

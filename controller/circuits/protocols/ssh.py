@@ -1,0 +1,343 @@
+"""A session in a device's shell over SSH, and the host keys that devices are pinned to.
+
+The pins are a file in OpenSSH's known_hosts form, ``~/.config/patchlight/known_hosts`` or the
+one that ``PATCHLIGHT_KNOWN_HOSTS`` names. A key seen for the first time is written there with a
+warning in the log, and a changed one is refused. To have nothing trusted on first use, set
+``PATCHLIGHT_HOST_KEYS=strict`` and fill the file beforehand: ``ssh-keyscan -p PORT HOST``,
+after comparing the fingerprint with the one on the device's console.
+
+A shell has no tags. So the terminal's echo of the command must stand before its reply:
+anything else means that the two sides are out of step, and the connection is made anew. How a
+session stays usable, and what an unanswered command becomes: see ``DeviceSession``.
+"""
+
+import asyncio
+import base64
+import codecs
+import contextlib
+import functools
+import hashlib
+import logging
+import os
+import re
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, TypeVar, cast
+
+import paramiko
+from paramiko.hostkeys import InvalidHostKey
+
+from patchlight.controller.circuits.contract import LoginRefused, Severity
+from patchlight.controller.circuits.dialects import Dialect, Pattern, Template
+from patchlight.controller.circuits.protocols.connection import (
+    BUFFER_LIMIT,
+    DeviceConnection,
+    FramingError,
+)
+from patchlight.controller.circuits.protocols.session import DeviceSession, Session, shortened
+from patchlight.testbed.legacy_ssh import allow_legacy, explained
+from patchlight.testbed.linux.files import append_line, user_folder
+
+FILE_VARIABLE = "PATCHLIGHT_KNOWN_HOSTS"
+POLICY_VARIABLE = "PATCHLIGHT_HOST_KEYS"
+STRICT = "strict"
+
+log = logging.getLogger("patchlight.ssh")
+
+
+class DeviceKeyRefused(LoginRefused):
+    """The device's host key is not the pinned one; no password was sent to it."""
+
+
+def fingerprint(key: paramiko.PKey) -> str:
+    """As ``ssh-keygen -l`` prints it: ``SHA256:…``."""
+    digest = hashlib.sha256(key.asbytes()).digest()
+    return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+
+
+def check_host_key(name: str, host: str, port: int, key: paramiko.PKey) -> None:
+    """``DeviceKeyRefused`` unless ``key`` is the one pinned for ``host:port``, or the first.
+
+    ``name`` is what errors call the device. Reads and writes a file: call it in a thread.
+    """
+    path, where = pins_path(), f"[{host}]:{port}"
+    shown = f"{key.get_name()} {fingerprint(key)}"
+    try:
+        pins = paramiko.HostKeys(str(path)) if path.exists() else paramiko.HostKeys()
+    except (OSError, ValueError, paramiko.SSHException, InvalidHostKey) as error:
+        raise DeviceKeyRefused(
+            f"the host key of {name} at {where} cannot be checked: reading {path}: {error}",
+            hint="correct or remove that file",
+        ) from error
+    # OpenSSH writes no port where it is the usual one.
+    pinned = pins.lookup(where) or (pins.lookup(host) if port == 22 else None)
+    if pinned:
+        if any(known.asbytes() == key.asbytes() for known in pinned.values()):
+            return
+        raise DeviceKeyRefused(
+            f"{name} at {where} has the host key {shown}, not the one pinned in {path}: "
+            "somebody may be in between",
+            hint=f"if the device is new or was reset: ssh-keygen -R '{where}' -f {path}",
+        )
+    if os.environ.get(POLICY_VARIABLE) == STRICT:
+        raise DeviceKeyRefused(
+            f"{name} at {where} has the host key {shown}, which is not in {path}",
+            hint=f"compare it with the device's console, then: ssh-keyscan -p {port} {host} "
+            f">> {path}",
+        )
+    _pin(path, f"{where} {key.get_name()} {key.get_base64()}", name)
+    log.warning("%s at %s: pinned its host key %s in %s", name, where, shown, path)
+
+
+def pins_path() -> Path:
+    """The file of pins."""
+    if named := os.environ.get(FILE_VARIABLE):
+        return Path(named)
+    return user_folder("XDG_CONFIG_HOME", ".config") / "patchlight" / "known_hosts"
+
+
+def _pin(path: Path, line: str, name: str) -> None:
+    try:
+        append_line(path, line)
+    except OSError as error:
+        # Trusting a key without remembering it would be trusting every key.
+        raise DeviceKeyRefused(
+            f"the host key of {name} cannot be pinned in {path}: {error.strerror}",
+            hint=f"name a file that can be written in {FILE_VARIABLE}",
+        ) from error
+
+
+_CHUNK = 65536
+_LOG = "patchlight.ssh"
+T = TypeVar("T")
+
+# What goes wrong is in our errors; paramiko would tell it with a traceback once more. NETCONF
+# over ncclient uses paramiko's own log.
+for _name in (f"{_LOG}.transport", "paramiko", "ncclient"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
+
+
+async def open_shell(session: Session) -> socket.socket:
+    """Log in and open a shell on a terminal wide enough that it wraps no line.
+
+    Raises ``OSError`` (also for all that is not SSH) and ``LoginRefused``.
+    """
+    channel = await finished(
+        functools.partial(_open_shell, session), lambda late: late.get_transport().close()
+    )
+    try:
+        return joined(channel)
+    except BaseException:
+        channel.get_transport().close()
+        raise
+
+
+async def finished(blocking: Callable[[], T], let_go: Callable[[T], object]) -> T:
+    """What ``blocking`` gives, run in a thread; cancelled meanwhile, ``let_go`` takes it."""
+    task = asyncio.ensure_future(asyncio.to_thread(blocking))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+
+        def too_late(late: asyncio.Future[T]) -> None:
+            if not late.cancelled() and late.exception() is None:
+                let_go(late.result())
+
+        task.add_done_callback(too_late)
+        raise
+
+
+def joined(channel: paramiko.Channel) -> socket.socket:
+    """The channel as a socket, whose closing closes the channel and its whole transport."""
+    ours, theirs = socket.socketpair()
+    threading.Thread(target=_from_channel, args=(channel, theirs), daemon=True).start()
+    threading.Thread(target=_to_channel, args=(channel, theirs), daemon=True).start()
+    return ours
+
+
+def _open_shell(session: Session) -> paramiko.Channel:
+    wait_s = session.timeouts.connect_s
+    transport = paramiko.Transport(socket.create_connection((session.host, session.port), wait_s))
+    if session.legacy_ssh:
+        allow_legacy(transport, session.name)
+    transport.set_log_channel(f"{_LOG}.transport")
+    transport.banner_timeout = transport.auth_timeout = wait_s
+    try:
+        transport.start_client(timeout=wait_s)
+        key = transport.get_remote_server_key()
+        check_host_key(session.name, session.host, session.port, key)
+        transport.auth_password(session.user, session.password)
+        channel = transport.open_session(timeout=wait_s)
+        channel.settimeout(wait_s)
+        channel.get_pty("dumb", width=2000, height=200)
+        channel.invoke_shell()
+        channel.settimeout(None)
+    except paramiko.AuthenticationException as error:
+        transport.close()
+        raise session.login_refused(str(error)) from error
+    except (paramiko.SSHException, EOFError) as error:
+        transport.close()
+        words = explained(error, "legacy_ssh: true")
+        raise ConnectionError(f"{words}: is it an SSH port?") from error
+    except BaseException:
+        transport.close()
+        raise
+    return channel
+
+
+def _from_channel(channel: paramiko.Channel, to: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := channel.recv(_CHUNK):
+            to.sendall(data)
+    with contextlib.suppress(OSError):
+        to.shutdown(socket.SHUT_WR)
+
+
+def _to_channel(channel: paramiko.Channel, source: socket.socket) -> None:
+    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+        while data := source.recv(_CHUNK):
+            channel.sendall(data)
+    # Both ends are through: the device hung up, or our side closed the streams.
+    channel.get_transport().close()
+    source.close()
+
+
+_LOOK_BACK = 512  # characters: what came before may be the beginning of a prompt
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+
+
+@dataclass(frozen=True)
+class ShellDialect(Dialect):
+    """What a session takes.
+
+    ``prompt`` matches the whole last line of what a login prints; whatever it is there, it is
+    taken for the prompt from then on. A reply with a line in which ``error_line`` is found is
+    a refusal. Lines that match ``alarm_line`` are no part of a reply: the device says them
+    unasked.
+    """
+
+    FIELDS: ClassVar[frozenset[str]] = frozenset()
+
+    prompt: Pattern = r"[^\r\n]{0,60}[>#$%] ?"
+    keep_alive: Template = "switchstate"
+    error_line: Pattern = r"ERROR|Exception"
+    alarm_line: Pattern = r"(?P<severity>CRITICAL|MAJOR|MINOR|NOTICE): (?P<words>.*)"
+
+
+class ShellFramer:
+    """Bytes in, the text before each prompt out. ``FramingError`` past ``limit`` bytes."""
+
+    def __init__(self, prompt: str, limit: int = BUFFER_LIMIT) -> None:
+        self._first = re.compile(rf"(?:^|\n)({prompt})$")
+        self._next: re.Pattern[str] | None = None
+        self._text, self._limit = "", limit
+        # A letter may come in two pieces.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @property
+    def buffered(self) -> int:
+        """Characters held of what is not yet complete."""
+        return len(self._text)
+
+    def feed(self, data: bytes) -> list[str]:
+        """Add bytes; returns the texts that they complete."""
+        added = self._decoder.decode(data).replace("\r", "")
+        # Only the end of what is held can be part of something with what was added.
+        at = max(0, len(self._text) - _LOOK_BACK)
+        at = at if (escape := self._text.find("\x1b", 0, at)) < 0 else escape
+        self._text = self._text[:at] + _ESCAPES.sub("", self._text[at:] + added)
+        if self._next is None and (prompt := self._first.search(self._text, at)):
+            self._next, at = re.compile(rf"(?:^|\n){re.escape(prompt[1])}"), 0
+        whole: list[str] = []
+        if self._next is not None and self._next.search(self._text, at):
+            *whole, self._text = self._next.split(self._text)
+        if len(self._text) > self._limit:
+            raise FramingError(f"{len(self._text)} bytes came without the end of a reply")
+        return whole
+
+    def take_telnet_replies(self) -> bytes:
+        """None: SSH does not negotiate in the text."""
+        return b""
+
+
+class ShellClient(DeviceSession[str, ShellDialect]):
+    """One connection to one device. All methods belong to one event loop."""
+
+    protocol = "SSH"
+    log = logging.getLogger("patchlight.ssh")
+
+    def __init__(self, session: Session, dialect: ShellDialect) -> None:
+        super().__init__(session, dialect)
+        self._error = re.compile(dialect.error_line)
+        self._alarm_line = re.compile(dialect.alarm_line)
+
+    async def command(
+        self, command: str, *, changes: bool = False, timeout_s: float | None = None
+    ) -> list[str]:
+        """Have a command done; the lines of its reply.
+
+        Raises ``DeviceRefused`` with the device's words if it tells of an error. One that
+        ``changes`` something and is not answered raises ``OutcomeUnknown``.
+        """
+        exchange = partial(self._exchange, command=command)
+        return await self._run(exchange, lambda: shortened(command), timeout_s, changes=changes)
+
+    def _framer(self) -> ShellFramer:
+        return ShellFramer(self._dialect.prompt)
+
+    def _unasked(self, message: str) -> bool:
+        """Some print the prompt anew after what they say unasked."""
+        lines = [line.strip() for line in message.split("\n") if line.strip()]
+        if not lines or not all(map(self._alarm_line.fullmatch, lines)):
+            return False
+        self._without_alarms(message)
+        return True
+
+    async def _connect(self) -> DeviceConnection[str]:
+        shell = await open_shell(self._session)
+        connection = await DeviceConnection.over(shell, self._framer(), self._unasked, b"\n")
+        # The login's own text and the first prompt come before any command.
+        connection.listen()
+        return connection
+
+    async def _log_in(self) -> None:
+        async with asyncio.timeout(self._session.timeouts.answer_s):
+            greeting = await self._connected().receive()
+        self._connected().done()
+        self._without_alarms(greeting)
+
+    async def _log_out(self) -> None:
+        """Closing the channel is the farewell."""
+
+    async def _say_something(self) -> None:
+        await self.command(self._dialect.keep_alive)
+
+    async def _exchange(
+        self, connection: DeviceConnection[str], timeout_s: float, command: str
+    ) -> list[str]:
+        async with self._in_step(connection, timeout_s):
+            self._sends(command)
+            connection.send(command)
+            lines = self._without_alarms(await connection.receive())
+            if not lines or lines[0].strip() != command:
+                echoed = self._mask(shortened(lines[0])) if lines else ""
+                raise FramingError(f"it echoed {echoed!r} for {shortened(command)!r}")
+        errors = [self._mask(line.strip()) for line in lines[1:] if self._error.search(line)]
+        if errors:
+            raise self._refused(shortened(command), shortened("; ".join(errors)))
+        return lines[1:]
+
+    def _without_alarms(self, text: str) -> list[str]:
+        """The lines of a reply that are not blank; what was said unasked becomes alarms."""
+        lines = []
+        for line in text.split("\n"):
+            if alarm := self._alarm_line.fullmatch(line.strip()):
+                severity = cast(Severity, alarm["severity"].lower())
+                self._alarm(severity, "", alarm["words"])
+            elif line.strip():
+                lines.append(line)
+        return lines
