@@ -164,7 +164,7 @@ class Worker:
         last = read_state(self._folder)
         if self._command is None:
             return last
-        self.reports.after(0)
+        self.reports.read()
         done = max(last.iterations_done, self.reports.iterations_done)
         state = last.state
         # Before its start only its keeper can have failed.

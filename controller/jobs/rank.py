@@ -95,7 +95,10 @@ class Worker:
         return self.state.is_final or self.status.iterations_done != self.last_iteration + 1
 
     async def new_reports(self) -> list[Report]:
-        """What it reported since the last call. One that begins anew was started again."""
+        """What it reported since the last call, as far as its agent has read it.
+
+        One that begins anew was started again.
+        """
         answer = await self.agent.reports(self.spec.id, self.reports_seen)
         self.reports_seen = answer.next
         for report in answer.reports:
