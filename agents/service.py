@@ -231,13 +231,14 @@ class AgentService:
             )
         await worker.end()
         status = worker.status()
-        self._forget(worker)
+        await self._forget(worker)
         return status
 
-    def _forget(self, worker: Worker) -> None:
-        if self._workers.get(worker.spec.id) is worker:
-            worker.tenancy.forget()
-            del self._workers[worker.spec.id]
+    async def _forget(self, worker: Worker) -> None:
+        async with worker.lock:
+            if self._workers.get(worker.spec.id) is worker:
+                await worker.tenancy.forget()
+                del self._workers[worker.spec.id]
 
     async def status(self) -> AgentStatus:
         """The whole server."""
@@ -346,7 +347,7 @@ class AgentService:
                     _log.error("looking after worker %s: %s", worker.spec.id, in_words(exc))
             ended = [each for each in self._workers.values() if each.is_done]
             for worker in ended[:-MOST_ENDED]:
-                self._forget(worker)
+                await self._forget(worker)
 
     def _known(self, name: str) -> Worker:
         if name not in self._workers:

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import stat
+import subprocess
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -176,6 +177,11 @@ def fills_disk(directory: Path) -> str:
     )
 
 
+def remove_folder(directory: Path) -> None:
+    """Remove a folder with all that a worker left in it, however deep and however much. Blocks."""
+    subprocess.run(["/bin/rm", "-rf", "--", directory], check=False, stderr=subprocess.DEVNULL)
+
+
 def _used_bytes(directory: Path) -> int:
     """What the files of a folder take on the disk; of very many, the first alone count."""
     used, folders = 0, deque([str(directory)])
@@ -202,20 +208,25 @@ def has_control(directory: Path) -> bool:
         return False
 
 
+def _not_up() -> Conflict:
+    return Conflict("the worker is not up yet", hint="wait until it is ready")
+
+
 async def tell(directory: Path, request: Mapping[str, Any], deadline_s: float = 5.0) -> int:
     """Tell a running worker something; gives the iteration it is at.
 
     ``Conflict`` if the worker is not up yet or refuses, ``AgentError`` if it does not answer.
     """
-    if not has_control(directory):
-        raise Conflict("the worker is not up yet", hint="wait until it is ready")
-    # Through /proc, because a Unix socket's path may have only 107 characters.
-    folder = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     try:
+        # What has that name now, and no link that the worker puts there instead.
+        found = os.open(directory / "control.sock", os.O_PATH | os.O_NOFOLLOW)
+    except FileNotFoundError as exc:
+        raise _not_up() from exc
+    try:
+        if not stat.S_ISSOCK(os.fstat(found).st_mode):
+            raise _not_up()
         async with asyncio.timeout(deadline_s):
-            reader, writer = await asyncio.open_unix_connection(
-                f"/proc/self/fd/{folder}/control.sock"
-            )
+            reader, writer = await asyncio.open_unix_connection(f"/proc/self/fd/{found}")
             try:
                 writer.write(json.dumps(request).encode() + b"\n")
                 reply = json.loads(await reader.readline())
@@ -224,11 +235,11 @@ async def tell(directory: Path, request: Mapping[str, Any], deadline_s: float = 
         if not reply.get("ok"):
             raise Conflict(str(reply.get("error")), iteration=reply.get("iteration"))
         return int(reply["iteration"])
-    except (FileNotFoundError, ConnectionRefusedError) as exc:
-        raise Conflict("the worker is not up yet", hint="wait until it is ready") from exc
+    except ConnectionRefusedError as exc:
+        raise _not_up() from exc
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise AgentError(
             f"telling the worker {request.get('op')}: {exc or 'it did not answer'}"
         ) from exc
     finally:
-        os.close(folder)
+        os.close(found)

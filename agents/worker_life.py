@@ -79,7 +79,7 @@ class Worker:
         except Exception as exc:
             self._conclude(LastReport(WorkerState.FAILED, 0, f"{why}; {in_words(exc)}"))
             return False
-        self.tenancy.forget()
+        await self.tenancy.forget()
         return True
 
     async def adopt(self) -> None:

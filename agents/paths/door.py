@@ -45,7 +45,7 @@ class PathDoor:
             path = f"/proc/self/fd/{folder}/{SOCKET}"
             self._server = await asyncio.start_unix_server(self._serve, path, limit=_LINE_BYTES)
             owner = self._folder.stat()
-            os.chown(self._folder / SOCKET, owner.st_uid, owner.st_gid)
+            os.lchown(self._folder / SOCKET, owner.st_uid, owner.st_gid)
         finally:
             os.close(folder)
 
@@ -69,7 +69,7 @@ class PathDoor:
                 done.cancel()
         except PatchlightError as error:
             await say({"error": error.message})
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
             pass  # It hung up, or speaks otherwise.
         finally:
             writer.close()

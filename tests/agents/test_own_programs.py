@@ -117,6 +117,7 @@ NONSENSE = [
     "open('state.json', 'w').write('[' * 60000)",
     "open('reports.jsonl', 'w').truncate(2**42)",
     "open('reports.jsonl', 'w').write('{\"index\": 0, \"finished_at\": 1}\\n' * 10**6)",
+    "import os; [(os.mkdir('d'), os.chdir('d')) for _ in range(1500)]",
 ]
 REPORT = """
 with open("reports.jsonl", "w") as file:
@@ -138,6 +139,7 @@ def test_an_agent_outlasts_whatever_a_program_says_of_itself(make_bench: MakeBen
         assert len(agent.client.get("/workers/job-0/reports").json()["reports"]) <= 10_000
         assert time.monotonic() - began < 3
         assert agent.client.delete("/workers/job-0").status_code == 200
+        assert not list((bench.directory / "state-server1/workers").iterdir())
 
 
 def test_each_report_is_told_once_in_as_many_calls_as_that_takes(make_bench: MakeBench) -> None:
