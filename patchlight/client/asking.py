@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import httpx
@@ -23,6 +25,7 @@ from patchlight.testbed.wire.lab_api import (
     USER_HEADER,
     LabIdentity,
     is_beyond_this_machine,
+    keepers_socket,
 )
 
 if TYPE_CHECKING:
@@ -78,6 +81,8 @@ class Asking(
         self.address = address
         self._lab, self._known = lab, is_in_process
         socket = address.removeprefix(UNIX) if address.startswith(UNIX) else None
+        if socket and os.access(own := keepers_socket(Path(socket)), os.W_OK):
+            socket = str(own)
         if not is_in_process and login is None and is_beyond_this_machine(address):
             raise BadInput(
                 f"{address} is not on this machine, and you have not logged in to it",
