@@ -1,5 +1,6 @@
 """Opening files that somebody else may have put there: never a link, a pipe or a device."""
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -15,5 +16,5 @@ def open_plain(path: Path, *, change: bool = False) -> BinaryIO:
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(f"{path} is no plain file")
+        raise OSError(errno.EINVAL, "not a plain file", str(path))
     return os.fdopen(descriptor, "r+b" if change else "rb")
