@@ -23,13 +23,13 @@ from patchlight.agents.nics.watch import NicPlace, NicProblem
 from patchlight.agents.nics.ways import NicWay
 from patchlight.agents.paths.nodes import PathNodes
 from patchlight.agents.permitted import permitted
-from patchlight.agents.worker_folder import remove_folder
 from patchlight.agents.workers.contract import Runner, RunningWorker, WorkerLaunch
 from patchlight.agents.workers.limits import limits_of, memory_share
 from patchlight.agents.workers.network_environment import publish
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Lab, Nic, Server
 from patchlight.testbed.linux import namespace_processes, namespaces
+from patchlight.testbed.linux.plain_files import remove_folder
 from patchlight.testbed.wire.agent_status import RdmaStatus
 from patchlight.testbed.wire.worker_api import WorkerSpec
 

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import stat
-import subprocess
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -175,11 +174,6 @@ def fills_disk(directory: Path) -> str:
         f"its folder has {format_size(used)}, more than the {format_size(free)} that are still "
         "free on that disk"
     )
-
-
-def remove_folder(directory: Path) -> None:
-    """Remove a folder with all that a worker left in it, however deep and however much. Blocks."""
-    subprocess.run(["/bin/rm", "-rf", "--", directory], check=False, stderr=subprocess.DEVNULL)
 
 
 def _used_bytes(directory: Path) -> int:
