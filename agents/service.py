@@ -237,13 +237,14 @@ class AgentService:
             )
         await worker.end()
         status = worker.status()
-        self._forget(worker)
+        await self._forget(worker)
         return status
 
-    def _forget(self, worker: LeasedWorker) -> None:
-        if self._workers.get(worker.spec.id) is worker:
-            worker.tenancy.forget()
-            del self._workers[worker.spec.id]
+    async def _forget(self, worker: LeasedWorker) -> None:
+        async with worker.lock:
+            if self._workers.get(worker.spec.id) is worker:
+                await worker.tenancy.forget()
+                del self._workers[worker.spec.id]
 
     async def status(self) -> AgentStatus:
         """The whole server."""
@@ -356,7 +357,7 @@ class AgentService:
                     _log.error("looking after worker %s: %s", worker.spec.id, in_words(exc))
             ended = [each for each in self._workers.values() if each.is_done]
             for worker in ended[:-MOST_ENDED]:
-                self._forget(worker)
+                await self._forget(worker)
 
     def _known(self, name: str) -> LeasedWorker:
         if name not in self._workers:

@@ -6,7 +6,6 @@ Taken all at once, on record before each step, and given back whatever has happe
 import asyncio
 import contextlib
 import logging
-import shutil
 import time
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
@@ -27,6 +26,7 @@ from patchlight.agents.workers.programs import publish
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Lab, Nic, Server
 from patchlight.testbed.linux import namespaces
+from patchlight.testbed.linux.files import remove_folder
 from patchlight.testbed.wire.agent_status import RdmaStatus
 from patchlight.testbed.wire.worker_api import WorkerSpec
 
@@ -178,7 +178,7 @@ class Tenancy:
         energy_j = reading.telemetry.energy_j if reading and reading.telemetry else None
         self._write(Lease(spec, name, before, site.runner.name, time.time(), gpu_energy_j=energy_j))
         gpu = site.gpus.physical(spec.gpu) if spec.gpu else None
-        shutil.rmtree(self.folder, ignore_errors=True)
+        await asyncio.to_thread(remove_folder, self.folder)
         self.folder.mkdir(mode=0o700, parents=True)
         running = await site.runner.launch(
             WorkerLaunch(
@@ -295,8 +295,8 @@ class Tenancy:
         self._site.book.write(lease)
         self._lease = lease
 
-    def forget(self) -> None:
+    async def forget(self) -> None:
         """Remove what is on record, and the folder."""
+        await asyncio.to_thread(remove_folder, self.folder)
         self._site.book.end(self._spec.id)
-        shutil.rmtree(self.folder, ignore_errors=True)
         self._lease = None

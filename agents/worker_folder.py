@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked_dataclass
 
 from patchlight.agents.errors import AgentError, Conflict
-from patchlight.agents.training.control import socket_in
 from patchlight.agents.workers.contract import ExitInfo
 from patchlight.testbed.io.mistakes import mistakes_in_words
 from patchlight.testbed.linux.files import open_plain
@@ -27,20 +27,25 @@ from patchlight.testbed.wire.worker_api import Report, WorkerState
 
 _LARGEST_STATE_BYTES = 64 * 1024
 _LONGEST_REPORT_BYTES = 16 * 1024
+_READ_AT_ONCE_BYTES, _MOST_UNASKED = 2**20, 10_000
 _ALWAYS_ITS_OWN_BYTES = 256 * 2**20
 _MOST_FOLDERS, _MOST_FILES = 100, 10_000
+_LONGEST_MESSAGE = 4096
 _log = logging.getLogger("patchlight.agent")
 
 
-@dataclass(frozen=True, slots=True)
+@checked_dataclass(frozen=True, slots=True)
 class LastReport:
     """What a worker last wrote of itself: its ``state.json``. ``starts``: how often it began."""
 
     state: WorkerState = WorkerState.STARTING
-    iterations_done: int = 0
-    message: str = ""
-    starts: int = 1
-    lost_rank: int | None = None
+    iterations_done: Annotated[int, Field(ge=0, le=2**53)] = 0
+    message: Annotated[str, AfterValidator(lambda text: text[:_LONGEST_MESSAGE])] = ""
+    starts: Annotated[int, Field(ge=1, le=2**31)] = 1
+    lost_rank: Annotated[int, Field(ge=0)] | None = None
+
+
+_STATE = TypeAdapter(LastReport)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +63,12 @@ def read_state(directory: Path) -> LastReport:
     """The worker's last report of itself; "starting" before there is any."""
     try:
         with open_plain(directory / "state.json") as file:
-            data = json.loads(file.read(_LARGEST_STATE_BYTES))
-        lost = data.get("lost_rank")
-        return LastReport(
-            WorkerState(data["state"]),
-            int(data["iterations_done"]),
-            str(data["message"]),
-            int(data.get("starts", 1)),
-            lost if isinstance(lost, int) and lost >= 0 else None,
-        )
+            return _STATE.validate_json(file.read(_LARGEST_STATE_BYTES))
     except FileNotFoundError:
         return LastReport()
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as exc:
-        return LastReport(message=f"the worker's state cannot be read: {exc}")
+    except (OSError, ValidationError) as exc:
+        why = mistakes_in_words(exc) if isinstance(exc, ValidationError) else exc
+        return LastReport(message=f"the worker's state cannot be read: {why}")
 
 
 def final_report(
@@ -97,33 +95,43 @@ def final_report(
 
 
 class ReportReader:
-    """Reads a worker's reports as they are written, each line once.
+    """Reads a worker's reports as they are written, each line once, and so many bytes at a time.
 
-    Lines of a ``foreign`` program that are no reports are passed over, and the log says so once.
+    Those that were asked for are forgotten, and while too many were not, no more are read. Lines of
+    a ``foreign`` program that are no reports are passed over, and the log says so once.
     """
 
     def __init__(self, directory: Path, *, foreign: bool = False) -> None:
         self._path = directory / "reports.jsonl"
         self._foreign = foreign
         self._warned = False
-        self._offset = 0
+        self._offset = self._forgotten = 0
         self._reports: list[Report] = []
-
-    @property
-    def iterations_done(self) -> int:
+        self.iterations_done = 0
         """One more than the last iteration that was read."""
-        return self._reports[-1].index + 1 if self._reports else 0
 
     def after(self, count: int) -> list[Report]:
-        """The reports after the first ``count``."""
+        """The reports after the first ``count``, as far as they are read by now."""
+        if count < self._forgotten:
+            self._offset = self._forgotten = 0
+            self._reports = []
+        told = min(count - self._forgotten, len(self._reports))
+        del self._reports[:told]
+        self._forgotten += told
+        self.read()
+        return self._reports[count - self._forgotten :]
+
+    def read(self) -> None:
+        """Read on."""
         try:
             with open_plain(self._path) as file:
-                file.seek(self._offset)
-                while line := file.readline(_LONGEST_REPORT_BYTES):
+                end = file.seek(self._offset) + _READ_AT_ONCE_BYTES
+                while self._offset < end and len(self._reports) < _MOST_UNASKED:
+                    line = file.readline(_LONGEST_REPORT_BYTES)
                     if not line.endswith(b"\n") and len(line) < _LONGEST_REPORT_BYTES:
                         break  # still being written
-                    self._take(line)
                     self._offset += len(line)
+                    self._take(line)
         except FileNotFoundError:
             pass
         except (OSError, ValidationError) as exc:
@@ -131,11 +139,11 @@ class ReportReader:
                 why = mistakes_in_words(exc) if isinstance(exc, ValidationError) else exc
                 raise AgentError(f"reading the reports {self._path}: {why}") from exc
             self._warn(exc)
-        return self._reports[count:]
 
     def _take(self, line: bytes) -> None:
         try:
-            self._reports.append(Report.model_validate_json(line))
+            self._reports.append(report := Report.model_validate_json(line))
+            self.iterations_done = report.index + 1
         except ValidationError as exc:
             if not self._foreign:
                 raise
@@ -195,17 +203,25 @@ def has_control(directory: Path) -> bool:
         return False
 
 
+def _not_up() -> Conflict:
+    return Conflict("the worker is not up yet", hint="wait until it is ready")
+
+
 async def tell(directory: Path, request: Mapping[str, Any], deadline_s: float = 5.0) -> int:
     """Tell a running worker something; gives the iteration it is at.
 
     ``Conflict`` if the worker is not up yet or refuses, ``AgentError`` if it does not answer.
     """
-    if not has_control(directory):
-        raise Conflict("the worker is not up yet", hint="wait until it is ready")
     try:
+        # What has that name now, and no link that the worker puts there instead.
+        found = os.open(directory / "control.sock", os.O_PATH | os.O_NOFOLLOW)
+    except FileNotFoundError as exc:
+        raise _not_up() from exc
+    try:
+        if not stat.S_ISSOCK(os.fstat(found).st_mode):
+            raise _not_up()
         async with asyncio.timeout(deadline_s):
-            with socket_in(directory, "control.sock") as path:
-                reader, writer = await asyncio.open_unix_connection(path)
+            reader, writer = await asyncio.open_unix_connection(f"/proc/self/fd/{found}")
             try:
                 writer.write(json.dumps(request).encode() + b"\n")
                 reply = json.loads(await reader.readline())
@@ -214,9 +230,11 @@ async def tell(directory: Path, request: Mapping[str, Any], deadline_s: float = 
         if not reply.get("ok"):
             raise Conflict(str(reply.get("error")), iteration=reply.get("iteration"))
         return int(reply["iteration"])
-    except (FileNotFoundError, ConnectionRefusedError) as exc:
-        raise Conflict("the worker is not up yet", hint="wait until it is ready") from exc
+    except ConnectionRefusedError as exc:
+        raise _not_up() from exc
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise AgentError(
             f"telling the worker {request.get('op')}: {exc or 'it did not answer'}"
         ) from exc
+    finally:
+        os.close(found)

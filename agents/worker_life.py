@@ -79,7 +79,7 @@ class LeasedWorker:
         except Exception as exc:
             self._conclude(LastReport(WorkerState.FAILED, 0, f"{why}; {in_words(exc)}"))
             return False
-        self.tenancy.forget()
+        await self.tenancy.forget()
         return True
 
     async def adopt(self) -> None:
@@ -165,7 +165,7 @@ class LeasedWorker:
         last = read_state(self._folder)
         if self._command is None:
             return last
-        self.reports.after(0)
+        self.reports.read()
         done = max(last.iterations_done, self.reports.iterations_done)
         state = last.state
         # Before its start only its keeper can have failed.

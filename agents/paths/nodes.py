@@ -59,7 +59,7 @@ class PathSocket:
         with socket_in(self._folder, PATHS_SOCKET) as path:
             self._server = await asyncio.start_unix_server(self._serve, path, limit=_LINE_BYTES)
             owner = self._folder.stat()
-            os.chown(self._folder / PATHS_SOCKET, owner.st_uid, owner.st_gid)
+            os.lchown(self._folder / PATHS_SOCKET, owner.st_uid, owner.st_gid)
 
     def close(self) -> None:
         """Take no more requests."""
@@ -81,7 +81,7 @@ class PathSocket:
                 done.cancel()
         except PatchlightError as error:
             await say({"error": error.message})
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
             pass  # It hung up, or speaks otherwise.
         finally:
             writer.close()

@@ -4,7 +4,8 @@ import hashlib
 import os
 import pwd
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -159,6 +160,7 @@ def _docker_socket() -> Path:
 # systemd keeps these free; below them are those that it gives to containers.
 _FIRST_USER, _USERS = 0x70000000, 0x0F000000
 _SOON_S = 1.0
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,12 +225,14 @@ def ready_checkpoint(worker: str, checkpoint: str, user: WorkerUser) -> None:
     ``LaunchError`` if it cannot: the owner of a folder that is there is never changed.
     """
     refuse_inside_workers_folders(worker, checkpoint)
-    path = Path(os.path.realpath(checkpoint))
+    path = Path(checkpoint)
     remedy = f"on this server: sudo install -d -m 700 -o {user.uid} -g {user.gid} {checkpoint}"
     try:
-        with suppress(FileExistsError):
-            path.mkdir(mode=0o700)
-            os.chown(path, user.uid, user.gid, follow_symlinks=False)  # it may be swapped for one
+        with suppress(FileExistsError), _held(path.parent) as above:
+            os.mkdir(path.name, 0o700, dir_fd=above)
+            made = os.open(path.name, _FOLDER, dir_fd=above)
+            os.fchown(made, user.uid, user.gid)
+            os.close(made)
         end = time.monotonic() + _SOON_S  # another agent may be making it
         while not user.may(path, 0o3):
             if time.monotonic() > end:
@@ -243,6 +247,18 @@ def ready_checkpoint(worker: str, checkpoint: str, user: WorkerUser) -> None:
             f"making the checkpoint folder {checkpoint} of worker {worker}: {error.strerror}",
             hint=remedy,
         ) from error
+
+
+@contextmanager
+def _held(folder: Path) -> Iterator[int]:
+    """A descriptor of a folder, without a link on the way, whoever changes its path meanwhile."""
+    with ExitStack() as stack:
+        found = os.open("/", _FOLDER)
+        stack.callback(os.close, found)
+        for part in folder.parts[1:]:
+            found = os.open(part, _FOLDER, dir_fd=found)
+            stack.callback(os.close, found)
+        yield found
 
 
 def hand_over(user: WorkerUser, folder: Path) -> None:

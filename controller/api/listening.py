@@ -18,7 +18,7 @@ from patchlight.testbed.lab.access import Access, Role
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.linux.credentials import controller_name, new_context, read_credentials
 from patchlight.testbed.linux.sockets import bind_unix, is_loopback, listen, split_address
-from patchlight.testbed.wire.lab_api import UNIX, own_socket
+from patchlight.testbed.wire.lab_api import UNIX, keepers_socket, own_socket
 
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -41,7 +41,7 @@ def listening_for_api(lab: Lab, address: str, tls: Path | None) -> Iterator[list
     """
     with ExitStack() as stack:
         if address.startswith(UNIX):
-            yield [stack.enter_context(_at_unix_socket(address, lab.access))]
+            yield _at_unix_sockets(stack, address, lab.access)
             return
         host = _as_one_address(address)
         if is_loopback(host.rpartition(":")[0].strip("[]")):
@@ -49,31 +49,34 @@ def listening_for_api(lab: Lab, address: str, tls: Path | None) -> Iterator[list
             yield [Front(stack.enter_context(listen(host)), called)]
             return
         context = _tls_of(lab.name, address, tls)
-        local = stack.enter_context(_at_unix_socket(own_socket(lab.name), lab.access))
+        local = _at_unix_sockets(stack, own_socket(lab.name), lab.access)
         own_name = controller_name(lab.name).lower()
         names = (own_name, split_address(address)[0].lower(), *_names_of_this_machine())
-        yield [Front(stack.enter_context(listen(host)), names, context), local]
+        yield [Front(stack.enter_context(listen(host)), names, context), *local]
 
 
-@contextmanager
-def _at_unix_socket(address: str, access: Access) -> Iterator[Front]:
+def _at_unix_sockets(stack: ExitStack, address: str, access: Access) -> list[Front]:
     path = Path(address.removeprefix(UNIX))
     group = _group_id(access.group)
     # Whoever may do nothing need not get as far as being told so.
     for_group = group is not None or access.others is Role.NOBODY
-    folder_is_ours = not path.parent.exists()
-    with bind_unix(path, "controller", mode=0o660 if for_group else 0o666) as listener:
-        try:
-            if group is not None:
-                os.chown(path, -1, group)
-            # At once: a socket at which nobody listens looks like one that a dead server left.
-            listener.listen()
-            yield Front(listener, _LOCAL_NAMES)
-        finally:
-            path.unlink(missing_ok=True)
-            if folder_is_ours:
-                with suppress(OSError):
-                    path.parent.rmdir()
+    if not path.parent.exists():
+        stack.callback(_remove_if_empty, path.parent)
+    fronts = []
+    for each, mode in ((path, 0o660 if for_group else 0o666), (keepers_socket(path), 0o600)):
+        listener = stack.enter_context(bind_unix(each, "controller", mode=mode))
+        stack.callback(each.unlink, missing_ok=True)
+        # At once: a socket at which nobody listens looks like one that a dead server left.
+        listener.listen()
+        fronts.append(Front(listener, _LOCAL_NAMES))
+    if group is not None:
+        os.chown(path, -1, group)
+    return fronts
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _group_id(name: str) -> int | None:

@@ -20,6 +20,7 @@ from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.wire.worker_api import Report, WorkerSpec, WorkerState, WorkerStatus
 
 _PREPARE_DEADLINE_S = 90.0
+_MOST_CALLS_AT_END = 10
 _POLL_S = 0.2
 # To ask many workers takes processor time, here and of whoever answers: so much of it at most.
 _MOST_OF_TIME = 1 / 3
@@ -104,7 +105,10 @@ class Worker:
         return self.state.is_final or self.status.iterations_done != self.last_iteration + 1
 
     async def new_reports(self) -> list[Report]:
-        """What it reported since the last call. One that begins anew was started again."""
+        """What it reported since the last call, as far as its agent has read it.
+
+        One that begins anew was started again.
+        """
         answer = await self.agent.reports(self.spec.id, self.reports_seen)
         self.reports_seen = answer.next
         for report in answer.reports:
@@ -280,7 +284,12 @@ class RunningJob:
         async def ask(worker: Worker) -> None:
             with contextlib.suppress(AgentSilent):
                 whose = {"rank": worker.spec.rank, "attempt": self.attempt}
-                told.extend(r.model_dump() | whose for r in await worker.new_reports())
+                # Of one that has ended, these may be the last calls.
+                for _ in range(_MOST_CALLS_AT_END if worker.state.is_final else 1):
+                    new = await worker.new_reports()
+                    told.extend(report.model_dump() | whose for report in new)
+                    if not new:
+                        break
 
         try:
             await run_all(ask(worker) for worker in self.workers if worker.may_have_reports)

@@ -12,7 +12,6 @@ and replies are JSON lines:
 
 import argparse
 import asyncio
-import contextlib
 import json
 import math
 import signal
@@ -21,6 +20,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from patchlight.emulation.json_lines import answer_lines
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.linux.sockets import bind_unix
 
@@ -81,15 +81,10 @@ class EmulatedGpu:
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            with contextlib.suppress(ConnectionError):
-                while line := await reader.readline():
-                    reply = await self._answer(line, reader, writer)
-                    writer.write(json.dumps(reply).encode() + b"\n")
-                    await writer.drain()
+            await answer_lines(reader, writer, lambda line: self._answer(line, reader, writer))
         finally:
             if self._tenant is not None and self._tenant[0] is writer:
                 self._tenant = None
-            writer.close()
 
     async def _answer(
         self, line: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -105,7 +100,7 @@ class EmulatedGpu:
                     return await self._occupy(float(request["seconds"]), reader, writer)
                 case other:
                     return {"ok": False, "error": f"unknown operation {other!r}"}
-        except (ValueError, KeyError, TypeError) as exc:
+        except (ValueError, KeyError, TypeError, RecursionError) as exc:
             return {"ok": False, "error": f"not a request: {exc!r}"}
 
     def _query(self) -> dict[str, Any]:

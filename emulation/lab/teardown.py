@@ -9,7 +9,6 @@ import errno
 import json
 import os
 import resource
-import shutil
 import signal
 import time
 from collections.abc import Iterable, Iterator
@@ -23,6 +22,7 @@ from patchlight.emulation.fabric.plan import fabric_namespace, namespace_prefix
 from patchlight.emulation.servers.rehearsal import remove_groups
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux import docker_engine, namespaces
+from patchlight.testbed.linux.files import remove_folder
 from patchlight.testbed.linux.namespaces import is_in
 from patchlight.testbed.linux.processes import ancestors, environment, process_ids
 
@@ -80,7 +80,7 @@ def remove_forgotten_disks() -> None:
 
 
 def _remove_folder(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_folder(folder)
     if folder.exists():
         raise NotRemoved(f"removing {folder}: it is still there", hint="Remove it by hand.")
     with suppress(OSError):

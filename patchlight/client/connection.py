@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import httpx
@@ -16,10 +18,12 @@ from patchlight.testbed.wire.lab_api import (
     USER_HEADER,
     LabIdentity,
     is_beyond_this_machine,
+    keepers_socket,
 )
 
 if TYPE_CHECKING:
     from patchlight.client.login import Login
+
 
 Answer = dict[str, Any]
 T = TypeVar("T")
@@ -64,6 +68,8 @@ class ApiConnection:
         self.address, self.is_logged_in = address, login is not None
         self._lab, self._known = lab, transport is not None
         socket = address.removeprefix(UNIX) if address.startswith(UNIX) else None
+        if socket and os.access(own := keepers_socket(Path(socket)), os.W_OK):
+            socket = str(own)
         if transport is None and login is None and is_beyond_this_machine(address):
             raise BadInput(
                 f"{address} is not on this machine, and you have not logged in to it",

@@ -8,6 +8,7 @@ import ctypes
 import errno
 import functools
 import os
+import socket
 import ssl
 import stat
 import tempfile
@@ -211,7 +212,9 @@ _REFUSED = (
     *("lookup_dcookie", "kcmp", "syslog", "sysfs", "ustat", "fanotify_init", "modify_ldt"),
 )
 _NAMESPACE_FLAGS = 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000, 0x20000
-_PERSONALITY_NOW, _AF_VSOCK = 0xFFFFFFFF, 40
+_PERSONALITY_NOW = 0xFFFFFFFF
+_FAMILIES = 64
+_FAMILIES_OF_WORKERS = {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK}
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -260,8 +263,10 @@ def refused_calls() -> bytes:
         rules.add_rule(no, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, flag, flag))
     # Its flags are in memory, where no filter looks: the C library takes clone instead.
     rules.add_rule(seccomp.ERRNO(errno.ENOSYS), "clone3")
-    # Virtual machines' sockets know no network namespaces.
-    rules.add_rule(no, "socket", seccomp.Arg(0, seccomp.EQ, _AF_VSOCK))
+    # Most others know no network namespaces, or have the kernel load code: vsock, Bluetooth, ALG.
+    for family in {*range(_FAMILIES)} - _FAMILIES_OF_WORKERS:
+        rules.add_rule(no, "socket", seccomp.Arg(0, seccomp.EQ, family))
+    rules.add_rule(no, "socket", seccomp.Arg(0, seccomp.GE, _FAMILIES))
     rules.add_rule(no, "personality", seccomp.Arg(0, seccomp.NE, _PERSONALITY_NOW))
     with tempfile.TemporaryFile() as file:
         rules.export_bpf(file)

@@ -4,6 +4,7 @@ import ctypes
 import errno
 import os
 import stat
+import subprocess
 from pathlib import Path
 from typing import BinaryIO
 
@@ -36,7 +37,7 @@ def open_plain(path: Path, *, change: bool = False) -> BinaryIO:
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(f"{path} is no plain file")
+        raise OSError(errno.EINVAL, "not a plain file", str(path))
     return os.fdopen(descriptor, "r+b" if change else "rb")
 
 
@@ -91,3 +92,8 @@ def user_folder(variable: str, usual: str) -> Path:
             f"user {os.geteuid()} has no home folder for {usual}",
             hint=f"set HOME or {variable} to a folder that can be written to",
         ) from error
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder with all that somebody left in it, however deep. Blocks."""
+    subprocess.run(["/bin/rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)

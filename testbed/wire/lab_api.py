@@ -45,6 +45,11 @@ def system_socket(lab: str) -> Path:
     return RUN_ROOT / lab / API_SOCKET
 
 
+def keepers_socket(api: Path) -> Path:
+    """Beside an API's socket, the one for root and who runs it: others cannot fill its queue."""
+    return api.with_name(f".{api.name}")
+
+
 def own_socket(lab: str) -> str:
     """The address on this machine of a lab's controller that this user runs: ``unix:/path``."""
     if os.geteuid() == 0:

@@ -42,6 +42,7 @@ LARGEST_TASK_GRADIENT_BYTES = 2_000_000_000
 _LOST_RANK = re.compile(r"lost rank (\d{1,6}) ")
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+_Seconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Mac = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$")]
 
 
@@ -235,13 +236,13 @@ class Report(BaseModel):
     Somebody else's program may leave out what it does not know.
     """
 
-    index: Annotated[int, Field(ge=0)]
-    finished_at: Annotated[float, Field(allow_inf_nan=False)]
-    compute_s: Annotated[float, Field(allow_inf_nan=False)] = 0.0
-    communication_s: Annotated[float, Field(allow_inf_nan=False)] = 0.0
-    sent_bytes: int = 0
-    check: str = ""
-    device: str = ""
+    index: Annotated[int, Field(ge=0, le=2**53)]
+    finished_at: _Seconds
+    compute_s: _Seconds = 0.0
+    communication_s: _Seconds = 0.0
+    sent_bytes: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
+    check: Annotated[str, Field(max_length=200)] = ""
+    device: Annotated[str, Field(max_length=200)] = ""
     loss: Annotated[float, Field(allow_inf_nan=False)] | None = None
 
 

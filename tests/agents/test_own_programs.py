@@ -104,6 +104,59 @@ def test_a_program_finds_its_peers_and_begins_when_it_is_told(
     assert everything_is_back(agent, "job-0")
 
 
+NONSENSE = [
+    *(
+        f"open('state.json', 'w').write({state!r})"
+        for state in (
+            '{"state": "running", "iterations_done": 1e999, "message": ""}',
+            '{"state": "running", "iterations_done": 1, "message": "", "starts": 1e999}',
+            '{"state": "running", "iterations_done": 9007199254740993, "message": ""}',
+            '{"state": "running", "iterations_done": 1, "message": "\\ud800"}',
+        )
+    ),
+    "open('state.json', 'w').write('[' * 60000)",
+    "open('reports.jsonl', 'w').truncate(2**42)",
+    "open('reports.jsonl', 'w').write('{\"index\": 0, \"finished_at\": 1}\\n' * 10**6)",
+    "import os; [(os.mkdir('d'), os.chdir('d')) for _ in range(1500)]",
+]
+REPORT = """
+with open("reports.jsonl", "w") as file:
+    file.writelines('{"index": %d, "finished_at": 1}\\n' % each for each in range(25_000))
+"""
+
+
+def test_an_agent_outlasts_whatever_a_program_says_of_itself(make_bench: MakeBench) -> None:
+    bench = make_bench(1)
+    agent = bench.agent("server1").start()
+    for write in NONSENSE:
+        code = f"import sys; {write}; sys.exit(3)"
+        spec = bench.command(0, 1, sys.executable, "-c", code)
+        assert agent.client.post("/workers", json=spec).status_code == 201
+        tell(agent, "start")
+        assert agent.until_state("job-0", "failed")["exit_code"] == 3, write
+        began = time.monotonic()
+        assert agent.client.get("/status").status_code == 200
+        assert len(agent.client.get("/workers/job-0/reports").json()["reports"]) <= 10_000
+        assert time.monotonic() - began < 3
+        assert agent.client.delete("/workers/job-0").status_code == 200
+        assert not list((bench.directory / "state-server1/workers").iterdir())
+
+
+def test_each_report_is_told_once_in_as_many_calls_as_that_takes(make_bench: MakeBench) -> None:
+    bench = make_bench(1)
+    agent = bench.agent("server1").start()
+    agent.client.post("/workers", json=bench.command(0, 1, sys.executable, "-c", REPORT))
+    tell(agent, "start")
+    agent.until_state("job-0", "done")
+    for _ in range(2):  # another controller asks from the first one on
+        told = list[int]()
+        while new := agent.client.get(f"/workers/job-0/reports?after={len(told)}").json()[
+            "reports"
+        ]:
+            told += [report["index"] for report in new]
+        assert told == list(range(25_000))
+
+
 def test_what_a_program_prints_as_it_is_told_to_end_is_there_afterwards(
     make_bench: MakeBench, runner: str
 ) -> None:

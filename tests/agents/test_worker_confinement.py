@@ -50,6 +50,13 @@ def able(function):
         return False
     return True
 
+def refusal(family):
+    try:
+        socket.socket(family, socket.SOCK_STREAM).close()
+    except OSError as error:
+        return error.errno
+    return 0
+
 def connect(path):
     socket.socket(socket.AF_UNIX).connect(path)
 
@@ -79,6 +86,7 @@ print(json.dumps({
     "mount": able(lambda: call("mount", b"none", b"/tmp", b"tmpfs", 0, None)),
     "keys": able(lambda: call("syscall", 250, 0, -3, 1)),
     "machine sockets": able(lambda: socket.socket(40, socket.SOCK_STREAM)),
+    "other sockets": [each for each in (17, 21, 31, 38, 39, 42, 43, 45, 70) if refusal(each) != 1],
     "other networks": sorted(name for _, name in socket.if_nameindex()),
     "names": [socket.gethostname(), socket.gethostbyname(socket.gethostname())],
 }))
@@ -192,6 +200,7 @@ def test_nothing_of_the_server_and_of_others_is_in_reach(
     for refused in ("user namespace", "mount", "keys", "machine sockets"):
         # Docker's own profile refuses the last from version 23 on.
         assert not found[refused] or (runner, refused) == ("docker", "machine sockets"), refused
+    assert runner == "docker" or found["other sockets"] == []
     assert found["other networks"] == ["lo", "nic0"]
     devices = (
         "core fd full mqueue null ptmx pts random shm stderr stdin stdout tty urandom zero console"
@@ -271,6 +280,19 @@ async def test_what_another_user_saved_is_closed(desk: Desk, open_folder: Path) 
     assert f"install -d -m 700 -o {uid}" in str(raised.value.hint)
     with pytest.raises(LaunchError, match="which belongs to workers"):
         await outcome(runner, desk, "true", user="eva", checkpoint=str(saved / "link"))
+
+
+async def test_no_checkpoint_is_made_behind_a_link_that_came_after_the_path_was_looked_at(
+    desk: Desk, open_folder: Path
+) -> None:
+    elsewhere = open_folder / "elsewhere"
+    elsewhere.mkdir()
+    (open_folder / "link").symlink_to(elsewhere)
+    (open_folder / "saved").symlink_to(elsewhere / "new")
+    for saved in (open_folder / "link/new", open_folder / "saved"):
+        with pytest.raises(LaunchError, match="making the checkpoint folder"):
+            await outcome(ProcessRunner(), desk, "true", checkpoint=str(saved))
+    assert list(elsewhere.iterdir()) == []
 
 
 async def test_what_lies_in_a_closed_folder_is_shown_where_it_is_needed(

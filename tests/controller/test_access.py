@@ -227,6 +227,23 @@ def test_the_unix_socket_is_for_those_who_may_do_something(
     assert not path.exists()
 
 
+def test_others_cannot_fill_the_queue_of_who_runs_the_controller(tmp_path: Path) -> None:
+    path = tmp_path / "api.sock"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(listening_for_api(_lab(tmp_path), f"unix:{path}", None))
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                flood = stack.enter_context(socket.socket(socket.AF_UNIX))
+                flood.setblocking(False)
+                flood.connect(str(path))
+        chosen = str(ControllerClient(f"unix:{path}").wire["uds"])
+        caller = stack.enter_context(socket.socket(socket.AF_UNIX))
+        caller.setblocking(False)
+        caller.connect(chosen)
+        assert stat.S_IMODE(os.stat(chosen).st_mode) == 0o600
+    assert not list(tmp_path.glob("*.sock")) + list(tmp_path.glob(".*.sock"))
+
+
 def test_beyond_the_machine_a_certificate_for_answering_is_needed(tmp_path: Path) -> None:
     lab = _lab(tmp_path)
     with pytest.raises(BadInput, match="without TLS") as said, contextlib.ExitStack() as stack:

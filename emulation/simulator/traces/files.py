@@ -15,6 +15,8 @@ from patchlight.testbed.io.issues import nearest
 FORMATS = (*tables.LAYOUTS, "pai-tables", "philly-json")
 """The formats by name."""
 
+_MOST_BYTES = 512 * 2**20
+
 
 def read_trace(
     path: str | Path, format: str | None = None, *, skip_bad: bool = False
@@ -107,9 +109,16 @@ def _table(folder: Path, name: str) -> Path:
 
 def _text(path: Path) -> str:
     try:
-        content = path.read_bytes()
-        if content.startswith(b"\x1f\x8b"):
-            content = gzip.decompress(content)
+        with path.open("rb") as plain:
+            is_packed = plain.peek(2).startswith(b"\x1f\x8b")
+            with gzip.open(plain) if is_packed else plain as file:
+                content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise BadInput(
+                f"the trace {path} is longer than {_MOST_BYTES >> 20} MiB"
+                f"{' once it is unpacked' if is_packed else ''}",
+                hint="give a part of it",
+            )
         if content[257:262] == b"ustar":
             raise BadInput(f"{path} is a tar archive", hint="unpack it, and give a file of it")
         return content.decode("utf-8-sig")

@@ -1,6 +1,7 @@
 """Emulated GPUs, through the clients that workers and agents use."""
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -144,14 +145,22 @@ def test_the_process_serves_a_lab_file_until_it_is_told_to_stop(tmp_path: Path) 
     folder = tmp_path / "gpus"
     command = [sys.executable, "-m", "patchlight.emulation.lab.gpus"]
     command += ["--lab", str(lab_file), "--dir", str(folder)]
-    process = subprocess.Popen(command)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         backend = SocketGpus(SERVER, folder)
         wait_until(lambda: unix_socket_answers(folder / "server1.gpu1.sock"))
         assert asyncio.run(backend.read("gpu1")).model == "Titan V"
+        # Whatever a worker sends costs its connection, and no line of the log.
+        for nonsense in (b"x" * 100_000, b"[" * 60_000 + b"\n", b'{"op": "occupy"}\n'):
+            with socket.socket(socket.AF_UNIX) as worker, contextlib.suppress(ConnectionError):
+                worker.connect(str(folder / "server1.gpu1.sock"))
+                worker.sendall(nonsense)
+                worker.recv(1)
+        assert asyncio.run(backend.read("gpu1")).model == "Titan V"
     finally:
         process.terminate()
-        assert process.wait(PATIENCE_S) == 0
+        _, said = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, said) == (0, "")
     assert list(folder.iterdir()) == []
 
 

@@ -60,6 +60,10 @@ def test_down_removes_what_a_killed_up_left(
     assert again.returncode == 1
     assert "half there" in again.stderr
     assert "--replace" in again.stderr
+    # As deep as a worker can make it.
+    deep = f"import os; os.chdir({str(states.run_dir(name))!r})\n"
+    deep += "for _ in range(1500): os.mkdir('d'); os.chdir('d')"
+    subprocess.run([sys.executable, "-c", deep], check=True)
     assert down_lab(name)
     assert left_of(name) == []
     assert not down_lab(name)

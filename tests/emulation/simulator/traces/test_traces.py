@@ -176,6 +176,7 @@ def test_packed_files_that_are_not_whole_or_hold_others_are_refused(tmp_path: Pa
         (packed[:-9], "reading the trace .*ended before"),
         (packed[:30] + b"!!!" + packed[33:], "reading the trace .*"),
         (archive.getvalue(), r"trace\.gz is a tar archive"),
+        (gzip.compress(bytes(2**20)) * 513, "longer than 512 MiB once it is unpacked"),
     ):
         (tmp_path / "trace.gz").write_bytes(content)
         with pytest.raises(BadInput, match=said):
