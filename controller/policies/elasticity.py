@@ -72,7 +72,7 @@ def _gain_s(job: ElasticJob, now: int, degree: int) -> float:
     return job.left * faster_s - job.cost_s * (now == job.degree) if faster_s > 0 else -math.inf
 
 
-class Step(NamedTuple):
+class ShrinkStep(NamedTuple):
     """A job that shrinks: how much later it ends, and how many GPUs somebody gets of it."""
 
     lost_s: float
@@ -98,15 +98,15 @@ def _make_room(
 
 def shrink_for(
     cluster: ClusterView, jobs: Sequence[ElasticJob], waits: QueuedJob
-) -> Sequence[Step]:
+) -> Sequence[ShrinkStep]:
     """Which jobs shrink so that one that waits can start; empty if none have to, or cannot."""
     able = cluster.gpus_of_models(waits.gpu_models)
     gpus = {running.name: running.gpus for running in cluster.running}
     short = waits.workers - (cluster.free & able).bit_count()
-    taken: dict[str, Step] = {}
+    taken: dict[str, ShrinkStep] = {}
     while short > 0:
         steps = [
-            Step(lost_s(job, degree, waits.lasts_s), freed, number, job, degree)
+            ShrinkStep(lost_s(job, degree, waits.lasts_s), freed, number, job, degree)
             for number, job in enumerate(jobs)
             for degree in job.iteration_s
             if job.name not in taken

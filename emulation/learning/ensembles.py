@@ -13,7 +13,7 @@ from patchlight.controller.policies.observation import (
     UNEVENNESS,
     WORK,
     WORK_DEVIATION,
-    Layout,
+    ObservationLayout,
 )
 from patchlight.emulation.learning.episode_jobs import EpisodeJobs
 from patchlight.emulation.learning.network import OptionScorer
@@ -87,7 +87,7 @@ def _likeness(recent: Tensor, servers: int) -> Tensor:
     return torch.stack(told, -1).clamp(-10.0, 10.0)
 
 
-def likeness_of(scenario: Scenario, layout: Layout, first_seed: int) -> Likeness:
+def likeness_of(scenario: Scenario, layout: ObservationLayout, first_seed: int) -> Likeness:
     """What the jobs of a scenario are like: mean and deviation over some episodes."""
     seen = [EpisodeJobs.of(scenario, first_seed + n).recent for n in range(_SEEDS)]
     # Once there are as many recent jobs as are counted; of a short episode at its end.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from patchlight.controller.policies.files import OUTPUT
 from patchlight.controller.policies.learned import Card, load_learned
-from patchlight.controller.policies.observation import SCHEMA, Layout
+from patchlight.controller.policies.observation import SCHEMA, ObservationLayout
 from patchlight.emulation.learning.config import Config
 from patchlight.emulation.learning.ensembles import Likeness, MeanScorer, NearestScorer
 from patchlight.emulation.learning.network import OptionScorer, load_run, scorer_of
@@ -47,7 +47,7 @@ class _Plain(nn.Module):
 
 def export(
     scorer: OptionScorer | MeanScorer,
-    layout: Layout,
+    layout: ObservationLayout,
     config: Config,
     training: Mapping[str, Any],
     folder: Path,
@@ -68,7 +68,7 @@ def export(
 
 def of_runs(
     runs: Sequence[Path], ramp: RampShape | None = None
-) -> tuple[OptionScorer | MeanScorer, Layout, Config, dict[str, Any]]:
+) -> tuple[OptionScorer | MeanScorer, ObservationLayout, Config, dict[str, Any]]:
     """The network of a training run, or several by the mean of their scores, and what ``export``
     wants to know of it. For another RAMP than the trained one where ``ramp`` is given.
 
@@ -130,13 +130,13 @@ def _nearest(
     return NearestScorer(members, [likenesses[each] for each in conditions], shares)
 
 
-def for_ramp(scorer: OptionScorer, shape: RampShape) -> tuple[OptionScorer, Layout]:
+def for_ramp(scorer: OptionScorer, shape: RampShape) -> tuple[OptionScorer, ObservationLayout]:
     """A scorer for a RAMP of this shape, and its layout; ``BadInput`` where its weights are bound
     to the RAMP it was trained on.
     """
     degrees = tuple(degree for degree in Ramp(shape).degrees if degree <= MAX_DEGREE)
     ramp = (shape.groups, shape.racks, shape.servers)
-    layout = Layout(ramp, degrees, scorer.value.layout.version)
+    layout = ObservationLayout(ramp, degrees, scorer.value.layout.version)
     return scorer.on(layout), layout
 
 
@@ -151,7 +151,7 @@ def write_files(folder: Path, name: str, content: bytes, card: str) -> Path:
     return path
 
 
-def onnx_bytes(scorer: OptionScorer | MeanScorer, layout: Layout) -> bytes:
+def onnx_bytes(scorer: OptionScorer | MeanScorer, layout: ObservationLayout) -> bytes:
     """The scorer as an ONNX model for one observation at a time.
 
     Weights are kept with 16 bits each: half the size, and less than what learning leaves open.

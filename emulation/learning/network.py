@@ -28,7 +28,7 @@ from patchlight.controller.policies.observation import (
     UNEVENNESS,
     WORK,
     WORK_DEVIATION,
-    Layout,
+    ObservationLayout,
     written,
 )
 from patchlight.emulation.learning.blocks import EACH, SIZES, told_blocks
@@ -54,7 +54,7 @@ class ClusterValue(nn.Module):
     members: Tensor
     sizes: Tensor
 
-    def __init__(self, layout: Layout, network: Network) -> None:
+    def __init__(self, layout: ObservationLayout, network: Network) -> None:
         super().__init__()
         # A little more, so that a job that ends as the next one comes counts as gone.
         self.register_buffer("busy_after", torch.tensor(network.busy_after_ks).float() + 1e-3)
@@ -203,7 +203,7 @@ class GraphEncoder(nn.Module):
 class OptionScorer(nn.Module):
     """A score for each action of an observation: its reward now and the value of what it leaves."""
 
-    def __init__(self, layout: Layout, network: Network, discount: float) -> None:
+    def __init__(self, layout: ObservationLayout, network: Network, discount: float) -> None:
         super().__init__()
         self.discount = discount * self._larger(layout)
         self.value = ClusterValue(layout, network)
@@ -220,7 +220,7 @@ class OptionScorer(nn.Module):
             nn.init.zeros_(last.bias)
             self.correction = nn.Sequential(nn.Linear(width, 64), nn.ReLU(), last)
 
-    def on(self, layout: Layout) -> "OptionScorer":
+    def on(self, layout: ObservationLayout) -> "OptionScorer":
         """The same scorer for a RAMP of another shape; ``BadInput`` unless it is told of blocks."""
         if layout == self.value.layout:
             return self
@@ -235,7 +235,7 @@ class OptionScorer(nn.Module):
         return found
 
     @staticmethod
-    def _larger(layout: Layout) -> float:
+    def _larger(layout: ObservationLayout) -> float:
         """To a larger cluster as many more jobs come, for each of which a free server counts."""
         return layout.servers / PAC_ML_SHAPE.size if layout.version > 1 else 1.0
 
@@ -287,7 +287,7 @@ def load_run(folder: Path) -> tuple[Config, dict[str, Any]]:
     return config, kept
 
 
-def scorer_of(config: Config, kept: dict[str, Any]) -> tuple[OptionScorer, Layout]:
+def scorer_of(config: Config, kept: dict[str, Any]) -> tuple[OptionScorer, ObservationLayout]:
     """The scorer that a checkpoint holds, and the layout it is for.
 
     ``BadInput`` for a run that is for studies only, and for a checkpoint of another network.
@@ -300,7 +300,7 @@ def scorer_of(config: Config, kept: dict[str, Any]) -> tuple[OptionScorer, Layou
     with of_this_network(f"the checkpoint of {config.name!r}"):
         groups, racks, servers = kept["ramp"]
         version = int(kept.get("observation_version", 1))
-        layout = Layout((groups, racks, servers), tuple(kept["degrees"]), version)
+        layout = ObservationLayout((groups, racks, servers), tuple(kept["degrees"]), version)
         scorer = OptionScorer(layout, config.network, float(kept["discount"]))
         scorer.load_state_dict(kept["average"])
     return scorer, layout

@@ -19,7 +19,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
-from patchlight.controller.policies.observation import Layout
+from patchlight.controller.policies.observation import ObservationLayout
 from patchlight.emulation.learning.config import Config, Network
 from patchlight.emulation.learning.envs.ramp_partition import RampPartitionVectorEnv
 from patchlight.emulation.learning.network import IMPOSSIBLE, OptionScorer, load_run, scorer_of
@@ -85,7 +85,11 @@ class _Scores(BaseFeaturesExtractor):
     """Log-odds of the actions, and the value of the state, one after the other."""
 
     def __init__(
-        self, observation_space: spaces.Dict, layout: Layout, network: Network, settings: Any
+        self,
+        observation_space: spaces.Dict,
+        layout: ObservationLayout,
+        network: Network,
+        settings: Any,
     ) -> None:
         super().__init__(observation_space, len(layout.actions) + 1)
         self.scorer = OptionScorer(layout, network, settings.gamma)

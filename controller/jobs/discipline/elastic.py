@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from patchlight.controller.jobs.discipline.contract import Entry, UserAccounts
+from patchlight.controller.jobs.discipline.contract import QueueEntry, UserAccounts
 from patchlight.controller.policies.contract import ClusterView, ElasticJob, QueuedJob
 from patchlight.controller.prediction.completion import RingWork, units_s
 from patchlight.controller.prediction.network import LabNetwork
@@ -19,7 +19,7 @@ ASK_AGAIN_S = 60.0
 
 _MOST_QUEUED = 64
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=QueueEntry)
 
 
 class ElasticSite(Protocol[E]):

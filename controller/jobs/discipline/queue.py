@@ -4,11 +4,17 @@ import math
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from patchlight.controller.jobs.discipline.contract import EPSILON_S, Entry, Fate, OrderTraits, Site
-from patchlight.controller.jobs.discipline.standings import Line, Place, victims_of
+from patchlight.controller.jobs.discipline.contract import (
+    EPSILON_S,
+    JobFate,
+    OrderTraits,
+    QueueEntry,
+    Site,
+)
+from patchlight.controller.jobs.discipline.standings import Place, WaitingLine, victims_of
 from patchlight.testbed.lab.queueing import Discipline, Waiting, WaitReason
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=QueueEntry)
 P = TypeVar("P")
 
 _NO_LIGHT = Waiting(WaitReason.NO_CIRCUIT, "its GPUs cannot be joined by light")
@@ -27,7 +33,7 @@ class JobQueue(Generic[E, P]):
             raise ValueError("a queue with quotas or by user needs the site's accounts")
         self._site, self._settings = site, settings
         self._quotas = site.accounts if settings.has_quotas else None
-        self._line: Line[E] = Line(site.rank, order, settings.has_quotas)
+        self._line: WaitingLine[E] = WaitingLine(site.rank, order, settings.has_quotas)
         rises_at = None if order.by_user else order.rises_at
         self._victims = victims_of(site, self._line.standing, settings.quantum_s, rises_at)
         for entry in sorted(site.running.values(), key=lambda each: each.began_s):
@@ -141,13 +147,13 @@ class JobQueue(Generic[E, P]):
     def _depends(self, entry: E) -> Waiting | None:
         fates = {name: self._site.fate(name) for name in entry.after}
         for fate, words in (
-            (Fate.FAILED, "it was to come after {}, which will never be done"),
-            (Fate.PENDING, "it comes after {}, which is not done yet"),
+            (JobFate.FAILED, "it was to come after {}, which will never be done"),
+            (JobFate.PENDING, "it comes after {}, which is not done yet"),
         ):
             names = [name for name, found in fates.items() if found is fate]
             if names:
                 said = words.format(", ".join(names))
-                return Waiting(WaitReason.DEPENDENCY, said, is_blocked=fate is Fate.FAILED)
+                return Waiting(WaitReason.DEPENDENCY, said, is_blocked=fate is JobFate.FAILED)
         return None
 
     def _over_quota(self, entry: E) -> bool:
@@ -279,5 +285,5 @@ class JobQueue(Generic[E, P]):
         return False
 
 
-def _behind(entry: Entry) -> Waiting:
+def _behind(entry: QueueEntry) -> Waiting:
     return Waiting(WaitReason.BEHIND, f"it comes after {entry.name}")

@@ -6,10 +6,10 @@ from patchlight.console.rendering import say
 from patchlight.testbed.errors import BadInput
 
 if TYPE_CHECKING:
-    from patchlight.controller.policies.recipe import Recipe
+    from patchlight.controller.policies.recipe import PolicyRecipe
 
 
-def fit_of(found: "Recipe", lab_name: str) -> dict[str, Any]:
+def fit_of(found: "PolicyRecipe", lab_name: str) -> dict[str, Any]:
     """How a learned policy fits a lab; ``BadInput`` if it does not, or is none that could."""
     from patchlight.controller.jobs.cluster_view import WiredLab
     from patchlight.controller.policies.options.card import FROM_JOBS, missing_inputs, outside_range

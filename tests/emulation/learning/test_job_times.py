@@ -14,7 +14,7 @@ import torch  # noqa: E402
 from click.testing import CliRunner  # noqa: E402
 
 from patchlight.controller.policies.learned import load_learned  # noqa: E402
-from patchlight.controller.policies.observation import Observer  # noqa: E402
+from patchlight.controller.policies.observation import RampObserver  # noqa: E402
 from patchlight.emulation.experiments.pac_ml.training_range import outside_training  # noqa: E402
 from patchlight.emulation.experiments.pac_ml.variation import Variation  # noqa: E402
 from patchlight.emulation.learning.commands.learn import export as export_command  # noqa: E402
@@ -114,7 +114,7 @@ def test_remaining_times_that_are_off_are_so_for_all_who_look() -> None:
     exact = Variation(horizon_s=3e4).scenario(workloads, "A", "ramp-first-fit")
     assert scenario.jobs(0) == exact.jobs(0)
     vector, single = VectorEpisodes([scenario], 1, 0), Episode(scenario, 0)
-    true, observer, off = Episode(exact, 0), Observer(vector.layout), 0
+    true, observer, off = Episode(exact, 0), RampObserver(vector.layout), 0
     arrays = vector.layout.empty(1)
     for _ in range(25):
         seen = vector.observe(arrays)["remaining"][0]

@@ -18,7 +18,7 @@ from click.testing import CliRunner  # noqa: E402
 
 from patchlight.controller.policies.files import MODELS  # noqa: E402
 from patchlight.controller.policies.learned import load_learned, read_card  # noqa: E402
-from patchlight.controller.policies.observation import INTERVAL, Layout  # noqa: E402
+from patchlight.controller.policies.observation import INTERVAL, ObservationLayout  # noqa: E402
 from patchlight.emulation.experiments.pac_ml.episodes import Faults, make_policy  # noqa: E402
 from patchlight.emulation.learning.afterstate_worker import AfterstateWorker, Teacher  # noqa: E402
 from patchlight.emulation.learning.afterstates import AfterstateLearner  # noqa: E402
@@ -340,9 +340,11 @@ def test_each_law_comes_under_each_condition() -> None:
 def test_free_blocks_are_told_of_a_ramp_of_any_shape_by_the_same_weights(
     ramp: tuple[int, int, int],
 ) -> None:
-    layout = Layout(ramp, (1, 2, 4))
+    layout = ObservationLayout(ramp, (1, 2, 4))
     value = ClusterValue(layout, Network(cluster="blocks", hidden=(8,)))
-    usual = ClusterValue(Layout((4, 4, 2), (1, 2)), Network(cluster="blocks", hidden=(8,)))
+    usual = ClusterValue(
+        ObservationLayout((4, 4, 2), (1, 2)), Network(cluster="blocks", hidden=(8,))
+    )
     value.load_state_dict(usual.state_dict())
     rng = np.random.default_rng(0)
     left = torch.from_numpy(rng.choice([0.0, 3.0, 9.0], (5, layout.servers)).astype(np.float32))
@@ -359,7 +361,7 @@ def test_free_blocks_are_told_of_a_ramp_of_any_shape_by_the_same_weights(
 def test_worths_that_are_looked_up_are_those_that_are_multiplied(
     cluster: str, version: int
 ) -> None:
-    layout = Layout((4, 4, 2), (1, 2, 4), version)
+    layout = ObservationLayout((4, 4, 2), (1, 2, 4), version)
     network = Network(cluster=cluster, hidden=(8, 4), busy_after_ks=(5, 1, 3))
     value = ClusterValue(layout, network)
     rng = np.random.default_rng(0)
