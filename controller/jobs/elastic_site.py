@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from patchlight.controller.jobs.cluster_view import training_of
 from patchlight.controller.jobs.decisions import Decision, decided, seen
-from patchlight.controller.jobs.discipline.elastic import is_stable, iteration_times, room_for
+from patchlight.controller.jobs.discipline.queue import is_stable, iteration_times, room_for
 from patchlight.controller.jobs.lab_site import GangEntry, LabSite
 from patchlight.controller.jobs.placement import LabSnapshot, Placed
 from patchlight.controller.policies.contract import ElasticJob, Frozen, QueuedJob

@@ -19,8 +19,7 @@ from patchlight.controller.jobs.discipline.contract import (
     UserUsage,
     admission,
 )
-from patchlight.controller.jobs.discipline.elastic import resize_jobs
-from patchlight.controller.jobs.discipline.queue import JobQueue
+from patchlight.controller.jobs.discipline.queue import JobQueue, resize_jobs
 from patchlight.controller.jobs.elastic_site import ElasticLabSite, Resized
 from patchlight.controller.jobs.gangs import Gang, Gangs
 from patchlight.controller.jobs.job_table import JobTable

@@ -26,13 +26,13 @@ GROUP = "patchlight.policies"
 
 BUILT_IN: Mapping[PolicyKind, Mapping[str, str]] = {
     "partition": {
-        "constant": "partition:Constant",
-        "maximum": "partition:Maximum",
-        "sip-ml": "partition:Maximum",
-        "minimum": "partition:Minimum",
-        "sufficient": "partition:Sufficient",
+        "constant": "degrees:Constant",
+        "maximum": "degrees:Maximum",
+        "sip-ml": "degrees:Maximum",
+        "minimum": "degrees:Minimum",
+        "sufficient": "degrees:Sufficient",
         "least-delay": "options.least_delay:LeastDelayPartition",
-        "random": "partition:RandomDegree",
+        "random": "degrees:RandomDegree",
     },
     "placement": {
         "first-fit": "placement:FirstFit",
@@ -63,8 +63,8 @@ BUILT_IN: Mapping[PolicyKind, Mapping[str, str]] = {
         "totient": "engineered:Totient",
     },
     "elasticity": {
-        "rigid": "elasticity:Rigid",
-        "give-and-take": "elasticity:GiveAndTake",
+        "rigid": "degrees:Rigid",
+        "give-and-take": "degrees:GiveAndTake",
         "least-delay": "options.least_delay:LeastDelayElasticity",
     },
 }

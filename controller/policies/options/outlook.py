@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from patchlight.controller.policies.cheapest import placed
 from patchlight.controller.policies.contract import ClusterView, ElasticJob, JobView, QueuedJob
-from patchlight.controller.policies.elasticity import lost_s
+from patchlight.controller.policies.degrees import lost_s
 from patchlight.controller.policies.sets import joined, lowest, members
 from patchlight.controller.prediction.network import LabNetwork
 from patchlight.controller.prediction.sharing import UNLIMITED_BPS, Demand, Load

@@ -16,6 +16,7 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from patchlight.controller.policies.contract import PartitionPolicy
+from patchlight.controller.policies.degrees import Constant, Maximum, Sufficient
 from patchlight.controller.policies.files import shipped_models
 from patchlight.controller.policies.learned import load_learned
 from patchlight.controller.policies.observation import (
@@ -25,7 +26,6 @@ from patchlight.controller.policies.observation import (
     ObservationLayout,
     RampObserver,
 )
-from patchlight.controller.policies.partition import Constant, Maximum, Sufficient
 from patchlight.emulation.experiments.pac_ml.run import find_profiles
 from patchlight.emulation.learning.envs.registry import Heuristic
 from patchlight.emulation.learning.vector_episodes import VectorEpisodes, layout_of

@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass
 
 from patchlight.controller.jobs.discipline.contract import JobFate, UserAccounts
-from patchlight.controller.jobs.discipline.elastic import is_stable, iteration_times, room_for
+from patchlight.controller.jobs.discipline.queue import is_stable, iteration_times, room_for
 from patchlight.controller.policies.contract import (
     ClusterView,
     ElasticityPolicy,
