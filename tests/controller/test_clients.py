@@ -18,7 +18,7 @@ from patchlight.client.client import AsyncControllerClient, ControllerClient, Co
 from patchlight.controller.api.admission import Admission
 from patchlight.controller.api.answers import explain, new_app
 from patchlight.controller.api.caller import IN_PROCESS, Doorman
-from patchlight.controller.hosts import health as heartbeats
+from patchlight.controller.hosts import health
 from patchlight.controller.hosts.agent_client import (
     VERSION,
     AgentCallError,
@@ -200,7 +200,7 @@ async def test_one_lost_sample_does_not_make_an_agent_silent_and_many_do(
         assert fleet.reachable["server1"]
         agent.requests.clear()
         await eventually(lambda: len(agent.requests) > 1, "an answer")
-        monkeypatch.setattr(heartbeats, "INTERVAL_S", 0.05)
+        monkeypatch.setattr(health, "INTERVAL_S", 0.05)
         agent.lost = 10_000
         await eventually(lambda: fleet.silent() == {"server1"}, "the agent to be silent")
         assert not fleet.reachable["server1"]
