@@ -36,7 +36,7 @@ workloads.expected_s(0, 8, "ramp-block")
 tell(made_s=made_s, cpu_s=time.process_time() - began)
 """
 _RAMP = """
-from patchlight.controller.policies.partition import Constant
+from patchlight.controller.policies.degrees import Constant
 from patchlight.emulation.experiments.pac_ml.variation import Variation
 from patchlight.emulation.simulator.ramp import RampShape, Workloads, run_episode
 from patchlight.emulation.simulator.ramp.scenario import FixedArrivals

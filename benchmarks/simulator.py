@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from benchmarks import figure
-from patchlight.controller.policies.partition import Constant
+from patchlight.controller.policies.degrees import Constant
 from patchlight.emulation.simulator.ramp import (
     PlacementRule,
     Scenario,

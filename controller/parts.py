@@ -16,8 +16,8 @@ from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import AnyDriver
 from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.discovery.discovery import Discovery
-from patchlight.controller.discovery.listening import Listening
-from patchlight.controller.discovery.window import Window
+from patchlight.controller.discovery.listening import SwitchListening
+from patchlight.controller.discovery.window import MaintenanceWindow
 from patchlight.controller.hosts.agent_client import VERSION, AgentTls
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.hosts.nics import NicMacs, differences
@@ -145,8 +145,10 @@ class Controller:
         self.path_bounds = BoundsService(lab, self.fleet, self.jobs, self.paths)
         self.discovery = Discovery(
             lab,
-            Window(self.circuits, self.transactions, self.switches, self.scheduler, self.jobs),
-            Listening(lab, self.fleet, self.switches, self.speaker),
+            MaintenanceWindow(
+                self.circuits, self.transactions, self.switches, self.scheduler, self.jobs
+            ),
+            SwitchListening(lab, self.fleet, self.switches, self.speaker),
         )
 
     def status(self) -> dict[str, Any]:

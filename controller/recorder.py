@@ -16,11 +16,11 @@ from patchlight.controller.openflow.packet_switches import PacketSwitches
 from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.series_store import (
     WIDTHS_S,
-    Iterations,
+    IterationStatistics,
     JobThen,
     Sample,
     SeriesStore,
-    Window,
+    SeriesWindow,
     job_window,
     lab_window,
 )
@@ -52,7 +52,7 @@ class Recorder:
         self._store, self._fleet, self._switches = store, fleet, switches
         self._table, self._forecasts = table, forecasts
         self._keep_for_s, self._clock = keep_for_s, clock
-        self._heard: dict[str, Iterations] = {}
+        self._heard: dict[str, IterationStatistics] = {}
         table.on_reports.append(self._hear)
 
     async def run(self) -> None:
@@ -85,7 +85,7 @@ class Recorder:
 
     def _hear(self, job: RunningJob, reports: Sequence[Mapping[str, Any]]) -> None:
         if (heard := self._heard.get(job.id)) is None:
-            heard = self._heard[job.id] = Iterations(_named(job.hosts))
+            heard = self._heard[job.id] = IterationStatistics(_named(job.hosts))
         for report in reports:
             heard.add(report["compute_s"] + report["communication_s"])
 
@@ -94,7 +94,7 @@ class Recorder:
         heard, self._heard = self._heard, {}
         for job_id, job in self._table.running.items():
             if job_id not in heard and job.hosts:
-                heard[job_id] = Iterations(_named(job.hosts))
+                heard[job_id] = IterationStatistics(_named(job.hosts))
         predicted = self._forecasts.running() if heard else {}
         found = {}
         for job_id, iterations in heard.items():
@@ -129,5 +129,5 @@ def _by_name(
     return found
 
 
-def _says_anything(window: Window) -> bool:
+def _says_anything(window: SeriesWindow) -> bool:
     return window.busy is not None or window.sent_bps is not None or window.iterations > 0

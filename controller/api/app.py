@@ -25,7 +25,7 @@ from patchlight.controller.api.jobs import job_routes
 from patchlight.controller.api.openapi import docs_routes, gives, under_way
 from patchlight.controller.api.paths import path_routes
 from patchlight.controller.changes import requests
-from patchlight.controller.discovery.discovery import Wanted
+from patchlight.controller.discovery.discovery import DiscoveryRequest as Wanted
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.wire.rest import lab as shapes

@@ -13,7 +13,7 @@ from patchlight.controller.paths.service import (
     LONGEST_LEASE_S,
     SHORTEST_LEASE_S,
     PathService,
-    Wanted,
+    WantedPath,
 )
 from patchlight.testbed.lab.access import Role
 from patchlight.testbed.wire.rest import paths as shapes
@@ -57,7 +57,7 @@ def path_routes(paths: PathService, bounds: BoundsService) -> APIRouter:
 
     @routes.post("/paths", **gives(shapes.PathShape, 201))
     async def want(request: PathRequest, caller: User) -> Answer:
-        wanted = Wanted(
+        wanted = WantedPath(
             *(request.source, request.destination, request.bytes, request.deadline_s),
             *(request.collective, request.round, request.lease_s),
         )

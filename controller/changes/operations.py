@@ -265,8 +265,9 @@ async def lighting(parts: CircuitParts, pairs: Sequence[tuple[str, str]]) -> Dec
     not have or that no fibre joins to a circuit switch, and for a pair of one end.
     """
     # SciPy takes a while to be imported, and a controller may never need it.
+    from patchlight.controller.jobs.discipline.contract import Site
     from patchlight.controller.policies.engineering.paths import Wish, plan_paths
-    from patchlight.controller.policies.engineering.traffic import Site, sites_of
+    from patchlight.controller.policies.engineering.traffic import sites_of
 
     lab, sites = parts.lab, {site.name: site for site in sites_of(parts.lab)}
     wishes = []

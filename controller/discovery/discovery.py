@@ -10,16 +10,16 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from patchlight.controller.changes.record import ChangeOptions, Notifier, Refused
-from patchlight.controller.discovery.listening import Listened, Listening
+from patchlight.controller.discovery.listening import Listened, SwitchListening
 from patchlight.controller.discovery.search import (
     Findings,
     Light,
     OcsPort,
-    Round,
+    SearchRound,
     likely_rounds,
     search,
 )
-from patchlight.controller.discovery.window import Window
+from patchlight.controller.discovery.window import MaintenanceWindow
 from patchlight.controller.discovery.wiring import FoundWiring, expected_ends, found_wiring
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Lab
@@ -30,7 +30,7 @@ State = Literal["idle", "looking", "restoring", "done", "stopped", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DiscoveryRequest:
     """What is to be looked at: these ports by OCS (all, if none are named), listening for so long
     each round; ``every_port`` also once all ends of the lab are found."""
 
@@ -40,7 +40,7 @@ class Wanted:
 
 
 @dataclass
-class Progress:
+class DiscoveryProgress:
     """How far the search is, or what the last one came to. ``rounds_left`` is the most that can
     be left; ``wiring`` is there once it is ``done``, as JSON."""
 
@@ -59,11 +59,11 @@ class Progress:
 class Discovery:
     """The search for the wiring of one lab; ``news`` of it are told with each round."""
 
-    def __init__(self, lab: Lab, window: Window, listening: Listening) -> None:
+    def __init__(self, lab: Lab, window: MaintenanceWindow, listening: SwitchListening) -> None:
         self._lab, self._window, self._listening = lab, window, listening
         self._task: asyncio.Task[None] | None = None
         self._beginning_or_ending = asyncio.Lock()
-        self.progress = Progress()
+        self.progress = DiscoveryProgress()
         self.news = Notifier()
 
     @property
@@ -80,7 +80,7 @@ class Discovery:
         is_open = self._window.opened is not None
         return asdict(self.progress) | {"step": self.news.step, "open": is_open}
 
-    async def preview(self, wanted: Wanted) -> dict[str, Any]:
+    async def preview(self, wanted: DiscoveryRequest) -> dict[str, Any]:
         """What a search would look at, what goes dark, how long it takes where all is as the lab
         file says, and what speaks against it now."""
         ports = await self._window.ports(wanted.ports)
@@ -93,12 +93,12 @@ class Discovery:
             "objections": await self._window.objections(ports, whole=not wanted.ports),
         }
 
-    async def start(self, wanted: Wanted, caller: ChangeOptions) -> None:
+    async def start(self, wanted: DiscoveryRequest, caller: ChangeOptions) -> None:
         """Begin a search; ``Refused`` or ``BadInput`` if it cannot be."""
         async with self._beginning_or_ending:
             await self._start(wanted, caller)
 
-    async def _start(self, wanted: Wanted, caller: ChangeOptions) -> None:
+    async def _start(self, wanted: DiscoveryRequest, caller: ChangeOptions) -> None:
         if self.under_way:
             raise Refused(f"{self.progress.by} looks at the wiring already")
         ports = await self._window.ports(wanted.ports)
@@ -111,7 +111,9 @@ class Discovery:
             raise
         rounds = 1 + likely_rounds(_ports(ports), expected_ends(self._lab))
         left_s = rounds * self._round_s(wanted)
-        self.progress = Progress("looking", caller.by, 0, rounds, time.time(), left_s=left_s)
+        self.progress = DiscoveryProgress(
+            "looking", caller.by, 0, rounds, time.time(), left_s=left_s
+        )
         self._task = asyncio.create_task(self._run(wanted, ports), name="wiring discovery")
         self._task.add_done_callback(lambda _: self.news.tell())
         self.news.tell()
@@ -138,7 +140,7 @@ class Discovery:
         with contextlib.suppress(PatchlightError):
             await self.stop()
 
-    async def _run(self, wanted: Wanted, ports: Mapping[str, list[int]]) -> None:
+    async def _run(self, wanted: DiscoveryRequest, ports: Mapping[str, list[int]]) -> None:
         progress, found = self.progress, None
         end: State = "failed"
         try:
@@ -162,7 +164,9 @@ class Discovery:
         progress.took_s = time.time() - progress.began_at
         progress.wiring, progress.state = found, end
 
-    async def _search(self, wanted: Wanted, ports: Mapping[str, list[int]]) -> dict[str, Any]:
+    async def _search(
+        self, wanted: DiscoveryRequest, ports: Mapping[str, list[int]]
+    ) -> dict[str, Any]:
         dark = await self._round(wanted, {}, self.progress.rounds_left - 1)
         if not dark.ends:
             why = "; ".join(dict.fromkeys(dark.silent.values()))
@@ -175,7 +179,7 @@ class Discovery:
         expected = expected_ends(self._lab)
         rounds = search(ports, expected, dark.ends, elsewhere, every_port=wanted.every_port)
         try:
-            asked: Round = next(rounds)
+            asked: SearchRound = next(rounds)
             while True:
                 heard = await self._round(wanted, asked.light, asked.left, asked.patience)
                 asked = rounds.send(heard.beside(dark))
@@ -186,7 +190,9 @@ class Discovery:
         wiring = found_wiring(self._lab, found, elsewhere, dark.ends, silent, whole=whole)
         return _as_json(wiring, silent)
 
-    async def _round(self, wanted: Wanted, light: Light, left: int, patience: int = 1) -> Listened:
+    async def _round(
+        self, wanted: DiscoveryRequest, light: Light, left: int, patience: int = 1
+    ) -> Listened:
         progress = self.progress
         number = progress.rounds_done + 1
         await self._window.light(light, f"looks at the wiring: round {number}")
@@ -198,7 +204,7 @@ class Discovery:
         self.news.tell()
         return listened
 
-    def _round_s(self, wanted: Wanted) -> float:
+    def _round_s(self, wanted: DiscoveryRequest) -> float:
         """About what a round takes, before one was timed."""
         slowest_s = max((c.switching_time_s for c in self._lab.circuit_switches), default=0.0)
         return wanted.listen_s + 2 * slowest_s

@@ -40,7 +40,7 @@ class Listened:
         return frozenset(self.heard | {(LIGHT, end) for end in self.carriers - dark.carriers})
 
 
-class Listening:
+class SwitchListening:
     """Has the agents and the packet switches of a lab probe their fibres."""
 
     def __init__(self, lab: Lab, fleet: Fleet, switches: PacketSwitches, speaker: Speaker) -> None:

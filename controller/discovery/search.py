@@ -42,7 +42,7 @@ LIGHT = "light without frames"
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class SearchRound:
     """Cross-connects to light, and no others of these ports.
 
     ``left``: as far as can be told now, so many rounds at most come after it. ``patience``: how
@@ -67,8 +67,8 @@ class Findings:
     doubts: list[str] = field(default_factory=list)
 
 
-Search = Generator[Round, Heard, Findings]
-_Rounds = Generator[Round, Heard, None]
+Search = Generator[SearchRound, Heard, Findings]
+_Rounds = Generator[SearchRound, Heard, None]
 
 
 def search(
@@ -128,7 +128,7 @@ class _Searching:
 
     def _begin(self) -> _Rounds:
         for ring in self._rings():
-            heard = yield Round(dict(ring), 2 * _bits(len(ring)))
+            heard = yield SearchRound(dict(ring), 2 * _bits(len(ring)))
             # A carrier may come and go too slowly to spell a number.
             named = frozenset(pair for pair in heard - self._elsewhere if pair[0] != LIGHT)
             if named:
@@ -154,7 +154,7 @@ class _Searching:
             came: list[Heard] = []
             for value in (1, 0):
                 light = {a: b for n, (a, b) in enumerate(ring) if n >> bit & 1 == value}
-                came.append((yield Round(light, 2 * (bits - bit) - 2 + value)))
+                came.append((yield SearchRound(light, 2 * (bits - bit) - 2 + value)))
             for pair, number in numbers.items():
                 in_ones, in_zeros = pair in came[0], pair in came[1]
                 if number is None or in_ones == in_zeros:
@@ -226,7 +226,7 @@ class _Searching:
 
     def _ask(self, heard_at: Light, sent_to: Light, left: int, patience: int) -> _Rounds:
         light = heard_at | {source: output for output, source in sent_to.items()}
-        heard = (yield Round(light, left, patience)) - self._elsewhere
+        heard = (yield SearchRound(light, left, patience)) - self._elsewhere
         inputs, outputs = self._found.inputs, self._found.outputs
         output_of = {inputs[source]: output for output, source in sent_to.items()}
         listening = {outputs[at] for at in heard_at.values()}

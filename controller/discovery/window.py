@@ -44,7 +44,7 @@ class Opened:
     whole: bool
 
 
-class Window:
+class MaintenanceWindow:
     """The maintenance window of a search; there is one at most."""
 
     def __init__(

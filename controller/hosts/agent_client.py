@@ -97,19 +97,19 @@ class AgentTls:
         _log.info("certificate for %s, until %s", found.name, f"{found.not_after:%Y-%m-%d}")
 
 
-class AgentError(PatchlightError):
+class AgentCallError(PatchlightError):
     """An agent refused or did not answer."""
 
 
-class NotOnServer(AgentError):
+class NotOnServer(AgentCallError):
     """An agent's server has no such worker, GPU or NIC."""
 
 
-class NicDark(AgentError):
+class NicWithoutCarrier(AgentCallError):
     """A worker's NIC has not come back after its light moved, so the worker cannot go on."""
 
 
-class AgentSilent(AgentError):
+class AgentSilent(AgentCallError):
     """An agent did not answer, also when it was called again, or what answers is not it."""
 
 
@@ -156,7 +156,7 @@ class AgentClient:
         pauses_s: Sequence[float] = _PAUSES_S,
         deadline_s: float = _DEADLINE_S,
     ) -> bytes:
-        """The answer; ``AgentError`` after the last attempt. To an agent, twice is once."""
+        """The answer; ``AgentCallError`` after the last attempt. To an agent, twice is once."""
         if not (self._is_unix or (self._tls and self._tls.credentials)):
             raise AgentNotTrusted(
                 f"the agent of {self.server} at {self._where} is called over TLS only, and this "
@@ -173,7 +173,7 @@ class AgentClient:
         except ValueError:
             answer = {}
         message = answer.get("error") or answer.get("detail") or response.text
-        kind = {404: NotOnServer, 503: NicDark}.get(response.status_code, AgentError)
+        kind = {404: NotOnServer, 503: NicWithoutCarrier}.get(response.status_code, AgentCallError)
         raise kind(f"the agent of {self.server}: {message}", hint=answer.get("hint"))
 
     async def _attempt(
@@ -221,7 +221,7 @@ class AgentClient:
         try:
             return answer.model_validate_json(await self._call(method, path, **how))
         except ValidationError as error:
-            raise AgentError(
+            raise AgentCallError(
                 f"the agent of {self.server} answered {method} {path} with what is no "
                 f"{answer.__name__}: {mistakes_in_words(error)}",
                 hint="is it of the same version as the controller?",

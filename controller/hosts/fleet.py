@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from patchlight.controller.hosts.agent_client import VERSION, AgentClient, AgentError, AgentTls
+from patchlight.controller.hosts.agent_client import VERSION, AgentCallError, AgentClient, AgentTls
 from patchlight.controller.hosts.health import Heartbeat, HostFaults, Presence, host_faults
 from patchlight.controller.hosts.nics import NicMacs
 from patchlight.testbed.errors import in_words
@@ -48,9 +48,9 @@ class Fleet:
         )
 
     def agent_of(self, server: str) -> AgentClient:
-        """The agent of that server; ``AgentError`` if the lab file names none."""
+        """The agent of that server; ``AgentCallError`` if the lab file names none."""
         if server not in self.clients:
-            raise AgentError(
+            raise AgentCallError(
                 f"server {server} has no agent",
                 hint="give it a 'management:' address in the lab file, or bring an emulated lab up "
                 "with --agents",

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from patchlight.controller.jobs.cluster_view import training_of
 from patchlight.controller.jobs.decisions import Decision, decided, seen
-from patchlight.controller.jobs.discipline.elastic import is_stable, iteration_times, room_for
+from patchlight.controller.jobs.discipline.queue import is_stable, iteration_times, room_for
 from patchlight.controller.jobs.lab_site import GangEntry, LabSite
-from patchlight.controller.jobs.placement import LabView, Placed
+from patchlight.controller.jobs.placement import LabSnapshot, Placed
 from patchlight.controller.policies.contract import ElasticJob, Frozen, QueuedJob
 from patchlight.controller.policies.options.outlook import Networks
 from patchlight.controller.policies.registry import DEFAULTS
@@ -41,7 +41,7 @@ class ElasticLabSite(LabSite):
     resized: list[Resized] = field(default_factory=list)
     networks: Networks = field(default_factory=Networks)
 
-    def look(self, lab: LabView, now_s: float) -> None:
+    def look(self, lab: LabSnapshot, now_s: float) -> None:
         """Begin a pass with the lab as it is now."""
         super().look(lab, now_s)
         self.resized.clear()

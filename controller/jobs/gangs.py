@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from patchlight.controller.hosts.agent_client import AgentClient, AgentError
+from patchlight.controller.hosts.agent_client import AgentCallError, AgentClient
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.jobs.job_table import CannotGoOn, JobTable, Outcomes
 from patchlight.controller.jobs.rewiring import JobRewiring
@@ -369,10 +369,10 @@ class Recovery:
                 continue
             client = self._fleet.agent_of(agent.server)
             try:
-                with contextlib.suppress(AgentError, OSError):
+                with contextlib.suppress(AgentCallError, OSError):
                     await self._keep_output(client, worker)
                 await client.delete(worker.id)
-            except AgentError as error:
+            except AgentCallError as error:
                 _log.warning("worker %s, which is nobody's: %s", worker.id, error)
             else:
                 about = f"{worker.id} on {agent.server} was of no job that runs, and was ended"

@@ -12,7 +12,7 @@ from typing import Any
 from patchlight.controller.changes.record import Reconfiguration
 from patchlight.controller.jobs.cluster_view import training_of
 from patchlight.controller.jobs.job_table import JobTable
-from patchlight.controller.prediction.completion import PlacedJob, Prediction, predict_on
+from patchlight.controller.prediction.completion import PredictedJob, Prediction, predict_on
 from patchlight.controller.prediction.network import LabNetwork
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.jobs import JobState, JobStatus
@@ -54,9 +54,9 @@ class Forecasts:
         return self.running() if any(s.state in _AT_WORK for s in statuses) else {}
 
 
-def _placed(status: JobStatus) -> PlacedJob | None:
+def _placed(status: JobStatus) -> PredictedJob | None:
     training = training_of(status)
-    return None if training is None else PlacedJob(status.id, status.hosts, training)
+    return None if training is None else PredictedJob(status.id, status.hosts, training)
 
 
 def as_record(prediction: Prediction) -> dict[str, Any]:

@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
 from patchlight.controller.jobs.discipline.contract import (
-    Fate,
+    JobFate,
     OrderTraits,
-    Usage,
     UserAccounts,
+    UserUsage,
     admission,
 )
-from patchlight.controller.jobs.discipline.elastic import resize_jobs
-from patchlight.controller.jobs.discipline.queue import JobQueue
+from patchlight.controller.jobs.discipline.queue import JobQueue, resize_jobs
 from patchlight.controller.jobs.elastic_site import ElasticLabSite, Resized
 from patchlight.controller.jobs.gangs import Gang, Gangs
 from patchlight.controller.jobs.job_table import JobTable
@@ -60,7 +59,9 @@ class LabQueue:
         gangs.queue = self
         self._store, self._table, self._gangs = store, table, gangs
         self._settings, self._placement = discipline, placement
-        usage = store.mark(_USAGE, lambda row: {user: Usage(*each) for user, each in row.items()})
+        usage = store.mark(
+            _USAGE, lambda row: {user: UserUsage(*each) for user, each in row.items()}
+        )
         books = UserAccounts(discipline, usage or {})
         self._site = ElasticLabSite(table, placement, books, start_s=lambda: gangs.last_start_s)
         self._numbers = itertools.count()
@@ -120,7 +121,7 @@ class LabQueue:
         entry.began_s = min(s.runs_since or s.submitted_at for s in entry.statuses)
         self._site.running[entry.index] = entry
         accounts = self._site.books
-        charged_s = accounts.usage(0.0).get(entry.user, Usage(0.0, entry.began_s)).at_s
+        charged_s = accounts.usage(0.0).get(entry.user, UserUsage(0.0, entry.began_s)).at_s
         accounts.took(entry.user, entry.gpus.bit_count(), charged_s)
 
     def _entry(self, gang: Gang) -> GangEntry:
@@ -185,7 +186,7 @@ class LabQueue:
         site = LabSite(self._table, self._placement, UserAccounts(self._settings))
         site.look((await self._placement.look())(), time.time())
         for name in entry.after:
-            if site.fate(name) is not Fate.DONE:
+            if site.fate(name) is not JobFate.DONE:
                 return f"it comes after {name}, which is not done"
         found = await asyncio.to_thread(site.place, entry)
         if isinstance(found, Waiting):

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from patchlight.controller.jobs.cluster_view import alone_s
-from patchlight.controller.jobs.discipline.contract import Fate, UserAccounts
+from patchlight.controller.jobs.discipline.contract import JobFate, UserAccounts
 from patchlight.controller.jobs.gangs import Gang
 from patchlight.controller.jobs.job_table import JobTable
-from patchlight.controller.jobs.placement import LabView, Placed, Placement
+from patchlight.controller.jobs.placement import LabSnapshot, Placed, Placement
 from patchlight.controller.policies.contract import Frozen, Progress, RingOfJob, Running
 from patchlight.controller.prediction.completion import RingWork, units_s
 from patchlight.controller.prediction.network import LabNetwork
@@ -142,7 +142,7 @@ class LabSite:
     _shown: object = None
     _network: tuple[int, LabNetwork] | None = None
 
-    def look(self, lab: LabView, now_s: float) -> None:
+    def look(self, lab: LabSnapshot, now_s: float) -> None:
         """Begin a pass with the lab as it is now."""
         view = lab.view._replace(usage=Frozen(self.books.shares(now_s)))
         shown = (view.broken, dict(view.circuits), view.failed)
@@ -230,12 +230,12 @@ class LabSite:
         left_s = entry.progress(self.now_s, known=True).remaining_s
         return math.inf if math.isnan(left_s) else self.now_s + left_s
 
-    def fate(self, name: str) -> Fate:
+    def fate(self, name: str) -> JobFate:
         """What has become of a job, by its id."""
         status = self.table.find(name)
         if status is None or status.state in (JobState.FAILED, JobState.STOPPED):
-            return Fate.FAILED
-        return Fate.DONE if status.state is JobState.DONE else Fate.PENDING
+            return JobFate.FAILED
+        return JobFate.DONE if status.state is JobState.DONE else JobFate.PENDING
 
     def free_for(self, entry: GangEntry) -> int:
         """How many free GPUs the gang can run on."""
@@ -245,7 +245,7 @@ class LabSite:
         """Why too few hosts for the gang can be reached, if that is so."""
         return self.placement.out_of_reach(self._lab, entry.statuses)
 
-    def _view(self) -> LabView:
+    def _view(self) -> LabSnapshot:
         view = self._lab.view._replace(occupied=self.occupancy.occupied)
         return self._lab._replace(view=view)
 

@@ -34,7 +34,7 @@ HostsOfJobs = Mapping[str, Collection[str]]
 """The hosts of each job that runs, by the job's id."""
 
 
-class LabView(NamedTuple):
+class LabSnapshot(NamedTuple):
     """The lab as policies are shown it, and the hosts whose links nobody knows (and why)."""
 
     cluster: WiredLab
@@ -65,7 +65,7 @@ class Placement:
         self._circuits = transactions.parts
         self.nic_bps = slowest_nic_bps(lab)
 
-    async def look(self, *, ports: bool = True) -> Callable[[], LabView]:
+    async def look(self, *, ports: bool = True) -> Callable[[], LabSnapshot]:
         """Looks at the devices, which takes time; then gives the lab as of when it is called.
 
         ``ports``: with those that are locked or have failed, for who plans circuits.
@@ -83,24 +83,24 @@ class Placement:
         jobs = [view_of(status) for status in recent]
         waiting = {status.id for status in recent if status.state.is_waiting}
 
-        def see() -> LabView:
+        def see() -> LabSnapshot:
             running = self._table.hosts_of(self._table.running)
             statuses = self._table.several(running)
             view = cluster.view(
                 time.time(), running, tuple(unseen), jobs, locked, failed, statuses, waiting
             )
-            return LabView(cluster, view, unseen)
+            return LabSnapshot(cluster, view, unseen)
 
         return see
 
-    async def look_for_waiting(self) -> Callable[[], LabView]:
+    async def look_for_waiting(self) -> Callable[[], LabSnapshot]:
         """As ``look``; states of ports, which cost reading, only for who places by circuits."""
         live = self._table.live()
         own = any(s.spec.placement for s in live if s.state.is_waiting or s.spec.is_split)
         lab_wide = named(self._policies.choice, "placement") != DEFAULTS["placement"]
         return await self.look(ports=own or lab_wide)
 
-    def priority(self, lab: LabView, status: JobStatus, progress: Progress) -> float:
+    def priority(self, lab: LabSnapshot, status: JobStatus, progress: Progress) -> float:
         """What the order policy says of a job; the lowest is next."""
         return self._policies.now.order.priority(lab.view, view_of(status), progress)
 
@@ -119,13 +119,13 @@ class Placement:
         return WiredLab(self._lab, {}).as_set(hosts)
 
     @staticmethod
-    def gpus_named(lab: LabView, statuses: Sequence[JobStatus]) -> dict[str, int]:
+    def gpus_named(lab: LabSnapshot, statuses: Sequence[JobStatus]) -> dict[str, int]:
         """Of the jobs that name their hosts the GPUs of these, by the job's id."""
         named = {s.id: [lab.cluster.lab.host(h).name for h in s.spec.hosts] for s in statuses}
         return {job_id: lab.cluster.as_set(hosts) for job_id, hosts in named.items() if hosts}
 
     @staticmethod
-    def free_for(lab: LabView, statuses: Sequence[JobStatus]) -> int:
+    def free_for(lab: LabSnapshot, statuses: Sequence[JobStatus]) -> int:
         """How many free GPUs these jobs can run on, each counted once."""
         able = 0
         for status in statuses:
@@ -134,7 +134,7 @@ class Placement:
 
     def place(
         self,
-        lab: LabView,
+        lab: LabSnapshot,
         status: JobStatus,
         occupied: int,
         workers: int = 0,
@@ -185,7 +185,7 @@ class Placement:
         return Waiting(WaitReason.NO_PLACE, words)
 
     @staticmethod
-    def out_of_reach(lab: LabView, statuses: Sequence[JobStatus]) -> Waiting | None:
+    def out_of_reach(lab: LabSnapshot, statuses: Sequence[JobStatus]) -> Waiting | None:
         """Why jobs wait where too few of the hosts that they can run on can be reached."""
         if not lab.unseen:
             return None
@@ -201,7 +201,7 @@ class Placement:
         return None
 
     @staticmethod
-    def _as_named(lab: LabView, status: JobStatus, occupied: int) -> Placed | Waiting:
+    def _as_named(lab: LabSnapshot, status: JobStatus, occupied: int) -> Placed | Waiting:
         names = tuple(lab.cluster.lab.host(host).name for host in status.spec.hosts)
         busy = [name for name in names if lab.cluster.as_set([name]) & occupied]
         if not busy:

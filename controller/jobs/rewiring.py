@@ -15,7 +15,7 @@ from patchlight.controller.changes.transaction import NO_OPTIONS, Transactions
 from patchlight.controller.jobs.decisions import Decision, plain_answer, seen
 from patchlight.controller.jobs.iteration_times import IterationTimes
 from patchlight.controller.jobs.job_table import JobTable
-from patchlight.controller.jobs.placement import LabView, Placement
+from patchlight.controller.jobs.placement import LabSnapshot, Placement
 from patchlight.controller.jobs.policy_set import PoliciesInUse
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.policies.defragment import MINIMUM_GAIN_S, Proposal, defragment
@@ -114,7 +114,7 @@ class JobRewiring:
         """The change that gains most; ``None`` where none gains enough."""
         return await asyncio.to_thread(self._decide, (await self._placement.look())())
 
-    def _decide(self, lab: LabView) -> Proposal | None:
+    def _decide(self, lab: LabSnapshot) -> Proposal | None:
         gain_s = self._policies.choice.minimum_gain_s
         least_s = MINIMUM_GAIN_S if gain_s is None else gain_s
         return defragment(lab.view, least_s, self._overhead_s())

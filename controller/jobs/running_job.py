@@ -10,7 +10,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any
 
-from patchlight.controller.hosts.agent_client import AgentClient, AgentError, AgentSilent, NicDark
+from patchlight.controller.hosts.agent_client import (
+    AgentCallError,
+    AgentClient,
+    AgentSilent,
+    NicWithoutCarrier,
+)
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.hosts.health import Heartbeat, Presence
 from patchlight.controller.jobs.specs import JobFailed, worker_specs
@@ -30,7 +35,7 @@ _BLAME_S = 5.0
 
 
 @dataclass(slots=True)
-class Worker:
+class RankWorker:
     """One rank of a running job and the agent that keeps it."""
 
     spec: WorkerSpec
@@ -61,14 +66,14 @@ class Worker:
         """Have the agent make it; ``JobFailed`` if it does not."""
         try:
             self.status = await self.agent.create_worker(self.spec)
-        except AgentError as error:
+        except AgentCallError as error:
             raise JobFailed(str(error), hosts=[self.host.name]) from error
 
     async def begin(self) -> None:
         """Have it train; ``JobFailed`` if its NIC cannot be used."""
         try:
             await self.agent.start(self.spec.id)
-        except NicDark as error:
+        except NicWithoutCarrier as error:
             raise JobFailed(str(error), hosts=[self.host.name]) from error
 
     async def refresh(self) -> None:
@@ -133,7 +138,7 @@ class RunningJob:
     attempt: int = 0
     first_iteration: int = 0
     user: str = ""
-    workers: list[Worker] = field(default_factory=list)
+    workers: list[RankWorker] = field(default_factory=list)
     dark_since: float = 0.0
     next_hosts: tuple[Host, ...] = ()
     changes_because: str = ""
@@ -180,7 +185,7 @@ class RunningJob:
             *(fleet.macs.of, self.user),
         )
         self.workers = [
-            Worker(
+            RankWorker(
                 spec,
                 host,
                 fleet.agent_of(host.server.name),
@@ -281,7 +286,7 @@ class RunningJob:
         """Ask for the reports there may be; all that come are told of in one go."""
         told: list[dict[str, Any]] = []
 
-        async def ask(worker: Worker) -> None:
+        async def ask(worker: RankWorker) -> None:
             with contextlib.suppress(AgentSilent):
                 whose = {"rank": worker.spec.rank, "attempt": self.attempt}
                 # Of one that has ended, these may be the last calls.
@@ -363,7 +368,7 @@ class RunningJob:
         dark = [
             (worker.host.name, answer)
             for worker, answer in zip(self.workers, answers, strict=True)
-            if isinstance(answer, NicDark)
+            if isinstance(answer, NicWithoutCarrier)
         ]
         if dark:
             why = "; ".join(answer.message for _, answer in dark)
@@ -387,7 +392,7 @@ class RunningJob:
         answers = await asyncio.gather(
             *(worker.give_back() for worker in self.workers), return_exceptions=True
         )
-        return [str(answer) for answer in answers if isinstance(answer, AgentError)]
+        return [str(answer) for answer in answers if isinstance(answer, AgentCallError)]
 
 
 async def _rest_since(began: float, least_s: float) -> None:

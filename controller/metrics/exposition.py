@@ -18,7 +18,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from patchlight.controller.changes.record import Reconfiguration, State
 from patchlight.controller.metrics.job_progress import JobProgress
-from patchlight.controller.metrics.lab_state import LabState
+from patchlight.controller.metrics.lab_state import LabMetrics
 from patchlight.controller.metrics.optical_power import OpticalPower
 from patchlight.controller.openflow.protocol import OPERATIONS
 from patchlight.testbed.errors import BadInput
@@ -129,7 +129,7 @@ class ControllerMetrics:
         jobs.ledger.on_decision.append(happenings.decided)
         controller.transactions.on_end.append(happenings.change_ended)
         controller.speaker.on_answer.append(happenings.speaker_answered)
-        self._state = LabState(controller)
+        self._state = LabMetrics(controller)
         ProcessCollector(registry=self._registry)
         speaker = controller.speaker
         ProcessCollector(

@@ -134,7 +134,7 @@ def _unless_empty(
         yield kind(f"gpu_{name}", about, ("gpu",), by_name(values))
 
 
-class LabState:
+class LabMetrics:
     """A collector over the parts of one controller: nothing to keep in step."""
 
     def __init__(self, controller: Controller) -> None:

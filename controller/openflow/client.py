@@ -40,7 +40,7 @@ _GRACE_S = 2.0
 Callback = Callable[[Message], None]
 
 
-class Answered(Protocol):
+class SpeakerAnswer(Protocol):
     """Hears of each request: what it was, how long it took, and whether it was done."""
 
     def __call__(self, operation: str, seconds: float, *, good: bool) -> None:
@@ -73,7 +73,7 @@ class Speaker:
     def __init__(self, options: SpeakerOptions) -> None:
         self.options = options
         self.restarts = 0
-        self.on_answer: list[Answered] = []
+        self.on_answer: list[SpeakerAnswer] = []
         self.info: Message = {}
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[Message]] = {}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
 
-from patchlight.controller.hosts.agent_client import AgentError
+from patchlight.controller.hosts.agent_client import AgentCallError
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.paths.service import PathService
@@ -40,7 +40,7 @@ class PathJob(NamedTuple):
     gradient_bytes: float
 
 
-class Order(NamedTuple):
+class BoundsOrder(NamedTuple):
     """What an agent is to be told of a NIC: bounds, or that those up to this epoch are over."""
 
     server: str
@@ -75,7 +75,7 @@ class PathShares:
         networks: Sequence[LightNetwork],
         said: Mapping[str, Mapping[str, PathNodeStatus]],
         now: float,
-    ) -> list[Order]:
+    ) -> list[BoundsOrder]:
         """What is to be told now to agents that answer, so that each job has its bounds.
 
         ``said`` has what each of them said last, by server and NIC.
@@ -155,15 +155,15 @@ def why_no_paths(job: PathJob, networks: Sequence[LightNetwork]) -> str:
 def _differences(
     wanted: Mapping[tuple[str, str], tuple[_Share, int]],
     said: Mapping[str, Mapping[str, PathNodeStatus]],
-) -> Iterator[Order]:
+) -> Iterator[BoundsOrder]:
     for server, nics in said.items():
         for nic, status in nics.items():
             if (server, nic) not in wanted:
-                yield Order(server, nic, None, status.epoch)
+                yield BoundsOrder(server, nic, None, status.epoch)
     for (server, nic), (share, number) in wanted.items():
         present = said.get(server, {}).get(nic)
         if server in said and share.bounds and (present is None or present.epoch != share.epoch):
-            yield Order(server, nic, share.bounds[number], share.epoch)
+            yield BoundsOrder(server, nic, share.bounds[number], share.epoch)
 
 
 def _all_have(
@@ -242,14 +242,14 @@ class BoundsService:
         orders = self._shares.orders(jobs, networks, self._fleet.path_nodes(), time.time())
         await asyncio.gather(*map(self._carry_out, orders))
 
-    async def _carry_out(self, order: Order) -> None:
+    async def _carry_out(self, order: BoundsOrder) -> None:
         try:
             agent = self._fleet.agent_of(order.server)
             if order.bounds is None:
                 await agent.withdraw_paths(order.nic, order.epoch)
             else:
                 await agent.bind_paths(order.nic, order.bounds)
-        except AgentError as error:  # It is told again.
+        except AgentCallError as error:  # It is told again.
             self._say_once(f"telling {order.server} of its bounds for paths", str(error))
 
     def _say_once(self, of: str, words: str) -> None:

@@ -36,7 +36,7 @@ _MARK = "paths"
 _AHEAD_S, _AHEAD = 1.0, 100
 
 
-class Wanted(NamedTuple):
+class WantedPath(NamedTuple):
     """What somebody wants a path for; hosts by name, ``deadline_s`` from now on."""
 
     source: str
@@ -126,7 +126,7 @@ class PathBook:
             if lane is None or not lane.scheduler.has(path.id):
                 self._end(path, "expired", now)
 
-    def want(self, wanted: Wanted, by: str, now: float) -> Path:
+    def want(self, wanted: WantedPath, by: str, now: float) -> Path:
         """Line a flow up; its path may be granted at once.
 
         ``BadInput`` for one that makes no sense here, ``Refused`` for one that gets no path.
@@ -271,7 +271,7 @@ class PathService:
         """Whether it is known which networks there are."""
         return self._seen is not None
 
-    async def want(self, wanted: Wanted, by: str) -> Path:
+    async def want(self, wanted: WantedPath, by: str) -> Path:
         """Ask for a path; ``BadInput`` and ``Refused`` as in ``PathBook.want``."""
         await self.follow_light()
         self.book.expire(self._clock())

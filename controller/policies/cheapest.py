@@ -31,7 +31,7 @@ Maps = Mapping[str, PortMap]
 _KEEP: Maps = {}
 
 
-class Price(NamedTuple):
+class WiringPrice(NamedTuple):
     """What a wiring costs. Compared, the cheaper one is the smaller.
 
     ``stuck`` counts the jobs whose rings have no way, ``total_s`` is the sum of the times to the
@@ -96,7 +96,7 @@ class Prices:
             found.append(load._replace(units=units))
         return tuple(found)
 
-    def of(self, maps: Maps) -> Price:
+    def of(self, maps: Maps) -> WiringPrice:
         """The price of these maps of the OCSs that change; empty is that of what is lit now.
 
         Circuits are dark one OCS after the other. A running job whose light moves finishes its
@@ -119,7 +119,7 @@ class Prices:
             works.append(RingWork(job.ring, load, pause_s))
         ends_s = tuple(completions_s(network, works))
         total_s = math.fsum(each for each in ends_s if each < math.inf)
-        return Price(ends_s.count(math.inf), total_s, cross_connects, dark_s, ends_s)
+        return WiringPrice(ends_s.count(math.inf), total_s, cross_connects, dark_s, ends_s)
 
     def pause_s(self, job: RingOfJob, dark_s: float) -> float:
         """What a job loses to a change of its circuits that is dark for so long.
@@ -186,7 +186,7 @@ def _load(job: RingOfJob) -> Load:
     return job.load
 
 
-def _wirings(groups: Sequence[RingOfJob], prices: Prices) -> Iterator[tuple[Price, Maps]]:
+def _wirings(groups: Sequence[RingOfJob], prices: Prices) -> Iterator[tuple[WiringPrice, Maps]]:
     yield prices.of(_KEEP), _KEEP
     wanted = prices.regrouped(groups)
     if wanted:
@@ -213,7 +213,7 @@ class CheapestPlacement:
         rings = [ring_order(cluster, ring) for ring in found if ring is not None]
         if lab is None or not lab.circuit_switches or not rings:
             return None if not rings else rings[0]
-        best: tuple[Price, list[int]] | None = None
+        best: tuple[WiringPrice, list[int]] | None = None
         sets: set[frozenset[int]] = set()
         running = Prices(cluster, lab, cluster.rings)
         for ring in rings:

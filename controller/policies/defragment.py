@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from patchlight.controller.policies.cheapest import Maps, Price, Prices
+from patchlight.controller.policies.cheapest import Maps, Prices, WiringPrice
 from patchlight.controller.policies.contract import ClusterView, RingOfJob
 
 LOOKED_AT_EVERY_S = 600.0
@@ -87,7 +87,7 @@ def _sets(jobs: Sequence[RingOfJob]) -> Iterator[tuple[RingOfJob, ...]]:
 
 
 def _proposal(
-    prices: Prices, groups: Sequence[RingOfJob], maps: Maps, keep: Price, price: Price
+    prices: Prices, groups: Sequence[RingOfJob], maps: Maps, keep: WiringPrice, price: WiringPrice
 ) -> Proposal | None:
     """``None`` where another ring would have no way; one that has none yet gains nothing here."""
     if price.stuck > keep.stuck:

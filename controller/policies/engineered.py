@@ -16,8 +16,8 @@ from patchlight.controller.policies.engineering import abstract
 from patchlight.controller.policies.engineering.abstract import Topology, ring_of
 from patchlight.controller.policies.engineering.paths import Wish, plan_paths
 from patchlight.controller.policies.engineering.traffic import (
+    CircuitSite,
     Matrix,
-    Site,
     between_sites,
     fitted,
     of_cluster,
@@ -33,7 +33,7 @@ _WORTH = 20.0
 Groups = Sequence[Sequence[int]]
 
 
-def sites_to_join(cluster: ClusterView) -> tuple[Site, ...]:
+def sites_to_join(cluster: ClusterView) -> tuple[CircuitSite, ...]:
     """The sites of the cluster's lab; ``BadInput`` where it has no circuit switches."""
     if cluster.lab is None or not cluster.lab.circuit_switches:
         raise BadInput(
@@ -148,11 +148,11 @@ class Totient(_Engineered):
         return circuits_for(cluster, wanted, groups)
 
 
-def _nothing(sites: Sequence[Site]) -> Topology:
+def _nothing(sites: Sequence[CircuitSite]) -> Topology:
     return np.zeros((len(sites), len(sites)), np.int64)
 
 
-def _order(cluster: ClusterView, sites: Sequence[Site], group: Sequence[int]) -> list[int]:
+def _order(cluster: ClusterView, sites: Sequence[CircuitSite], group: Sequence[int]) -> list[int]:
     """The sites of a job in the order of its ring; ``BadInput`` for a GPU that is at none."""
     there = {gpu for site in sites for gpu in site.gpus}
     for gpu in group:
@@ -164,14 +164,14 @@ def _order(cluster: ClusterView, sites: Sequence[Site], group: Sequence[int]) ->
     return order_of(group, sites)
 
 
-def _degrees(cluster: ClusterView, sites: Sequence[Site]) -> list[int]:
+def _degrees(cluster: ClusterView, sites: Sequence[CircuitSite]) -> list[int]:
     """How many ports of each site can be used."""
     barred = cluster.barred
     return [sum(port not in barred.get(ocs, ()) for ocs, port in site.ports) for site in sites]
 
 
 def _among(
-    sites: Sequence[Site], groups: Groups
+    sites: Sequence[CircuitSite], groups: Groups
 ) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
     """Which pairs of sites have GPUs of one and the same group."""
     found = np.zeros((len(sites), len(sites)), np.bool_)

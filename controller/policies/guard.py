@@ -195,7 +195,7 @@ class Fault(NamedTuple):
         return f"{self.kind} policy {self.policy}{about}: {self.reason}{then}"
 
 
-class Elsewhere(ABC):
+class PolicyElsewhere(ABC):
     """A policy that is not in this process."""
 
     @abstractmethod
@@ -246,7 +246,7 @@ class _Guard(Generic[P]):
 
     def __init__(
         self,
-        policy: P | Elsewhere,
+        policy: P | PolicyElsewhere,
         default: P,
         name: str,
         report: Callable[[Fault], None],
@@ -262,7 +262,7 @@ class _Guard(Generic[P]):
         self.policy, self.default, self.name = policy, default, name
         self._report, self._deadline_s = report, deadline_s
         self._alone = _Alone(deadline_s) if alone else None
-        self._elsewhere = policy if isinstance(policy, Elsewhere) else None
+        self._elsewhere = policy if isinstance(policy, PolicyElsewhere) else None
         self._refusals = refusals
         self._told = threading.local()
 

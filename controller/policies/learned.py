@@ -36,9 +36,9 @@ from patchlight.controller.policies.observation import (
     SCHEMA,
     VERSION,
     VERSIONS,
-    Layout,
     Observation,
-    Observer,
+    ObservationLayout,
+    RampObserver,
     written,
 )
 from patchlight.controller.policies.sets import members
@@ -70,9 +70,9 @@ class Card:
     blocks: int = 1
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ObservationLayout:
         """The sizes of what it sees."""
-        return Layout(self.ramp, self.actions[1:], self.observation_version)
+        return ObservationLayout(self.ramp, self.actions[1:], self.observation_version)
 
     def written(self) -> str:
         """As JSON text that ``read_card`` takes."""
@@ -116,7 +116,7 @@ class LearnedPartition:
         self._session = session
         self._inputs = [each.name for each in session.get_inputs()]
         graphs = bool({"nodes", "edges"} & set(self._inputs))
-        self._observer = Observer(card.layout, graphs)
+        self._observer = RampObserver(card.layout, graphs)
 
     def scores(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> list[float]:
         """The model's score of each action of its card; minus infinity where none can succeed.

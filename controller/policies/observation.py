@@ -47,7 +47,7 @@ Observation = dict[str, Array]
 
 
 @dataclass(frozen=True)
-class Layout:
+class ObservationLayout:
     """The sizes of an observation: for which RAMP, and which degrees besides 0."""
 
     ramp: tuple[int, int, int]
@@ -164,7 +164,7 @@ def graph_features(graph: ComputationGraph) -> tuple[Array, Array]:
     return nodes, links.astype(np.float32)
 
 
-class Observer:
+class RampObserver:
     """Makes observations of one layout. It keeps the arrays of the graphs it has seen.
 
     The arrays of the last observation are written over by the next one. Without ``graphs``,
@@ -173,7 +173,7 @@ class Observer:
 
     _MOST_GRAPHS = 256
 
-    def __init__(self, layout: Layout, graphs: bool = True) -> None:
+    def __init__(self, layout: ObservationLayout, graphs: bool = True) -> None:
         self.layout, self._sees_graphs = layout, graphs
         self._arrays = layout.empty()
         self._graphs: dict[int, tuple[ComputationGraph, Array, Array]] = {}

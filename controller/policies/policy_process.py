@@ -26,7 +26,13 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from patchlight.controller.policies.contract import ClusterShape, PlacedDegree, PolicyKind
-from patchlight.controller.policies.guard import CHECKS, Elsewhere, PolicyFailed, answer_of, raised
+from patchlight.controller.policies.guard import (
+    CHECKS,
+    PolicyElsewhere,
+    PolicyFailed,
+    answer_of,
+    raised,
+)
 from patchlight.controller.policies.registry import load_policy
 from patchlight.testbed.errors import BadInput, PatchlightError, in_words
 from patchlight.testbed.lab.model import Lab
@@ -79,7 +85,7 @@ def checked_explanation(told: Any) -> Any:
         return None
 
 
-class PolicyProcess(Elsewhere):
+class PolicyProcess(PolicyElsewhere):
     """One policy, asked in a process that is started once and kept.
 
     One that has not answered after ``deadline_s`` is ended and started again: what it remembered

@@ -22,7 +22,7 @@ _HINTS = {
 
 
 @dataclass(frozen=True)
-class Recipe:
+class PolicyRecipe:
     """A policy that was found: ``make`` makes one. ``origin`` says where it comes from.
 
     ``given`` are the parameters that were written with its name; ``path`` is the file of one
@@ -125,7 +125,7 @@ class Recipe:
         return cast(Policy, policy)
 
 
-def with_written(recipe: Recipe, written: Sequence[str]) -> Recipe:
+def with_written(recipe: PolicyRecipe, written: Sequence[str]) -> PolicyRecipe:
     """The recipe with parameters as they are written: ``KEY=VALUE``, or ``VALUE`` for the next.
 
     ``BadInput`` for one that it does not have, or that is there twice, or of another type.
@@ -151,7 +151,7 @@ def with_written(recipe: Recipe, written: Sequence[str]) -> Recipe:
     return replace(recipe, given=given)
 
 
-def _value(recipe: Recipe, parameter: inspect.Parameter, text: str) -> Any:
+def _value(recipe: PolicyRecipe, parameter: inspect.Parameter, text: str) -> Any:
     """The text as what the parameter's annotation, else its default, says that it is."""
     asked = parameter.annotation
     if asked is parameter.empty and parameter.default not in (parameter.empty, None):

@@ -17,7 +17,7 @@ from typing import Any
 
 from patchlight.controller.policies.contract import KINDS, Policy, PolicyKind, kind_of
 from patchlight.controller.policies.files import load_object
-from patchlight.controller.policies.recipe import Recipe, with_written
+from patchlight.controller.policies.recipe import PolicyRecipe, with_written
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.issues import nearest
 
@@ -26,13 +26,13 @@ GROUP = "patchlight.policies"
 
 BUILT_IN: Mapping[PolicyKind, Mapping[str, str]] = {
     "partition": {
-        "constant": "partition:Constant",
-        "maximum": "partition:Maximum",
-        "sip-ml": "partition:Maximum",
-        "minimum": "partition:Minimum",
-        "sufficient": "partition:Sufficient",
+        "constant": "degrees:Constant",
+        "maximum": "degrees:Maximum",
+        "sip-ml": "degrees:Maximum",
+        "minimum": "degrees:Minimum",
+        "sufficient": "degrees:Sufficient",
         "least-delay": "options.least_delay:LeastDelayPartition",
-        "random": "partition:RandomDegree",
+        "random": "degrees:RandomDegree",
     },
     "placement": {
         "first-fit": "placement:FirstFit",
@@ -63,8 +63,8 @@ BUILT_IN: Mapping[PolicyKind, Mapping[str, str]] = {
         "totient": "engineered:Totient",
     },
     "elasticity": {
-        "rigid": "elasticity:Rigid",
-        "give-and-take": "elasticity:GiveAndTake",
+        "rigid": "degrees:Rigid",
+        "give-and-take": "degrees:GiveAndTake",
         "least-delay": "options.least_delay:LeastDelayElasticity",
     },
 }
@@ -86,7 +86,7 @@ _FILE = re.compile(r"(?P<path>.+?\.(?P<suffix>py|onnx))(?::(?P<rest>.*))?", re.D
 _PICKLED = (".pkl", ".pickle", ".pt", ".pth", ".joblib", ".zip", ".ckpt")
 
 
-def find(text: str, kind: PolicyKind | None = None) -> Recipe:
+def find(text: str, kind: PolicyKind | None = None) -> PolicyRecipe:
     """The policy written ``text``; ``kind`` where only one makes sense.
 
     ``BadInput`` if there is none, if several kinds have one of this name, if it is of another
@@ -130,16 +130,16 @@ def is_built_in(text: str, kind: PolicyKind) -> bool:
     return _FILE.fullmatch(named) is None and named.partition(":")[0] in BUILT_IN[kind]
 
 
-def policies(kind: PolicyKind | None = None) -> list[Recipe]:
+def policies(kind: PolicyKind | None = None) -> list[PolicyRecipe]:
     """All that have a name, by kind: built in, learned and shipped, installed."""
-    found: dict[tuple[PolicyKind, str], Recipe] = {}
+    found: dict[tuple[PolicyKind, str], PolicyRecipe] = {}
     for each in (*_built_in(), *_shipped(), *_installed()):
         if kind in (None, each.kind):
             found.setdefault((each.kind, each.name), each)
     return sorted(found.values(), key=lambda each: KINDS.index(each.kind))
 
 
-def _named(name: str, kind: PolicyKind | None) -> Recipe:
+def _named(name: str, kind: PolicyKind | None) -> PolicyRecipe:
     if kind is not None and name in BUILT_IN[kind]:
         return _ours(kind, name)  # what is shipped and installed is looked for in files
     known = policies(kind)
@@ -160,13 +160,13 @@ def _named(name: str, kind: PolicyKind | None) -> Recipe:
     raise BadInput(f"no policy {name!r}: {nearest(name, [e.name for e in known], what)}")
 
 
-def _built_in() -> Iterator[Recipe]:
+def _built_in() -> Iterator[PolicyRecipe]:
     for kind, names in BUILT_IN.items():
         yield from (_ours(kind, name) for name in names)
 
 
-def _ours(kind: PolicyKind, name: str) -> Recipe:
-    return Recipe(kind, name, "built in", partial(_attribute, BUILT_IN[kind][name]))
+def _ours(kind: PolicyKind, name: str) -> PolicyRecipe:
+    return PolicyRecipe(kind, name, "built in", partial(_attribute, BUILT_IN[kind][name]))
 
 
 def _attribute(place: str) -> Any:
@@ -174,7 +174,7 @@ def _attribute(place: str) -> Any:
     return getattr(import_module(f"patchlight.controller.policies.{module}"), attribute)
 
 
-def _shipped() -> Iterator[Recipe]:
+def _shipped() -> Iterator[PolicyRecipe]:
     try:
         from patchlight.controller.policies.files import shipped_models
     except ModuleNotFoundError:
@@ -185,13 +185,13 @@ def _shipped() -> Iterator[Recipe]:
             yield replace(recipe, name=name, origin="learned, shipped")
 
 
-def _learned(path: Path) -> list[Recipe]:
+def _learned(path: Path) -> list[PolicyRecipe]:
     """A recipe for each kind of the model in a file."""
     from patchlight.controller.policies.files import kinds_of
 
     origin = f"learned, {path}"
     return [
-        Recipe(kind, str(path), origin, partial(_load, path, kind), path=path)
+        PolicyRecipe(kind, str(path), origin, partial(_load, path, kind), path=path)
         for kind in kinds_of(path)
     ]
 
@@ -217,12 +217,12 @@ def _load_once(path: Path, changed: int, kind: PolicyKind) -> Any:
     return load_options(path, kind) if is_for_options else load_learned(path)
 
 
-def _installed() -> Iterator[Recipe]:
+def _installed() -> Iterator[PolicyRecipe]:
     for point in entry_points(group=GROUP):
         kind = next((k for k in KINDS if point.name.startswith(f"{k}.")), None)
         if kind is not None:
             name = point.name.removeprefix(f"{kind}.")
-            yield Recipe(kind, name, f"installed, {point.value}", partial(_import, point))
+            yield PolicyRecipe(kind, name, f"installed, {point.value}", partial(_import, point))
 
 
 def _import(point: EntryPoint) -> Any:
@@ -237,7 +237,7 @@ def _import(point: EntryPoint) -> Any:
 
 def _from_file(
     path: Path, suffix: str, rest: str | None, asked: PolicyKind | None
-) -> tuple[Recipe, list[str]]:
+) -> tuple[PolicyRecipe, list[str]]:
     parts = rest.split(":") if rest else []
     if suffix == "onnx":
         if not path.is_file():
@@ -251,4 +251,4 @@ def _from_file(
     assert kind is not None
     called = name or getattr(found, "__name__", "")
     written = f"{path}:{called}" if called else str(path)
-    return Recipe(kind, written, f"file {path}", lambda: found, path=path), parts
+    return PolicyRecipe(kind, written, f"file {path}", lambda: found, path=path), parts

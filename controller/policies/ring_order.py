@@ -137,7 +137,7 @@ def _along_a_tree(names: Sequence[str], trunks: Trunks) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class SwitchUplinks:
     """What the policy sees: which NIC can be joined to which switch, and to which it is now."""
 
     ports: Mapping[Uplinks, tuple[int, ...]]  # the usable ones of these
@@ -166,7 +166,7 @@ class Site:
         return all(room.get((ocs, switch), 0) >= n for ocs, n in self.need(group).items())
 
 
-def survey(lab: Lab, maps: Mapping[str, PortMap], locked: Ports, failed: Ports) -> Site:
+def survey(lab: Lab, maps: Mapping[str, PortMap], locked: Ports, failed: Ports) -> SwitchUplinks:
     """What there is to see of a lab under these maps, as ``regroup`` has to look at it."""
     broken = {ocs: set(ports) for ocs, ports in failed.items() if ports}
     fixed = with_other_ends(maps, locked)
@@ -187,7 +187,7 @@ def survey(lab: Lab, maps: Mapping[str, PortMap], locked: Ports, failed: Ports) 
         at = lit_onto(lab, maps, plug)
         if at is not None and (stays or at[1] not in broken.get(ocs, none)):
             joined[nic] = at
-    return Site(usable, nics, joined, frozenset(pinned))
+    return SwitchUplinks(usable, nics, joined, frozenset(pinned))
 
 
 def lit_onto(lab: Lab, maps: Mapping[str, PortMap], plug: _Port) -> tuple[str, int] | None:

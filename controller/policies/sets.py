@@ -29,16 +29,15 @@ def lowest(gpus: int, count: int) -> list[int]:
 def members(gpus: int) -> list[int]:
     """All GPUs of a set, ascending."""
     found: list[int] = []
+    words: Iterable[tuple[int]] = [(gpus,)]
     if (size := gpus.bit_length()) > _LARGE:
         words = struct.iter_unpack("<Q", gpus.to_bytes(-(-size // 64) * 8, "little"))
-        for number, (word,) in enumerate(words):
-            if word:
-                found += [64 * number + each for each in members(word)]
-        return found
-    while gpus:
-        last = gpus & -gpus
-        found.append(last.bit_length() - 1)
-        gpus ^= last
+    for number, (word,) in enumerate(words):
+        rest = word
+        while rest:
+            last = rest & -rest
+            found.append(64 * number + last.bit_length() - 1)
+            rest ^= last
     return found
 
 

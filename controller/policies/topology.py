@@ -15,7 +15,7 @@ from patchlight.controller.policies.contract import ClusterView
 from patchlight.controller.policies.ring_order import (
     NO_PORTS,
     Ports,
-    Site,
+    SwitchUplinks,
     Uplinks,
     lit_onto,
     survey,
@@ -111,7 +111,7 @@ class OneGroup:
         self.switches = names
 
     @cached_property
-    def _site(self) -> Site:
+    def _site(self) -> SwitchUplinks:
         return survey(self._lab, self._maps, self._locked, NO_PORTS)
 
     def onto(self, switch: str) -> dict[str, PortMap]:
@@ -132,7 +132,7 @@ def _surveyed(
     groups: Sequence[Sequence[str]],
     locked: Ports,
     failed: Ports,
-) -> tuple[Site, list[tuple[Endpoint, ...]]]:
+) -> tuple[SwitchUplinks, list[tuple[Endpoint, ...]]]:
     """The site, and the NICs of each group; ``CannotRegroup`` for one that cannot be lit at all."""
     site = survey(lab, maps, locked, failed)
     members = [tuple(lab.host(name).endpoint for name in group) for group in groups]
@@ -194,7 +194,7 @@ def _regroup_over_trunks(
 
 
 def _choose_switches(
-    site: Site, members: Sequence[tuple[Endpoint, ...]], among: Collection[str]
+    site: SwitchUplinks, members: Sequence[tuple[Endpoint, ...]], among: Collection[str]
 ) -> list[str]:
     """A packet switch for each group: fewest NICs moved, then fewest groups sharing one."""
     switches = sorted({switch for _, switch in site.ports if not among or switch in among})
@@ -238,7 +238,7 @@ def _choose_switches(
 
 
 def _rewire(
-    site: Site, maps: Mapping[str, PortMap], switch_of: Mapping[tuple[Endpoint, ...], str]
+    site: SwitchUplinks, maps: Mapping[str, PortMap], switch_of: Mapping[tuple[Endpoint, ...], str]
 ) -> dict[str, PortMap]:
     """Give each NIC a port of its group's switch; whoever stood in the way moves aside."""
     target = {nic: switch for group, switch in switch_of.items() for nic in group}
@@ -280,7 +280,10 @@ def _rewire(
 
 
 def _with_circuits(
-    site: Site, nics: Mapping[Endpoint, int], present: PortMap, port_of: Mapping[Endpoint, int]
+    site: SwitchUplinks,
+    nics: Mapping[Endpoint, int],
+    present: PortMap,
+    port_of: Mapping[Endpoint, int],
 ) -> PortMap:
     circuits = [(port, port_of[nic]) for nic, port in nics.items() if nic in port_of]
     moving = {p for nic, p in nics.items() if nic in port_of or nic in site.joined}

@@ -22,7 +22,7 @@ LAST_ITERATIONS = 20
 _SAME_RATE = 0.05
 
 
-class Measured(NamedTuple):
+class MeasuredIteration(NamedTuple):
     """Iterations took ``iteration_s`` while an edge of the ring had ``rate_bps``."""
 
     iteration_s: float
@@ -47,7 +47,7 @@ class Measured(NamedTuple):
 
 
 def learned_work(
-    compute_s: float, bits: float, measured: Sequence[Measured]
+    compute_s: float, bits: float, measured: Sequence[MeasuredIteration]
 ) -> tuple[float, float]:
     """Seconds of computing and bits on each edge of an iteration; ``nan`` is what is not known.
 
@@ -71,7 +71,7 @@ def learned_work(
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedJob:
+class PredictedJob:
     """A job that runs, or would: ``hosts`` is its ring in order, by name.
 
     Of ``training``, ``iterations`` are those still to come, infinity where nobody knows; where
@@ -82,7 +82,7 @@ class PlacedJob:
     name: str
     hosts: tuple[str, ...]
     training: Training
-    measured: tuple[Measured, ...] = ()
+    measured: tuple[MeasuredIteration, ...] = ()
     dark_s: float = 0.0
 
 
@@ -118,7 +118,7 @@ class Prediction:
 
 
 def predict(
-    lab: Lab, circuits: Mapping[str, PortMap], jobs: Sequence[PlacedJob]
+    lab: Lab, circuits: Mapping[str, PortMap], jobs: Sequence[PredictedJob]
 ) -> list[Prediction]:
     """What becomes of each of these jobs, all of which run now, under these maps.
 
@@ -129,7 +129,7 @@ def predict(
     return predict_on(LabNetwork(lab, trace_links(lab, circuits)), jobs)
 
 
-def predict_on(network: LabNetwork, jobs: Sequence[PlacedJob]) -> list[Prediction]:
+def predict_on(network: LabNetwork, jobs: Sequence[PredictedJob]) -> list[Prediction]:
     """The same, over the links of a network."""
     runs = [_run_of(network, job) for job in jobs]
     going = [run for run in runs if run.demand is not None]
@@ -167,7 +167,11 @@ class _Run:
     """A job on its way to its end."""
 
     def __init__(
-        self, demand: Demand | None, load: Load, dark_s: float, measured: Sequence[Measured] = ()
+        self,
+        demand: Demand | None,
+        load: Load,
+        dark_s: float,
+        measured: Sequence[MeasuredIteration] = (),
     ) -> None:
         self.demand, self.load, self._dark_s, self._measured = demand, load, dark_s, measured
         # Of what is not known to send nothing, we take it that it sends.
@@ -220,7 +224,7 @@ def _go_to_the_end(network: LabNetwork, runs: Sequence[_Run]) -> None:
         now_s = end_s
 
 
-def _run_of(network: LabNetwork, job: PlacedJob) -> _Run:
+def _run_of(network: LabNetwork, job: PredictedJob) -> _Run:
     ring = [network.number(name) for name in job.hosts]
     training, workers = job.training, len(ring)
     models = {gpu.model for number in ring if (gpu := network.hosts[number].gpu) is not None}
@@ -232,7 +236,7 @@ def _run_of(network: LabNetwork, job: PlacedJob) -> _Run:
 
 
 def _first_look(
-    network: LabNetwork, job: PlacedJob, run: _Run, going: Sequence[_Run]
+    network: LabNetwork, job: PredictedJob, run: _Run, going: Sequence[_Run]
 ) -> Prediction:
     """How a job stands at first."""
     if run.demand is None:

@@ -128,7 +128,7 @@ class Capacities(Protocol):
         """The rate of each directed link that rings share."""
 
 
-class Ring(Protocol):
+class RingShare(Protocol):
     """A running job: its number, what it has to do, its links, and its seconds for a unit."""
 
     index: int
@@ -137,7 +137,7 @@ class Ring(Protocol):
     unit_s: float
 
 
-R = TypeVar("R", bound=Ring)
+R = TypeVar("R", bound=RingShare)
 
 
 class RingNetwork(Generic[R]):

@@ -56,7 +56,7 @@ class Spread(NamedTuple):
     most: float
 
 
-class Window(NamedTuple):
+class SeriesWindow(NamedTuple):
     """From ``at`` (Unix time) on, for as long as windows of its kind are.
 
     Of a job: the mean busy share of its ``gpus``, what its hosts send in all (bit/s of the lab),
@@ -89,7 +89,7 @@ class Window(NamedTuple):
 
 
 @dataclass
-class Iterations:
+class IterationStatistics:
     """What iterations took that were told of since the last window."""
 
     hosts: Sequence[tuple[str, str]]
@@ -115,7 +115,7 @@ class Iterations:
 class JobThen(NamedTuple):
     """A job that ran in a window: its hosts, each with its GPU (or ``""``), and since when."""
 
-    iterations: Iterations
+    iterations: IterationStatistics
     since: float
     until: float
     predicted_s: float | None
@@ -123,9 +123,9 @@ class JobThen(NamedTuple):
 
 def lab_window(
     at: int, busy: Mapping[str, Sequence[Sample]], sent: Mapping[str, Sequence[Sample]]
-) -> Window:
+) -> SeriesWindow:
     """Of all GPUs and all hosts, by name."""
-    return Window(at, "", len(busy), _of_any(busy.values()), _of_any(sent.values()))
+    return SeriesWindow(at, "", len(busy), _of_any(busy.values()), _of_any(sent.values()))
 
 
 def job_window(
@@ -134,7 +134,7 @@ def job_window(
     then: JobThen,
     busy: Mapping[str, Sequence[Sample]],
     sent: Mapping[str, Sequence[Sample]],
-) -> Window:
+) -> SeriesWindow:
     """Of one job, out of the samples of all GPUs and hosts."""
 
     def its(all_samples: Mapping[str, Sequence[Sample]], name: str) -> list[Sample]:
@@ -143,7 +143,7 @@ def job_window(
     hosts = then.iterations.hosts
     gpus = [gpu for _, gpu in hosts if gpu]
     share = summed([its(busy, gpu) for gpu in gpus])
-    return Window(
+    return SeriesWindow(
         at,
         job,
         len(gpus),
@@ -194,7 +194,7 @@ class SeriesStore(Database):
         self._counts = dict.fromkeys(WIDTHS_S, 0)
         self._counts |= dict(self.rows("SELECT width_s, count(*) FROM windows GROUP BY width_s"))
 
-    def add(self, windows: Iterable[Window], before: float = 0.0) -> None:
+    def add(self, windows: Iterable[SeriesWindow], before: float = 0.0) -> None:
         """Append windows of one time, of the least width; wider ones follow when they are full.
 
         What began before then is forgotten, and the oldest of what is too much.
@@ -219,7 +219,7 @@ class SeriesStore(Database):
 
     def read(
         self, since: float, until: float, points: int = 300, jobs: Collection[str] | None = None
-    ) -> tuple[int, list[Window]]:
+    ) -> tuple[int, list[SeriesWindow]]:
         """What was between these times, as some ``points`` windows for each job, oldest first.
 
         With ``jobs``, of these alone (``""``: the lab). How long the windows are comes first: as
@@ -268,7 +268,7 @@ def open_series(state_dir: Path) -> SeriesStore:
     return SeriesStore(private_file(state_dir, "samples.db"))
 
 
-def _row(window: Window) -> tuple[object, ...]:
+def _row(window: SeriesWindow) -> tuple[object, ...]:
     nothing = (None, None, None)
     return (
         window.at,
@@ -282,7 +282,7 @@ def _row(window: Window) -> tuple[object, ...]:
     )
 
 
-def _window(row: Sequence[object]) -> Window:
+def _window(row: Sequence[object]) -> SeriesWindow:
     at, job, gpus, *values = row
     busy, sent, iterations, took, predicted_s = (
         _spread(values[:3]),
@@ -291,7 +291,7 @@ def _window(row: Sequence[object]) -> Window:
         _spread(values[7:10]),
         values[10],
     )
-    return Window(at, job, gpus, busy, sent, iterations, took, predicted_s)  # type: ignore[arg-type]
+    return SeriesWindow(at, job, gpus, busy, sent, iterations, took, predicted_s)  # type: ignore[arg-type]
 
 
 def _spread(values: Sequence[object]) -> Spread | None:

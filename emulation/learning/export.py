@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from patchlight.controller.policies.files import OUTPUT
 from patchlight.controller.policies.learned import Card, load_learned
-from patchlight.controller.policies.observation import SCHEMA, Layout
+from patchlight.controller.policies.observation import SCHEMA, ObservationLayout
 from patchlight.emulation.learning.config import Config
 from patchlight.emulation.learning.network import (
     Likeness,
@@ -51,7 +51,7 @@ class _Plain(nn.Module):
 
 def export(
     scorer: OptionScorer | MeanScorer,
-    layout: Layout,
+    layout: ObservationLayout,
     config: Config,
     training: Mapping[str, Any],
     folder: Path,
@@ -72,7 +72,7 @@ def export(
 
 def of_runs(
     runs: Sequence[Path],
-) -> tuple[OptionScorer | MeanScorer, Layout, Config, dict[str, Any]]:
+) -> tuple[OptionScorer | MeanScorer, ObservationLayout, Config, dict[str, Any]]:
     """The network of a training run, or several by the mean of their scores, and what ``export``
     wants to know of it.
 
@@ -141,7 +141,7 @@ def write_files(folder: Path, name: str, content: bytes, card: str) -> Path:
     return path
 
 
-def onnx_bytes(scorer: OptionScorer | MeanScorer, layout: Layout) -> bytes:
+def onnx_bytes(scorer: OptionScorer | MeanScorer, layout: ObservationLayout) -> bytes:
     """The scorer as an ONNX model for one observation at a time.
 
     Weights are kept with 16 bits each: half the size, and less than what learning leaves open.

@@ -24,7 +24,7 @@ from patchlight.controller.policies.observation import (
     UNEVENNESS,
     WORK,
     WORK_DEVIATION,
-    Layout,
+    ObservationLayout,
 )
 from patchlight.emulation.learning.config import Config, Network, read_config
 from patchlight.emulation.learning.episode_arrays import EpisodeJobs
@@ -50,7 +50,7 @@ class ClusterValue(nn.Module):
 
     busy_after: Tensor
 
-    def __init__(self, layout: Layout, network: Network) -> None:
+    def __init__(self, layout: ObservationLayout, network: Network) -> None:
         super().__init__()
         # A little more, so that a job that ends as the next one comes counts as gone.
         self.register_buffer("busy_after", torch.tensor(network.busy_after_ks).float() + 1e-3)
@@ -133,7 +133,7 @@ class OptionScorer(nn.Module):
     inputs = ("remaining", "mask", "recent")
     """The arrays of an observation that it looks at."""
 
-    def __init__(self, layout: Layout, network: Network, discount: float) -> None:
+    def __init__(self, layout: ObservationLayout, network: Network, discount: float) -> None:
         super().__init__()
         # To a larger cluster as many more jobs come, for each of which a free server counts.
         self.discount = discount * layout.servers / PAC_ML_SHAPE.size
@@ -211,7 +211,7 @@ def _likeness(recent: Tensor, servers: int) -> Tensor:
     return torch.stack(told, -1).clamp(-10.0, 10.0)
 
 
-def likeness_of(scenario: Scenario, layout: Layout, first_seed: int) -> Likeness:
+def likeness_of(scenario: Scenario, layout: ObservationLayout, first_seed: int) -> Likeness:
     """What the jobs of a scenario are like: mean and deviation over some episodes."""
     seen = [EpisodeJobs.of(scenario, first_seed + n).recent for n in range(_SEEDS)]
     # Once there are as many recent jobs as are counted; of a short episode at its end.
@@ -226,7 +226,7 @@ def load_run(folder: Path) -> tuple[Config, dict[str, Any]]:
     return read_config(folder / CONFIG), kept
 
 
-def scorer_of(config: Config, kept: dict[str, Any]) -> tuple[OptionScorer, Layout]:
+def scorer_of(config: Config, kept: dict[str, Any]) -> tuple[OptionScorer, ObservationLayout]:
     """The scorer that a checkpoint holds, and the layout it is for.
 
     ``BadInput`` for a run that is for studies only, and for a checkpoint of another network.
@@ -243,7 +243,7 @@ def scorer_of(config: Config, kept: dict[str, Any]) -> tuple[OptionScorer, Layou
         )
     with of_this_network(f"the checkpoint of {config.name!r}"):
         groups, racks, servers = kept["ramp"]
-        layout = Layout((groups, racks, servers), tuple(kept["degrees"]))
+        layout = ObservationLayout((groups, racks, servers), tuple(kept["degrees"]))
         scorer = OptionScorer(layout, config.network, float(kept["discount"]))
         scorer.load_state_dict(kept["average"])
     return scorer, layout

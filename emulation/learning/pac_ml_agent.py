@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from patchlight.controller.policies.observation import Array, Layout
+from patchlight.controller.policies.observation import Array, ObservationLayout
 from patchlight.emulation.learning.config import Network
 from patchlight.emulation.learning.vector_episodes import VectorEpisodes
 from patchlight.emulation.simulator.ramp.workloads import Workloads
@@ -125,7 +125,7 @@ class PacMlNetwork(nn.Module):
     With ``graph_width`` 0 of the configuration the graph is left out, all else is as it was.
     """
 
-    def __init__(self, layout: Layout, network: Network, workloads: Workloads) -> None:
+    def __init__(self, layout: ObservationLayout, network: Network, workloads: Workloads) -> None:
         super().__init__()
         self.graphs = TrainingGraphs(workloads)
         told, actions = _ABOUT + len(layout.actions), len(layout.actions)

@@ -18,8 +18,8 @@ from patchlight.controller.policies.observation import (
     LONGEST,
     UNIT_S,
     Array,
-    Layout,
     Observation,
+    ObservationLayout,
     graph_features,
 )
 from patchlight.emulation.learning.episode_arrays import BlockChoices, BlockTable, JobColumns
@@ -42,10 +42,10 @@ class Finished:
     blocking_rate: float
 
 
-def layout_of(scenario: Scenario) -> Layout:
+def layout_of(scenario: Scenario) -> ObservationLayout:
     """How a learned policy sees a scenario's cluster."""
     shape = scenario.workloads.ramp.shape
-    return Layout((shape.groups, shape.racks, shape.servers), scenario.workloads.degrees)
+    return ObservationLayout((shape.groups, shape.racks, shape.servers), scenario.workloads.degrees)
 
 
 class VectorEpisodes:

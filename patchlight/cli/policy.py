@@ -21,7 +21,7 @@ from patchlight.console.scheduling_options import absolute, is_on, kinds_of_poli
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 if TYPE_CHECKING:
-    from patchlight.controller.policies.recipe import Recipe
+    from patchlight.controller.policies.recipe import PolicyRecipe
 
 
 _KINDS = ("partition", "placement", "order", "topology", "elasticity")
@@ -225,7 +225,7 @@ def _source(factory: Any) -> str | None:
         return None
 
 
-def fit_of(found: "Recipe", lab_name: str) -> dict[str, Any]:
+def fit_of(found: "PolicyRecipe", lab_name: str) -> dict[str, Any]:
     """How a learned policy fits a lab; ``BadInput`` if it does not, or is none that could."""
     from patchlight.controller.jobs.cluster_view import WiredLab
     from patchlight.controller.policies.options.card import FROM_JOBS, missing_inputs, outside_range

@@ -14,7 +14,7 @@ import pytest
 from patchlight.agents.nics.moving import is_in, read_nic
 from patchlight.agents.nics.state import NicState
 from patchlight.agents.nics.virtual_functions import NicAccess
-from patchlight.controller.hosts.agent_client import AgentClient, NicDark
+from patchlight.controller.hosts.agent_client import AgentClient, NicWithoutCarrier
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.testbed.lab.model import Lab, Nic
 from patchlight.testbed.lab.nic import default_mac
@@ -97,7 +97,9 @@ def test_a_worker_goes_on_once_its_carrier_is_back_or_says_that_it_is_not(
         finally:
             await client.close()
 
-    with pytest.raises(NicDark, match=r"cannot go on: after 0\.3 s nic0 has no carrier") as caught:
+    with pytest.raises(
+        NicWithoutCarrier, match=r"cannot go on: after 0\.3 s nic0 has no carrier"
+    ) as caught:
         asyncio.run(release())
     assert "'relock'" in str(caught.value.hint)
     assert agent.worker("job-0")["state"] == "held"

@@ -19,11 +19,11 @@ from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.controller.api.admission import Admission
 from patchlight.controller.api.answers import explain, new_app
 from patchlight.controller.api.caller import Doorman
-from patchlight.controller.hosts import health as heartbeats
+from patchlight.controller.hosts import health
 from patchlight.controller.hosts.agent_client import (
     VERSION,
+    AgentCallError,
     AgentClient,
-    AgentError,
     AgentIncompatible,
 )
 from patchlight.controller.hosts.fleet import Fleet
@@ -122,13 +122,15 @@ async def test_a_newer_agent_may_say_more(agent: Agent, client: AgentClient) -> 
 async def test_an_answer_that_is_none_is_named(agent: Agent, client: AgentClient) -> None:
     for answer in ({"id": "w", "state": "asleep"}, {}, "nonsense"):
         agent.say(answer)
-        with pytest.raises(AgentError, match="agent of server1 answered GET /workers/w with what"):
+        with pytest.raises(
+            AgentCallError, match="agent of server1 answered GET /workers/w with what"
+        ):
             await client.worker("w")
 
 
 async def test_a_refusal_comes_with_the_agents_words(agent: Agent, client: AgentClient) -> None:
     agent.say({"error": "worker w is done", "hint": "nothing more to do"}, 409)
-    with pytest.raises(AgentError, match="the agent of server1: worker w is done") as caught:
+    with pytest.raises(AgentCallError, match="the agent of server1: worker w is done") as caught:
         await client.hold("w", 3)
     assert caught.value.hint == "nothing more to do"
 
@@ -150,7 +152,7 @@ async def test_what_goes_over_the_wire(agent: Agent, client: AgentClient) -> Non
 
 async def test_an_agent_that_is_not_there_is_named(tmp_path: Path) -> None:
     client = AgentClient("server1", f"unix:{tmp_path / 'nobody.sock'}")
-    with pytest.raises(AgentError, match=r"the agent of server1 at unix:.* did not answer GET"):
+    with pytest.raises(AgentCallError, match=r"the agent of server1 at unix:.* did not answer GET"):
         await client.status()
     await client.close()
 
@@ -162,7 +164,7 @@ async def test_an_agent_that_says_nothing_is_told_with_how_long_it_had(tmp_path:
 
     async with await asyncio.start_unix_server(serve, tmp_path / "stopped.sock"):
         client = AgentClient("server1", f"unix:{tmp_path / 'stopped.sock'}")
-        with pytest.raises(AgentError, match=r"GET /status: ReadTimeout after \d+ s\n"):
+        with pytest.raises(AgentCallError, match=r"GET /status: ReadTimeout after \d+ s\n"):
             await client.status()
         await client.close()
 
@@ -212,7 +214,7 @@ async def test_one_lost_sample_does_not_make_an_agent_silent_and_many_do(
         assert fleet.reachable["server1"]
         agent.requests.clear()
         await eventually(lambda: len(agent.requests) > 1, "an answer")
-        monkeypatch.setattr(heartbeats, "INTERVAL_S", 0.05)
+        monkeypatch.setattr(health, "INTERVAL_S", 0.05)
         agent.lost = 10_000
         await eventually(lambda: fleet.silent() == {"server1"}, "the agent to be silent")
         assert not fleet.reachable["server1"]

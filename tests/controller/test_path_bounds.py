@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from patchlight.controller.paths.bounds import Order, PathJob, PathShares, why_no_paths
+from patchlight.controller.paths.bounds import BoundsOrder, PathJob, PathShares, why_no_paths
 from patchlight.testbed.lab.spectrum import SpectrumMap
 from patchlight.testbed.labfile.reader import load_lab
 from patchlight.testbed.paths.light_networks import light_networks
@@ -20,7 +20,7 @@ def job(*numbers: int) -> PathJob:
     return PathJob("vgg", [ODDL4.hosts[n] for n in numbers], 575e6)
 
 
-def after(orders: Iterable[Order], said: Said) -> Said:
+def after(orders: Iterable[BoundsOrder], said: Said) -> Said:
     """What agents say once they have carried orders out."""
     told = {server: dict(nics) for server, nics in said.items()}
     for server, nic, bounds, _ in orders:

@@ -26,7 +26,7 @@ _FORKED.set_forkserver_preload(
         "patchlight.controller.api.app",
         "patchlight.controller.api.metrics",
         "patchlight.controller.circuits.drivers.dry_run",
-        "patchlight.controller.policies.elasticity",
+        "patchlight.controller.policies.degrees",
         "patchlight.controller.policies.order",
         "patchlight.controller.policies.placement",
         "patchlight.controller.service",

@@ -15,10 +15,10 @@ from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import DeviceUnreachable
 from patchlight.controller.circuits.drivers.dry_run import DryRun
 from patchlight.controller.hosts.agent_client import (
+    AgentCallError,
     AgentClient,
-    AgentError,
     AgentSilent,
-    NicDark,
+    NicWithoutCarrier,
     NotOnServer,
 )
 from patchlight.controller.hosts.fleet import Fleet
@@ -127,7 +127,7 @@ class FakeAgent(AgentClient):
         self._fleet.calls.append((call, worker_id))
         self._fail_if_told(call)
         if call in self._fleet.refusals:
-            raise AgentError(f"the agent of {self.server}: {self._fleet.refusals[call]}")
+            raise AgentCallError(f"the agent of {self.server}: {self._fleet.refusals[call]}")
 
     async def create_worker(self, spec: WorkerSpec) -> WorkerStatus:
         self._called("create", spec.id)
@@ -171,14 +171,16 @@ class FakeAgent(AgentClient):
         self._fleet.held_before[worker_id] = iteration
         if self._fleet.too_late:
             self._fleet.too_late -= 1
-            raise AgentError(f"iteration {iteration} is past")
+            raise AgentCallError(f"iteration {iteration} is past")
         if self._fleet.pauses:
             self._fleet.put_worker(worker_id, WorkerState.HELD)
 
     async def release(self, worker_id: str) -> None:
         self._called("release", worker_id)
         if worker_id in self._fleet.dark:
-            raise NicDark(f"worker {worker_id} cannot go on: after 2 s nic0 has no carrier")
+            raise NicWithoutCarrier(
+                f"worker {worker_id} cannot go on: after 2 s nic0 has no carrier"
+            )
         if self._fleet.workers[worker_id].state is WorkerState.HELD:
             self._fleet.put_worker(worker_id, WorkerState.RUNNING)
 

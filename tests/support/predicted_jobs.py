@@ -6,7 +6,7 @@ from statistics import median
 
 from patchlight.client.client import ControllerClient
 from patchlight.controller.policies.topology import regroup
-from patchlight.controller.prediction.completion import PlacedJob, predict
+from patchlight.controller.prediction.completion import PredictedJob, predict
 from patchlight.controller.prediction.sharing import Training
 from patchlight.emulation.experiments.ofc2022.scenario import COMPUTE_S, GRADIENT_BYTES
 from patchlight.testbed.jobs import JobSpec
@@ -45,7 +45,7 @@ def predicted_and_measured_s(
     client.reconfigure({ocs: list(each.texts) for ocs, each in maps.items()}, only=True)
     specs = [spec_of(f"job{n}", ring, iterations) for n, ring in enumerate(rings)]
     placed = [
-        PlacedJob(
+        PredictedJob(
             spec.name, spec.hosts, Training(spec.iterations, spec.gradient_bytes, spec.compute_s)
         )
         for spec in specs

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from patchlight.controller.jobs.discipline.contract import Fate, OrderTraits, UserAccounts
+from patchlight.controller.jobs.discipline.contract import JobFate, OrderTraits, UserAccounts
 from patchlight.controller.jobs.discipline.queue import JobQueue
 from patchlight.controller.policies.contract import Progress, Running
 from patchlight.controller.policies.order import Fifo
@@ -95,10 +95,10 @@ class Cluster:
     def would_end_s(self, entry: Job) -> float:
         return self.now_s + entry.lasts_s - entry.had_s if self.known else math.inf
 
-    def fate(self, name: str) -> Fate:
+    def fate(self, name: str) -> JobFate:
         if name in self.failed:
-            return Fate.FAILED
-        return Fate.DONE if name in self.done else Fate.PENDING
+            return JobFate.FAILED
+        return JobFate.DONE if name in self.done else JobFate.PENDING
 
     def free_for(self, entry: Job) -> int:
         return self.occupancy.free

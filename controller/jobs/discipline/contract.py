@@ -19,7 +19,7 @@ EPSILON_S = 1e-7
 P = TypeVar("P")
 
 
-class Usage(NamedTuple):
+class UserUsage(NamedTuple):
     """What a user had, as of ``at_s``: what a site keeps of it for good.
 
     ``gpu_s`` are GPU-seconds of which those of a half-life ago count half, ``window_gpu_s``
@@ -38,7 +38,7 @@ class UserAccounts:
     told again by ``took``.
     """
 
-    def __init__(self, settings: Discipline, usage: Mapping[str, Usage] | None = None) -> None:
+    def __init__(self, settings: Discipline, usage: Mapping[str, UserUsage] | None = None) -> None:
         self._settings = settings
         self._usage = dict(usage or {})
         self._held: dict[str, int] = {}
@@ -61,7 +61,7 @@ class UserAccounts:
         most = self._settings.allowance(user).gpus
         return math.inf if most is None else most - self.held(user)
 
-    def usage(self, now_s: float) -> dict[str, Usage]:
+    def usage(self, now_s: float) -> dict[str, UserUsage]:
         """What each user had up to now: what to keep."""
         return {user: self._until(user, now_s) for user in self._usage}
 
@@ -97,11 +97,11 @@ class UserAccounts:
         length_s = self._settings.quota_window_s
         return (now_s // length_s + 1) * length_s
 
-    def _until(self, user: str, now_s: float) -> Usage:
+    def _until(self, user: str, now_s: float) -> UserUsage:
         """The usage as of now: what was had decays, what is held is added as it was had."""
         known = self._usage.get(user)
         if known is None:
-            return Usage(0.0, now_s, 0.0)
+            return UserUsage(0.0, now_s, 0.0)
         passed_s = now_s - known.at_s
         if passed_s <= 0:
             return known
@@ -112,7 +112,7 @@ class UserAccounts:
         window_s = self._settings.quota_window_s
         begins_s = now_s // window_s * window_s
         before_gpu_s = known.window_gpu_s if known.at_s >= begins_s else 0.0
-        return Usage(gpu_s, now_s, before_gpu_s + held * (now_s - max(begins_s, known.at_s)))
+        return UserUsage(gpu_s, now_s, before_gpu_s + held * (now_s - max(begins_s, known.at_s)))
 
 
 def admission(settings: Discipline, user: str, gpus: int, jobs: int) -> Waiting | None:
@@ -134,7 +134,7 @@ def _called(user: str) -> str:
     return f"user {user}" if user else "the user"
 
 
-class Fate(StrEnum):
+class JobFate(StrEnum):
     """What has become of a job that others wait for."""
 
     PENDING = "pending"
@@ -143,7 +143,7 @@ class Fate(StrEnum):
     """It will never be done: failed, stopped, or nobody knows it."""
 
 
-class Entry(Protocol):
+class QueueEntry(Protocol):
     """What is started as one: a job, or a gang of them.
 
     What changes while it waits, the queue hears by ``remove``, and by the site's ``joined`` again.
@@ -213,7 +213,7 @@ class Occupied(Protocol):
         """Those that are broken, or whose links nobody knows, as a set."""
 
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=QueueEntry)
 
 
 class Site(Protocol[E, P]):
@@ -262,7 +262,7 @@ class Site(Protocol[E, P]):
     def would_end_s(self, entry: E) -> float:
         """When an entry that waits would end if it started now; infinity where nobody knows."""
 
-    def fate(self, name: str) -> Fate:
+    def fate(self, name: str) -> JobFate:
         """What has become of a job that an entry names in ``after``."""
 
     def free_for(self, entry: E) -> int:

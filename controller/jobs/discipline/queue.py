@@ -1,18 +1,39 @@
-"""The queue: starts what waits as its order, its settings and the site's policies say."""
+"""The queue: starts what waits, and resizes what runs, as its settings and the policies say.
 
+One implementation for the lab and for the simulator. The elasticity policy is asked after each pass
+which running jobs get other numbers of workers.
+"""
+
+import itertools
 import math
-from collections.abc import Iterator
-from typing import Generic, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
 
-from patchlight.controller.jobs.discipline.contract import EPSILON_S, Entry, Fate, OrderTraits, Site
-from patchlight.controller.jobs.discipline.standings import Line, Place, victims_of
+from patchlight.controller.jobs.discipline.contract import (
+    EPSILON_S,
+    JobFate,
+    OrderTraits,
+    QueueEntry,
+    Site,
+    UserAccounts,
+)
+from patchlight.controller.jobs.discipline.standings import Place, WaitingLine, victims_of
+from patchlight.controller.policies.contract import ClusterView, ElasticJob, QueuedJob
+from patchlight.controller.prediction.completion import RingWork, units_s
+from patchlight.controller.prediction.network import LabNetwork
+from patchlight.controller.prediction.sharing import Load
 from patchlight.testbed.lab.queueing import Discipline, Waiting, WaitReason
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=QueueEntry)
 P = TypeVar("P")
 
 _NO_LIGHT = Waiting(WaitReason.NO_CIRCUIT, "its GPUs cannot be joined by light")
 _HELD = Waiting(WaitReason.HELD, "it is held back", is_blocked=True)
+
+ASK_AGAIN_S = 60.0
+"""So often the policy is asked while nothing comes, starts or ends, unless it is ``stable``."""
+
+_MOST_QUEUED = 64
 
 
 class JobQueue(Generic[E, P]):
@@ -27,7 +48,7 @@ class JobQueue(Generic[E, P]):
             raise ValueError("a queue with quotas or by user needs the site's accounts")
         self._site, self._settings = site, settings
         self._quotas = site.accounts if settings.has_quotas else None
-        self._line: Line[E] = Line(site.rank, order, settings.has_quotas)
+        self._line: WaitingLine[E] = WaitingLine(site.rank, order, settings.has_quotas)
         rises_at = None if order.by_user else order.rises_at
         self._victims = victims_of(site, self._line.standing, settings.quantum_s, rises_at)
         for entry in sorted(site.running.values(), key=lambda each: each.began_s):
@@ -141,13 +162,13 @@ class JobQueue(Generic[E, P]):
     def _depends(self, entry: E) -> Waiting | None:
         fates = {name: self._site.fate(name) for name in entry.after}
         for fate, words in (
-            (Fate.FAILED, "it was to come after {}, which will never be done"),
-            (Fate.PENDING, "it comes after {}, which is not done yet"),
+            (JobFate.FAILED, "it was to come after {}, which will never be done"),
+            (JobFate.PENDING, "it comes after {}, which is not done yet"),
         ):
             names = [name for name, found in fates.items() if found is fate]
             if names:
                 said = words.format(", ".join(names))
-                return Waiting(WaitReason.DEPENDENCY, said, is_blocked=fate is Fate.FAILED)
+                return Waiting(WaitReason.DEPENDENCY, said, is_blocked=fate is JobFate.FAILED)
         return None
 
     def _over_quota(self, entry: E) -> bool:
@@ -279,5 +300,108 @@ class JobQueue(Generic[E, P]):
         return False
 
 
-def _behind(entry: Entry) -> Waiting:
+def _behind(entry: QueueEntry) -> Waiting:
     return Waiting(WaitReason.BEHIND, f"it comes after {entry.name}")
+
+
+class ElasticSite(Protocol[E]):
+    """A site whose running entries may get other numbers of GPUs."""
+
+    @property
+    def accounts(self) -> UserAccounts | None:
+        """What users have and had; ``None`` where nobody has to know."""
+
+    @property
+    def now_s(self) -> float:
+        """Seconds."""
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether the policy answers the same until something comes, starts or ends."""
+
+    def elastic(self) -> Sequence[tuple[E, ElasticJob]]:
+        """The running entries that may change now, as the policy is shown them."""
+
+    def queued(self, entry: E) -> QueuedJob:
+        """An entry that waits, as the policy is shown it."""
+
+    def ask(self, jobs: Sequence[ElasticJob], queue: Sequence[QueuedJob]) -> Mapping[str, int]:
+        """What the policy answers, the cluster being as it is now."""
+
+    def resize(self, entry: E, degree: int) -> None:
+        """Give an entry so many GPUs, if the placement policy finds them; what it had more, back.
+
+        A lab notes it here and carries it out after the pass.
+        """
+
+    def wake_at(self, at_s: float) -> None:
+        """There has to be a pass by then, whatever happens."""
+
+
+def resize_jobs(site: ElasticSite[E], waiting: Iterable[tuple[E, Waiting]]) -> list[E]:
+    """Ask once, and do what is answered: who changed. ``waiting`` has the next one first.
+
+    Those that shrink come first. A job does not grow beyond what its user may have.
+    """
+    elastic = site.elastic()
+    if not elastic:
+        return []
+    if not site.is_stable:
+        site.wake_at(site.now_s + ASK_AGAIN_S)
+    queue = [site.queued(entry) for entry in itertools.islice(_for_gpus(waiting), _MOST_QUEUED)]
+    wanted = site.ask([job for _, job in elastic], queue)
+    changes = [
+        (wanted[job.name] - job.degree, entry, job) for entry, job in elastic if job.name in wanted
+    ]
+    changed: list[E] = []
+    for more, entry, job in sorted(changes, key=lambda change: change[0]):
+        accounts = site.accounts
+        if more > 0 and accounts and accounts.over_quota(entry.user, more, site.now_s):
+            continue
+        site.resize(entry, job.degree + more)
+        changed.append(entry)
+    return changed
+
+
+def _for_gpus(waiting: Iterable[tuple[E, Waiting]]) -> Iterator[E]:
+    """Those that GPUs alone would help."""
+    had_enough: set[str] = set()
+    for entry, why in waiting:
+        if why.reason is WaitReason.QUOTA:
+            had_enough.add(entry.user)
+        elif not (why.is_blocked or why.reason.is_passed or entry.user in had_enough):
+            yield entry
+
+
+def is_stable(policy: object) -> bool:
+    """Whether an elasticity policy, or the one that a guard keeps, says that it is ``stable``."""
+    return bool(getattr(getattr(policy, "policy", policy), "stable", False))
+
+
+def room_for(view: ClusterView, name: str, gpus: int, *, grows: bool) -> ClusterView:
+    """The cluster for a job that changes: its own GPUs, and if it grows the free ones, too."""
+    taken = view.occupied if grows else view.shape.everything
+    return view._replace(
+        occupied=taken & ~gpus,
+        running=tuple([each for each in view.running if each.name != name]),
+        rings=tuple([each for each in view.rings if each.name != name]),
+    )
+
+
+def iteration_times(
+    network: LabNetwork,
+    view: ClusterView,
+    name: str,
+    options: Mapping[int, tuple[Sequence[int], Load]],
+) -> dict[int, float]:
+    """Predicted seconds of an iteration of a job by degree, for a ring and a load of each.
+
+    Beside all that run in a lab, over its links as they are lit now. A degree whose ring has no way
+    is left out.
+    """
+    others = [RingWork(r.ring, r.load) for r in view.rings if r.load is not None and r.name != name]
+    times = {
+        degree: units_s(network, [*others, RingWork(ring, load)])[-1]
+        for degree, (ring, load) in options.items()
+    }
+    return {degree: seconds for degree, seconds in times.items() if seconds < float("inf")}

@@ -8,11 +8,11 @@ from heapq import heappop, heappush, merge
 from itertools import islice
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from patchlight.controller.jobs.discipline.contract import EPSILON_S, Entry, OrderTraits, Site
+from patchlight.controller.jobs.discipline.contract import EPSILON_S, OrderTraits, QueueEntry, Site
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.queueing import Waiting
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=QueueEntry)
 Place = tuple[int, float, int, E]
 """Minus an entry's priority, what the order policy says of it, its index: the lowest is next."""
 Standing = tuple[int, float]
@@ -25,7 +25,7 @@ StandingOf = Callable[[E], Standing]
 _EARLY_S = 1e-3
 
 
-class Line(Generic[E]):
+class WaitingLine(Generic[E]):
     """The waiting in order. With ``apart`` each user's stand in a line of their own.
 
     Such a line may be shut for a pass without holding up the others. If the order policy goes

@@ -91,7 +91,7 @@ def _run(options: argparse.Namespace) -> None:
     name, version = engine.choose(options.engine)
     # Only now: these import the engine.
     from patchlight.controller.openflow.speaker.apps import run_apps
-    from patchlight.controller.openflow.speaker.server import Handlers, Server
+    from patchlight.controller.openflow.speaker.server import Handlers, SpeakerServer
     from patchlight.controller.openflow.speaker.switch_registry import SwitchRegistry
 
     address, port = listener.getsockname()[:2]
@@ -109,7 +109,7 @@ def _run(options: argparse.Namespace) -> None:
         count=not options.no_counters,
         door=door,
     )
-    server = Server(options.socket, Handlers(registry, about))
+    server = SpeakerServer(options.socket, Handlers(registry, about))
     try:
         run_apps(listener, registry, tuple(options.ryu_app))
         gc.freeze()

@@ -125,7 +125,7 @@ class Handlers:
         return self._registry.switch(datapath_id)
 
 
-class Server:
+class SpeakerServer:
     """Listens on ``path``. ``answer`` gives a request's result or raises ``PatchlightError``."""
 
     def __init__(self, path: Path, answer: Callable[[Message], Any]) -> None:

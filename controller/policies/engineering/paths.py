@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from patchlight.controller.policies.engineering.traffic import Port, Site, sites_of
+from patchlight.controller.policies.engineering.traffic import CircuitSite, Port, sites_of
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
@@ -35,7 +35,7 @@ _HINT = (
 
 
 @dataclass(frozen=True, slots=True)
-class LightPath:
+class OcsPath:
     """A duplex light path that is there: its ports in order, two of each OCS; who is at its ends.
 
     One that is ``fixed`` can neither be broken nor made way for.
@@ -52,7 +52,7 @@ class PresentLight:
 
     lab: Lab
     maps: Mapping[str, PortMap]
-    sites: Mapping[str, Site]
+    sites: Mapping[str, CircuitSite]
     locked: Ports
     failed: Ports
 
@@ -119,7 +119,7 @@ class PresentLight:
         return {key: tuple(sorted(ports)) for key, ports in found.items()}
 
     @cached_property
-    def paths(self) -> tuple[LightPath, ...]:
+    def paths(self) -> tuple[OcsPath, ...]:
         """The duplex light paths between sites that are there and may stay."""
         found = []
         for start, site in self.site_at.items():
@@ -128,7 +128,7 @@ class PresentLight:
                 continue
             fixed = not self.fixed.isdisjoint(ports)
             if fixed or self.broken.isdisjoint(ports):
-                found.append(LightPath((site, self.site_at[ports[-1]]), ports, fixed))
+                found.append(OcsPath((site, self.site_at[ports[-1]]), ports, fixed))
         return tuple(found)
 
     def _followed(self, start: Port) -> tuple[Port, ...]:
@@ -263,7 +263,7 @@ def plan_paths(
     *,
     locked: Ports,
     failed: Ports,
-    sites: Sequence[Site] | None = None,
+    sites: Sequence[CircuitSite] | None = None,
 ) -> dict[str, PortMap]:
     """The maps that change for the wished light paths to be there, both ways each.
 
@@ -278,10 +278,10 @@ def plan_paths(
     return _maps(light, kept, new)
 
 
-def _chosen(light: PresentLight, wishes: Sequence[Wish]) -> tuple[list[LightPath], list[_New]]:
+def _chosen(light: PresentLight, wishes: Sequence[Wish]) -> tuple[list[OcsPath], list[_New]]:
     """The present paths that stay, and the new ones by OCSs."""
     program = _Program()
-    kept_by: dict[LightPath, list[int]] = {path: [] for path in light.paths}
+    kept_by: dict[OcsPath, list[int]] = {path: [] for path in light.paths}
     news: dict[int, _New] = {}
     room: dict[tuple[str, str], dict[int, float]] = {}
     together: dict[tuple[int, str], int] = {}
@@ -311,7 +311,7 @@ def _chosen(light: PresentLight, wishes: Sequence[Wish]) -> tuple[list[LightPath
                     together[key] = program.column(0.0)
                 taken = {column: 1.0 for column, to in options.items() if to == partner}
                 program.row({**taken, together[key]: -1.0}, 0, 0)
-    stays: dict[int, LightPath] = {}
+    stays: dict[int, OcsPath] = {}
     for path, columns in kept_by.items():
         # Whether it stays, wished or not; what is fixed stays at no cost of ports.
         column = program.column(-_BROKEN * len(path.ports))
@@ -330,7 +330,7 @@ def _chosen(light: PresentLight, wishes: Sequence[Wish]) -> tuple[list[LightPath
     )
 
 
-def _bundles(light: PresentLight, path: LightPath) -> Iterator[tuple[str, str]]:
+def _bundles(light: PresentLight, path: OcsPath) -> Iterator[tuple[str, str]]:
     for port in path.ports:
         site = light.site_at.get(port)
         yield port[0], light.trunk_from[port][0] if site is None else site
@@ -352,9 +352,7 @@ def _why_not(light: PresentLight, wishes: Sequence[Wish]) -> str:
     )
 
 
-def _maps(
-    light: PresentLight, kept: Sequence[LightPath], new: Sequence[_New]
-) -> dict[str, PortMap]:
+def _maps(light: PresentLight, kept: Sequence[OcsPath], new: Sequence[_New]) -> dict[str, PortMap]:
     """The maps that change, with a port picked for each step of the new paths."""
     taken = {port for path in kept for port in path.ports}
     dropped = [path for path in light.paths if path not in kept]

@@ -140,7 +140,7 @@ def _factors(wanted: Matrix, present: Matrix) -> Matrix:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class CircuitSite:
     """One end of light paths: its OCS ports, and the GPUs (by number) whose traffic goes there."""
 
     name: str
@@ -148,7 +148,7 @@ class Site:
     gpus: tuple[int, ...] = field(default=())
 
 
-def sites_of(lab: Lab) -> tuple[Site, ...]:
+def sites_of(lab: Lab) -> tuple[CircuitSite, ...]:
     """Every NIC and packet switch with fibres to an OCS, in the order of the lab file.
 
     GPUs are numbered as in a cluster's shape. Those of a packet switch are the ones whose NICs are
@@ -166,7 +166,9 @@ def sites_of(lab: Lab) -> tuple[Site, ...]:
             gpus.setdefault(str(host.endpoint) if at_ocs else device, []).append(number)
     names = [*(str(host.endpoint) for host in lab.hosts), *(s.name for s in lab.packet_switches)]
     return tuple(
-        Site(name, tuple(ports[name]), tuple(gpus.get(name, ()))) for name in names if name in ports
+        CircuitSite(name, tuple(ports[name]), tuple(gpus.get(name, ())))
+        for name in names
+        if name in ports
     )
 
 
@@ -174,7 +176,7 @@ def _site_name(lab: Lab, end: Endpoint) -> str:
     return end.device if isinstance(lab.device(end.device), PacketSwitch) else str(end)
 
 
-def between_sites(traffic: Matrix, sites: Sequence[Site]) -> Matrix:
+def between_sites(traffic: Matrix, sites: Sequence[CircuitSite]) -> Matrix:
     """The traffic between sites, of that between GPUs; what stays at a site is none."""
     member = np.zeros((len(sites), len(traffic)))
     for row, site in enumerate(sites):
@@ -184,7 +186,7 @@ def between_sites(traffic: Matrix, sites: Sequence[Site]) -> Matrix:
     return found
 
 
-def order_of(ring: Sequence[int], sites: Sequence[Site]) -> list[int]:
+def order_of(ring: Sequence[int], sites: Sequence[CircuitSite]) -> list[int]:
     """The sites that a ring of GPUs visits, by number, in its order, each once."""
     at = {gpu: number for number, site in enumerate(sites) for gpu in site.gpus}
     return list(dict.fromkeys(at[gpu] for gpu in ring if gpu in at))

@@ -44,7 +44,7 @@ def rate_feature(rate_bps: float) -> float:
     return math.log1p(rate_bps / 1e9) / 10
 
 
-class Plugs:
+class FixedFibres:
     """What a lab's graph has whichever circuits there are: what is plugged into its OCSs."""
 
     def __init__(self, network: LabNetwork, racks: Sequence[str]) -> None:
@@ -89,7 +89,7 @@ class ClusterGraph:
     shape: ClusterShape
     network: LabNetwork | None = None
     circuits: Mapping[str, PortMap] = field(default_factory=Frozen)
-    plugs: Plugs | None = None
+    plugs: FixedFibres | None = None
 
     def __post_init__(self) -> None:
         shape, network = self.shape, self.network
@@ -99,7 +99,7 @@ class ClusterGraph:
             len(shape.racks),
         )
         if self.plugs is None and network is not None:
-            self.plugs = Plugs(network, shape.racks)
+            self.plugs = FixedFibres(network, shape.racks)
         ocses = 0 if self.plugs is None else len(self.plugs.switching)
         self.first_server, self.first_rack = self.gpus, self.gpus + self.servers
         self.first_ocs = self.first_rack + self.racks
@@ -166,7 +166,7 @@ class ClusterGraph:
         links[:, _EDGE_RATE] = [rate_feature(network.capacity_bps[link]) for link in self._trunks]
         return np.array(ends, np.int64).reshape(-1, 2), links
 
-    def _plugged(self, plugs: Plugs) -> list[_Edges]:
+    def _plugged(self, plugs: FixedFibres) -> list[_Edges]:
         """What is plugged into OCSs: NICs, and packet switches with several fibres."""
         nodes = self._static
         gpu, ocs = plugs.nics.T

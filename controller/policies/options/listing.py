@@ -20,7 +20,7 @@ from patchlight.controller.policies.contract import (
     QueuedJob,
     RingOfJob,
 )
-from patchlight.controller.policies.elasticity import GiveAndTake, shrink_for
+from patchlight.controller.policies.degrees import GiveAndTake, shrink_for
 from patchlight.controller.policies.options.outlook import Outlook, Prospect, Resizing
 from patchlight.controller.policies.placement import (
     BestFit,

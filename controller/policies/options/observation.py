@@ -16,7 +16,7 @@ from patchlight.controller.policies.options.cluster_graph import (
     EDGE_FEATURES,
     NODE_FEATURES,
     ClusterGraph,
-    Plugs,
+    FixedFibres,
     bits,
     squeezed,
 )
@@ -125,7 +125,7 @@ class Observer:
     def __init__(self) -> None:
         self._networks = Networks()
         self._graphs: list[tuple[object, ClusterGraph]] = []
-        self._plugs: tuple[Lab, Sequence[str], Plugs] | None = None
+        self._plugs: tuple[Lab, Sequence[str], FixedFibres] | None = None
         self._jobs = JobGraphs()
 
     def outlook(self, cluster: ClusterView) -> Outlook:
@@ -165,10 +165,10 @@ class Observer:
         self._graphs = [(key, graph), *self._graphs[: _KEPT - 1]]
         return graph
 
-    def _plugs_of(self, network: LabNetwork, racks: Sequence[str]) -> Plugs:
+    def _plugs_of(self, network: LabNetwork, racks: Sequence[str]) -> FixedFibres:
         lab, known = network.lab, self._plugs
         if known is None or known[0] is not lab or known[1] != racks:
-            self._plugs = known = lab, racks, Plugs(network, racks)
+            self._plugs = known = lab, racks, FixedFibres(network, racks)
         return known[2]
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from patchlight.controller.policies.cheapest import placed
 from patchlight.controller.policies.contract import ClusterView, ElasticJob, JobView, QueuedJob
-from patchlight.controller.policies.elasticity import lost_s
+from patchlight.controller.policies.degrees import lost_s
 from patchlight.controller.policies.sets import joined, lowest, members
 from patchlight.controller.prediction.network import LabNetwork
 from patchlight.controller.prediction.sharing import UNLIMITED_BPS, Demand, Load
@@ -31,7 +31,7 @@ _NO_SHARES: Demand = {}
 _LOOKED_AT = 16  # of those that wait
 
 
-class Wiring(NamedTuple):
+class SharedWiring(NamedTuple):
     """A lab's links; of rings that ran on them the NICs' rate, and the edges on other links."""
 
     network: LabNetwork
@@ -42,9 +42,9 @@ class Networks:
     """The links of a lab under its circuits, kept for the last few maps that were asked for."""
 
     def __init__(self) -> None:
-        self._known: list[tuple[Lab, dict[str, PortMap], Wiring]] = []
+        self._known: list[tuple[Lab, dict[str, PortMap], SharedWiring]] = []
 
-    def of(self, cluster: ClusterView) -> Wiring | None:
+    def of(self, cluster: ClusterView) -> SharedWiring | None:
         """Those of a cluster; ``None`` where there is no lab behind it."""
         lab = cluster.lab
         if lab is None:
@@ -60,7 +60,7 @@ class Networks:
         else:
             # Only what is lit another way is looked at.
             network = before.network.after(*before.network.links.after(circuits))
-        wiring = Wiring(network, {})
+        wiring = SharedWiring(network, {})
         self._known = [(lab, circuits, wiring), *self._known[: _KEPT - 1]]
         return wiring
 
@@ -104,7 +104,7 @@ class Outlook:
     nobody knows.
     """
 
-    def __init__(self, cluster: ClusterView, wiring: Wiring | None) -> None:
+    def __init__(self, cluster: ClusterView, wiring: SharedWiring | None) -> None:
         self.cluster = cluster
         self.network = None if wiring is None else wiring.network
         self.edges: dict[Hashable, int] = {}

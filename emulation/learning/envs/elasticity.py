@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from patchlight.controller.policies.contract import ElasticJob, PlacementPolicy
-from patchlight.controller.policies.elasticity import GiveAndTake
+from patchlight.controller.policies.degrees import GiveAndTake
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.placement import FirstFit
 from patchlight.emulation.learning.envs.queued import JOB_FEATURES, Observation, QueuedEnv, unit

@@ -16,16 +16,16 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from patchlight.controller.policies.contract import PartitionPolicy
+from patchlight.controller.policies.degrees import Constant, Maximum, Sufficient
 from patchlight.controller.policies.files import shipped_models
 from patchlight.controller.policies.learned import load_learned
 from patchlight.controller.policies.observation import (
     LONGEST,
     MAX_NODES,
-    Layout,
     Observation,
-    Observer,
+    ObservationLayout,
+    RampObserver,
 )
-from patchlight.controller.policies.partition import Constant, Maximum, Sufficient
 from patchlight.emulation.experiments.pac_ml.run import find_profiles
 from patchlight.emulation.learning.envs.registry import Heuristic
 from patchlight.emulation.learning.vector_episodes import VectorEpisodes, layout_of
@@ -43,7 +43,7 @@ REWARDS = {"signed": (-1.0, 1.0), "accepted": (0.0, 1.0)}
 FIRST_SEED, LAST_SEED = 1000, 2**31
 
 
-def observation_space(layout: Layout) -> spaces.Dict:
+def observation_space(layout: ObservationLayout) -> spaces.Dict:
     """The space of the arrays of a layout."""
     most = {"mask": 1.0, "nodes": 1.0, "edges": float(MAX_NODES)}
     return spaces.Dict(
@@ -146,7 +146,7 @@ class RampPartitionEnv(gymnasium.Env[Observation, np.int64]):
         self.observation_space = space
         self.action_space = spaces.Discrete(len(self.layout.actions))
         self._rewards, self._warm_up = REWARDS[reward], warm_up
-        self._observer = Observer(self.layout)
+        self._observer = RampObserver(self.layout)
         self.episode: Episode | None = None
         self._mask: NDArray[np.bool_] = np.ones(len(self.layout.actions), bool)
 

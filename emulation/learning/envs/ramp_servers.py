@@ -10,8 +10,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from patchlight.controller.policies.contract import PartitionPolicy
+from patchlight.controller.policies.degrees import Sufficient
 from patchlight.controller.policies.observation import LONGEST, UNIT_S
-from patchlight.controller.policies.partition import Sufficient
 from patchlight.controller.policies.sets import members
 from patchlight.emulation.learning.envs.queued import unit
 from patchlight.emulation.learning.envs.ramp_partition import new_episode, scenarios

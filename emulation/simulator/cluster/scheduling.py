@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 
 from patchlight.controller.jobs.discipline.contract import OrderTraits, UserAccounts
-from patchlight.controller.jobs.discipline.elastic import resize_jobs
-from patchlight.controller.jobs.discipline.queue import JobQueue
+from patchlight.controller.jobs.discipline.queue import JobQueue, resize_jobs
 from patchlight.controller.policies.contract import Frozen
 from patchlight.controller.policies.defragment import defragment
 from patchlight.emulation.simulator.cluster.cluster import Cluster

@@ -12,7 +12,12 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from patchlight.controller.jobs.discipline.contract import EPSILON_S, Fate, UserAccounts, admission
+from patchlight.controller.jobs.discipline.contract import (
+    EPSILON_S,
+    JobFate,
+    UserAccounts,
+    admission,
+)
 from patchlight.controller.policies.contract import (
     ClusterView,
     Frozen,
@@ -336,12 +341,12 @@ class Simulation:
     def _usage(self, accounts: UserAccounts) -> Mapping[str, float]:
         return Frozen(accounts.shares(self.now_s))
 
-    def fate(self, name: str) -> Fate:
+    def fate(self, name: str) -> JobFate:
         """What has become of a job; one that the trace does not have will never be done."""
         job = self._by_name.get(name)
         if job is None or job.state is State.BLOCKED:
-            return Fate.FAILED
-        return Fate.DONE if job.state is State.DONE else Fate.PENDING
+            return JobFate.FAILED
+        return JobFate.DONE if job.state is State.DONE else JobFate.PENDING
 
     @cached_property
     def _by_name(self) -> Mapping[str, SimulatedJob]:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 
-from patchlight.controller.jobs.discipline.contract import Fate, UserAccounts
-from patchlight.controller.jobs.discipline.elastic import is_stable, iteration_times, room_for
+from patchlight.controller.jobs.discipline.contract import JobFate, UserAccounts
+from patchlight.controller.jobs.discipline.queue import is_stable, iteration_times, room_for
 from patchlight.controller.policies.contract import (
     ClusterView,
     ElasticityPolicy,
@@ -107,7 +107,7 @@ class SimulatedSite:
         again_s = 0.0 if math.isnan(job.started_s) else self._restart_s
         return now_s + again_s + job.progress(now_s, known=True).remaining_s
 
-    def fate(self, name: str) -> Fate:
+    def fate(self, name: str) -> JobFate:
         """What has become of the job of that name."""
         return self._simulation.fate(name)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from patchlight.controller.jobs.decisions import arguments, plain_answer
-from patchlight.controller.policies.elasticity import GiveAndTake
+from patchlight.controller.policies.degrees import GiveAndTake
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab.queueing import Allowance, Discipline, PolicyChoice
 from patchlight.testbed.wire.worker_api import SyntheticTask, WorkerState

@@ -13,7 +13,7 @@ from patchlight.controller.policies.contract import (
     QueuedJob,
     Running,
 )
-from patchlight.controller.policies.elasticity import GiveAndTake, Rigid
+from patchlight.controller.policies.degrees import GiveAndTake, Rigid
 
 SHAPE = ClusterShape(
     tuple(GpuSite(f"s{n}.g", n, 0, "M40" if n < 6 else "Titan") for n in range(8)),

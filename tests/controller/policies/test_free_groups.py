@@ -128,7 +128,7 @@ def test_they_decide_as_if_they_looked_at_all(
 
 
 def test_only_what_changed_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    from patchlight.controller.policies import sets as free_groups
+    from patchlight.controller.policies import sets
 
     shape = ClusterShape(
         tuple(GpuSite(f"gpu{n}", n // 8, n // 128) for n in range(8 * 1024)),
@@ -143,7 +143,7 @@ def test_only_what_changed_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None
         looked.append(len(found))
         return found
 
-    monkeypatch.setattr(free_groups, "members", counted)
+    monkeypatch.setattr(sets, "members", counted)
     policy, occupied = BestFit(), 0
     for _ in range(5):
         ring = policy.place(ClusterView(0.0, shape, occupied), JobView("job"), 6)

@@ -23,7 +23,7 @@ from patchlight.controller.policies.contract import (
     PolicyKind,
     Progress,
 )
-from patchlight.controller.policies.elasticity import Rigid
+from patchlight.controller.policies.degrees import Maximum, Rigid
 from patchlight.controller.policies.guard import (
     Fault,
     GuardedElasticity,
@@ -33,7 +33,6 @@ from patchlight.controller.policies.guard import (
     GuardedTopology,
 )
 from patchlight.controller.policies.order import Fifo
-from patchlight.controller.policies.partition import Maximum
 from patchlight.controller.policies.placement import FirstFit
 from patchlight.controller.policies.topology import Keep
 from patchlight.testbed.lab.portmap import PortMap

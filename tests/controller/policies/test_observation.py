@@ -21,15 +21,15 @@ from patchlight.controller.policies.observation import (
     RECENT_BINS,
     RECENT_FEATURES,
     UNEVENNESS,
-    Layout,
-    Observer,
+    ObservationLayout,
+    RampObserver,
     graph_features,
     recent_features,
 )
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import ComputationGraph, Operation, builtin_graph
 
-LAYOUT = Layout((2, 2, 1), (1, 2, 4))
+LAYOUT = ObservationLayout((2, 2, 1), (1, 2, 4))
 GRAPH = builtin_graph("alexnet")
 
 
@@ -54,7 +54,7 @@ def view(**changes: object) -> ClusterView:
 
 
 def test_an_option_shows_for_how_long_each_server_would_be_busy() -> None:
-    seen = Observer(LAYOUT).observe(view(), job(), (0, 1, 2))
+    seen = RampObserver(LAYOUT).observe(view(), job(), (0, 1, 2))
     assert seen["remaining"].tolist() == [
         [2.5, 0, 0, 0],  # refused: the cluster as it is
         [2.5, 0, 0, 0],  # degree 1 would be too late
@@ -71,17 +71,17 @@ def test_an_option_shows_for_how_long_each_server_would_be_busy() -> None:
 def test_what_nobody_knows_and_what_is_broken_counts_as_busy_for_long() -> None:
     running = (Running(math.inf, 0b0001),)
     unknown = view(occupied=0b1101, broken=0b1000, running=running, preview=nowhere)
-    row = Observer(LAYOUT).observe(unknown, job(), (0, 1))["remaining"][0].tolist()
+    row = RampObserver(LAYOUT).observe(unknown, job(), (0, 1))["remaining"][0].tolist()
     assert row == [LONGEST, 0, LONGEST, LONGEST]
 
 
 def test_an_observer_remembers_nothing_of_the_job_before() -> None:
-    observer = Observer(LAYOUT)
+    observer = RampObserver(LAYOUT)
     observer.observe(view(), job(), (0, 1, 2))
     other = job(graph=builtin_graph("vgg16"), requirement=0.9, limit_s=7200.0)
     empty = view(occupied=0, running=())
     again = {name: array.copy() for name, array in observer.observe(empty, other, (0,)).items()}
-    fresh = Observer(LAYOUT).observe(empty, other, (0,))
+    fresh = RampObserver(LAYOUT).observe(empty, other, (0,))
     assert all(np.array_equal(again[name], fresh[name]) for name in fresh)
 
 
@@ -97,7 +97,7 @@ def test_another_lab_or_a_job_without_graph_is_refused(
     cluster: ClusterView, asked: JobView, message: str
 ) -> None:
     with pytest.raises(BadInput, match=message):
-        Observer(LAYOUT).observe(cluster, asked, (0,))
+        RampObserver(LAYOUT).observe(cluster, asked, (0,))
 
 
 def test_recent_jobs_are_told_by_what_they_asked_for() -> None:
@@ -125,9 +125,9 @@ def test_only_64_recent_jobs_count() -> None:
 
 def test_models_of_version_1_see_what_they_saw_and_no_graph_where_they_look_at_none() -> None:
     cluster = view(recent=(job(), job(arrived_s=500.0)))
-    old = Observer(Layout((2, 2, 1), (1, 2, 4), 1), graphs=False)
+    old = RampObserver(ObservationLayout((2, 2, 1), (1, 2, 4), 1), graphs=False)
     seen = {n: a.copy() for n, a in old.observe(cluster, job(graph=None), (0, 1, 2)).items()}
-    now = Observer(LAYOUT).observe(cluster, job(), (0, 1, 2))
+    now = RampObserver(LAYOUT).observe(cluster, job(), (0, 1, 2))
     assert seen["recent"].tolist() == now["recent"][: COUNTED + 1].tolist()
     assert now["recent"][INTERVAL] == 0.5
     assert np.array_equal(seen["remaining"], now["remaining"])

@@ -11,7 +11,7 @@ import pytest
 
 from patchlight.controller.policies import registry
 from patchlight.controller.policies.contract import KINDS, kind_of
-from patchlight.controller.policies.partition import Constant, RandomDegree
+from patchlight.controller.policies.degrees import Constant, RandomDegree
 from patchlight.controller.policies.registry import BUILT_IN, DEFAULTS, find, load_policy, policies
 from patchlight.testbed.errors import BadInput
 

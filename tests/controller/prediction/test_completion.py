@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from patchlight.controller.policies.contract import ClusterView, JobView
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.topology import regroup
-from patchlight.controller.prediction.completion import Measured, PlacedJob, predict
+from patchlight.controller.prediction.completion import MeasuredIteration, PredictedJob, predict
 from patchlight.controller.prediction.sharing import Training
 from patchlight.emulation.experiments.ofc2022.scenario import jobs_of
 from patchlight.emulation.simulator.cluster import LabCluster, Policies, QueueJob, simulate
@@ -29,9 +29,9 @@ def lab() -> Lab:
     return load_lab("ofc2022")
 
 
-def case(lab: Lab, name: str) -> list[PlacedJob]:
+def case(lab: Lab, name: str) -> list[PredictedJob]:
     return [
-        PlacedJob(s.name, s.hosts, Training(s.iterations, s.gradient_bytes, s.compute_s))
+        PredictedJob(s.name, s.hosts, Training(s.iterations, s.gradient_bytes, s.compute_s))
         for s in jobs_of(name, lab, 12)
     ]
 
@@ -82,7 +82,7 @@ def test_jobs_end_when_they_do_in_the_simulator(
     speed = {"Tesla M40": 0.5, "Titan V": 0.2}
     trainings = [Training(count, size, speed) for count, size in work]
     placed = [
-        PlacedJob(str(number), ring, training)
+        PredictedJob(str(number), ring, training)
         for number, (ring, training) in enumerate(zip(rings, trainings, strict=False))
     ]
     cluster = LabCluster(lab)
@@ -112,29 +112,29 @@ def test_dark_time_comes_before_the_work(lab: Lab) -> None:
 
 def test_without_light_nothing_is_known(lab: Lab) -> None:
     maps = {"ocs1": PortMap.parse(["1-7", "2-8"])}
-    job = PlacedJob("far", ("gpu0", "gpu2"), Training(10, 1e9, {"Tesla M40": 0.1}))
+    job = PredictedJob("far", ("gpu0", "gpu2"), Training(10, 1e9, {"Tesla M40": 0.1}))
     (found,) = predict(lab, maps, [job])
     assert (found.iteration_s, found.completion_s, found.rate_bps) == (None, None, 0.0)
     assert found.bottleneck == "no light: server2.gpu2 dark"
-    alone = PlacedJob("alone", ("gpu2",), Training(10, 1e9, {"Tesla M40": 0.1}))
+    alone = PredictedJob("alone", ("gpu2",), Training(10, 1e9, {"Tesla M40": 0.1}))
     (found,) = predict(lab, maps, [alone])
     assert found.completion_s == pytest.approx(1.0)
     assert found.bottleneck == "it shares no link"
 
 
 def test_a_job_that_says_nothing_is_as_it_was_measured_and_no_more(lab: Lab) -> None:
-    job = PlacedJob("foreign", ("gpu0", "gpu2"), FOREIGN)
+    job = PredictedJob("foreign", ("gpu0", "gpu2"), FOREIGN)
     (unknown,) = predict(lab, lab.initial_maps, [job])
     assert (unknown.iteration_s, unknown.completion_s, unknown.rate_bps) == (None, None, 10e9)
     assert unknown.words.startswith("not known how long an iteration takes; held up by the link")
-    measured = replace(job, measured=(Measured(1.5, 10e9),))
+    measured = replace(job, measured=(MeasuredIteration(1.5, 10e9),))
     (here,) = predict(lab, lab.initial_maps, [measured])
     assert (here.iteration_s, here.compute_s, here.communication_s) == (1.5, None, None)
     assert here.completion_s == pytest.approx(150.0)
     together = regroup(lab, lab.initial_maps, [job.hosts])
     assert predict(lab, together, [measured])[0].iteration_s is None
     # Two rates tell both parts: 0.5 s of computing, 10 Gb.
-    both = replace(job, measured=(Measured(1.5, 10e9), Measured(0.75, 40e9)))
+    both = replace(job, measured=(MeasuredIteration(1.5, 10e9), MeasuredIteration(0.75, 40e9)))
     (learned,) = predict(lab, together, [both])
     assert learned.compute_s == pytest.approx(0.5)
     assert learned.communication_s == pytest.approx(0.25)
@@ -142,7 +142,7 @@ def test_a_job_that_says_nothing_is_as_it_was_measured_and_no_more(lab: Lab) -> 
 
 def test_what_is_not_known_of_a_job_is_learned_from_one_rate(lab: Lab) -> None:
     gradient = Training(10, 1e9, {})
-    job = PlacedJob("j", ("gpu0", "gpu2"), gradient, (Measured(1.0, 10e9),))
+    job = PredictedJob("j", ("gpu0", "gpu2"), gradient, (MeasuredIteration(1.0, 10e9),))
     (found,) = predict(lab, lab.initial_maps, [job])
     assert found.compute_s == pytest.approx(0.2)
     computes = Training(10, math.nan, {"Tesla M40": 0.2})
@@ -151,20 +151,22 @@ def test_what_is_not_known_of_a_job_is_learned_from_one_rate(lab: Lab) -> None:
 
 
 def test_a_job_of_which_nothing_is_known_still_takes_its_share(lab: Lab) -> None:
-    known = PlacedJob("known", ("gpu0", "gpu2"), Training(10, 1e9, {"Tesla M40": 0.1}))
-    foreign = PlacedJob("foreign", ("gpu4", "gpu5"), FOREIGN)
+    known = PredictedJob("known", ("gpu0", "gpu2"), Training(10, 1e9, {"Tesla M40": 0.1}))
+    foreign = PredictedJob("foreign", ("gpu4", "gpu5"), FOREIGN)
     first, second = predict(lab, lab.initial_maps, [known, foreign])
     assert first.rate_bps == second.rate_bps == 5e9
     assert (first.completion_s is None, second.completion_s) == (False, None)
 
 
 def test_measured_iterations_are_a_median_of_the_last() -> None:
-    assert Measured.of([9.0] * 5 + [1.0] * 11 + [2.0] * 9, 1e9) == Measured(1.0, 1e9)
+    assert MeasuredIteration.of([9.0] * 5 + [1.0] * 11 + [2.0] * 9, 1e9) == MeasuredIteration(
+        1.0, 1e9
+    )
     for wrong in ([], [0.0], [math.inf], [math.nan]):
         with pytest.raises(BadInput, match="iterations cannot have taken"):
-            Measured.of(wrong, 1e9)
+            MeasuredIteration.of(wrong, 1e9)
 
 
 def test_hosts_that_cannot_be(lab: Lab) -> None:
     with pytest.raises(BadInput, match="no host called 'gpu9'"):
-        predict(lab, lab.initial_maps, [PlacedJob("j", ("gpu9",), FOREIGN)])
+        predict(lab, lab.initial_maps, [PredictedJob("j", ("gpu9",), FOREIGN)])

@@ -8,17 +8,19 @@ import pytest
 from patchlight.controller.storage.series_store import (
     WIDTHS_S,
     SeriesStore,
+    SeriesWindow,
     Spread,
-    Window,
     open_series,
 )
 
 HOUR = WIDTHS_S[-1]
 
 
-def window(at: int, job: str = "", value: float = 0.5, iterations: int = 0) -> Window:
+def window(at: int, job: str = "", value: float = 0.5, iterations: int = 0) -> SeriesWindow:
     spread = Spread(value, value - 0.1, value + 0.1)
-    return Window(at, job, 4, spread, spread, iterations, spread if iterations else None, 0.25)
+    return SeriesWindow(
+        at, job, 4, spread, spread, iterations, spread if iterations else None, 0.25
+    )
 
 
 def filled(store: SeriesStore, since: int, until: int, job: str = "") -> None:
@@ -28,7 +30,7 @@ def filled(store: SeriesStore, since: int, until: int, job: str = "") -> None:
 
 def test_what_was_written_is_read_again_also_by_the_next_one(tmp_path: Path) -> None:
     store = open_series(tmp_path / "state")
-    row = Window(20, "j-1", 2, None, Spread(1e9, 0.0, 2e9), 3, Spread(0.3, 0.2, 0.4), None)
+    row = SeriesWindow(20, "j-1", 2, None, Spread(1e9, 0.0, 2e9), 3, Spread(0.3, 0.2, 0.4), None)
     store.add([window(20), row])
     store.close()
     again = open_series(tmp_path / "state")

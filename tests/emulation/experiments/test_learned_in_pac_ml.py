@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from patchlight.cli.main import cli
 from patchlight.controller.policies.files import MODELS
 from patchlight.controller.policies.learned import Card, read_card
-from patchlight.controller.policies.observation import SCHEMA, VERSION, Layout
+from patchlight.controller.policies.observation import SCHEMA, VERSION, ObservationLayout
 from patchlight.emulation.experiments.pac_ml.variation import Variation, outside_training
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs.profiles import SOURCES
@@ -28,7 +28,7 @@ def write_model(
     path: Path, ramp: tuple[int, int, int] = (4, 4, 2), rule: str = "ramp-block"
 ) -> str:
     """A model that likes the degree best after which servers are busy the shortest in all."""
-    shape = Layout(ramp, ACTIONS[1:]).shapes["remaining"]
+    shape = ObservationLayout(ramp, ACTIONS[1:]).shapes["remaining"]
     make = onnx.helper
     nodes = [
         make.make_node("ReduceSum", ["remaining", "axis"], ["total"], keepdims=0),

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from matplotlib.patches import Rectangle
 
-from patchlight.controller.policies.partition import Constant
+from patchlight.controller.policies.degrees import Constant
 from patchlight.emulation.experiments import paper
 from patchlight.emulation.experiments.commands.group import experiment
 from patchlight.emulation.experiments.commands.pac_ml_tables import print_less_maximum, print_tables

@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
 
-from patchlight.controller.policies.partition import Sufficient
+from patchlight.controller.policies.degrees import Sufficient
 from patchlight.emulation.learning.envs.ramp_servers import RampServersEnv, first_fit, least_harm
 from patchlight.emulation.simulator.ramp import (
     Episode,

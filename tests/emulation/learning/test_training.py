@@ -18,7 +18,7 @@ from click.testing import CliRunner  # noqa: E402
 
 from patchlight.controller.policies.files import MODELS  # noqa: E402
 from patchlight.controller.policies.learned import load_learned, read_card  # noqa: E402
-from patchlight.controller.policies.observation import INTERVAL, Layout  # noqa: E402
+from patchlight.controller.policies.observation import INTERVAL, ObservationLayout  # noqa: E402
 from patchlight.emulation.experiments.pac_ml.episodes import PolicyFaults, make_policy  # noqa: E402
 from patchlight.emulation.learning.afterstates import AfterstateLearner, Teacher  # noqa: E402
 from patchlight.emulation.learning.commands.learn import export as export_command  # noqa: E402
@@ -316,7 +316,7 @@ def test_each_law_comes_under_each_condition() -> None:
 
 
 def test_worths_that_are_looked_up_are_those_that_are_multiplied() -> None:
-    layout = Layout((4, 4, 2), (1, 2, 4))
+    layout = ObservationLayout((4, 4, 2), (1, 2, 4))
     network = Network(hidden=(8, 4), busy_after_ks=(5, 1, 3))
     value = ClusterValue(layout, network)
     rng = np.random.default_rng(0)

@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
-
-from patchlight.controller.policies.observation import Observer
+from patchlight.controller.policies.observation import RampObserver
 from patchlight.emulation.learning.afterstates import ControlVariate
 from patchlight.emulation.learning.vector_episodes import Finished, VectorEpisodes
 from patchlight.emulation.simulator.outages import Outages
@@ -19,6 +17,9 @@ from patchlight.emulation.simulator.ramp import (
 from patchlight.emulation.simulator.ramp.scenario import PoissonArrivals, Scenario
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import builtin_graph
+
+pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
+
 
 # What PyTorch imports at a first optimizer, and the compiled loops, are had once.
 pytestmark = pytest.mark.xdist_group("training")
@@ -39,7 +40,7 @@ def test_they_do_what_single_episodes_do(workloads: Workloads, rule: str) -> Non
     singles = [
         Episode(scenarios[int(vector.scenario_of[i])], int(vector.seed_of[i])) for i in range(count)
     ]
-    observers = [Observer(vector.layout) for _ in range(count)]
+    observers = [RampObserver(vector.layout) for _ in range(count)]
     arrays = vector.layout.empty(count)
     finished: dict[int, Finished] = {}
     outcomes = set()
@@ -77,7 +78,7 @@ def test_jobs_that_come_at_random_times_and_another_shape(workloads: Workloads) 
             rates.setdefault(each.seed, each.blocking_rate)
     for seed, rate in rates.items():
         episode = Episode(scenario, seed)
-        observer = Observer(vector.layout)
+        observer = RampObserver(vector.layout)
         while episode.job is not None:
             mask = observer.observe(*episode.question())["mask"]
             episode.decide(vector.layout.actions[int(np.flatnonzero(mask)[-1])])

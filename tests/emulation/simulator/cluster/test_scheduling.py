@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from patchlight.controller.policies.contract import ClusterView, JobView, Progress
-from patchlight.controller.policies.elasticity import GiveAndTake
+from patchlight.controller.policies.degrees import GiveAndTake
 from patchlight.controller.policies.order import (
     Deadline,
     FairShare,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from patchlight.controller.policies.partition import Constant, RandomDegree
+from patchlight.controller.policies.degrees import Constant, RandomDegree
 from patchlight.emulation.simulator.ramp import (
     Episode,
     JobOutcome,

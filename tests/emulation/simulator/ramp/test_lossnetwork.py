@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from patchlight.controller.policies.contract import ClusterView, JobView, PartitionPolicy
-from patchlight.controller.policies.partition import Constant, Maximum, Minimum, RandomDegree
+from patchlight.controller.policies.degrees import Constant, Maximum, Minimum, RandomDegree
 from patchlight.emulation.simulator.outages import Outages
 from patchlight.emulation.simulator.ramp import (
     Episode,

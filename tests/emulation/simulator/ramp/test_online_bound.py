@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from patchlight.controller.policies.partition import Constant, RandomDegree
+from patchlight.controller.policies.degrees import Constant, RandomDegree
 from patchlight.emulation.simulator.ramp import Scenario, Workloads, pac_ml_scenario, run_episode
 from patchlight.emulation.simulator.ramp.online_bound import online_bound
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule, RampShape

@@ -3,7 +3,7 @@
 import pytest
 
 from patchlight.controller.policies.contract import PartitionPolicy
-from patchlight.controller.policies.partition import (
+from patchlight.controller.policies.degrees import (
     Constant,
     Maximum,
     Minimum,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from patchlight.controller.policies.contract import PartitionPolicy, no_choice
-from patchlight.controller.policies.partition import Constant
+from patchlight.controller.policies.degrees import Constant
 from patchlight.emulation.simulator.ramp import (
     Episode,
     JobOutcome,

@@ -1,16 +1,23 @@
-"""Elasticity policies: which running jobs get other numbers of workers.
+"""How many workers jobs get: partition policies at their start, elasticity policies while they run.
 
-A policy that need not be asked again until a job comes, starts or ends says so by ``stable``.
-
-The live form of PAC-ML's question (Parsonson et al., arXiv 2301.13799): there a job's degree is
-chosen once, when it comes; here again while it runs.
+The partition policies are the baselines of PAC-ML's experiments (Parsonson et al., arXiv
+2301.13799): all keep to the legal degrees, and refuse only where there is no other. The elasticity
+policies ask the same question again while a job runs; one that need not be asked until a job
+comes, starts or ends says so by ``stable``.
 """
+
+from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from patchlight.controller.policies.contract import ClusterView, ElasticJob, QueuedJob
+from patchlight.controller.policies.contract import ClusterView, ElasticJob, JobView, QueuedJob
+from patchlight.testbed.errors import BadInput
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _LOOKED_AT = 8
 
@@ -72,7 +79,7 @@ def _gain_s(job: ElasticJob, now: int, degree: int) -> float:
     return job.left * faster_s - job.cost_s * (now == job.degree) if faster_s > 0 else -math.inf
 
 
-class Step(NamedTuple):
+class ShrinkStep(NamedTuple):
     """A job that shrinks: how much later it ends, and how many GPUs somebody gets of it."""
 
     lost_s: float
@@ -98,15 +105,15 @@ def _make_room(
 
 def shrink_for(
     cluster: ClusterView, jobs: Sequence[ElasticJob], waits: QueuedJob
-) -> Sequence[Step]:
+) -> Sequence[ShrinkStep]:
     """Which jobs shrink so that one that waits can start; empty if none have to, or cannot."""
     able = cluster.gpus_of_models(waits.gpu_models)
     gpus = {running.name: running.gpus for running in cluster.running}
     short = waits.workers - (cluster.free & able).bit_count()
-    taken: dict[str, Step] = {}
+    taken: dict[str, ShrinkStep] = {}
     while short > 0:
         steps = [
-            Step(lost_s(job, degree, waits.lasts_s), freed, number, job, degree)
+            ShrinkStep(lost_s(job, degree, waits.lasts_s), freed, number, job, degree)
             for number, job in enumerate(jobs)
             for degree in job.iteration_s
             if job.name not in taken
@@ -146,3 +153,82 @@ def lost_s(job: ElasticJob, degree: int, lasts_s: float) -> float:
     for_good_s = job.cost_s + job.left * (then_s - now_s)
     for_now_s = 2 * job.cost_s + lasts_s * (1 - now_s / then_s)
     return min(for_good_s, for_now_s)
+
+
+class Constant:
+    """Always this degree, or the largest legal one if that is less."""
+
+    def __init__(self, degree: int) -> None:
+        if degree < 1:
+            raise BadInput(f"cannot split a job into {degree} parts: expected 1 or more")
+        self._wanted = degree
+
+    def __repr__(self) -> str:
+        return f"Constant({self._wanted})"
+
+    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
+        return min(self._wanted, legal[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Maximum:
+    """The largest legal degree: SiP-ML's rule, and PAC-ML's ``Para_max``.
+
+    Khani et al., "SiP-ML: High-Bandwidth Optical Network Interconnects for Machine Learning
+    Training", SIGCOMM 2021.
+    """
+
+    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
+        return legal[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Minimum:
+    """The smallest legal degree of at least 1/β, else the largest: PAC-ML's ``Para_min``.
+
+    β is the part of its time on one GPU that a job may take. The rule takes speed-up for
+    proportional to the degree, so it just misses β = 1/2, 1/4, 1/8.
+    """
+
+    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
+        return _least(legal, math.ceil(_speed_up(job)))
+
+
+@dataclass(frozen=True, slots=True)
+class Sufficient:
+    """The smallest legal degree above 1/β and of at least 2, else the largest."""
+
+    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
+        return _least(legal, max(2, math.floor(_speed_up(job)) + 1))
+
+
+@dataclass
+class RandomDegree:
+    """Any legal degree but 0, each as likely; the seed fixes the choices."""
+
+    seed: int = 0
+    _rng: np.random.Generator = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Not above: a controller starts without NumPy.
+        import numpy as np
+
+        self._rng = np.random.default_rng(self.seed)
+
+    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int:
+        if len(legal) == 1:
+            return 0
+        return legal[1 + int(self._rng.integers(len(legal) - 1))]
+
+
+def _speed_up(job: JobView) -> float:
+    """How much faster than on one GPU the job has to be: 1/β, 1 where it may take its time."""
+    ratio = job.sequential_s / job.limit_s
+    return ratio if ratio > 1.0 else 1.0
+
+
+def _least(legal: tuple[int, ...], wanted: int) -> int:
+    for degree in legal:
+        if degree >= wanted:
+            return degree
+    return legal[-1]
