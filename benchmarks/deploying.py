@@ -77,7 +77,7 @@ def _measured(lab: Lab, folder: Path) -> list[dict[str, Any]]:
         return took_s, here_s, _spent_s(lab) - servers_s
 
     def remove(servers: Sequence[Server]) -> None:
-        door = Push(lab, supply, authority, Settings("benchmark")).door
+        door = Push(lab, supply, authority, Settings("benchmark")).agents
         removing = Servers(door, "benchmark")
         _all(
             on_all_servers(

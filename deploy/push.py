@@ -167,7 +167,7 @@ class Push:
         self._credentials = authority.folder.parent
         self._authority = authority
         self._own = authority.for_controller(self._credentials / "controller")
-        self._agents = LabAgents(lab, self._own)
+        self.agents = LabAgents(lab, self._own)
         self._controller: tuple[Server, paramiko.PKey] | None = None
 
     def server(self, server: Server, remote: Remote) -> Pushed:

@@ -199,7 +199,7 @@ def left_to_the_lab(policies: PolicyChoice) -> tuple[dict[str, Any], dict[str, A
     def is_said(option: str) -> bool:
         return context.get_parameter_source(option) is not click.core.ParameterSource.DEFAULT
 
-    named = {
+    named: dict[str, Any] = {
         kind: (name,)
         for kind in KINDS
         if not is_said(kind) and (name := getattr(policies, kind)) is not None
