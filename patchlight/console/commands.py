@@ -38,22 +38,22 @@ class LazyGroup(click.Group):
     ) -> None:
         super().__init__(*args, **options)
         self.built_in = built_in or {}
-        self._added: dict[str, Command] | None = None
+        self._added: dict[str, dict[str, Command]] = {}
 
     def _described(self, ctx: click.Context) -> Mapping[str, Command]:
         """All commands that are imported when they are used."""
-        if self._added is None:
+        if ctx.command_path not in self._added:
             # Imported here: this takes longer than a whole short command.
             from importlib.metadata import entry_points
 
             above = ctx.command_path.split()[1:]
-            self._added = {
+            self._added[ctx.command_path] = {
                 words[-1]: command
                 for point in entry_points(group=GROUP)
                 for name, command in point.load().items()
                 if (words := name.split())[:-1] == above
             }
-        return {**self.built_in, **self._added}
+        return {**self.built_in, **self._added[ctx.command_path]}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names."""
