@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from patchlight.console.commands import LazyGroup
+from patchlight.console.commands import LazyGroup, kept
 from patchlight.console.connection import (
     complete_job,
     complete_policy,
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from patchlight.controller.policies.recipe import PolicyRecipe
 
 
+# Policies that come with Patchlight, though they are installed like those of others.
+_INSTALLED = "installed, patchlight."
 _KINDS = ("partition", "placement", "order", "topology", "elasticity")
 
 
@@ -140,18 +142,19 @@ def list_policies(kind: Any, as_json: bool) -> None:
     """The policies that have a name."""
     from patchlight.controller.policies.registry import DEFAULTS, policies
 
+    ours = ("built in", "learned, shipped", _INSTALLED)
+    everything = policies()
+    modules = [p.origin.split()[1] for p in everything if p.origin.startswith(_INSTALLED)]
+    packages = {"patchlight.controller.policies", *(m.rpartition(".")[0] for m in modules)}
+    known = kept(
+        "policies",
+        sorted(packages),
+        lambda: {f"{p.kind}.{p.name}": _row(p) for p in everything if p.origin.startswith(ours)},
+    )
     rows = []
-    for found in policies(kind):
-        row: dict[str, Any] = {"kind": found.kind, "name": found.name, "origin": found.origin}
-        default = DEFAULTS[found.kind] == found.name
-        row |= {"about": "", "parameters": [], "default": default}
-        try:
-            row["about"] = found.about.replace("``", "")
-            row["parameters"] = found.parameters_in_words
-        except PatchlightError as error:
-            # One that is broken must not hide the others.
-            row["about"] = f"cannot be loaded: {error.message}"
-        rows.append(row)
+    for found in everything if kind is None else policies(kind):
+        row = known.get(f"{found.kind}.{found.name}") or _row(found)
+        rows.append({**row, "default": DEFAULTS[found.kind] == found.name})
     if as_json:
         print_json(rows)
         return
@@ -214,6 +217,16 @@ def show(name: str, lab: str | None, as_json: bool) -> None:
         print_json(as_data)
     if fit is not None:
         say_fit(fit)
+
+
+def _row(found: "Recipe") -> dict[str, Any]:
+    row = {"kind": found.kind, "name": found.name, "origin": found.origin}
+    try:
+        said = {"about": found.about.replace("``", ""), "parameters": found.parameters_in_words}
+    except PatchlightError as error:
+        # One that is broken must not hide the others.
+        said = {"about": f"cannot be loaded: {error.message}", "parameters": []}
+    return {**row, **said}
 
 
 def _source(factory: Any) -> str | None:

@@ -1,9 +1,12 @@
-"""Groups of commands whose modules are imported only when a command is used."""
+"""What makes commands start quickly: modules imported when used, and answers that are kept."""
 
+import contextlib
 import importlib
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,6 +15,7 @@ from patchlight.console.errors import report
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 GROUP = "patchlight.commands"
+_READ = (".py", ".json", ".onnx", ".yaml")
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class LazyGroup(click.Group):
 
     def _described(self) -> Mapping[str, Command]:
         """All commands that are imported when they are used."""
-        if self._added is None:
+        if ctx.command_path not in self._added:
             # Imported here: this takes longer than a whole short command.
             from importlib.metadata import entry_points
 
@@ -54,7 +58,7 @@ class LazyGroup(click.Group):
                 if " " not in (rest := name.removeprefix(self._prefix))
                 and name.startswith(self._prefix)
             }
-        return {**self.built_in, **self._added}
+        return {**self.built_in, **self._added[ctx.command_path]}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names."""
@@ -115,3 +119,33 @@ def _load(called: str, command: Command) -> click.Command:
         ) from error
     assert isinstance(found, click.Command)
     return found
+
+
+def kept(name: str, packages: Sequence[str], make: Callable[[], Any]) -> Any:
+    """The JSON value that ``make`` returns, kept in the user's cache as ``name``.
+
+    It is made again once a file of these packages is another. Under sudo nothing is kept: the cache
+    is another user's.
+    """
+    import hashlib
+    import json
+
+    folders = [Path(f) for p in packages for f in importlib.import_module(p).__path__]
+    files = sorted(f for folder in folders for f in folder.rglob("*") if f.suffix in _READ)
+    stats = [(str(file), (at := file.stat()).st_mtime_ns, at.st_size) for file in files]
+    state = hashlib.sha256(repr((sys.version, stats)).encode()).hexdigest()
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    root = Path(base if base.startswith("/") else "~/.cache").expanduser()
+    path, mine = root / "patchlight" / f"{name}.json", "SUDO_UID" not in os.environ
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        found = json.loads(path.read_text(encoding="utf-8")) if mine else {}
+        if found["state"] == state:
+            return found["value"]
+    value = make()
+    if mine:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_name(f".{path.name}.{os.getpid()}")
+            part.write_text(json.dumps({"state": state, "value": value}), encoding="utf-8")
+            part.replace(path)
+    return value

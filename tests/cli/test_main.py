@@ -5,13 +5,14 @@ import subprocess
 import sys
 import types
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import click
 import pytest
 
 from patchlight.cli import main as command_line
-from patchlight.console.commands import Command
+from patchlight.console.commands import Command, kept
 from patchlight.console.errors import require_root
 from patchlight.console.options import LabOption
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
@@ -338,3 +339,26 @@ def test_a_lab_of_the_environment_gives_way_to_options_in_its_place(
         (["--cluster", "1x2x2", "--lab", "mine"], "mine"),
     ):
         assert simulate.make_context("simulate", list(words)).params["lab"] == lab
+
+
+def test_an_answer_is_kept_until_a_file_of_its_packages_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, cache = tmp_path / "kept_package", tmp_path / "cache"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    numbers = count()
+
+    def answer() -> int:
+        return int(kept("numbers", ["kept_package"], lambda: next(numbers)))
+
+    assert (answer(), answer()) == (0, 0)
+    (package / "more.py").write_text("x = 1\n")
+    assert (answer(), answer()) == (1, 1)
+    (cache / "patchlight" / "numbers.json").write_text("no JSON")
+    assert answer() == 2
+    monkeypatch.setenv("SUDO_UID", "1000")
+    assert (answer(), answer()) == (3, 4)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from patchlight.console.commands import kept
 from patchlight.console.rendering import Coloured, Column, Table, listing_options, print_json, say
 from patchlight.testbed.errors import BadInput, PatchlightError
 
@@ -31,9 +32,7 @@ def env() -> None:
 @listing_options
 def list_environments(as_json: bool) -> None:
     """List the environments: what is decided in each; with --wide the rules to compare with."""
-    from patchlight.emulation.learning.envs.registry import ENVIRONMENTS, find_environment
-
-    found = [_described(find_environment(each.name)) for each in ENVIRONMENTS]
+    found = kept("environments", ["patchlight.emulation", "patchlight.controller"], _all)
     if as_json:
         print_json(found)
         return
@@ -215,6 +214,12 @@ def _chosen(names: tuple[str, ...], every: bool) -> "list[EnvironmentRecipe]":
             hint="name some of 'patchlight env list', or FILE.py:CLASS, or give --all",
         )
     return [find_environment(n) for n in names or [each.name for each in ENVIRONMENTS]]
+
+
+def _all() -> list[dict[str, Any]]:
+    from patchlight.emulation.learning.envs.registry import ENVIRONMENTS, find_environment
+
+    return [_described(find_environment(each.name)) for each in ENVIRONMENTS]
 
 
 def _described(recipe: "EnvironmentRecipe") -> dict[str, Any]:
