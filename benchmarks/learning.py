@@ -1,9 +1,8 @@
 """How fast learned policies decide, how fast *least-delay*, and how fast the environments step.
 
 Each on one core, each decision measured by itself: from the view of the cluster to the answer, the
-observation included. Models of partition decide in whole episodes of PAC-ML's size, those that
-weigh options where *least-delay* does. Processor time counts, so that what else runs on the machine
-does not.
+observation included. Models of partition decide in whole episodes of PAC-ML's size. Processor time
+counts, so that what else runs on the machine does not.
 """
 
 import gc
@@ -94,10 +93,9 @@ def run() -> list[dict[str, Any]]:
     models = shipped_models()
     if not models:
         raise PatchlightError("there is no shipped model to measure")
-    for_labs = [name for name, path in models.items() if weighs_options(path)]
-    found = [each for name in ("least-delay", *for_labs) for each in _in_labs(name)]
+    found = _in_labs("least-delay")
     for name, path in models.items():
-        if name in for_labs:
+        if weighs_options(path):
             continue
         policy = load_learned(path)
         took: list[float] = []

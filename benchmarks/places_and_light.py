@@ -1,6 +1,6 @@
 """Who is next, where jobs go and which circuits they get, in packets.
 
-*learned-lab* with its own order, *least-delay* and *regroup* first in, first out. The jobs are
+*least-delay* with its own order and without, and *regroup* first in, first out. The jobs are
 those of ``benchmarks.following_light``, on the emulated OFC 2022 lab, each time with other
 policies: the mean completion times that are measured, and those that the simulator predicts. It is
 the first ten minutes of the trace, in full the first twenty: ``python -m benchmarks --full
@@ -27,7 +27,7 @@ from patchlight.testbed.lab.queueing import PolicyChoice
 from patchlight.testbed.labfile.reader import load_lab
 
 CHOICES = (
-    Policies("learned-lab", "learned-lab", "learned-lab"),
+    Policies("least-delay", "least-delay", "least-delay"),
     Policies("least-delay", "least-delay"),
     Policies("regroup", "regroup"),
 )

@@ -9,7 +9,6 @@ deployed from a machine without any network.
 import hashlib
 import io
 import json
-import os
 import platform
 import re
 import shutil
@@ -29,7 +28,7 @@ from packaging.requirements import Requirement
 from patchlight.deploy.bytecode import bytecode_of
 from patchlight.deploy.wheels import needed, wheel_of
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.linux.files import private_folder
+from patchlight.testbed.linux.files import private_folder, user_folder
 
 Role = Literal["agent", "controller"]
 ROLES: tuple[Role, ...] = ("agent", "controller")
@@ -146,7 +145,7 @@ class FromFile(Supply):
             }
         except (OSError, tarfile.TarError, ValueError, KeyError, TypeError) as error:
             raise BadInput(
-                f"reading the bundle {file}: {error or type(error).__name__}",
+                f"reading the bundle {file}: {str(error) or type(error).__name__}",
                 hint="Make it with 'patchlight deploy bundle --output FILE'.",
             ) from error
 
@@ -201,8 +200,7 @@ def write_bundle(parts: Mapping[tuple[Target, Role], Part], output: Path) -> int
 
 def cache_folder() -> Path:
     """Where this user keeps wheels that were packed or downloaded."""
-    told = os.environ.get("XDG_CACHE_HOME")
-    return (Path(told) if told else Path.home() / ".cache") / "patchlight/wheels"
+    return user_folder("XDG_CACHE_HOME", ".cache") / "patchlight/wheels"
 
 
 def needed_by(role: Role) -> list[str]:

@@ -46,7 +46,7 @@ def facts_over_ssh(
         facts = parse_facts(_lines(first, rest), began, ended)
     except (OSError, EOFError, NoFacts, paramiko.SSHException) as error:
         raise PatchlightError(
-            f"asking {server} what it has: {error or type(error).__name__}",
+            f"asking {server} what it has: {str(error) or type(error).__name__}",
             hint="Log in by hand, and see whether commands run there.",
         ) from error
     return replace(facts, sudo_refusal=refusal)

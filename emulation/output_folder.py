@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,19 @@ def write_result(result: Mapping[str, Any], folder: Path) -> Path:
     text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)
     file.write_text(text + "\n", encoding="utf-8")
     return file
+
+
+def write_report(
+    result: Mapping[str, Any], folder: Path, plots: Mapping[str, Callable[[], Figure]]
+) -> list[Path]:
+    """Write ``result.json`` and these plots by name into the folder; the files, in this order."""
+    try:
+        files = [write_result(result, folder)]
+        for name, drawn in plots.items():
+            files += save_plot(drawn(), folder / name)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    return files
 
 
 def check_output(folder: Path) -> None:

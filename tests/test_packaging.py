@@ -24,8 +24,6 @@ DATA = {
     "controller/policies/models": ["*.onnx", "*.json"],
     "emulation/experiments/architectures": ["*.yaml"],
     "emulation/learning/configs": ["*.yaml"],
-    "emulation/learning/configs/environments": ["*.yaml"],
-    "emulation/learning/models": ["*.json", "*.onnx"],
     "emulation/servers": ["*.sh"],
     "deploy": ["Dockerfile", "*.sh", "*.txt"],
     "deploy/prometheus": ["*.yml"],
@@ -161,7 +159,7 @@ def test_every_module_and_data_file_is_in_the_wheel(wheel: zipfile.ZipFile) -> N
         for path in (ROOT / folder).glob(kind)
     } | {"patchlight/py.typed"}
     assert "patchlight/testbed/labs/ofc2022.yaml" in data
-    assert "patchlight/controller/policies/models/learned-block.onnx" in data
+    assert "patchlight/controller/policies/models/learned-block-choice.onnx" in data
     assert "patchlight/deploy/worker-image.sh" in data
     inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert inside == modules | data

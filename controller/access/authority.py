@@ -39,7 +39,7 @@ from patchlight.testbed.linux.credentials import (
     switches_name,
     usages_in,
 )
-from patchlight.testbed.linux.files import private_folder
+from patchlight.testbed.linux.files import private_folder, user_folder
 
 CERTIFICATE_LIFETIME = timedelta(days=365)
 RENEWED_BEFORE_END = timedelta(days=60)
@@ -56,8 +56,7 @@ def _utc() -> datetime:
 
 def authority_folder(lab: str) -> Path:
     """Where this user keeps the authority of a lab."""
-    data = os.environ.get("XDG_DATA_HOME")
-    return (Path(data) if data else Path.home() / ".local/share") / "patchlight/labs" / lab / "ca"
+    return user_folder("XDG_DATA_HOME", ".local/share") / "patchlight/labs" / lab / "ca"
 
 
 class Authority:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import OpticalSwitch
+from patchlight.testbed.linux.files import user_folder
 
 ROOT_FOLDER = Path("/run/patchlight-locks")
 USER_FOLDERS = Path("/run/user")
@@ -102,7 +103,7 @@ def _own_folder() -> Path:
     if user == 0:
         folder, mode = ROOT_FOLDER, 0o755
     else:
-        above = session if session.is_dir() else Path.home() / ".local/state"
+        above = session if session.is_dir() else user_folder("XDG_STATE_HOME", ".local/state")
         folder, mode = above / _BELOW_USER, 0o700
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -147,9 +147,11 @@ class AgentClient:
             except (httpx.HTTPError, ssl.SSLError) as error:
                 await self._look_at(error)
                 if pause_s is None or time.monotonic() - began > _PATIENCE_S:
+                    # A timeout has no text.
+                    why = str(error) or f"{type(error).__name__} after {deadline_s:g} s"
                     raise AgentSilent(
                         f"the agent of {self.server} at {self._where} did not answer "
-                        f"{method} {path}: {error or type(error).__name__}",
+                        f"{method} {path}: {why}",
                         hint="is it running? start it with 'patchlight agent run' on that server",
                     ) from error
             await asyncio.sleep(pause_s)

@@ -76,6 +76,12 @@ DEFAULTS: Mapping[PolicyKind, str] = {
     "elasticity": "rigid",
 }
 
+_GONE = {
+    **dict.fromkeys(("learned-first-fit", "learned-first-fit-anew"), "learned-first-fit-any"),
+    **dict.fromkeys(("learned-block", "learned-block-far"), "learned-block-choice"),
+    "learned-lab": "least-delay",
+}
+"""Models of earlier versions, each with the policy to use instead."""
 _FILE = re.compile(r"(?P<path>.+?\.(?P<suffix>py|onnx))(?::(?P<rest>.*))?", re.DOTALL)
 _PICKLED = (".pkl", ".pickle", ".pt", ".pth", ".joblib", ".zip", ".ckpt")
 
@@ -143,6 +149,8 @@ def _named(name: str, kind: PolicyKind | None) -> Recipe:
     if found:
         listed = " or ".join(f"{each.kind}:{name}" for each in found)
         raise BadInput(f"several kinds of policy are called {name!r}: write {listed}")
+    if name in _GONE:
+        raise BadInput(f"policy {name!r} was removed", hint=f"use {_GONE[name]!r} instead")
     if Path(name).suffix in _PICKLED:
         raise BadInput(
             f"{name} is no policy file: expected FILE.py:CLASS or FILE.onnx",

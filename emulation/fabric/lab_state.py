@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -158,20 +158,26 @@ def recorded_labs() -> list[str]:
 
 @contextmanager
 def lab_lock(lab: str) -> Iterator[None]:
-    """Be the only process that makes or removes this lab; ``LabBusy`` if another one is."""
+    """Be the only process that makes or removes this lab; ``LabBusy`` if another one is.
+
+    Folders, logs and programs made within have the usual umask, not the caller's: with 000 anybody
+    could write into the lab, and with 077 only root could see that it is there.
+    """
     run_dir(lab)
     path = RUN_ROOT / f".{lab}.lock"
-    fd = _locked(path, lab)
-    try:
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, str(os.getpid()).encode(), 0)
-        yield
-    finally:
-        # Unlinked while held: whoever waits for it notices and makes a new one.
-        path.unlink(missing_ok=True)
-        os.close(fd)
-        with suppress(OSError):
-            RUN_ROOT.rmdir()
+    with ExitStack() as afterwards:
+        afterwards.callback(os.umask, os.umask(0o022))
+        fd = _locked(path, lab)
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, str(os.getpid()).encode(), 0)
+            yield
+        finally:
+            # Unlinked while held: whoever waits for it notices and makes a new one.
+            path.unlink(missing_ok=True)
+            os.close(fd)
+            with suppress(OSError):
+                RUN_ROOT.rmdir()
 
 
 def _locked(path: Path, lab: str) -> int:

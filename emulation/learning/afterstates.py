@@ -4,7 +4,9 @@ Where a job goes, and for how long, is fixed by its degree; what is random is on
 So one function, the value of an *afterstate* (the cluster just after a decision), says all about a
 choice: its reward now plus the value of what it leaves behind. It is learned from its own play,
 as TD-Gammon was (Tesauro, 1995), with λ-returns that end where the policy did not take its best
-move (Watkins, 1989). Playing is a worker's (``afterstate_worker``).
+move (Watkins, 1989). Rewards count beyond each law's mean, so that values tell clusters apart, not
+laws, and less what depends on which jobs came (``ControlVariate``). A teacher's plain rule may
+decide at first: orderly clusters, in which all jobs have one degree, are seldom met by chance.
 """
 
 from collections.abc import Sequence
@@ -13,64 +15,184 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from patchlight.emulation.learning.afterstate_worker import AfterstateWorker, Returns
-from patchlight.emulation.learning.averaged import AveragedLearner
 from patchlight.emulation.learning.config import Config
-from patchlight.emulation.learning.network import OptionScorer
-from patchlight.emulation.learning.players import network_of, player_of
-from patchlight.emulation.learning.rollouts import Orders, Progress, Rollouts
-from patchlight.emulation.learning.warm_start import begin_with
+from patchlight.emulation.learning.learner import (
+    Floats,
+    Learner,
+    RoundProgress,
+    explored,
+    player_of,
+)
+from patchlight.emulation.learning.vector_episodes import Finished, VectorEpisodes
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 
+_Ints = NDArray[np.intp]
+_Bools = NDArray[np.bool_]
+_PARTS = 8  # kinds of cluster by how much of it is free
+_OLD, _YOUNG = 300.0, 30.0
 
-class AfterstateLearner(AveragedLearner):
-    """Learns a scorer's values. ``scorer`` is what plays and learns, ``average`` the mean of
-    its latest states, which plays better.
 
-    ``rollouts`` plays for it; without, a worker in this process does, by the learner's own network.
+class ControlVariate:
+    """Means of scores by scenario, kind of cluster and kind of job, to be taken off the samples.
+
+    The sampled value of a cluster depends on which jobs come next, far more than on the cluster.
+    Who comes is independent of the cluster, so what a kind of job brings on average, less what
+    the jobs of the episode bring on average, can be taken off each sample: its mean stays, its
+    noise shrinks to a third. Both averages are kept for each kind of cluster, as a strict job costs
+    a full cluster more than an empty one. Laws are other ones in each episode: averages over the
+    jobs of all would hide from the values what is special of each.
+
+    A kind of cluster is the largest number of servers that some block has free, and the share of
+    servers free; a kind of job its model and the least degree that meets its limit.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        scenarios: Sequence[Scenario],
-        done: int = 0,
-        rollouts: Rollouts[Returns] | None = None,
-    ) -> None:
-        self.config, self.settings = config, config.afterstates
-        torch.manual_seed(config.seed)
-        scorer = network_of(config, scenarios[0])
-        if self.settings.start:
-            assert isinstance(scorer, OptionScorer)  # The configuration saw to that.
-            begin_with(scorer, self.settings.start)
-        if isinstance(scorer, OptionScorer) and scorer.times is not None:
-            scorer.times.fit(scenarios, config.environment.first_seed)
-        super().__init__(scorer, len(scenarios), done)
-        self._apart = rollouts is not None
-        self._rollouts = rollouts or AfterstateWorker(config, scenarios, done=done, network=scorer)
-        self._player = player_of(self.scorer, scenarios[0].workloads)
-        self._rng = np.random.default_rng([config.seed, done, 1])
+    def __init__(self, episodes: VectorEpisodes) -> None:
+        degrees, graphs = len(episodes.layout.degrees), len(episodes.workloads.names)
+        scenarios = len(episodes.scenarios)
+        clusters, jobs = (len(episodes.block_sizes) + 1) * (_PARTS + 1), graphs * degrees
+        self._degrees = degrees
+        self._alone_s = np.array(episodes.workloads.sequential_s)
+        self._mean = np.zeros((scenarios, clusters, jobs))
+        self._seen = np.zeros((scenarios, clusters, jobs))
+        self._share = np.zeros((episodes.num_envs, jobs))
 
-    def round(self) -> Progress:
-        """Learns from ``n_steps`` decisions in every environment that a worker has."""
-        part = min(1.0, self.steps / self.config.steps)
-        self._slow_down(self.settings, part, 1e-5)
-        weights = self.scorer.state_dict() if self._apart else None
-        played = self._rollouts.play(Orders(self.steps, self.means, weights))
-        self.means += played.means_change
-        loss = self._learn(played.inputs, played.targets)
-        self.steps += played.decisions
-        return Progress(loss, 1 - float(self.means.mean()), played.finished)
+    def kinds(self, episodes: VectorEpisodes) -> tuple[_Ints, _Ints, _Ints]:
+        """Scenario, kind of cluster and kind of job of each environment, E each."""
+        largest = np.zeros(episodes.num_envs, int)
+        for place, free in enumerate(episodes.has_block):
+            largest[free] = place + 1
+        part = (episodes.free * _PARTS // episodes.layout.servers).astype(int)
+        for env in np.flatnonzero(episodes.episode_start):
+            jobs = episodes.jobs[env]
+            found = self._job(episodes, jobs.graph, jobs.beta)
+            count = self._share.shape[1]
+            self._share[env] = np.bincount(found, minlength=count) / len(found)
+        job = self._job(episodes, episodes.graph, episodes.beta)
+        return episodes.scenario_of.copy(), largest * (_PARTS + 1) + part, job
 
-    def _learn(self, inputs: Sequence[NDArray[np.generic]], targets: NDArray[np.float64]) -> float:
-        settings = self.settings
-        # What comes from Ray cannot be written to, which PyTorch does not like.
-        given = [torch.from_numpy(np.require(each, requirements="W")) for each in inputs]
-        y = torch.from_numpy(targets.astype(np.float32))
-        order = torch.from_numpy(self._rng.permutation(len(y)))
+    def of(self, kinds: tuple[_Ints, _Ints, _Ints]) -> Floats:
+        """How much more than the mean job these jobs bring to such clusters, E."""
+        scenario, cluster, job = kinds
+        mean_job = (self._share * self._mean[scenario, cluster]).sum(axis=1)
+        found: Floats = self._mean[scenario, cluster, job] - mean_job
+        return found
+
+    def learn(self, kinds: tuple[_Ints, _Ints, _Ints], scores: Floats) -> None:
+        """Take the scores of these, E, into the means."""
+        np.add.at(self._seen, kinds, 1.0)
+        change = np.zeros_like(self._mean)
+        np.add.at(change, kinds, scores - self._mean[kinds])
+        self._mean += change / np.clip(self._seen, _YOUNG, _OLD)
+
+    def _job(self, episodes: VectorEpisodes, graph: _Ints, beta: Floats) -> _Ints:
+        """The kinds of jobs of these models and requirements."""
+        limit_s = beta * self._alone_s[graph]
+        enough = episodes.expected_at(graph) <= limit_s[:, None]
+        found: _Ints = graph * self._degrees + enough.argmax(axis=1)
+        return found
+
+
+class Teacher:
+    """Plain rules: for each scenario a degree to keep to, or the least that meets the limit."""
+
+    def __init__(self, episodes: VectorEpisodes, degrees: Sequence[int | str]) -> None:
+        known = episodes.layout.actions
+        wanted = [known.index(each) if isinstance(each, int) else -1 for each in degrees]
+        self._wanted = np.array(wanted)
+        # Degree 1 holds a server so long that no good rule takes it first.
+        self._tried = np.array([degree > 1 or len(known) == 2 for degree in known[1:]])
+
+    def actions(self, episodes: VectorEpisodes) -> _Ints:
+        """Its action in each environment; 0 where what it wants cannot be had."""
+        wanted = self._wanted[episodes.scenario_of]
+        enough = (episodes.expected_s <= episodes.limit_s[:, None]) & self._tried
+        least = np.where(enough.any(axis=1), enough.argmax(axis=1) + 1, 0)
+        found: _Ints = np.where(wanted < 0, least, wanted)
+        return np.where(episodes.mask[np.arange(episodes.num_envs), found], found, 0)
+
+
+class AfterstateLearner(Learner):
+    """Learns a scorer's values from its own play, some environments by a teacher at first."""
+
+    def __init__(self, config: Config, scenarios: Sequence[Scenario], done: int = 0) -> None:
+        super().__init__(config, scenarios, done)
+        self._player = player_of(self.scorer)
+        self._teacher: Teacher | None = None
+        if teacher := config.afterstates.teacher:
+            degrees = [teacher[law] for law, _ in config.environment.scenarios]
+            self._teacher = Teacher(self.episodes, degrees)
+        self._control_variate = ControlVariate(self.episodes)
+
+    def round(self) -> RoundProgress:
+        """Learns from ``n_steps`` decisions in every environment."""
+        self._slow_down(1e-5)
+        inputs, targets, finished = self._play()
+        settings, y = self.config.afterstates, torch.from_numpy(targets.astype(np.float32))
+        given = [torch.from_numpy(each) for each in inputs]
+        order = torch.from_numpy(self.learning_rng.permutation(len(y)))
         total = 0.0
         for rows in torch.split(order, settings.batch_size):
             found = self._player.predict(*(each[rows] for each in given))
-            loss = ((found - y[rows]) ** 2).mean()
-            total += self._descend(loss, settings) * len(rows)
-        return total / len(y)
+            total += self._descend(((found - y[rows]) ** 2).mean()) * len(rows)
+        self.steps += settings.n_steps * self.episodes.num_envs
+        return RoundProgress(total / len(y), 1 - float(self.means.mean()), finished)
+
+    def _play(self) -> tuple[list[NDArray[np.generic]], Floats, list[Finished]]:
+        """What the network is to be given of what was played, the values that it is to say, and
+        the episodes that ended.
+        """
+        part, means = self._part, self._followed()
+        episodes, settings, player = self.episodes, self.config.afterstates, self._player
+        n_steps, count, rows = settings.n_steps, episodes.num_envs, np.arange(episodes.num_envs)
+        taught = self._teacher is not None and part < settings.teacher_only_fraction
+        share = settings.teacher_env_fraction * (part < settings.teacher_until_fraction)
+        share = 1.0 if taught else share
+        taught_envs = rows < (share * count if self._teacher is not None else 0)
+        epsilon = settings.epsilon * (1 - part)
+        best, rewards = np.zeros((n_steps + 1, count)), np.zeros((n_steps + 1, count))
+        off_policy, over = np.zeros((n_steps + 1, count), bool), np.zeros((n_steps, count), bool)
+        bias, known = np.zeros((n_steps + 1, count)), []
+        taken, finished = list[tuple[NDArray[np.generic], ...]](), list[Finished]()
+        for step in range(n_steps + 1):
+            scores = player.scores(episodes)
+            if player.values_afterstates:
+                scores = scores - means.means[episodes.scenario_of][:, None]
+            greedy = actions = scores.argmax(axis=1)
+            if taught_envs.any() and self._teacher is not None:
+                actions = np.where(taught_envs, self._teacher.actions(episodes), actions)
+            # While taught, values are of the teacher's play; after that, of the best play.
+            best[step] = scores[rows, actions] if taught else scores[rows, greedy]
+            kinds = self._control_variate.kinds(episodes)
+            bias[step] = self._control_variate.of(kinds)
+            known.append(kinds)
+            if step == n_steps:
+                break
+            actions, explores = explored(scores, actions, epsilon, self.rng)
+            off_policy[step] = explores if taught else actions != greedy
+            taken.append(player.taken(actions))
+            scenario = episodes.scenario_of.copy()
+            accepted, ended = episodes.step(actions)
+            rewards[step] = means.beyond(accepted, scenario)
+            over[step] = episodes.episode_start
+            finished += ended
+        targets = self._returns(best - bias, rewards - bias, off_policy, over)
+        if not player.values_afterstates:
+            targets = rewards[:-1].ravel() + settings.gamma * targets
+        for kinds, scores in zip(known, best, strict=True):
+            self._control_variate.learn(kinds, scores)
+        self.means += means.change
+        kept = ~over.ravel()  # The end of an episode says nothing of the cluster.
+        inputs = [np.concatenate(each)[kept] for each in zip(*taken, strict=True)]
+        return inputs, targets[kept], finished
+
+    def _returns(self, best: Floats, rewards: Floats, off_policy: _Bools, over: _Bools) -> Floats:
+        """λ-returns of each afterstate: what comes after it, up to the best score that follows."""
+        settings, n_steps = self.config.afterstates, len(over)
+        found = np.zeros(over.shape)
+        found[-1] = best[n_steps]
+        for step in range(n_steps - 2, -1, -1):
+            onward = rewards[step + 1] + settings.gamma * found[step + 1]
+            mixed = (1 - settings.td_lambda) * best[step + 1] + settings.td_lambda * onward
+            cut = off_policy[step + 1] | over[step + 1]
+            found[step] = np.where(cut, best[step + 1], mixed)
+        return found.ravel()

@@ -4,31 +4,34 @@ Keys are those of Stable-Baselines3 where it has them; ``…_fraction`` is a par
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from patchlight.emulation.experiments.pac_ml.variation import Variation
-from patchlight.emulation.learning.algorithms import (
-    ALGORITHMS,
-    LAW,
-    STEPS,
-    Afterstates,
-    Dqn,
-    PolicyIteration,
-    Ppo,
-)
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
-from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
+from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES, law
 from patchlight.emulation.simulator.ramp.scenario import MAX_ERROR, FixedArrivals
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.fields import FieldType, ListOf, Text, Whole, choice, matching
-from patchlight.testbed.io.forms import Number, Record, setting
+from patchlight.testbed.io.forms import MapOf, Number, Record, setting
 from patchlight.testbed.io.issues import FileError, FileIssues
 from patchlight.testbed.io.reader import parse, read_text
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
+ALGORITHMS = {"afterstates": "afterstates", "policy-iteration": "policy_iteration"}
+"""Each with the key that its settings are under."""
+_GONE_ALGORITHMS = ("maskable-ppo", "masked-dqn")
+_GONE_CONFIGS = {
+    **dict.fromkeys(("small-ppo", "small-dqn"), "small"),
+    **dict.fromkeys(("ramp-first-fit", "ramp-first-fit-anew"), "ramp-first-fit-any"),
+    **dict.fromkeys(("ramp-block", "ramp-block-far"), "ramp-block-choice"),
+    **dict.fromkeys(("sees-blocks", "sees-blocks-graph", "sees-blocks-now"), "sees-pac-ml"),
+    **dict.fromkeys(("lab-small", "lab-circuits", "lab-elastic", "learned-lab"), "lab-partition"),
+    **dict.fromkeys(("times-told", "times-limit", "times-size", "times-graph"), "small"),
+}
+"""Configurations of earlier versions, each with the one to use instead."""
 
 
 class ConfigError(FileError):
@@ -40,19 +43,100 @@ def _condition(text: str) -> str:
     return " ".join(text.split())
 
 
+def _degree(text: str) -> int | str:
+    if text == "sufficient":
+        return text
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise BadInput(f"no teacher {text!r}: expected a degree or 'sufficient'")
+
+
+def _law(text: str) -> str:
+    law(text)
+    return text
+
+
+def _algorithm(text: str) -> str:
+    if text in ALGORITHMS:
+        return text
+    known = " or ".join(map(repr, ALGORITHMS))
+    was = "was removed" if text in _GONE_ALGORITHMS else "is not an algorithm"
+    raise BadInput(f"{text!r} {was}: expected {known}")
+
+
+_LAW = Text("a requirement law", _law)
+_STEPS = Whole("a number of steps", 1, 10**12, grouped=True)
+_FRACTION = Number("a fraction", lowest=0, highest=1)
+_SMALL = Number("a rate", above=0, highest=1)
+_GAMMA = Number("a discount factor", above=0, highest=1)
+_RATE = Number("a learning rate", above=0)
+_N_STEPS = Whole("a number of steps", 1, 4096)
+_BATCH = Whole("a number of samples", 1, 10**9)
+_START = Text("a folder", str)
+_TAUGHT = Text("a degree or 'sufficient'", _degree, numbers=True)
+_TEACHER = MapOf(_LAW, _TAUGHT, "a degree for each law", "{A: 8, B: sufficient}")
 _CONDITION = Text("when jobs come, and of which models", _condition)
-_OBSERVATIONS = ("patchlight", "pac-ml")
-_CLUSTERS = ("servers", "blocks", "both")
-_TIMES_BY = ("told", "limit", "size", "graph")
 _LAYER = Whole("a layer's size", 1, 4096)
 _SEED = Whole("a seed", 0, 2**31)
 _RULE = choice("a placement rule", *PlacementRule)
 _TIMES = ListOf(Number("a time in 1,000 s", lowest=0, highest=100), "times in 1,000 s")
-_PLAIN = "fixed:1000"
 _BUSY_AFTER_KS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 20, 28)
 NAME = matching(
     r"[A-Za-z0-9_-]*[A-Za-z0-9][A-Za-z0-9_-]*", "a name", "letters, digits, -, _", "small", 64
 )
+
+
+@dataclass(frozen=True)
+class Afterstates:
+    """How values of afterstates are learned, see ``patchlight.emulation.learning.afterstates``.
+
+    ``teacher`` names a degree, or ``sufficient``, for each law. It alone decides for the first
+    ``teacher_only_fraction`` of all steps; after that, until ``teacher_until_fraction``, in
+    ``teacher_env_fraction`` of the environments. ``epsilon`` falls to 0 at the end; the learning
+    rate falls to 0 from ``decay_from_fraction`` on. ``ema_rate`` is that of the moving average of
+    weights, by which the policy plays that is kept. ``start`` is the folder of an earlier run,
+    whose weights to begin with.
+    """
+
+    gamma: float = setting(_GAMMA, "the discount factor", 0.98)
+    td_lambda: float = setting(_FRACTION, "λ of the returns", 0.8)
+    epsilon: float = setting(_FRACTION, "part of decisions made at random, at first", 0.01)
+    learning_rate: float = setting(_RATE, "Adam's", 1e-3)
+    decay_from_fraction: float = setting(_FRACTION, "when the learning rate begins to fall", 0.4)
+    batch_size: int = setting(_BATCH, "samples of a gradient step", 1024)
+    n_steps: int = setting(_N_STEPS, "decisions of each environment in a round", 16)
+    ema_rate: float = setting(_SMALL, "of the average of weights, for each gradient step", 0.002)
+    teacher_only_fraction: float = setting(_FRACTION, "until when the teacher decides alone", 0.15)
+    teacher_until_fraction: float = setting(_FRACTION, "until when it decides at all", 0.6)
+    teacher_env_fraction: float = setting(_FRACTION, "of the environments where it does", 0.2)
+    start: str = setting(_START, "a run whose weights to begin with", "")
+    teacher: Mapping[str, int | str] = setting(_TEACHER, "the degree that it takes by law", {})
+
+
+@dataclass(frozen=True)
+class PolicyIteration:
+    """How roll-outs improve a policy, see ``patchlight.emulation.learning.policy_iteration``.
+
+    Of each decision at most ``options`` actions, whose scores are at most ``near`` below the best,
+    are played out in ``futures`` futures of ``jobs`` jobs each. ``buffer_size``, ``batch_size`` and
+    ``learning_starts`` count decisions that were played out, all else as ``Afterstates``.
+    """
+
+    gamma: float = setting(_GAMMA, "the discount factor", 0.99)
+    near: float = setting(Number("a difference", above=0), "of scores, in accepted jobs", 0.2)
+    options: int = setting(Whole("a number", 2, 64), "of actions that are compared", 4)
+    futures: int = setting(Whole("a number", 1, 4096), "in which each is played out", 8)
+    jobs: int = setting(Whole("a number", 1, 1000), "to come in each of them", 16)
+    epsilon: float = setting(_FRACTION, "part of decisions made at random, at first", 0.03)
+    learning_rate: float = setting(_RATE, "Adam's", 1e-3)
+    decay_from_fraction: float = setting(_FRACTION, "when the learning rate begins to fall", 0.5)
+    buffer_size: int = setting(Whole("a number", 1000, 10**8), "decisions that are kept", 100_000)
+    learning_starts: int = setting(Whole("a number", 0, 10**9), "decisions before it", 5_000)
+    batch_size: int = setting(_BATCH, "decisions of a gradient step", 256)
+    n_steps: int = setting(_N_STEPS, "decisions of each environment in a round", 4)
+    gradient_steps: int = setting(Whole("a number", 1, 10_000), "of a round", 8)
+    ema_rate: float = setting(_SMALL, "of the average of weights, for each gradient step", 0.005)
+    start: str = setting(_START, "a run whose weights to begin with", "")
 
 
 @dataclass(frozen=True)
@@ -66,7 +150,7 @@ class Environment:
     """
 
     rule: str = setting(_RULE, "how operations are placed", PlacementRule.RAMP_FIRST_FIT.value)
-    laws: tuple[str, ...] = setting(ListOf(LAW, "requirement laws"), "those of jobs", LAW_NAMES)
+    laws: tuple[str, ...] = setting(ListOf(_LAW, "requirement laws"), "those of jobs", LAW_NAMES)
     horizon_s: float = setting(Number("seconds", above=0), "an episode's length in seconds", 1e6)
     training_horizon_s: float | None = setting(
         Number("seconds", above=0), "the same while training, if other", None
@@ -79,7 +163,7 @@ class Environment:
     )
     blocks: int = setting(Whole("a number", 1, 64), "to choose from for each degree", 1)
     conditions: tuple[str, ...] = setting(
-        ListOf(_CONDITION, "conditions"), "when jobs come, and of which models", (_PLAIN,)
+        ListOf(_CONDITION, "conditions"), "when jobs come, and of which models", ("fixed:1000",)
     )
 
     def __post_init__(self) -> None:
@@ -119,51 +203,38 @@ class Environment:
 class Network:
     """How large the networks are.
 
-    ``busy_after_ks`` are the times for which the network is told who is still busy then, in those
-    in which one job comes to 32 servers: with PAC-ML's arrivals 1,000 s. ``cluster`` says what it
-    is told: which *servers* are busy, which share of the *blocks* of each size is free, or both.
-    Of blocks only, its weights fit a RAMP of any shape. ``observation`` ``pac-ml`` is what PAC-ML's
-    agent sees, and no afterstates.
-    ``hidden`` are the layers over the cluster; ``graph_width`` and ``graph_rounds`` are of
-    the message passing over the computation graph, which is left out with a width of 0.
-    ``times`` says whether it is told how long the waiting job will take, or has to estimate that
-    from the job's ``limit``, its ``size`` or its ``graph`` (``job_times``).
+    ``busy_after_ks`` are the times for which the network is told which servers are still busy then,
+    in those in which one job comes to 32 servers: with PAC-ML's arrivals 1,000 s. ``hidden`` are
+    the layers over the cluster. ``observation`` ``pac-ml`` is what PAC-ML's agent sees, and no
+    afterstates; ``graph_width`` and ``graph_rounds`` are of its graph network, which is left out
+    with a width of 0.
     """
 
     busy_after_ks: tuple[float, ...] = setting(
         _TIMES, "the network sees which servers are busy then", _BUSY_AFTER_KS
     )
     observation: str = setting(
-        choice("an observation", *_OBSERVATIONS), "what is seen: ours, or PAC-ML's", "patchlight"
+        choice("an observation", "patchlight", "pac-ml"),
+        "what is seen: ours, or PAC-ML's",
+        "patchlight",
     )
     cluster: str = setting(
-        choice("what a network is told of", *_CLUSTERS),
-        "who is busy, free blocks, or both",
-        "servers",
+        choice("what a network is told of", "servers"), "which servers are busy", "servers"
     )
     hidden: tuple[int, ...] = setting(ListOf(_LAYER, "layers' sizes"), "hidden layers", (256, 64))
-    times: str = setting(
-        choice("what tells how long a job takes", *_TIMES_BY),
-        "told, or estimated from its limit, its size, its graph",
-        "told",
-    )
     graph_width: int = setting(Whole("a width", 0, 256), "of the message passing", 0)
     graph_rounds: int = setting(Whole("a number", 1, 8), "of message passing", 2)
 
     def __post_init__(self) -> None:
         if not self.busy_after_ks:
             raise BadInput("'busy_after_ks' is empty: expected at least one time")
-        if self.times == "graph" and not self.graph_width:
-            raise BadInput("'times: graph' needs a 'graph_width' above 0")
-        if self.times != "told" and self.observation == "pac-ml":
-            raise BadInput("'times' is of the observation 'patchlight': 'pac-ml' has its own")
+        if self.graph_width and self.observation != "pac-ml":
+            raise BadInput("'graph_width' is of the observation 'pac-ml': ours has no graph")
 
     @property
-    def no_model(self) -> str:
-        """Why there is no model of such a network, for studies only; empty where there is."""
-        if self.observation == "pac-ml":
-            return "learned by PAC-ML's observation"
-        return "" if self.times == "told" else "estimates times that nobody tells"
+    def has_model(self) -> bool:
+        """Whether a model can be exported; PAC-ML's observation is for studies only."""
+        return self.observation != "pac-ml"
 
 
 @dataclass(frozen=True)
@@ -172,7 +243,7 @@ class Evaluation:
 
     first_seed: int = setting(_SEED, "that of the first episode", 500)
     seeds: int = setting(Whole("a number", 1, 1000), "of episodes", 10)
-    every_steps: int = setting(STEPS, "how often, in decisions", 1_000_000)
+    every_steps: int = setting(_STEPS, "how often, in decisions", 1_000_000)
 
 
 def _record(cls: type[Any]) -> Record:
@@ -184,8 +255,8 @@ class Config:
     """A training run. ``steps`` are decisions, over all environments."""
 
     name: str = setting(NAME, "the model's name")
-    algorithm: str = setting(choice("an algorithm", *ALGORITHMS), "how it learns", "afterstates")
-    steps: int = setting(STEPS, "decisions to learn from", 2_000_000)
+    algorithm: str = setting(Text("an algorithm", _algorithm), "how it learns", "afterstates")
+    steps: int = setting(_STEPS, "decisions to learn from", 2_000_000)
     seed: int = setting(_SEED, "of the weights and of what is drawn", 0)
     environment: Environment = setting(_record(Environment), "what is simulated", Environment())
     network: Network = setting(_record(Network), "how large it is", Network())
@@ -193,8 +264,6 @@ class Config:
     policy_iteration: PolicyIteration = setting(
         _record(PolicyIteration), "of that algorithm", PolicyIteration()
     )
-    ppo: Ppo = setting(_record(Ppo), "of maskable-ppo", Ppo())
-    dqn: Dqn = setting(_record(Dqn), "of masked-dqn", Dqn())
     evaluation: Evaluation = setting(_record(Evaluation), "while training", Evaluation())
 
     def __post_init__(self) -> None:
@@ -205,39 +274,23 @@ class Config:
                 raise BadInput(
                     f"{other!r} is not of algorithm {self.algorithm!r}: its settings are {key!r}"
                 )
-        if key == "policy_iteration":
-            self._check_policy_iteration()
-        if self.environment.blocks > 1:
-            if key not in ("afterstates", "policy_iteration"):
-                raise BadInput(f"{self.algorithm!r} does not choose blocks: 'afterstates' does")
-            if self.network.graph_width or self.network.no_model:
+        if not self.network.has_model:
+            if key == "policy_iteration":
                 raise BadInput(
-                    "'blocks' above 1 needs the observation 'patchlight', 'times: told' and no "
-                    "'graph_width': scores are then of clusters alone"
+                    "'policy-iteration' compares clusters: it needs the observation 'patchlight'"
                 )
-        if self.network.times != "told" and key != "afterstates":
-            raise BadInput(f"{self.algorithm!r} does not learn where times are not told")
-        if self.network.observation == "pac-ml":
-            if self.afterstates.start:
-                raise BadInput("'start' needs the observation 'patchlight': models see by that")
-            if key == "ppo":
-                raise BadInput("'maskable-ppo' does not learn by the observation 'pac-ml'")
-
-    def _check_policy_iteration(self) -> None:
-        if self.network.observation == "pac-ml" or self.network.graph_width:
-            raise BadInput(
-                "'policy-iteration' compares clusters alone: it needs the observation "
-                "'patchlight' and no 'graph_width'"
-            )
-        environment = self.environment
-        if any(environment.under(each).remaining_error for each in environment.conditions):
+            if self.afterstates.start or self.environment.blocks > 1:
+                raise BadInput("'start' and 'blocks' need the observation 'patchlight'")
+        conditions = self.environment.conditions
+        errors = [self.environment.under(each).remaining_error for each in conditions]
+        if key == "policy_iteration" and any(errors):
             raise BadInput("'policy-iteration' needs exact remaining times: no error of them")
 
     @property
-    def discount(self) -> float:
-        """Of its algorithm."""
-        gamma: float = getattr(self, ALGORITHMS[self.algorithm]).gamma
-        return gamma
+    def settings(self) -> Afterstates | PolicyIteration:
+        """Those of its algorithm."""
+        found: Afterstates | PolicyIteration = getattr(self, ALGORITHMS[self.algorithm])
+        return found
 
     def as_data(self) -> dict[str, Any]:
         """As a card and a checkpoint keep it: what the algorithm does not use is left out."""
@@ -252,8 +305,6 @@ class Config:
             del data["environment"]["remaining_error"]
         if self.environment.blocks == 1:
             del data["environment"]["blocks"]
-        if self.network.times == "told":
-            del data["network"]["times"]
         return data
 
 
@@ -261,9 +312,16 @@ _CONFIG: FieldType = Record(Config, "the configuration")
 
 
 def find_config(path: Path) -> Path:
-    """The file itself, or the configuration of this name that comes with Patchlight."""
+    """The file itself, or the configuration of this name that comes with Patchlight.
+
+    ``BadInput`` for one of an earlier version, with what to use instead.
+    """
     shipped = CONFIGS / f"{path}.yaml"
-    return shipped if not path.exists() and path.parent == Path(".") and shipped.exists() else path
+    if path.exists() or path.parent != Path("."):
+        return path
+    if instead := _GONE_CONFIGS.get(path.name):
+        raise BadInput(f"configuration {path.name!r} was removed", hint=f"use {instead!r} instead")
+    return shipped if shipped.exists() else path
 
 
 def read_config(path: Path) -> Config:
@@ -287,12 +345,9 @@ def with_conditions(config: Config, conditions: Sequence[str]) -> Config:
 
 
 def with_start(config: Config, start: str) -> Config:
-    """A configuration that begins with these weights; ``BadInput`` if its algorithm cannot."""
+    """A configuration that begins with the weights of an earlier run."""
     key = ALGORITHMS[config.algorithm]
-    settings = getattr(config, key)
-    if not hasattr(settings, "start"):
-        raise BadInput(f"{config.algorithm!r} always begins anew: it has no 'start'")
-    changed: dict[str, Any] = {key: replace(settings, start=start)}
+    changed: dict[str, Any] = {key: replace(config.settings, start=start)}
     return replace(config, **changed)
 
 

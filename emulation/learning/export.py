@@ -21,10 +21,14 @@ from patchlight.controller.policies.learned import Card, load_learned
 from patchlight.controller.policies.model_files import OUTPUT
 from patchlight.controller.policies.observation import SCHEMA, Layout
 from patchlight.emulation.learning.config import Config
-from patchlight.emulation.learning.ensembles import Likeness, MeanScorer, NearestScorer
-from patchlight.emulation.learning.network import OptionScorer, load_run, scorer_of
-from patchlight.emulation.simulator.ramp.ramp import Ramp, RampShape
-from patchlight.emulation.simulator.ramp.workloads import MAX_DEGREE
+from patchlight.emulation.learning.network import (
+    Likeness,
+    MeanScorer,
+    NearestScorer,
+    OptionScorer,
+    load_run,
+    scorer_of,
+)
 from patchlight.testbed.errors import BadInput
 
 OPSET = 17
@@ -67,10 +71,10 @@ def export(
 
 
 def of_runs(
-    runs: Sequence[Path], ramp: RampShape | None = None
+    runs: Sequence[Path],
 ) -> tuple[OptionScorer | MeanScorer, Layout, Config, dict[str, Any]]:
     """The network of a training run, or several by the mean of their scores, and what ``export``
-    wants to know of it. For another RAMP than the trained one where ``ramp`` is given.
+    wants to know of it.
 
     Of runs under different conditions those decide whose jobs were most like the recent ones.
     ``BadInput`` if the runs are of different networks, placement rules or RAMPs.
@@ -88,10 +92,6 @@ def of_runs(
     training: dict[str, Any] = {"config": config.as_data(), "steps": steps, "wall_s": wall_s}
     if len(runs) > 1:
         training["training_seeds"] = [each.seed for each, _ in loaded]
-    if ramp is not None:
-        training["ramp"] = list(layout.ramp)
-        moved = [for_ramp(member, ramp) for member in members]
-        members, layout = [scorer for scorer, _ in moved], moved[0][1]
     conditions = list(
         dict.fromkeys(each for config, _ in loaded for each in config.environment.conditions)
     )
@@ -128,16 +128,6 @@ def _nearest(
         by = [n for n, (each, _) in enumerate(loaded) if condition in each.environment.conditions]
         shares[row, by] = 1 / len(by)
     return NearestScorer(members, [likenesses[each] for each in conditions], shares)
-
-
-def for_ramp(scorer: OptionScorer, shape: RampShape) -> tuple[OptionScorer, Layout]:
-    """A scorer for a RAMP of this shape, and its layout; ``BadInput`` where its weights are bound
-    to the RAMP it was trained on.
-    """
-    degrees = tuple(degree for degree in Ramp(shape).degrees if degree <= MAX_DEGREE)
-    ramp = (shape.groups, shape.racks, shape.servers)
-    layout = Layout(ramp, degrees, scorer.value.layout.version)
-    return scorer.on(layout), layout
 
 
 def write_files(folder: Path, name: str, content: bytes, card: str) -> Path:

@@ -1,18 +1,17 @@
-"""The networks: the value of a cluster once a job is placed, and what a computation graph adds.
+"""The networks: the value of a cluster once a job is placed, alone and several together.
 
-Each option is scored by the cluster that it leaves behind. ``ClusterValue`` tells, for each of some
-times, which servers would still be busy, or which share of the RAMP's blocks would be free, and
-gives one number for all of it. ``GraphEncoder`` passes messages along the computation graph's
-edges; what it finds corrects the scores. ``load_run`` and ``scorer_of`` read a trained one back
-from its run's folder.
+Each option is scored by the cluster that it leaves behind. ``ClusterValue`` is told, for each of
+some times, which servers would still be busy, and gives one number for all of it. Several scorers
+decide together by the mean of their scores, or those whose jobs were most like the recent ones.
+``load_run`` and ``scorer_of`` read a trained one back from its run's folder.
 """
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
@@ -20,39 +19,36 @@ from torch.nn.functional import embedding_bag
 from patchlight.controller.policies.observation import (
     COUNTED,
     INTERVAL,
-    IS_NODE,
-    JOB_FEATURES,
-    NODE_FEATURES,
-    OPTION_FEATURES,
     RECENT_BINS,
+    RECENT_JOBS,
     UNEVENNESS,
     WORK,
     WORK_DEVIATION,
     Layout,
-    written,
 )
-from patchlight.emulation.learning.blocks import EACH, SIZES, told_blocks
-from patchlight.emulation.learning.config import Config, Network, parse_config
-from patchlight.emulation.learning.job_times import JobTimes
-from patchlight.emulation.simulator.network.compiled import IS_COMPILED
+from patchlight.emulation.learning.config import Config, Network, read_config
+from patchlight.emulation.learning.episode_arrays import EpisodeJobs
+from patchlight.emulation.learning.run_folder import CHECKPOINT, CONFIG, read_checkpoint
 from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.emulation.simulator.ramp.scenario import Scenario
+from patchlight.testbed.errors import BadInput
 
 # Where an action cannot succeed. Not infinite, so that softmax and export stay finite.
 IMPOSSIBLE = -1e6
+Likeness = Sequence[tuple[float, float]]
+"""Of jobs under a condition, what ``_likeness`` says of them: each with its mean and deviation."""
+_SEEDS, _LEAST = 8, 0.02  # episodes that are looked at; what differs by less is alike
+_FARTHER = 1.5  # deviations of the time between jobs count as one of anything else
 
 
 class ClusterValue(nn.Module):
     """The value of a cluster: jobs that it will accept, discounted, beyond the mean number.
 
-    Since version 2 of the observation, times count in those in which one job comes to 32 servers,
-    and the work of jobs in what the cluster does meanwhile. So one network serves any load, and
-    told of blocks only, RAMPs of any shape: its weights do not depend on the layout.
+    Times count in those in which one job comes to 32 servers, and the work of jobs in what the
+    cluster does meanwhile, so that one network serves any load.
     """
 
     busy_after: Tensor
-    members: Tensor
-    sizes: Tensor
 
     def __init__(self, layout: Layout, network: Network) -> None:
         super().__init__()
@@ -60,17 +56,9 @@ class ClusterValue(nn.Module):
         self.register_buffer("busy_after", torch.tensor(network.busy_after_ks).float() + 1e-3)
         self._order = self.busy_after.argsort()
         self._looked_up: tuple[Tensor, Tensor] | None = None
-        self.layout, self.cluster = layout, network.cluster
-        quick = network.cluster != "servers" and IS_COMPILED
-        self._quick = told_blocks(layout.ramp) if quick else None
-        each = layout.servers if network.cluster != "blocks" else 0
-        if network.cluster != "servers":
-            each += EACH
-            members, sizes = _blocks(layout.ramp)
-            self.register_buffer("members", members, persistent=False)
-            self.register_buffer("sizes", sizes, persistent=False)
-        self.known = self._known(torch.zeros(layout.shapes["recent"])).shape[-1]
-        width = len(network.busy_after_ks) * each + self.known
+        self.layout = layout
+        known = self._known(torch.zeros(layout.shapes["recent"])).shape[-1]
+        width = len(network.busy_after_ks) * layout.servers + known
         layers: list[nn.Module] = []
         for hidden in network.hidden:
             layers += [nn.Linear(width, hidden), nn.ReLU()]
@@ -92,8 +80,6 @@ class ClusterValue(nn.Module):
 
     def worth(self, remaining: Tensor, recent: Tensor) -> Tensor:
         """As ``forward`` of N × servers and N × features, where nothing is learned from it."""
-        if self.cluster != "servers":
-            return self.forward(remaining, recent)
         first = self.layers[0]
         assert isinstance(first, nn.Linear)
         after = self._after(recent)[:, self._order].contiguous()
@@ -122,31 +108,17 @@ class ClusterValue(nn.Module):
     def seen(self, remaining: Tensor, recent: Tensor) -> Tensor:
         """The numbers that the value is made of."""
         after = self._after(recent)
-        parts = []
-        if self.cluster != "blocks":
-            parts.append((remaining.unsqueeze(-2) > after.unsqueeze(-1)).float())
-        if self._quick is not None and remaining.dim() == 2:
-            shares = self._quick.shares(remaining.numpy(), after.numpy())
-            parts.append(torch.from_numpy(shares.reshape(len(shares), -1, EACH)))
-        elif self.cluster != "servers":
-            busy = (remaining.unsqueeze(-2) > after.unsqueeze(-1)).float()
-            share = torch.relu(1.0 - busy @ self.members) @ self.sizes
-            parts += [1.0 - busy.mean(-1, keepdim=True), share, (share > 0).float()]
-        shown = torch.cat(parts, dim=-1).flatten(-2)
+        shown = (remaining.unsqueeze(-2) > after.unsqueeze(-1)).float().flatten(-2)
         return torch.cat([shown, self._known(recent)], dim=-1)
 
     def _after(self, recent: Tensor) -> Tensor:
         """The times at which it is told who is busy, … × times."""
-        if self.layout.version == 1:
-            return self.busy_after.expand(*recent.shape[:-1], -1)
         # In which one job comes to as many servers as PAC-ML's cluster has.
         each = self.layout.servers / PAC_ML_SHAPE.size
         return self.busy_after * (recent[..., INTERVAL : INTERVAL + 1] * each)
 
     def _known(self, recent: Tensor) -> Tensor:
         """What recent jobs tell, without units."""
-        if self.layout.version == 1:
-            return recent
         capacity = (recent[..., INTERVAL : INTERVAL + 1] * self.layout.servers).clamp(min=1e-6)
         told = [recent[..., : RECENT_BINS + 2], recent[..., WORK : WORK + 1] / capacity]
         told.append(recent[..., COUNTED : COUNTED + 1])
@@ -155,102 +127,17 @@ class ClusterValue(nn.Module):
         return torch.cat(told, dim=-1).clamp(max=10.0)
 
 
-def _blocks(shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
-    """The servers of all blocks of ``SIZES``, servers × blocks, and for each block of its size
-    one over the number of them, blocks × sizes.
-    """
-    table = told_blocks(shape)
-    found = [(place, block) for place, each in enumerate(table.blocks) for block in each]
-    members = torch.zeros(math.prod(shape), len(found))
-    sizes = torch.zeros(len(found), len(SIZES))
-    for column, (place, block) in enumerate(found):
-        members[list(block.servers), column] = 1.0
-        sizes[column, place] = 1.0
-    return members, sizes / sizes.sum(0).clamp(min=1.0)
-
-
-class GraphEncoder(nn.Module):
-    """Message passing over a computation graph, forward and backward, then the mean of its nodes.
-
-    As PAC-ML's network (mean pooling over neighbours), with padded nodes and edges.
-    """
-
-    def __init__(self, width: int, rounds: int) -> None:
-        super().__init__()
-        self.enter = nn.Linear(NODE_FEATURES, width)
-        self.rounds = nn.ModuleList(nn.Linear(3 * width, width) for _ in range(rounds))
-
-    def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
-        """Batch × nodes × features, batch × edges × 3 → batch × width."""
-        is_node = nodes[..., IS_NODE : IS_NODE + 1]
-        state = torch.relu(self.enter(nodes)) * is_node
-        width = state.shape[-1]
-        source = edges[..., 0:1].long().expand(-1, -1, width)
-        target = edges[..., 1:2].long().expand(-1, -1, width)
-        weight = edges[..., 2:3]
-        into = torch.zeros_like(nodes[..., :1]).scatter_add(1, target[..., :1], weight)
-        out_of = torch.zeros_like(nodes[..., :1]).scatter_add(1, source[..., :1], weight)
-        for each in self.rounds:
-            down = torch.gather(state, 1, source) * weight
-            up = torch.gather(state, 1, target) * weight
-            parents = torch.zeros_like(state).scatter_add(1, target, down) / into.clamp(min=1.0)
-            children = torch.zeros_like(state).scatter_add(1, source, up) / out_of.clamp(min=1.0)
-            mixed = each(torch.cat([state, parents, children], dim=-1))
-            state = (state + torch.relu(mixed)) * is_node
-        return state.sum(1) / is_node.sum(1).clamp(min=1.0)
-
-
 class OptionScorer(nn.Module):
     """A score for each action of an observation: its reward now and the value of what it leaves."""
 
+    inputs = ("remaining", "mask", "recent")
+    """The arrays of an observation that it looks at."""
+
     def __init__(self, layout: Layout, network: Network, discount: float) -> None:
         super().__init__()
-        self.discount = discount * self._larger(layout)
+        # To a larger cluster as many more jobs come, for each of which a free server counts.
+        self.discount = discount * layout.servers / PAC_ML_SHAPE.size
         self.value = ClusterValue(layout, network)
-        self.network = network
-        self.times = None if network.times == "told" else JobTimes(network)
-        self.graph: GraphEncoder | None = None
-        if network.graph_width and self.times is None:
-            self.graph = GraphEncoder(network.graph_width, network.graph_rounds)
-            width = network.graph_width + JOB_FEATURES + OPTION_FEATURES
-            width += layout.shapes["recent"][0]
-            last = nn.Linear(64, 1)
-            # It begins with no opinion, so that values learned without it still hold.
-            nn.init.zeros_(last.weight)
-            nn.init.zeros_(last.bias)
-            self.correction = nn.Sequential(nn.Linear(width, 64), nn.ReLU(), last)
-
-    def on(self, layout: Layout) -> "OptionScorer":
-        """The same scorer for a RAMP of another shape; ``BadInput`` unless it is told of blocks."""
-        if layout == self.value.layout:
-            return self
-        if self.network.cluster != "blocks" or self.graph is not None:
-            raise BadInput(
-                f"this network is for a RAMP of {written(self.value.layout.ramp)} servers: only "
-                "one with 'cluster: blocks' and no graph network in its scores serves other shapes"
-            )
-        gamma = self.discount / self._larger(self.value.layout)
-        found = OptionScorer(layout, self.network, gamma)
-        found.load_state_dict(self.state_dict())
-        return found
-
-    @staticmethod
-    def _larger(layout: Layout) -> float:
-        """To a larger cluster as many more jobs come, for each of which a free server counts."""
-        return layout.servers / PAC_ML_SHAPE.size if layout.version > 1 else 1.0
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The arrays of an observation that it looks at."""
-        plain = ("remaining", "mask", "recent")
-        return (*plain, "options", "job", "nodes", "edges") if self.graph else plain
-
-    def corrected(self, graph: Tensor, job: Tensor, option: Tensor, recent: Tensor) -> Tensor:
-        """What the computation graph adds to the score of an option, all … × features."""
-        # Times are up to 100 units: squeezed, so that no feature drowns the others.
-        known = torch.log1p(torch.cat([graph, job, option], dim=-1).clamp(min=0.0))
-        found: Tensor = self.correction(torch.cat([known, recent], dim=-1))
-        return found.squeeze(-1)
 
     def forward(self, seen: Mapping[str, Tensor]) -> Tensor:
         """Scores, batch × actions; ``IMPOSSIBLE`` where the mask is 0."""
@@ -259,32 +146,84 @@ class OptionScorer(nn.Module):
         recent = seen["recent"].unsqueeze(-2).expand(-1, actions, -1)
         scores = self.discount * self.value(remaining, recent)
         scores = scores + (torch.arange(actions) > 0).float()
-        if self.graph is not None:
-            described = self.graph(seen["nodes"], seen["edges"])
-            graph = described.unsqueeze(-2).expand(-1, actions, -1)
-            job = seen["job"].unsqueeze(-2).expand(-1, actions, -1)
-            scores = scores + self.corrected(graph, job, seen["options"], recent)
         return torch.where(mask > 0, scores, torch.full_like(scores, IMPOSSIBLE))
 
 
-CHECKPOINT, CONFIG = "checkpoint.pt", "config.json"
+class MeanScorer(nn.Module):
+    """The mean of the scores of several, which errs less than each where they err differently."""
+
+    def __init__(self, members: Sequence[OptionScorer]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+        self.inputs = members[0].inputs
+
+    def weights(self, recent: Tensor) -> Tensor:
+        """How much each member's score counts, … × members; ``recent`` … × features."""
+        count = len(self.members)
+        return torch.full((*recent.shape[:-1], count), 1 / count)
+
+    def forward(self, seen: Mapping[str, Tensor]) -> Tensor:
+        """Scores, batch × actions; ``IMPOSSIBLE`` where the mask is 0."""
+        scores = torch.stack([member(seen) for member in self.members], dim=-1)
+        return (scores * self.weights(seen["recent"]).unsqueeze(-2)).sum(-1)
+
+
+class NearestScorer(MeanScorer):
+    """Of members that learned under different conditions those decide, by the mean of their
+    scores, under one of whose conditions jobs were most like the recent ones.
+
+    ``likenesses`` has for each condition what its jobs are like, ``shares`` conditions × members
+    how much each member counts there.
+    """
+
+    centres: Tensor
+    widths: Tensor
+    shares: Tensor
+
+    def __init__(
+        self, members: Sequence[OptionScorer], likenesses: Sequence[Likeness], shares: Tensor
+    ) -> None:
+        super().__init__(members)
+        told = torch.tensor(likenesses, dtype=torch.float32)
+        self._servers = members[0].value.layout.servers
+        self.register_buffer("centres", told[..., 0])
+        widths = told[..., 1].square().mean(0).sqrt().clamp(min=_LEAST)
+        # The load says how often jobs come, too: that by itself only tells mixes apart.
+        widths[0] *= _FARTHER
+        self.register_buffer("widths", widths)
+        self.register_buffer("shares", shares)
+
+    def weights(self, recent: Tensor) -> Tensor:
+        """As above: those of the nearest condition; for the first job of all, of the first one."""
+        told = _likeness(recent, self._servers).unsqueeze(-2)
+        away = (((told - self.centres) / self.widths) ** 2).sum(-1)
+        return self.shares[away.argmin(-1) * (recent[..., COUNTED] > 0)]
+
+
+def _likeness(recent: Tensor, servers: int) -> Tensor:
+    """What jobs are like, … × 4: the logarithm of the time between two, the work that comes over
+    what the servers do meanwhile, the deviation of work over its mean, how unevenly jobs come.
+    """
+    work, interval = recent[..., WORK], recent[..., INTERVAL].clamp(min=1e-6)
+    load = work / (interval * servers)
+    spread = recent[..., WORK_DEVIATION] / work.clamp(min=1e-6)
+    told = [interval.log(), load, spread, recent[..., UNEVENNESS]]
+    return torch.stack(told, -1).clamp(-10.0, 10.0)
+
+
+def likeness_of(scenario: Scenario, layout: Layout, first_seed: int) -> Likeness:
+    """What the jobs of a scenario are like: mean and deviation over some episodes."""
+    seen = [EpisodeJobs.of(scenario, first_seed + n).recent for n in range(_SEEDS)]
+    # Once there are as many recent jobs as are counted; of a short episode at its end.
+    rows = np.concatenate([each[-max(1, len(each) - RECENT_JOBS) :] for each in seen])
+    told = _likeness(torch.from_numpy(rows), layout.servers).double()
+    return [(float(each.mean()), float(each.std(correction=0))) for each in told.T]
 
 
 def load_run(folder: Path) -> tuple[Config, dict[str, Any]]:
     """The configuration and the checkpoint in a run's folder; ``BadInput`` if it has none."""
-    try:
-        config = parse_config((folder / CONFIG).read_text(), str(folder / CONFIG))
-        kept = torch.load(folder / CHECKPOINT, weights_only=True)
-    except PatchlightError:
-        raise
-    except FileNotFoundError as error:
-        raise BadInput(
-            f"{folder} is no training run: it has no {Path(error.filename).name}",
-            hint="give the folder that 'patchlight policy train' wrote",
-        ) from error
-    except Exception as error:
-        raise BadInput(f"cannot read the checkpoint in {folder}: {error}") from error
-    return config, kept
+    kept = read_checkpoint(folder)
+    return read_config(folder / CONFIG), kept
 
 
 def scorer_of(config: Config, kept: dict[str, Any]) -> tuple[OptionScorer, Layout]:
@@ -292,18 +231,33 @@ def scorer_of(config: Config, kept: dict[str, Any]) -> tuple[OptionScorer, Layou
 
     ``BadInput`` for a run that is for studies only, and for a checkpoint of another network.
     """
-    if reason := config.network.no_model:
+    if not config.network.has_model:
         raise BadInput(
-            f"{config.name!r} {reason}, of which there are no models",
+            f"{config.name!r} learned by PAC-ML's observation, which has no models",
             hint="'patchlight policy study' compares what such networks learn",
+        )
+    if kept.get("observation_version", 1) == 1:
+        raise BadInput(
+            f"an earlier version of Patchlight trained {config.name!r}: its network saw less",
+            hint="train it again",
         )
     with of_this_network(f"the checkpoint of {config.name!r}"):
         groups, racks, servers = kept["ramp"]
-        version = int(kept.get("observation_version", 1))
-        layout = Layout((groups, racks, servers), tuple(kept["degrees"]), version)
+        layout = Layout((groups, racks, servers), tuple(kept["degrees"]))
         scorer = OptionScorer(layout, config.network, float(kept["discount"]))
         scorer.load_state_dict(kept["average"])
     return scorer, layout
+
+
+def begin_with(scorer: OptionScorer, run: str) -> None:
+    """Give a scorer the weights of an earlier run with the same network, by its folder."""
+    if not (Path(run) / CHECKPOINT).exists():
+        raise BadInput(
+            f"cannot begin with {run!r}: there is no such run",
+            hint="give the folder that 'patchlight policy train' wrote",
+        )
+    with of_this_network(f"the run in {run}"):
+        scorer.load_state_dict(load_run(Path(run))[1]["average"])
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from patchlight.controller.policies.observation import Array, Layout
 from patchlight.emulation.learning.config import Network
-from patchlight.emulation.learning.network import IMPOSSIBLE
 from patchlight.emulation.learning.vector_episodes import VectorEpisodes
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 
@@ -79,7 +78,7 @@ def _tensor(values: NDArray[np.float64]) -> Tensor:
 
 
 def about_jobs(episodes: VectorEpisodes, graphs: TrainingGraphs) -> Array:
-    """What is told of each environment's job and cluster besides the graph, E × (15 + A)."""
+    """What is told of each environment's job and cluster in addition to the graph, E × (15 + A)."""
     about = np.zeros((episodes.num_envs, _ABOUT), np.float32)
     about[:, :9] = graphs.about[episodes.graph]
     about[:, 9] = episodes.limit_s / max(episodes.workloads.sequential_s)
@@ -184,13 +183,3 @@ class PacMlPlayer:
         graph, about, actions = inputs
         found: Tensor = self.network(graph, about)
         return found.gather(1, actions.unsqueeze(-1)).squeeze(-1)
-
-    def observed(self, episodes: VectorEpisodes) -> tuple[NDArray[np.generic], ...]:
-        """Which graph it is, and what is told of job and cluster."""
-        return episodes.graph.copy(), about_jobs(episodes, self.network.graphs)
-
-    def scores_of(self, *observed: Tensor) -> Tensor:
-        """The value of each action; the mask is the last of what is told."""
-        graph, about = observed
-        found: Tensor = self.network(graph, about)
-        return torch.where(about[:, _ABOUT:] > 0, found, torch.full_like(found, IMPOSSIBLE))

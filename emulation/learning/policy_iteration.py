@@ -9,7 +9,6 @@ of the policy is that of the next roll-outs.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,32 +17,91 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from patchlight.controller.policies.observation import Array
-from patchlight.emulation.learning.averaged import AveragedLearner
 from patchlight.emulation.learning.config import Config
-from patchlight.emulation.learning.futures import Futures, drawn
-from patchlight.emulation.learning.network import OptionScorer
-from patchlight.emulation.learning.players import AfterstatePlayer, network_of
-from patchlight.emulation.learning.rollouts import (
-    Experience,
-    Orders,
-    Progress,
-    Rollouts,
-    RolloutWorker,
+from patchlight.emulation.learning.episode_arrays import JobColumns
+from patchlight.emulation.learning.learner import (
+    AfterstatePlayer,
+    Floats,
+    Learner,
+    RoundProgress,
     explored,
 )
-from patchlight.emulation.learning.vector_episodes import Finished
-from patchlight.emulation.learning.warm_start import begin_with
+from patchlight.emulation.learning.network import OptionScorer
+from patchlight.emulation.learning.vector_episodes import Finished, VectorEpisodes
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 
-_Floats = NDArray[np.float64]
 _Ints = NDArray[np.intp]
+
+
+class DrawnJobs(NamedTuple):
+    """The jobs of N futures, N × J each: how long after the one before each comes, of which model
+    it is, and what it asks for.
+    """
+
+    wait_s: Floats
+    graph: _Ints
+    beta: Floats
+
+    def at(self, rows: _Ints) -> "DrawnJobs":
+        """The futures in these places."""
+        return DrawnJobs(self.wait_s[rows], self.graph[rows], self.beta[rows])
+
+
+def drawn(episodes: VectorEpisodes, envs: _Ints, jobs: int, rng: np.random.Generator) -> DrawnJobs:
+    """Futures of these environments: the job that waits, and ``jobs`` after it.
+
+    Those are drawn, putting back, from all jobs of the episode, so that they follow its law. This
+    is for training only: a policy that decides does not know the law.
+    """
+    wait_s, graph, beta = np.zeros((3, len(envs), jobs + 1))
+    for row, env in enumerate(envs.tolist()):
+        known = episodes.jobs[env]
+        chosen = rng.integers(1, max(2, len(known.graph)), size=jobs) % len(known.graph)
+        wait_s[row, 1:] = np.diff(known.arrived_s, prepend=0.0)[chosen]
+        graph[row, 1:], beta[row, 1:] = known.graph[chosen], known.beta[chosen]
+    graph[:, 0], beta[:, 0] = episodes.graph[envs], episodes.beta[envs]
+    return DrawnJobs(wait_s, graph.astype(int), beta)
+
+
+class _DrawnColumns(JobColumns):
+    """The jobs of futures. They never end."""
+
+    def __init__(self, jobs: DrawnJobs, now_s: Floats, recent: Array) -> None:
+        count, many = jobs.graph.shape
+        self.arrived_s = now_s[:, None] + np.cumsum(jobs.wait_s, axis=1)
+        self.graph, self.beta = jobs.graph, jobs.beta
+        self.recent = np.broadcast_to(recent[:, None, :], (count, many, recent.shape[1]))
+        self.decisions, self.horizon_s = np.full(count, many + 1), np.full(count, np.inf)
+        self.scenario_of = self.seed_of = np.zeros(count, int)
+
+
+class Futures(VectorEpisodes):
+    """Clusters of other environments that go on with drawn jobs.
+
+    A policy sees the recent jobs of the episode all the time, not the drawn ones.
+    """
+
+    def __init__(self, episodes: VectorEpisodes) -> None:
+        super().__init__(episodes.scenarios[:1], 1, 0, blocks=episodes.blocks)
+
+    def begin(self, episodes: VectorEpisodes, envs: _Ints, jobs: DrawnJobs) -> None:
+        """As the clusters of ``envs`` are now, N of them, with a future of ``jobs`` for each."""
+        columns = _DrawnColumns(jobs, episodes.now_s[envs], episodes.recent[envs])
+        self._columns = columns
+        self.num_envs, self._rows = len(envs), np.arange(len(envs))
+        self._until, self._first_times = episodes._until[envs], episodes._first_times[envs]
+        self.scenario_of, self.seed_of = columns.scenario_of, columns.seed_of
+        self._position, self._whole = np.zeros(len(envs), int), np.zeros(len(envs), bool)
+        self.episode_start = np.zeros(len(envs), bool)
+        self.blocked, self.unfinished = np.zeros((2, len(envs)), int)
+        self._decide_options()
 
 
 class Comparisons(NamedTuple):
     """N decisions of which up to K actions were played out.
 
     ``left`` N × K × servers are the clusters that these leave behind, ``recent`` N × features,
-    both as observations have them; ``values`` N × K is what came of each, where ``there`` N × K
+    both as observations have them; ``values`` N × K is the outcome of each, where ``there`` N × K
     says that there is one.
     """
 
@@ -53,48 +111,53 @@ class Comparisons(NamedTuple):
     there: NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class PlayedOut(Experience):
-    """Decisions, and those of them that were played out."""
+class PolicyIterationLearner(Learner):
+    """Learns what is better than what; the mean of its latest weights plays and plays out."""
 
-    comparisons: Comparisons
-
-
-class PlayOutWorker(RolloutWorker):
-    """Plays, and plays out what it might have done instead."""
-
-    def __init__(self, config: Config, *given: Any, **more: Any) -> None:
-        super().__init__(config, *given, **more)
+    def __init__(self, config: Config, scenarios: Sequence[Scenario], done: int = 0) -> None:
+        super().__init__(config, scenarios, done)
         self.settings = config.policy_iteration
-        assert isinstance(self.network, OptionScorer)  # The configuration saw to that.
+        scorer, average = self.scorer, self.average
+        # The configuration saw to that.
+        assert isinstance(scorer, OptionScorer)
+        assert isinstance(average, OptionScorer)
+        self._value = scorer.value
         self._futures = Futures(self.episodes)
-        self._plays_out = AfterstatePlayer(self.network, self.episodes.workloads)
+        self._player, self._plays_out = AfterstatePlayer(average), AfterstatePlayer(average)
+        self._memory: list[NDArray[Any]] = []
+        self._kept = self._next = 0
 
-    def play(self, orders: Orders) -> PlayedOut:
-        """``n_steps`` decisions in every environment."""
-        means = self.follow(orders)
-        episodes, settings = self.episodes, self.settings
-        epsilon = settings.epsilon * (1 - min(1.0, orders.steps / self.config.steps))
-        compared, finished = list[Comparisons](), list[Finished]()
+    def round(self) -> RoundProgress:
+        """Plays, and learns once enough was played out."""
+        settings, episodes, means = self.settings, self.episodes, self._followed()
+        epsilon = settings.epsilon * (1 - self._part)
+        finished = list[Finished]()
+        compared = list[Comparisons]()
         for _ in range(settings.n_steps):
-            scores = self.player.scores(episodes)
-            compared.append(self._compared(scores))
+            scores = self._player.scores(episodes)
+            compared.append(self.compared(scores))
             actions, _ = explored(scores, scores.argmax(axis=1), epsilon, self.rng)
             scenario = episodes.scenario_of.copy()
             accepted, ended = episodes.step(actions)
             means.beyond(accepted, scenario)
             finished += ended
-        comparisons = Comparisons(*map(np.concatenate, zip(*compared, strict=True)))
-        decisions = settings.n_steps * episodes.num_envs
-        return PlayedOut(decisions, tuple(finished), means.change, comparisons)
+        self._keep(Comparisons(*map(np.concatenate, zip(*compared, strict=True))))
+        self.means += means.change
+        self.steps += settings.n_steps * episodes.num_envs
+        losses = list[float]()
+        if self._kept >= max(1, settings.learning_starts):
+            self._slow_down(1e-6)
+            losses = [self._learn() for _ in range(settings.gradient_steps)]
+        loss = sum(losses) / len(losses) if losses else float("nan")
+        return RoundProgress(loss, 1 - float(self.means.mean()), finished)
 
-    def _compared(self, scores: _Floats) -> Comparisons:
+    def compared(self, scores: Floats) -> Comparisons:
         """The decisions in which other actions than the best one are near it."""
         most = min(self.settings.options, scores.shape[1])
         order = np.argsort(-scores, axis=1, kind="stable")[:, :most]
         sorted_scores = np.take_along_axis(scores, order, axis=1)
         near = sorted_scores >= sorted_scores[:, :1] - self.settings.near
-        # Degrees that come to the same servers and time have one score: one of them is enough.
+        # Degrees with the same servers and time have one score: one of them is enough.
         near[:, 1:] &= sorted_scores[:, 1:] < sorted_scores[:, :-1]
         chosen = np.flatnonzero(near.sum(axis=1) > 1)
         near = near[chosen]
@@ -108,7 +171,7 @@ class PlayOutWorker(RolloutWorker):
             values[row, column] = self._played_out(chosen, near.sum(axis=1), envs, actions)
         return Comparisons(left, self.episodes.recent[chosen], values, near)
 
-    def _played_out(self, chosen: _Ints, counts: _Ints, envs: _Ints, actions: _Ints) -> _Floats:
+    def _played_out(self, chosen: _Ints, counts: _Ints, envs: _Ints, actions: _Ints) -> Floats:
         """The value after each of ``actions`` in ``envs``: ``counts`` of them for each chosen."""
         settings, futures = self.settings, self._futures
         each = settings.futures
@@ -124,52 +187,8 @@ class PlayOutWorker(RolloutWorker):
             found += worth * accepted
             worth *= settings.gamma
         found += worth * self._plays_out.scores(futures).max(axis=1)
-        means: _Floats = found.reshape(-1, each).mean(axis=1)
+        means: Floats = found.reshape(-1, each).mean(axis=1)
         return means
-
-
-class PolicyIterationLearner(AveragedLearner):
-    """Learns what is better than what. ``average``, the mean of its latest weights, is what plays.
-
-    ``rollouts`` plays for it; without, a worker in this process does.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        scenarios: Sequence[Scenario],
-        done: int = 0,
-        rollouts: Rollouts[PlayedOut] | None = None,
-    ) -> None:
-        self.config, self.settings = config, config.policy_iteration
-        torch.manual_seed(config.seed)
-        network = network_of(config, scenarios[0])
-        assert isinstance(network, OptionScorer)  # The configuration saw to that.
-        if self.settings.start:
-            begin_with(network, self.settings.start)
-        super().__init__(network, len(scenarios), done)
-        self._value = network.value
-        self._apart = rollouts is not None
-        self._rollouts = rollouts or PlayOutWorker(
-            config, scenarios, done=done, network=self.average
-        )
-        self._rng = np.random.default_rng([config.seed, done, 1])
-        self._memory: list[NDArray[Any]] = []
-        self._kept = self._next = 0
-
-    def round(self) -> Progress:
-        """Takes what a worker has played out, and learns once there is enough."""
-        weights = self.average.state_dict() if self._apart else None
-        played = self._rollouts.play(Orders(self.steps, self.means, weights))
-        self._keep(played.comparisons)
-        self.means += played.means_change
-        self.steps += played.decisions
-        settings, losses = self.settings, list[float]()
-        if self._kept >= max(1, settings.learning_starts):
-            self._slow_down(settings, min(1.0, self.steps / self.config.steps), 1e-6)
-            losses = [self._learn() for _ in range(settings.gradient_steps)]
-        loss = sum(losses) / len(losses) if losses else float("nan")
-        return Progress(loss, 1 - float(self.means.mean()), played.finished)
 
     def _keep(self, comparisons: Comparisons) -> None:
         """The latest ``buffer_size``; the oldest give way."""
@@ -185,11 +204,11 @@ class PolicyIterationLearner(AveragedLearner):
 
     def _learn(self) -> float:
         """One gradient step: its mean error, of values less the mean of those compared."""
-        rows = self._rng.integers(self._kept, size=self.settings.batch_size)
+        rows = self.learning_rng.integers(self._kept, size=self.settings.batch_size)
         left, recent, values, there = (torch.from_numpy(each[rows]) for each in self._memory)
         found = self._value(left, recent.unsqueeze(1).expand(-1, left.shape[1], -1))
         error = (_beyond_mean(found, there) - _beyond_mean(values, there))[there]
-        return self._descend((error**2).mean(), self.settings)
+        return self._descend((error**2).mean())
 
 
 def _beyond_mean(values: Tensor, there: Tensor) -> Tensor:

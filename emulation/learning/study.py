@@ -8,17 +8,17 @@ decide together, by the mean of their scores: the model that a study leaves of i
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from patchlight.emulation.experiments.pac_ml.episodes import Faults, make_policy
+from patchlight.emulation.experiments.pac_ml.episodes import PolicyFaults, make_policy
 from patchlight.emulation.learning.config import Config
-from patchlight.emulation.learning.elsewhere import Elsewhere
 from patchlight.emulation.learning.export import export, of_runs
-from patchlight.emulation.learning.network import CHECKPOINT, OptionScorer
-from patchlight.emulation.learning.players import play, played
-from patchlight.emulation.learning.training import Run, scenarios_of
+from patchlight.emulation.learning.learner import play
+from patchlight.emulation.learning.network import OptionScorer
+from patchlight.emulation.learning.run_folder import CHECKPOINT
+from patchlight.emulation.learning.training import TrainingRun, scenarios_of
 from patchlight.emulation.simulator.ramp.episode_result import mean_and_interval, paired_difference
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
 from patchlight.emulation.simulator.ramp.scenario import Scenario
@@ -39,22 +39,19 @@ _EPISODES_APART = 10_000_000
 class Trial:
     """A configuration's network after training with one seed, and what it blocked.
 
-    ``rates`` has for each scenario's name the blocking rate of each test episode; ``as_told``,
-    where times are estimated, the share of decisions that would be the same were they told.
+    ``rates`` has for each scenario's name the blocking rate of each test episode.
     """
 
     config: str
     seed: int
     steps: int
     rates: Mapping[str, Sequence[float]]
-    as_told: Mapping[str, float] = field(default_factory=dict)
 
 
 class Study:
     """Trains and tests in a folder. What is in it already is gone on with.
 
-    ``episodes`` are the seeds of the test's, ``say`` hears of the progress. Networks are also
-    tested at the places ``beside`` those that they are trained for.
+    ``episodes`` are the seeds of the test's, ``say`` hears of the progress.
     """
 
     def __init__(
@@ -65,7 +62,6 @@ class Study:
         graphs: Sequence[ComputationGraph],
         folder: Path,
         say: Callable[[str], None],
-        beside: Sequence[Elsewhere] = (),
     ) -> None:
         names = [config.name for config in configs]
         if len(set(names)) < len(names):
@@ -82,7 +78,6 @@ class Study:
                 )
         self.configs, self.seeds, self.episodes = tuple(configs), tuple(seeds), episodes
         self._workloads, self.folder, self._say = Workloads(graphs), folder, say
-        self._beside = tuple(beside)
 
     def run(self) -> dict[str, Any]:
         """All trials and the rules beside them, as ``study.json`` holds it."""
@@ -97,7 +92,7 @@ class Study:
         together = {
             config.name: self._together(config)
             for config in self.configs
-            if len(self.seeds) > 1 and not config.network.no_model
+            if len(self.seeds) > 1 and config.network.has_model
         }
         self._say("the plain rules")
         rules = {name: self._rules(scenario) for name, scenario in scenarios.items()}
@@ -107,13 +102,6 @@ class Study:
             "training_seeds": list(self.seeds),
             "episodes": [self.episodes.start, self.episodes.stop - 1],
             "models": list(self._workloads.names),
-            "beside": {
-                each.name: {
-                    "models": list(each.workloads.names),
-                    "ramp": list(astuple(each.workloads.ramp.shape)),
-                }
-                for each in self._beside
-            },
             "rows": [
                 row
                 for config in self.configs
@@ -134,21 +122,18 @@ class Study:
         if kept.is_file():
             found = json.loads(kept.read_text())
             if found["episodes"] == wanted and list(found["rates"]) == list(scenarios):
-                told = found.get("as_told", {})
-                return Trial(config.name, config.seed, found["steps"], found["rates"], told)
+                return Trial(config.name, config.seed, found["steps"], found["rates"])
         self._say(f"{config.name}, training seed {config.seed}")
-        run = Run(config, self._workloads, folder, self._say)
+        run = TrainingRun(config, self._workloads, folder, self._say)
         if (folder / CHECKPOINT).exists():
             run.resume()
         report = run.learn()
         network, test = report.scorer, self._test(config)
-        tests = {name: played(network, each, *test) for name, each in scenarios.items()}
-        rates = {name: test.rates for name, test in tests.items()}
-        as_told = {n: test.as_told for n, test in tests.items() if test.as_told is not None}
-        if isinstance(network, OptionScorer) and not config.network.no_model:
+        rates = {name: play(network, each, *test) for name, each in scenarios.items()}
+        if isinstance(network, OptionScorer):
             export(network, run.layout, config, report.training, folder)
-        trial = Trial(config.name, config.seed, int(report.training["steps"]), rates, as_told)
-        found = {"episodes": wanted, "steps": trial.steps, "rates": rates, "as_told": as_told}
+        trial = Trial(config.name, config.seed, int(report.training["steps"]), rates)
+        found = {"episodes": wanted, "steps": trial.steps, "rates": rates}
         kept.write_text(json.dumps(found) + "\n")
         return trial
 
@@ -167,16 +152,13 @@ class Study:
     def _scenarios(self, config: Config) -> dict[str, Scenario]:
         """All that it is tested under, by name."""
         names = config.environment.names
-        found = dict(zip(names, scenarios_of(config, self._workloads), strict=True))
-        for each in self._beside:
-            found |= each.scenarios(config, self._workloads)
-        return found
+        return dict(zip(names, scenarios_of(config, self._workloads), strict=True))
 
     def _rules(self, scenario: Scenario) -> dict[str, list[float]]:
         """What plain rules block in the same episodes."""
 
         def rate(name: str, seed: int) -> float:
-            policy = make_policy(name, scenario, seed, None, Faults())
+            policy = make_policy(name, scenario, seed, None, PolicyFaults())
             return run_episode(scenario, policy, seed).blocking_rate()
 
         return {name: [rate(name, seed) for seed in self.episodes] for name in RULES}
@@ -194,7 +176,7 @@ def rows_of(
     rules: Mapping[str, Mapping[str, Sequence[float]]],
     together: Mapping[str, Sequence[float]] | None = None,
 ) -> list[dict[str, Any]]:
-    """What the trials of a configuration come to, scenario by scenario.
+    """The results of a configuration's trials, scenario by scenario.
 
     ``less_best`` is what the worst of the training seeds blocks less the best plain rule, paired
     by episode; ``less_maximum`` by which share the mean is less than maximum parallelisation's;
@@ -219,7 +201,6 @@ def rows_of(
                 "mean": over_seeds.mean,
                 "ci95_over_training_seeds": over_seeds.half_width if len(each) > 1 else None,
                 "by_training_seed": means,
-                "as_told": _mean([t.as_told[name] for t in trials if name in t.as_told]),
                 "worst_seed": worst,
                 "worst": within.mean,
                 "worst_ci95_over_episodes": within.half_width,
@@ -242,7 +223,3 @@ def rows_of(
                 "less_maximum": 1 - mean.mean / beside["maximum"],
             }
     return rows
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None

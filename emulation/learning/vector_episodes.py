@@ -22,12 +22,10 @@ from patchlight.controller.policies.observation import (
     Observation,
     graph_features,
 )
-from patchlight.emulation.learning.blocks import BlockChoices, BlockTable
-from patchlight.emulation.learning.episode_jobs import JobColumns
+from patchlight.emulation.learning.episode_arrays import BlockChoices, BlockTable, JobColumns
 from patchlight.emulation.simulator.ramp.lossnetwork import EPSILON_S
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule, sub_blocks
 from patchlight.emulation.simulator.ramp.scenario import Scenario
-from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
 
 _ROUNDING = 1 + 1e-12
@@ -48,12 +46,6 @@ def layout_of(scenario: Scenario) -> Layout:
     """How a learned policy sees a scenario's cluster."""
     shape = scenario.workloads.ramp.shape
     return Layout((shape.groups, shape.racks, shape.servers), scenario.workloads.degrees)
-
-
-def stacked_graphs(workloads: Workloads) -> tuple[Array, Array]:
-    """Operations and edges of each model's computation graph, as observations have them."""
-    nodes, edges = zip(*(graph_features(graph) for graph in workloads.graphs), strict=True)
-    return np.stack(nodes), np.stack(edges)
 
 
 class VectorEpisodes:
@@ -137,7 +129,9 @@ class VectorEpisodes:
     @cached_property
     def graphs(self) -> tuple[Array, Array]:
         """``nodes`` and ``edges``: features of each model's computation graph."""
-        return stacked_graphs(self.workloads)
+        each = (graph_features(graph) for graph in self.workloads.graphs)
+        nodes, edges = zip(*each, strict=True)
+        return np.stack(nodes), np.stack(edges)
 
     def _prepare_blocks(self, blocks: int) -> None:
         workloads, degrees = self.workloads, self.layout.degrees
@@ -215,13 +209,10 @@ class VectorEpisodes:
         choice, column = np.divmod(np.maximum(actions - 1, 0), len(self._degrees))
         return column, choice
 
-    def afterstates(
-        self, envs: NDArray[np.intp], actions: NDArray[np.intp], lasting_s: _Floats | None = None
-    ) -> Array:
+    def afterstates(self, envs: NDArray[np.intp], actions: NDArray[np.intp]) -> Array:
         """How long each server would be busy after these actions, N × S, in ``UNIT_S``.
 
-        As the servers are now after an action that cannot succeed. ``lasting_s`` N: each job's
-        time as somebody thinks; then the servers are as if the job were accepted where it fits.
+        As the servers are now after an action that cannot succeed.
         """
         left = self._left[envs]
         if self._told is not None:
@@ -229,10 +220,8 @@ class VectorEpisodes:
         now = np.minimum((left + EPSILON_S * (left > 0)) / UNIT_S, LONGEST)
         found: Array = now.astype(np.float32)
         column, _ = self._parted(actions)
-        accepted = self.mask[envs, actions] if lasting_s is None else self.fits[envs, column]
-        placed = np.flatnonzero((actions > 0) & accepted)
-        if lasting_s is None:
-            lasting_s = self.expected_s[envs, column]
+        placed = np.flatnonzero((actions > 0) & self.mask[envs, actions])
+        lasting_s = self.expected_s[envs, column]
         lasting = np.minimum(lasting_s[placed] / UNIT_S, LONGEST)
         taken = self.servers(envs[placed], actions[placed])
         found[placed] = np.where(taken, lasting[:, None], found[placed])
@@ -251,14 +240,14 @@ class VectorEpisodes:
     def observe(self, out: Observation) -> Observation:
         """The observation of every environment, written into ``out``'s arrays."""
         self.remaining(out["remaining"])
-        out["options"][:], out["job"][:] = self.described()
+        out["options"][:], out["job"][:] = self._described()
         out["mask"][:] = self.mask
         out["recent"][:] = self.recent
         for name, features in zip(("nodes", "edges"), self.graphs, strict=True):
             np.take(features, self.graph, axis=0, out=out[name])
         return out
 
-    def described(self) -> tuple[Array, Array]:
+    def _described(self) -> tuple[Array, Array]:
         """``options`` and ``job`` of every environment."""
         size = self.layout.servers
         options = np.zeros((self.num_envs, *self.layout.shapes["options"]), np.float32)

@@ -15,7 +15,7 @@ from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
 from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import OcsFault
-from patchlight.testbed.linux.sockets import free_ports, listen, split_address
+from patchlight.testbed.linux.sockets import bind_unix, free_ports, listen, split_address
 
 log = logging.getLogger("patchlight.optical")
 
@@ -90,10 +90,7 @@ class FaultRequests:
 
     async def listen(self, path: Path) -> asyncio.Server:
         """Take requests on a Unix socket, replacing one that nobody serves any more."""
-        await asyncio.to_thread(path.unlink, missing_ok=True)
-        server = await asyncio.start_unix_server(self._serve, path)
-        await asyncio.to_thread(path.chmod, 0o600)
-        return server
+        return await asyncio.start_unix_server(self._serve, sock=bind_unix(path, "emulated switch"))
 
     async def schedule(self, faults: Sequence[OcsFault]) -> None:
         """Bring about a lab file's faults in their time: at once, later, or before a change.

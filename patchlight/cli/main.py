@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -59,6 +60,7 @@ def cli(settings: CrashReport | None, debug: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 failed, 2 bad input, 3 outcome unknown."""
     settings = CrashReport(traceback=bool(os.environ.get("PATCHLIGHT_DEBUG")))
+    _mend_streams()
     # All memory goes with the process: Python need not look for garbage in it at the end.
     atexit.register(gc.freeze)
     try:
@@ -67,6 +69,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BaseException as error:
         code = report(error, settings)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _mend_streams() -> None:
+    """Have all three standard streams, and let output take any character."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # The caller closed it. A file that is opened later must not get its number.
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # In a locale without UTF-8: \xd7 rather than an error.
+            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def _queue(found: Scrape) -> Coloured:
 def _gpus(found: Scrape) -> Coloured:
     usable, busy = found.by("gpu_up", "gpu"), found.by("gpu_utilization_ratio", "gpu")
     allocated = found.by("gpu_allocated", "gpu")
-    words = f"{len(allocated)} of {len(usable) or len(allocated)} in jobs"
+    words = f"{len(allocated)} of {len(usable | allocated)} in jobs"
     if told := [busy[gpu] for gpu in allocated if gpu in busy]:
         words += f", busy {sum(told) / len(told):.0%}".replace("%", " %")
     if power := found.total("gpu_power_watts"):

@@ -4,7 +4,6 @@ Kept in a file of the user's alone (``~/.config/patchlight/logins.json``).
 """
 
 import json
-import os
 import socket
 import ssl
 from dataclasses import asdict, dataclass, field
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux.credentials import new_context
-from patchlight.testbed.linux.files import private_folder
+from patchlight.testbed.linux.files import NoHome, private_folder, user_folder
 from patchlight.testbed.linux.sockets import split_address
 
 _DEADLINE_S = 10.0
@@ -72,8 +71,7 @@ def controller_name_at(address: str, ca: str) -> str:
 
 
 def _file() -> Path:
-    config = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(config) if config else Path.home() / ".config") / "patchlight/logins.json"
+    return user_folder("XDG_CONFIG_HOME", ".config") / "patchlight/logins.json"
 
 
 def logins() -> dict[str, Login]:
@@ -81,8 +79,8 @@ def logins() -> dict[str, Login]:
     try:
         found = json.loads(_file().read_text())
         return {address: Login(**each) for address, each in found.items()}
-    except FileNotFoundError:
-        return {}
+    except (NoHome, FileNotFoundError, PermissionError):
+        return {}  # an unreadable one is another user's, whose HOME is still set
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise PatchlightError(
             f"reading {_file()}: it is not what 'patchlight login' writes",

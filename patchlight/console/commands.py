@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from patchlight.console.errors import report
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 GROUP = "patchlight.commands"
@@ -26,46 +27,50 @@ class LazyGroup(click.Group):
 
     ``built_in`` are commands by name. Installed packages add more: an entry point of the group
     ``patchlight.commands`` is a mapping like it, in which ``"policy train"`` is a command of the
-    group ``policy``.
+    group with the ``prefix`` ``"policy "``.
     """
 
     def __init__(
-        self, *args: Any, built_in: Mapping[str, Command] | None = None, **options: Any
+        self,
+        *args: Any,
+        built_in: Mapping[str, Command] | None = None,
+        prefix: str = "",
+        **options: Any,
     ) -> None:
         super().__init__(*args, **options)
-        self.built_in = built_in or {}
+        self.built_in, self._prefix = built_in or {}, prefix
         self._added: dict[str, Command] | None = None
 
-    def _described(self, ctx: click.Context) -> Mapping[str, Command]:
+    def _described(self) -> Mapping[str, Command]:
         """All commands that are imported when they are used."""
         if self._added is None:
             # Imported here: this takes longer than a whole short command.
             from importlib.metadata import entry_points
 
-            above = ctx.command_path.split()[1:]
             self._added = {
-                words[-1]: command
+                rest: command
                 for point in entry_points(group=GROUP)
                 for name, command in point.load().items()
-                if (words := name.split())[:-1] == above
+                if " " not in (rest := name.removeprefix(self._prefix))
+                and name.startswith(self._prefix)
             }
         return {**self.built_in, **self._added}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names."""
-        return [*self.commands, *self._described(ctx)]
+        return [*self.commands, *self._described()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name, imported."""
         if here := super().get_command(ctx, cmd_name):
             return here
-        command = self.built_in.get(cmd_name) or self._described(ctx).get(cmd_name)
+        command = self.built_in.get(cmd_name) or self._described().get(cmd_name)
         return None if command is None else _load(f"{ctx.command_path} {cmd_name}", command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The names with what they are for."""
         rows = [(name, command.get_short_help_str(80)) for name, command in self.commands.items()]
-        rows += [(name, command.about) for name, command in self._described(ctx).items()]
+        rows += [(name, command.about) for name, command in self._described().items()]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
@@ -81,6 +86,16 @@ class LazyGroup(click.Group):
             hint = nearest(name, self.list_commands(ctx), "the commands are")
             raise BadInput(f"{ctx.command_path} has no command {name!r}: {hint}")
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Whoever reads the output may go: click and rich would end with 1."""
+        try:
+            return super().invoke(ctx)
+        except (BrokenPipeError, SystemExit) as error:
+            gone = error if isinstance(error, BrokenPipeError) else error.__context__
+            if not isinstance(gone, BrokenPipeError):
+                raise
+            return report(gone, ctx.obj)
 
 
 def _load(called: str, command: Command) -> click.Command:

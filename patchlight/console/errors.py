@@ -1,5 +1,6 @@
 """How an error ends the command line: what is printed, and the exit code."""
 
+import errno
 import os
 import shlex
 import sys
@@ -15,6 +16,15 @@ from patchlight.testbed.io.issues import FileError
 from patchlight.testbed.linux.processes import own_program
 
 INTERRUPTED = 130
+# What a machine has run out of, and what to do. None of it is a bug of ours.
+_RUN_OUT = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some of your disk quota",
+    errno.EROFS: "name a folder that can be written to",
+    errno.EIO: "see what the kernel says of the device: dmesg",
+    errno.EMFILE: "allow more open files: ulimit -n 65536",
+    errno.ENFILE: "close some programs, or raise the sysctl fs.file-max",
+}
 
 
 @dataclass
@@ -48,6 +58,11 @@ def report(error: BaseException, settings: CrashReport) -> int:
     if isinstance(error, PatchlightError):
         say(f"patchlight: {error}", err=True)
         return error.exit_code
+    if isinstance(error, OSError) and (what_to_do := _RUN_OUT.get(error.errno or 0)):
+        where = f" ({error.filename})" if error.filename else ""
+        say(f"patchlight: could not go on: {error.strerror}{where}", err=True)
+        say(f"  {what_to_do}, and run the command again", err=True)
+        return 1
     said = str(error).strip() or "no message"
     say(f"patchlight: unexpected {type(error).__name__}: {said}", err=True)
     if not settings.traceback:

@@ -86,7 +86,7 @@ def json_text(value: Any, *, one_line: bool = False) -> str:
 
 
 def print_json(value: Any, *, one_line: bool = False) -> None:
-    """Print a value as JSON, keys in their own order; indented, or on one line."""
+    """Print a value as JSON in UTF-8, keys in their own order; indented, or on one line."""
     print_document(json_text(value, one_line=one_line))
 
 
@@ -96,8 +96,8 @@ def when(at: float) -> str:
 
 
 def print_document(text: str) -> None:
-    """Print a file's whole text as it is, in a format of its own."""
-    click.echo(text, nl=False)
+    """Print a file's whole text as it is, in UTF-8 and a format of its own."""
+    click.echo(text.encode(), nl=False)
 
 
 # Where there is no terminal for a bar.

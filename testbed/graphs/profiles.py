@@ -15,6 +15,7 @@ import httpx
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.graphs.files import read_graph
 from patchlight.testbed.graphs.model import ComputationGraph
+from patchlight.testbed.linux.files import user_folder
 
 COMMIT = "11c40c015e1b7a8e668363c8521609ad48e287f3"
 """The commit of msr-fiddle/pipedream that the checksums are of."""
@@ -91,10 +92,7 @@ _GET = (
 
 def profile_cache() -> Path:
     """Where the user's copies lie: ``$XDG_CACHE_HOME/patchlight/pipedream``, else in ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification has relative paths ignored.
-    root = Path(base) if base.startswith("/") else Path.home() / ".cache"
-    return root / "patchlight" / "pipedream"
+    return user_folder("XDG_CACHE_HOME", ".cache") / "patchlight" / "pipedream"
 
 
 def profile_in(folder: Path, name: str) -> Path | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.linux.files import user_folder
 from patchlight.testbed.linux.sockets import is_loopback, split_address, unix_socket_answers
 
 RUN_ROOT = Path("/run/patchlight")
@@ -63,8 +64,7 @@ def is_beyond_this_machine(address: str) -> bool:
 
 
 def _user_folder() -> Path:
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(runtime or Path.home() / ".local/state") / "patchlight/controllers"
+    return user_folder("XDG_RUNTIME_DIR", ".local/state") / "patchlight/controllers"
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ def _trainer_of(task: Any) -> str:
     return str(getattr(task, "trainer", ""))
 
 
-# A further trainer is one more class here, and its program in ``agents/programs.py``.
+# A further trainer is one more class here, and its program in ``agents/workers/programs.py``.
 Task = Annotated[
     Annotated[SyntheticTask, Tag("synthetic")]
     | Annotated[TorchTask, Tag("torch")]

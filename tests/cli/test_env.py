@@ -122,7 +122,7 @@ def test_what_is_wrong_is_said(mine: Path, name: str, said: str) -> None:
 def test_bad_names_are_refused(mine: Path) -> None:
     for arguments, said in (
         (("show", "Scedule"), "schedule"),
-        (("show", f"{mine}:number"), "no environment"),
+        (("show", f"{mine}:number"), "is not an environment"),
         (("show", f"{mine}:Other"), "has no 'Other'"),
         (("show", "nowhere.py:Env"), "cannot read"),
         (("check",), "no environment is named"),

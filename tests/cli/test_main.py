@@ -139,6 +139,70 @@ def test_a_reader_that_goes_is_no_error() -> None:
     assert result.stderr == ""
 
 
+def shell(line: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a line in which ``patchlight`` is the command."""
+    return subprocess.run(
+        [
+            "bash",
+            "-o",
+            "pipefail",
+            "-c",
+            line.replace("patchlight", f"{sys.executable} -m patchlight"),
+        ],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=PATIENCE_S,
+        cwd=ROOT,
+        env={**os.environ, **variables},
+    )
+
+
+@pytest.mark.parametrize("words", ["lab show ring16", "lab show ring16 --json", "policy list"])
+def test_a_reader_that_goes_at_once_is_none_either(words: str) -> None:
+    result = shell(f"patchlight {words} | true", PYTHONUNBUFFERED="1")
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("words", ["lab show ofc2022", "lab show ofc2022 --json", "--help"])
+def test_a_full_disk_is_no_bug(words: str) -> None:
+    result = shell(f"patchlight {words} > /dev/full")
+    assert result.returncode == 1
+    assert result.stderr.startswith("patchlight: could not go on: No space left on device\n")
+    assert "bug" not in result.stderr
+
+
+def test_closed_streams_are_empty_ones() -> None:
+    assert shell("patchlight lab show ofc2022 >&-").returncode == 0
+    assert shell("patchlight lab check nothing.yaml 2>&-").returncode == 2
+    result = shell("patchlight job check - <&-")
+    assert (result.returncode, result.stderr) == (2, "")
+    assert result.stdout.startswith("standard input:1:1: the file is empty")
+
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+
+
+def test_a_locale_without_utf_8_takes_no_output_away(tmp_path: Path) -> None:
+    table = shell("patchlight lab show ofc2022", **ASCII)
+    assert (table.returncode, table.stderr) == (0, "")
+    assert r"1 \xd7 Tesla M40" in table.stdout
+    written = tmp_path / "lab.yaml"
+    written.write_text((ROOT / "testbed/labs/ofc2022.yaml").read_text().replace("Titan V", "Titän"))
+    shown = shell(f"patchlight lab show {written} --json", **ASCII)
+    assert "Titän" in shown.stdout
+
+
+@pytest.mark.root
+def test_a_user_without_a_home_needs_none_to_ask_a_controller(tmp_path: Path) -> None:
+    away = f"patchlight status --controller unix:{tmp_path}/nobody.sock"
+    result = shell(f"unshare --map-user=54321 env -u HOME -u XDG_CONFIG_HOME {away}")
+    assert "no answer from a controller" in result.stderr
+    (tmp_path / "patchlight").mkdir(mode=0o000)
+    other = shell(f"unshare --map-user=54321 {away}", XDG_CONFIG_HOME=str(tmp_path))
+    assert "no answer from a controller" in other.stderr
+
+
 def run_with(
     monkeypatch: pytest.MonkeyPatch, error: BaseException, *before: str
 ) -> int | str | None:

@@ -195,6 +195,12 @@ def test_a_wrong_password_is_refused(driver: str) -> None:
         asyncio.run(drive(address(printed)))
 
 
+def test_a_control_socket_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    ended = emulate("--driver", "polatis-scpi", "--control", str(tmp_path / ("s" * 120)))
+    assert ended.returncode == 1
+    assert "choose a path of at most 107 bytes" in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -69,7 +69,8 @@ def test_show(mine: Path) -> None:
     assert found["source"] == f"{mine}:2"
     assert found["card"] is None
     assert "queues: int = 2" in run("show", "las").output
-    assert "learned-lab: placement policy, learned, shipped" in run("show", "learned-lab").output
+    shown = run("show", "learned-lab-partition").output
+    assert "learned-lab-partition: partition policy, learned, shipped" in shown
 
 
 def test_evaluate_compares_and_says_what_went_wrong(mine: Path) -> None:

@@ -68,6 +68,12 @@ def test_rates_are_what_grew_between_two_looks() -> None:
     assert anew.iterations_per_s == 0
 
 
+def test_gpus_of_a_silent_agent_are_counted_while_they_are_in_jobs() -> None:
+    silent = WELL.replace('patchlight_gpu_up{gpu="s.g1"} 1\n', "")
+    said = dict(status_rows(Scrape.read(silent, 0.0)))["GPUs"]
+    assert said.text.startswith("2 of 2 in jobs")
+
+
 @pytest.mark.parametrize(
     ("change", "of", "words", "meaning"),
     [

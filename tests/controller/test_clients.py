@@ -153,6 +153,18 @@ async def test_an_agent_that_is_not_there_is_named(tmp_path: Path) -> None:
     await client.close()
 
 
+async def test_an_agent_that_says_nothing_is_told_with_how_long_it_had(tmp_path: Path) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(-1)
+        writer.close()
+
+    async with await asyncio.start_unix_server(serve, tmp_path / "stopped.sock"):
+        client = AgentClient("server1", f"unix:{tmp_path / 'stopped.sock'}")
+        with pytest.raises(AgentError, match=r"GET /status: ReadTimeout after \d+ s\n"):
+            await client.status()
+        await client.close()
+
+
 async def test_a_call_that_is_lost_is_made_again(agent: Agent, client: AgentClient) -> None:
     agent.say({"id": "j-0", "state": "running"})
     agent.lost = 2

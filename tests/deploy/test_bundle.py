@@ -86,7 +86,7 @@ def test_our_own_wheel_has_all_of_patchlight(cache: Path) -> None:
         "patchlight/agents/run.py",
         "patchlight/deploy/worker-image.sh",
         "patchlight/testbed/labs/ofc2022.yaml",
-        "patchlight/controller/policies/models/learned-block.onnx",
+        "patchlight/controller/policies/models/learned-block-choice.onnx",
     } <= names
     assert not [name for name in names if "__pycache__" in name]
 

@@ -26,7 +26,6 @@ _UNASKED_PERIOD_S = 60.0
 
 # Telnet (RFC 854).
 _IAC, _DONT, _DO, _WONT, _WILL, _SB, _SE = 255, 254, 253, 252, 251, 250, 240
-_REPLIES_LIMIT = 3 * 256
 M = TypeVar("M")
 
 
@@ -85,6 +84,7 @@ class TelnetFilter:
     def __init__(self) -> None:
         self._state = "data"  # data | iac | option | sub | sub-iac
         self._verb = 0
+        self._refused = set[tuple[int, int]]()
         self._replies = bytearray()
 
     def filter(self, data: bytes) -> bytes:
@@ -123,8 +123,9 @@ class TelnetFilter:
         elif self._state == "option":
             self._state = "data"
             refusal = {_DO: _WONT, _WILL: _DONT}.get(self._verb)
-            # Bounded: a flood of negotiation is not answered beyond every option once.
-            if refusal is not None and len(self._replies) < _REPLIES_LIMIT:
+            # Once each: a server that answers a refusal by asking again would never end.
+            if refusal is not None and (refusal, byte) not in self._refused:
+                self._refused.add((refusal, byte))
                 self._replies += bytes((_IAC, refusal, byte))
         else:
             self._state = "data" if byte == _SE else "sub"

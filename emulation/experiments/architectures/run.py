@@ -1,26 +1,150 @@
-"""One mix of jobs on each architecture, and the figures of all side by side."""
+"""One mix of jobs on each architecture: times, links, light, power and cost of all side by side."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import yaml
+from matplotlib.figure import Figure
 
-from patchlight.emulation.experiments.architectures.mix import MIXTURE, MODELS, mixed_jobs
-from patchlight.emulation.experiments.architectures.prices import (
-    BUILT_IN,
-    Price,
-    read_prices,
-    totals,
-)
+from patchlight.controller.policies.contract import JobView
+from patchlight.emulation import output_folder
 from patchlight.emulation.provenance import provenance
-from patchlight.emulation.simulator.cluster import NetworkCluster, QueueJob, simulate
+from patchlight.emulation.simulator.cluster import NetworkCluster, QueueJob, Training, simulate
 from patchlight.emulation.simulator.cluster.networkcluster import Usage
 from patchlight.emulation.simulator.cluster.results import summary_of
 from patchlight.emulation.simulator.cluster.sweep import load_policies
 from patchlight.emulation.simulator.network import Network, network_of
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.graphs import builtin_graph
+
+MODELS = ("vgg19", "resnet50", "bert-large", "gpt2")
+MIXTURE = "mixture-of-experts"
+# A layer's tokens go to their experts and back, forward and backward, for each of 12 layers:
+# batch 8 of 1,024 tokens, 768 wide, 2 bytes each.
+_TOKENS_BYTES, _EXCHANGES = 8 * 1024 * 768 * 2, 4 * 12
+_SIZES = (2, 4, 8, 16, 32)
+_ITERATIONS = (200, 2000)
+_LOAD = 0.7
+
+
+class _Model(NamedTuple):
+    compute_s: float
+    gradient_bytes: float
+    collectives: tuple[tuple[str, float], ...]
+
+
+def _model(name: str) -> _Model:
+    graph = builtin_graph("gpt2" if name == MIXTURE else name)
+    compute_s = (graph.forward_ms + graph.backward_ms) / 1e3
+    gradient: tuple[str, float] = ("ring", float(graph.parameter_bytes))
+    # One all-to-all of all exchanges' bytes: the same bits and edges in fewer rounds.
+    exchange = (("all-to-all", float(_TOKENS_BYTES * _EXCHANGES)),) if name == MIXTURE else ()
+    return _Model(compute_s, graph.parameter_bytes, (*exchange, gradient))
+
+
+def mixed_jobs(count: int, nodes: int, seed: int, models: Sequence[str]) -> list[QueueJob]:
+    """Jobs of these models by turns; sizes, lengths and arrivals by chance, alike for each seed.
+
+    Sizes are powers of two up to a quarter of the nodes, iterations even from 200 to 2,000; they
+    come at random times, so that 70 % of the nodes would be held if no network slowed them down.
+    """
+    rng = np.random.default_rng(seed)
+    known = {name: _model(name) for name in models}
+    sizes = [size for size in _SIZES if size <= max(2, nodes // 4)]
+    jobs, at_s = [], 0.0
+    for number in range(count):
+        name = models[number % len(models)]
+        model, size = known[name], int(rng.choice(sizes))
+        iterations = int(rng.integers(*_ITERATIONS))
+        training = Training(iterations, model.gradient_bytes, {"": model.compute_s})
+        view = JobView(f"{number}-{name}", size, arrived_s=at_s, user=name, training=training)
+        lasts_s = iterations * model.compute_s
+        jobs.append(
+            QueueJob(view, lasts_s, training=training, collectives=model.collectives, cluster=name)
+        )
+        at_s += float(rng.exponential(lasts_s * size / (_LOAD * nodes)))
+    return jobs
+
+
+BUILT_IN = Path(__file__).with_name("prices.yaml")
+_DASHES = ("–", "-")
+
+
+class PartPrice(NamedTuple):
+    """One part's price in US dollars and its power in watts, and who says so.
+
+    Text that begins with a dash says why it is not known.
+    """
+
+    usd: float | str
+    watts: float | str
+    source: str
+
+
+class Total(NamedTuple):
+    """The sum over parts whose figure is known, and why it is not of the others, by part.
+
+    ``known`` is ``None`` where that is none of them.
+    """
+
+    known: float | None
+    unknown: Mapping[str, str]
+
+
+def read_prices(file: Path = BUILT_IN) -> dict[str, PartPrice]:
+    """The price list in a YAML file: for each part ``usd``, ``watts`` and ``source``.
+
+    ``BadInput`` if it cannot be read, or says something else.
+    """
+    try:
+        given = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise BadInput(f"cannot read the price list {file}: {error}") from error
+    if not isinstance(given, dict):
+        raise BadInput(
+            f"{file} is not a price list: expected parts, each with usd, watts and source"
+        )
+    found = {}
+    for part, row in given.items():
+        if not isinstance(row, dict) or set(row) != set(PartPrice._fields):
+            raise BadInput(f"{file}: {part}: expected usd, watts and source, and nothing else")
+        usd, watts = (_figure(f"{file}: {part}: {key}", row[key]) for key in ("usd", "watts"))
+        found[str(part)] = PartPrice(usd, watts, str(row["source"]))
+    return found
+
+
+def _figure(place: str, value: Any) -> float | str:
+    if isinstance(value, str) and value.startswith(_DASHES) and value.strip("–- "):
+        return value
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value < math.inf:
+        raise BadInput(
+            f"{place}: {value!r}: expected a number, 0 or more, or a dash and why there is none"
+        )
+    return float(value)
+
+
+def totals(parts: Mapping[str, float], prices: Mapping[str, PartPrice]) -> tuple[Total, Total]:
+    """US dollars and watts of so many parts; ``BadInput`` if the list lacks one."""
+    if missing := sorted(set(parts) - set(prices)):
+        raise BadInput(
+            f"the price list has no {', '.join(missing)}", hint="copy the built-in one, and add it"
+        )
+    return (
+        _total(parts, {part: prices[part].usd for part in parts}),
+        _total(parts, {part: prices[part].watts for part in parts}),
+    )
+
+
+def _total(parts: Mapping[str, float], figures: Mapping[str, float | str]) -> Total:
+    known = [parts[part] * each for part, each in figures.items() if not isinstance(each, str)]
+    unknown = {part: each for part, each in figures.items() if isinstance(each, str)}
+    return Total(sum(known) if known else None, unknown)
+
 
 IDEAL = "ideal:nodes=128"
 NETWORKS = (
@@ -41,7 +165,7 @@ NETWORKS = (
 
 
 @dataclass(frozen=True)
-class ExperimentOptions:
+class ArchitectureOptions:
     """Which networks, how many jobs, drawn with which seed, placed how, and whose prices."""
 
     networks: tuple[str, ...] = NETWORKS
@@ -52,7 +176,9 @@ class ExperimentOptions:
     models: tuple[str, ...] = field(default=(*MODELS, MIXTURE))
 
 
-def run_experiment(options: ExperimentOptions, tell: Callable[[int, int], None]) -> dict[str, Any]:
+def run_experiment(
+    options: ArchitectureOptions, tell: Callable[[int, int], None]
+) -> dict[str, Any]:
     """What ``result.json`` holds. ``tell`` hears of networks that are done, of how many.
 
     ``BadInput`` for networks of different sizes: the same jobs would not be the same load.
@@ -92,8 +218,8 @@ def run_experiment(options: ExperimentOptions, tell: Callable[[int, int], None])
 def _measure(
     network: Network,
     jobs: Sequence[QueueJob],
-    options: ExperimentOptions,
-    prices: Mapping[str, Price],
+    options: ArchitectureOptions,
+    prices: Mapping[str, PartPrice],
 ) -> dict[str, Any]:
     usage = Usage(np.zeros(len(network.capacity_bps)))
     faults: list[str] = []
@@ -124,3 +250,39 @@ def _measure(
         "parts": dict(network.parts),
         "policy_faults": faults,
     }
+
+
+def write_report(result: dict[str, Any], output: Path) -> list[Path]:
+    """Write ``result.json`` and the plot into ``output``; the files."""
+    return output_folder.write_report(
+        result, output, {"architectures": lambda: architectures_figure(result)}
+    )
+
+
+def architectures_figure(result: dict[str, Any]) -> Figure:
+    """A row for each network; shorter bars are better in all three panels."""
+    networks: dict[str, dict[str, Any]] = result["networks"]
+    figure = Figure(figsize=(11, 1.5 + 0.35 * len(networks)), layout="constrained")
+    panels = (
+        ("iteration_to_ideal", "iteration time / ideal switch", 1.0, "#2171b5"),
+        ("power_w", "power (kW)", 1e3, "#e6550d"),
+        ("cost_usd", "cost (k$)", 1e3, "#31a354"),
+    )
+    names = list(networks)
+    for axis, (key, label, unit, colour) in zip(
+        figure.subplots(1, 3, sharey=True), panels, strict=True
+    ):
+        values = [networks[name][key] for name in names]
+        bars = axis.barh(names, [(value or 0.0) / unit for value in values], color=colour)
+        unknown = [networks[name].get(key.split("_")[0] + "_unknown") for name in names]
+        labels = [
+            "–" if value is None else f"{'≥ ' if parts else ''}{value / unit:.3g}"
+            for value, parts in zip(values, unknown, strict=True)
+        ]
+        axis.bar_label(bars, labels, padding=3, fontsize=8)
+        axis.set_xlabel(label)
+        axis.margins(x=0.2)
+        axis.spines[["top", "right"]].set_visible(False)
+    axis.invert_yaxis()
+    figure.suptitle(f"{result['jobs']} jobs on {result['nodes']} nodes, {result['placement']}")
+    return figure

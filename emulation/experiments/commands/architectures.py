@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from patchlight.console.rendering import (
     progress_bar,
     say,
 )
+from patchlight.console.results import results_folder, say_written
 
 _QUICK_JOBS, _JOBS = 20, 100
 
@@ -58,19 +58,19 @@ def architectures(
     (see docs/network-simulator.md). Needs no root.
     """
     # Not above: importing NumPy takes longer than --help should.
-    from patchlight.emulation.experiments.architectures import figures, run
+    from patchlight.emulation.experiments.architectures import run
     from patchlight.emulation.output_folder import check_output
 
     given: dict[str, Any] = {"networks": networks} if networks else {}
     if prices is not None:
         given["prices"] = prices
     count = jobs or (_QUICK_JOBS if quick else _JOBS)
-    options = run.ExperimentOptions(jobs=count, **given, **chosen)
-    folder = output or Path("results") / time.strftime("architectures-%Y%m%d-%H%M%S")
+    options = run.ArchitectureOptions(jobs=count, **given, **chosen)
+    folder = results_folder(output, "architectures")
     check_output(folder)
     with progress_bar("networks", console(stderr=as_json)) as tell:
         result = run.run_experiment(options, tell)
-    files = figures.write_report(result, folder)
+    files = run.write_report(result, folder)
     if as_json:
         print_json(result)
         return
@@ -82,8 +82,7 @@ def architectures(
         if unknown:
             said = "; ".join(f"{part} {why}" for part, why in unknown.items())
             say(f"Not in {what}, for want of a public figure: {said}. Give yours with --prices.")
-    pictures = ", ".join(file.name for file in files if file.suffix == ".png")
-    say(f"Plots ({pictures}, also as PDF and SVG) and result.json: {folder}/")
+    say_written(files, folder)
 
 
 def _print(result: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from patchlight.console.rendering import (
     progress_bar,
     say,
 )
+from patchlight.console.results import results_folder
 from patchlight.testbed.errors import BadInput
 
 SCHEMA_VERSION = 1
@@ -30,9 +31,9 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What came of it: a row for each law and policy, and ``result.json``'s content around them.
+    """The result: a row for each law and policy, and ``result.json``'s content around them.
 
-    ``interrupted``: the rows are of those episodes that were finished when somebody pressed
+    ``interrupted``: the rows are of those episodes that were finished at
     Ctrl-C.
     """
 
@@ -73,13 +74,12 @@ def of_partition(
     """
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.experiments.pac_ml.episodes import card_of
-    from patchlight.emulation.experiments.pac_ml.run import ExperimentOptions, run_policies
-    from patchlight.emulation.experiments.pac_ml.training_range import outside_training
-    from patchlight.emulation.experiments.pac_ml.variation import Variation
+    from patchlight.emulation.experiments.pac_ml.run import PacMlOptions, run_policies
+    from patchlight.emulation.experiments.pac_ml.variation import Variation, outside_training
     from patchlight.emulation.simulator.executors import Engine
 
     varied = Variation.parse(milliseconds=milliseconds, remaining_error=remaining_error, **other)
-    options = ExperimentOptions(
+    options = PacMlOptions(
         seeds=len(seeds),
         first_seed=seeds.start,
         laws=tuple(laws) or ("A",),
@@ -292,7 +292,7 @@ def evaluate(
         return
     _refuse(("lab",), "is for jobs of a --trace: without one partition policies run PAC-ML's")
     counted = range(first_seed, first_seed + seeds)
-    folder = output or Path("results") / time.strftime("evaluate-%Y%m%d-%H%M%S")
+    folder = results_folder(output, "evaluate")
     check_output(folder)
     with progress_bar("episodes", console(stderr=as_json)) as tell:
         found = of_partition(names, counted, processes or 0, tell=tell, **of_partitions)

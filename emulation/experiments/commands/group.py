@@ -23,8 +23,16 @@ from rich.progress import (
 from patchlight.console.errors import only_some_finished, require_root
 from patchlight.console.folders import profiles_option, results_option
 from patchlight.console.lab_option import lab_option
-from patchlight.console.rendering import console, harmless, progress_bar, say, wide_option
-from patchlight.console.results import give_to_caller
+from patchlight.console.rendering import (
+    Column,
+    Table,
+    console,
+    harmless,
+    progress_bar,
+    say,
+    wide_option,
+)
+from patchlight.console.results import give_to_caller, results_folder, say_written
 from patchlight.emulation.experiments.commands.architectures import architectures
 from patchlight.emulation.experiments.commands.oddl import oddl
 from patchlight.emulation.experiments.commands.pac_ml_load import pac_ml_load
@@ -94,15 +102,14 @@ def ofc2022(output: Path | None, cases: str | None, dashboard: bool, **chosen: A
     # Not above: importing NumPy and Matplotlib takes longer than --help should.
     from patchlight.console.dashboard_process import dashboard_beside
     from patchlight.deploy.docker import engine_with_image
-    from patchlight.emulation.experiments.commands.ofc2022_table import print_table
-    from patchlight.emulation.experiments.ofc2022.run import ExperimentOptions, run_experiment
+    from patchlight.emulation.experiments.ofc2022.run import Ofc2022Options, run_experiment
 
     real = chosen["trainer"] == "torch"
     if cases is None:
         cases = "a" if real else "a,b,live"
     parts = [part.strip() for part in cases.split(",") if part.strip()]
-    folder = output or Path("results") / time.strftime("ofc2022-%Y%m%d-%H%M%S")
-    wishes = ExperimentOptions(output=folder, parts=parts, **chosen)
+    folder = results_folder(output, "ofc2022")
+    wishes = Ofc2022Options(output=folder, parts=parts, **chosen)
     # Like Ctrl-C: an error that passes through the lab's with block, so that it is taken down.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     out = console()
@@ -112,7 +119,7 @@ def ofc2022(output: Path | None, cases: str | None, dashboard: bool, **chosen: A
     with bars.shown(), engine:
         outcome = run_experiment(wishes, bars.tell, bars.say, beside)
     give_to_caller([folder, *outcome.files])
-    print_table(outcome.result)
+    print_ofc2022(outcome.result)
     say(f"Report, plots and figures: {folder}/ (open {outcome.files[0]})")
 
 
@@ -160,7 +167,7 @@ _COUNT = click.IntRange(min=1)
     "--first-seed",
     type=click.IntRange(min=0),
     default=0,
-    help="Seeds count from this one: with another, on episodes that nobody has seen.",
+    help="Seeds count from this one: with another, on unseen episodes.",
 )
 @click.option("--quick", is_flag=True, help="Fewer seeds, and a roll-out that looks ahead less.")
 @profiles_option
@@ -185,7 +192,7 @@ _COUNT = click.IntRange(min=1)
     "--milliseconds",
     is_flag=True,
     help="The profiles' times are milliseconds, not seconds as in the paper's simulator: all takes "
-    "a thousandth of the time, and communication is no longer next to nothing.",
+    "a thousandth of the time, and communication then matters.",
 )
 @click.option(
     "--law-instance",
@@ -247,7 +254,7 @@ def pac_ml(
     from patchlight.emulation.output_folder import check_output
     from patchlight.emulation.simulator.executors import Engine
 
-    options = run.ExperimentOptions(
+    options = run.PacMlOptions(
         engine=Engine(engine, processes or 0, address),
         variation=replace(
             Variation.parse(arrivals=arrivals, mix=mix, milliseconds=milliseconds),
@@ -257,7 +264,7 @@ def pac_ml(
     )
     # Before a folder is made: wrong input leaves nothing.
     options.variation.check_models(run.find_profiles(options.profiles).graphs)
-    folder = output or Path("results") / time.strftime("pac-ml-%Y%m%d-%H%M%S")
+    folder = results_folder(output, "pac-ml")
     check_output(folder)
     out = console()
     with progress_bar("episodes", out) as tell:
@@ -271,8 +278,7 @@ def pac_ml(
             "No published figures stand beside: they are for PipeDream's profiles "
             "(patchlight graph fetch pipedream --help), with the paper's arrivals and models."
         )
-    pictures = ", ".join(file.name for file in files if file.suffix == ".png")
-    say(f"Plots ({pictures}, also as PDF and SVG) and result.json: {folder}/")
+    say_written(files, folder)
     if result["interrupted"]:
         finished, wanted = result["episodes_finished"], result["episodes_wanted"]
         only_some_finished(finished, wanted, "episodes")
@@ -281,3 +287,24 @@ def pac_ml(
 experiment.add_command(architectures)
 experiment.add_command(oddl)
 experiment.add_command(pac_ml_load)
+
+
+def print_ofc2022(result: dict[str, Any]) -> None:
+    """The paper's figures beside the measured ones."""
+    from patchlight.emulation.experiments.ofc2022.report import COLUMNS, rows_of, too_busy
+
+    title = "OFC 2022: static network → rewired with light"
+    if percent := result["mismatch_percent"]:
+        title += f", second job computing {percent:g} % longer"
+    case, job, paper, measured, difference = COLUMNS
+    kept = (Column(name, whole=True) for name in (measured, difference))
+    table = Table(Column(case, whole=True), Column(job, whole=True), paper, *kept, title=title)
+    previous = None
+    for row in rows_of(result):
+        if previous is not None and row[0] != previous:
+            table.end_section()
+        previous = row[0]
+        table.add_row(*row)
+    table.print()
+    if busy := too_busy(result):
+        say(busy, meaning="caution")

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import click
 
+from patchlight.console.errors import require_root
 from patchlight.console.folders import results_option
 from patchlight.console.rendering import (
     Column,
     Table,
     console,
+    harmless,
     listing_options,
     print_json,
     progress_bar,
     say,
 )
-from patchlight.emulation.experiments.commands.oddl_packets import run_with_packets
+from patchlight.console.results import give_to_caller, results_folder, say_written
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.units import parse_time
+from patchlight.testbed.units import format_rate, format_time, parse_time
 
 _COUNT = click.IntRange(min=1)
 _OF_PACKETS = ("iterations", "scale", "slowdown", "replace")
@@ -102,7 +105,7 @@ def _times_s(
 @click.option(
     "--control-delay",
     metavar="TIME",
-    help="Flows: from a node to whoever grants paths, and as much back.  [default: as nodes among "
+    help="Flows: one-way from a node to the path scheduler.  [default: as nodes among "
     "themselves took, 100us]",
 )
 @click.option(
@@ -140,7 +143,7 @@ def oddl(
     """
     _refuse_the_others(context, _OF_PACKETS if flows else _OF_FLOWS, flows=flows)
     of_packets = {name: chosen.pop(name) for name in _OF_PACKETS}
-    folder = output or Path("results") / time.strftime("oddl-%Y%m%d-%H%M%S")
+    folder = results_folder(output, "oddl")
     if not flows:
         run_with_packets(folder, models, tuning_times_s, quick=quick, as_json=as_json, **of_packets)
         return
@@ -148,7 +151,7 @@ def oddl(
         raise BadInput("expected one --tuning-time with --flows")
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.experiments.oddl import figures, run
-    from patchlight.emulation.experiments.oddl.conditions import Light
+    from patchlight.emulation.experiments.oddl.conditions import LightTimes
     from patchlight.emulation.output_folder import check_output
     from patchlight.emulation.simulator.executors import Engine
 
@@ -159,7 +162,7 @@ def oddl(
         given["nodes"] = nodes
     if draws is not None:
         given["draws"] = draws
-    light = Light((tuning_times_s or (_TUNING_IN_FLOWS_S,))[0])
+    light = LightTimes((tuning_times_s or (_TUNING_IN_FLOWS_S,))[0])
     if control_delay is not None:
         light = light._replace(control_s=parse_time(control_delay))
     given["light"] = light
@@ -174,8 +177,7 @@ def oddl(
     _print_speedups(result)
     _print_scenarios(result)
     say(f"Jobs beside it: {result['arrivals']}; drawn {options.draws} ×, {options.placement}.")
-    pictures = ", ".join(file.name for file in files if file.suffix == ".png")
-    say(f"Plots ({pictures}, also as PDF and SVG) and result.json: {folder}/")
+    say_written(files, folder)
 
 
 def _refuse_the_others(context: click.Context, others: tuple[str, ...], *, flows: bool) -> None:
@@ -246,4 +248,110 @@ def _print_scenarios(result: dict[str, Any]) -> None:
             _times(row["paper"]),
             nowhere if needed_s is None else f"{1e3 * needed_s:.0f} ms",
         )
+    table.print()
+
+
+_QUICK_TUNING_TIMES_S = (1e-3, 16e-3)
+
+
+def run_with_packets(
+    folder: Path,
+    models: tuple[str, ...],
+    tuning_times_s: tuple[float, ...] | None,
+    *,
+    quick: bool,
+    as_json: bool,
+    **chosen: Any,
+) -> None:
+    """Run it, print tables and write plots and ``result.json`` into ``folder``."""
+    # Not above: importing NumPy and Matplotlib takes longer than --help should.
+    from patchlight.emulation.experiments.oddl import figures
+    from patchlight.emulation.experiments.oddl.packets import run
+    from patchlight.emulation.output_folder import check_output
+
+    if len(models) > 1:
+        raise BadInput("expected one --model: with packets, a single job is trained")
+    if models:
+        chosen["model"] = models[0]
+    if quick:
+        chosen |= {"rounds": 1, "tuning_times_s": _QUICK_TUNING_TIMES_S}
+    if tuning_times_s is not None:
+        chosen["tuning_times_s"] = tuning_times_s
+    options = run.PacketOptions(**chosen)
+    require_root("building labs out of network namespaces")
+    check_output(folder)
+    # Like Ctrl-C: an error that passes through the labs' with blocks, so that they are taken down.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    out = console(stderr=as_json)
+
+    def tell(step: str) -> None:
+        out.print(f"{time.strftime('%H:%M:%S')} {harmless(step)}", soft_wrap=True)
+
+    result = run.run_packets(options, tell)
+    files = figures.write_packets_report(result, folder)
+    give_to_caller([folder, *files])
+    if as_json:
+        print_json(result)
+        return
+    _print_sweep(result)
+    _print_stages(result, figures.STAGE_LABELS)
+    _print_isolation(result["isolation"], figures.ISOLATION_LABELS)
+    say(
+        f"Rates and bytes 1:{result['scale']:g}, then all {result['slowdown']:g} times slower: "
+        f"NICs of {format_rate(result['emulated_bps'])}. Times are the job's."
+    )
+    say_written(files, folder)
+
+
+def _print_sweep(result: dict[str, Any]) -> None:
+    table = Table(
+        _number("tuning time"),
+        _number("ring kept"),
+        _number("ring turned in each iteration"),
+        _number("tuning alone"),
+        title=f"{result['model']}, {result['nodes']} nodes: training time over an ideal switch's",
+    )
+    for row in result["sweep"]:
+        ratios = (f"{row[name]:.4f}" for name in ("kept", "turned", "tuning_alone"))
+        table.add_row(format_time(row["tuning_time_s"]), *ratios)
+    table.print()
+
+
+def _print_stages(result: dict[str, Any], labels: dict[str, str]) -> None:
+    arms = {"ideal": "ideal", "kept": "kept", "turned": "turned"}
+    tuning = format_time(result["sweep"][0]["tuning_time_s"])
+    table = Table(
+        Column("stage, ms"),
+        *(_number(heading) for arm in arms.values() for heading in (arm, "longest")),
+        title=f"What an iteration is made of (medians; {tuning} to tune)",
+    )
+    for stage, words in labels.items():
+        cells = []
+        for arm in arms:
+            found = result["stages"][arm].get(stage)
+            cells += ["", ""] if found is None else _milliseconds(found)
+        table.add_row(words, *cells)
+    table.print()
+
+
+def _milliseconds(found: dict[str, float]) -> list[str]:
+    return [f"{1e3 * found[name]:.2f}" for name in ("median_s", "longest_s")]
+
+
+def _print_isolation(found: dict[str, Any], labels: dict[str, str]) -> None:
+    table = Table(
+        Column("light", whole=True),
+        _number("flooded frames"),
+        _number("at the neighbour"),
+        _number("its iteration"),
+        _number("95 %"),
+        title="A job that floods on all channels, and its neighbour",
+    )
+    for way, words in labels.items():
+        row, change = found[way], ["", ""]
+        if "iteration_change" in row:
+            ends = [100 * end for end in row["iteration_change_interval"]]
+            change = [f"{100 * row['iteration_change']:+.2f} %", "{:+.2f} to {:+.2f}".format(*ends)]
+        cells = (f"{row[name]:,}" for name in ("frames_flooded", "frames_at_neighbour"))
+        table.add_row(words, *cells, *change)
     table.print()

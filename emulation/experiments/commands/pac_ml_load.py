@@ -1,6 +1,5 @@
 """``patchlight experiment pac-ml-load``: blocking over load, a line for each policy."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,8 @@ import click
 
 from patchlight.console.errors import only_some_finished
 from patchlight.console.folders import profiles_option, results_option
-from patchlight.console.rendering import Column, Table, console, progress_bar, say
+from patchlight.console.rendering import Column, Table, console, progress_bar
+from patchlight.console.results import results_folder, say_written
 from patchlight.testbed.errors import BadInput
 
 
@@ -37,26 +37,23 @@ def pac_ml_load(
     An episode has 1,001 jobs at every load. Prints a table, and writes a plot and result.json.
     """
     from patchlight.emulation.experiments.pac_ml import load
-    from patchlight.emulation.output_folder import cannot_write, check_output
+    from patchlight.emulation.output_folder import check_output
     from patchlight.emulation.simulator.executors import Engine
 
     try:
         intervals_s = [float(each) for each in chosen.pop("intervals").split(",")]
     except ValueError:
         raise BadInput("--intervals are seconds joined by commas, like 800,1000,1300") from None
-    folder = output or Path("results") / time.strftime("pac-ml-load-%Y%m%d-%H%M%S")
+    folder = results_folder(output, "pac-ml-load")
     check_output(folder)
     options = load.LoadOptions(
         names, tuple(intervals_s), engine=Engine("processes", processes or 0), **chosen
     )
     with progress_bar("episodes", console()) as tell:
         result = load.run_loads(options, tell)
-    try:
-        files = load.write_loads(result, folder)
-    except OSError as error:
-        raise cannot_write(folder, error) from error
+    files = load.write_loads(result, folder)
     _table(result).print()
-    say(f"Plots ({files[1].name}, also as PDF and SVG) and result.json: {folder}/")
+    say_written(files, folder)
     if result["interrupted"]:
         finished, wanted = result["loads_finished"], len(intervals_s)
         only_some_finished(finished, wanted, "loads")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from patchlight.console.rendering import Cell, Coloured, Column, Table, say
-from patchlight.emulation.experiments.pac_ml import paper
+from patchlight.emulation.experiments import paper
 from patchlight.emulation.experiments.pac_ml.episodes import CONSTANTS
 from patchlight.emulation.experiments.pac_ml.report import rows_beside_published
 from patchlight.emulation.experiments.pac_ml.results import policies_in
@@ -83,7 +83,7 @@ def _blocked(cell: Mapping[str, Any], name: str) -> Cell:
 
 
 def _print_less_constant(rule: str, laws: dict[str, Any]) -> None:
-    """Paired differences of those that are no constants, where there is one to compare with."""
+    """Paired differences of all but constants, where there is one to compare with."""
     constants = {f"constant-{degree}" for degree in CONSTANTS}
     names = [name for name in policies_in(laws) if name not in constants]
     if not names or any(cell["lowest"]["constant"] is None for cell in laws.values()):

@@ -1,25 +1,165 @@
-"""Under which conditions an iteration is timed, and how long it takes then."""
+"""Under which conditions an iteration is timed: the model, where the job is, and beside whom."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from patchlight.emulation.experiments.oddl.arrivals import Surroundings
-from patchlight.emulation.experiments.oddl.workloads import MODELS, Workload, workload
-from patchlight.emulation.simulator.network import Network, PlacedJob, network_of
+from patchlight.controller.policies.contract import JobView
+from patchlight.emulation.simulator.cluster import NetworkCluster, QueueJob, Settings
+from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs, queue_jobs
+from patchlight.emulation.simulator.cluster.scheduling import QueueScheduler
+from patchlight.emulation.simulator.cluster.simulation import Simulation
+from patchlight.emulation.simulator.cluster.sweep import load_policies
+from patchlight.emulation.simulator.network import Network, PlacedJob, Round, collective, network_of
 from patchlight.emulation.simulator.network.engine import run
 from patchlight.emulation.simulator.network.jobs import ONCE, Sessions, program_of, sessions_of
+from patchlight.emulation.simulator.network.parallelism import expert_exchange
 from patchlight.emulation.simulator.network.sharing import Ints
-from patchlight.testbed.errors import PatchlightError
+from patchlight.emulation.simulator.traces import TraceJob, read_trace
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.graphs import builtin_graph
+from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.paths.contract import CONTROL_DELAYS
+
+MIXTURE = "mixture-of-experts"
+MODELS = ("vgg19", "resnet50", "bert-large", "gpt2", MIXTURE)
+# 32 images on each GPU are usual in large jobs (Goyal et al., "Accurate, Large Minibatch SGD",
+# 2017); the graphs have 128. The others keep the batch of their graph.
+_BATCHES: Mapping[str, int] = {"vgg19": 32, "resnet50": 32}
+# One expert on each node, as in GShard (Lepikhin et al., 2021); every second of twelve layers.
+_EXPERTS, _LAYERS, _WIDTH, _TOKENS, _NUMBER_BYTES = 64, 6, 768, 1024, 2
+
+
+class Workload(NamedTuple):
+    """A model: seconds that a node computes, the part of them in which gradients come, and bytes.
+
+    ``tokens_bytes`` is what a node gives to experts of others in one pass of one layer.
+    """
+
+    compute_s: float
+    backward: float
+    gradient_bytes: float
+    tokens_bytes: float = 0.0
+
+    def rounds(self, members: int) -> list[Round]:
+        """What so many nodes send in an iteration."""
+        gradient = collective("ring", members, self.gradient_bytes)
+        if not self.tokens_bytes:
+            return gradient
+        # To the experts and back, in the forward pass and again in the backward pass.
+        experts = expert_exchange(members, min(_EXPERTS, members), 4 * _LAYERS * self.tokens_bytes)
+        return [*experts, *gradient]
+
+
+@cache
+def workload(name: str) -> Workload:
+    """One of ``MODELS``; ``BadInput`` for another name."""
+    if name not in MODELS:
+        raise BadInput(f"no model {name!r} in this experiment: {nearest(name, MODELS)}")
+    graph = builtin_graph("gpt2" if name == MIXTURE else name, _BATCHES.get(name))
+    batch = graph.batch or 1
+    computes_s = (graph.forward_ms + graph.backward_ms) / 1e3
+    backward = graph.backward_ms / 1e3 / computes_s
+    tokens = batch * _TOKENS * _WIDTH * _NUMBER_BYTES if name == MIXTURE else 0
+    return Workload(computes_s, backward, float(graph.parameter_bytes), float(tokens))
+
+
+def descriptions(names: Sequence[str]) -> dict[str, dict[str, float]]:
+    """What was taken for each model, for the result."""
+    return {name: workload(name)._asdict() for name in names}
+
+
+# How many jobs of the Philly trace want so many GPUs; the 90 other ones are left out.
+PHILLY_SIZES = {1: 76627, 2: 1818, 4: 1870, 8: 1643, 16: 199}
+# So many jobs for each node come before: few are then left of how it began.
+_LOAD, _JOBS_BEFORE = 0.9, 10
+_LOOKED_AT = "looked-at"
+
+
+class Surroundings(NamedTuple):
+    """The nodes of a job in the order of its ranks, and those of each job beside it."""
+
+    nodes: Ints
+    neighbours: tuple[Ints, ...]
+
+
+@dataclass(frozen=True)
+class JobArrivals:
+    """Jobs of a ``trace``, or without one of a law with the Philly trace's published statistics.
+
+    They come to the cluster that ``network`` names so fast that they would hold 90 % of it, and
+    are placed by the policy ``placement``. ``seed`` says which of them come first.
+    """
+
+    network: str
+    trace: Path | None = None
+    placement: str = "first-fit"
+    seed: int = 0
+
+    @property
+    def source(self) -> str:
+        """Where the jobs come from, for people."""
+        if self.trace is None:
+            return "drawn by a law with the Philly trace's sizes, median and mean duration"
+        return str(self.trace)
+
+    def around(self, size: int) -> Surroundings:
+        """What a job of so many nodes finds when its turn comes."""
+        cluster = NetworkCluster(network_of(self.network))
+        jobs = self._jobs(cluster.network.nodes)
+        arrives_s = jobs[-1].view.arrived_s
+        jobs.append(QueueJob(JobView(_LOOKED_AT, size, arrived_s=arrives_s), 1.0))
+        simulation = Simulation(cluster, jobs, Settings())
+        policies = load_policies("fifo", self.placement, "keep", self.seed, _raise)
+        scheduler = QueueScheduler(simulation, policies)
+        looked_at = simulation.jobs[-1]
+        while simulation.advance():
+            scheduler.decide()
+            if looked_at.ring:
+                rings = [job.ring for job in simulation.running.values() if job is not looked_at]
+                beside = [np.array(ring, np.int64) for ring in rings if len(ring) > 1]
+                return Surroundings(np.array(looked_at.ring, np.int64), tuple(beside))
+        raise PatchlightError(
+            f"the placement policy {self.placement} finds no {size} nodes in {self.network}",
+            hint="choose another with --placement",
+        )
+
+    def _jobs(self, nodes: int) -> list[QueueJob]:
+        """The jobs that come before the one that is looked at."""
+        rng = np.random.default_rng(self.seed)
+        if self.trace is None:
+            law = SyntheticJobs(_JOBS_BEFORE * nodes, _LOAD, communication=0.0, sizes=PHILLY_SIZES)
+            return law.draw(rng, nodes)
+        known = [job for job in _read(self.trace) if job.gpus <= nodes]
+        if not known:
+            raise BadInput(f"no job of {self.trace} fits on {nodes} nodes")
+        count = min(_JOBS_BEFORE * nodes, len(known))
+        first = int(rng.integers(len(known) - count + 1))
+        chosen = known[first : first + count]
+        lasts_s = max(1.0, chosen[-1].submitted_s - chosen[0].submitted_s)
+        held = sum(job.gpus * job.duration_s for job in chosen) / lasts_s
+        return queue_jobs(chosen, speed=_LOAD * nodes / held)
+
+
+@cache
+def _read(trace: Path) -> Sequence[TraceJob]:
+    return read_trace(trace)
+
+
+def _raise(fault: object) -> None:
+    raise PatchlightError(f"the placement policy failed: {fault}")
+
 
 # Of jobs that share links, so many iterations are timed, after those in which they find a rhythm.
 _TIMED, _BEFORE = 8, 4
 _LATENCY = "500ns"
 
 
-class Light(NamedTuple):
+class LightTimes(NamedTuple):
     """What the experiment is free to say of ODDL and of messages; times in seconds.
 
     ``tuning_s`` and ``control_s`` are those of ``Switching``; ``message_s`` is what each message
@@ -55,7 +195,7 @@ class Scene(NamedTuple):
     radix: int
     model: str
     surroundings: Surroundings
-    light: Light = Light()
+    light: LightTimes = LightTimes()
     seed: int = 0
 
     @property

@@ -1,22 +1,199 @@
 """ODDL in flows: how much faster models train than on other networks, and why."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from patchlight.emulation.experiments.oddl.arrivals import Arrivals
-from patchlight.emulation.experiments.oddl.conditions import Light, Scene
-from patchlight.emulation.experiments.oddl.decomposition import COMPARED, HEADLINE, Step, decomposed
-from patchlight.emulation.experiments.oddl.paper import SPEEDUPS
-from patchlight.emulation.experiments.oddl.scenarios import scenarios
-from patchlight.emulation.experiments.oddl.sensitivity import sensitivity
-from patchlight.emulation.experiments.oddl.workloads import MODELS, descriptions, workload
+from patchlight.emulation.experiments.oddl.conditions import (
+    MODELS,
+    Conditions,
+    JobArrivals,
+    LightTimes,
+    Scene,
+    Workload,
+    descriptions,
+    mean_iteration_s,
+    workload,
+)
+from patchlight.emulation.experiments.paper import SPEEDUPS
 from patchlight.emulation.provenance import provenance
 from patchlight.emulation.simulator.executors import Engine, run_all
+from patchlight.emulation.simulator.network import PlacedJob, Round, collective, network_of
+from patchlight.emulation.simulator.network.contract import Network
+from patchlight.emulation.simulator.network.engine import run
+from patchlight.emulation.simulator.network.jobs import ONCE, program_of, sessions_of
+from patchlight.emulation.simulator.network.sharing import Ints
 from patchlight.testbed.errors import BadInput
+
+COMPARED = {
+    "fat_tree": ("fat_tree", 1.0),
+    "fat_tree_2_1": ("fat_tree", 2.0),
+    "sip_ring": ("sip_ring", 1.0),
+    "ideal": ("ideal", 1.0),
+}
+"""What ODDL is compared with: the network and its taper."""
+
+HEADLINE = "compute"
+"""The step whose speedup is given for the whole: everything but overlap is in it."""
+
+
+class SpeedupStep(NamedTuple):
+    """What is put in, the speedup with it, by what it changed the one before; ODDL's iteration."""
+
+    step: str
+    speedup: float
+    factor: float
+    oddl_s: float
+
+
+def decomposed(scene: Scene, compared: str) -> list[SpeedupStep]:
+    """The speedup step by step: the factors' product is the last one's.
+
+    It begins with a job alone on the first nodes, whose communication is all that takes time, on
+    paths that all packets are spread over. Other orders of the steps give other factors.
+    """
+    kind, taper = COMPARED[compared]
+    now = Conditions()
+    steps = [("bandwidth", now)]
+    if taper > 1:
+        steps.append(("oversubscription", now := now._replace(taper=taper)))
+    steps.append(("placement", now := now._replace(placed=True)))
+    if kind == "fat_tree":
+        steps.append(("collisions", now := now._replace(ecmp=True)))
+    steps.append(("latency", now := now._replace(latency=True)))
+    steps.append(("neighbours", now := now._replace(beside=True)))
+    steps.append(("compute", now := now._replace(computes=True)))
+    steps.append(("overlap", now._replace(overlapped=True)))
+    found: list[SpeedupStep] = []
+    for step, conditions in steps:
+        other_s, oddl_s = (scene.iteration_s(each, conditions) for each in (kind, "oddl"))
+        before = found[-1].speedup if found else 1.0
+        found.append(SpeedupStep(step, other_s / oddl_s, other_s / oddl_s / before, oddl_s))
+    return found
+
+
+_SCHEDULERS = ("collective", "first-come")
+_CONTROL_S = (0.0, 10e-6, 100e-6, 1e-3, 10e-3)
+_TUNING_S = (10e-9, 1e-6, 25e-6, 1e-3)
+# 50 GHz apart: in half of the C band, in the C band, and in C and L band.
+_CHANNELS = (48, 96, 192)
+
+
+def sensitivity(models: Sequence[str], nodes: int, light: LightTimes) -> list[dict[str, Any]]:
+    """Rows: what is varied, and an iteration's time over that on an ideal switch, by model."""
+    base = {"scheduler": light.scheduler, "control_s": 0.0, "tuning_s": light.tuning_s}
+    variants: list[dict[str, Any]] = [
+        {**base, "scheduler": scheduler, "control_s": control_s}
+        for scheduler in _SCHEDULERS
+        for control_s in _CONTROL_S
+    ]
+    variants += [{**base, "tuning_s": tuning_s} for tuning_s in _TUNING_S]
+    variants += [{**base, "channels": channels} for channels in _CHANNELS]
+    ideal = {model: _iteration_s(f"ideal:nodes={nodes}", model, nodes, light) for model in models}
+    rows = []
+    for each in variants:
+        spec = (
+            f"oddl:nodes={nodes},setup=0ns,scheduler={each['scheduler']},"
+            f"switching={each['tuning_s'] * 1e9:g}ns,control={each['control_s'] * 1e9:g}ns"
+        )
+        spec += f",channels={each['channels']}" if "channels" in each else ""
+        ratios = {model: _iteration_s(spec, model, nodes, light) / ideal[model] for model in models}
+        rows.append({"nodes": nodes, **each, "to_ideal": ratios})
+    return rows
+
+
+def _iteration_s(spec: str, name: str, nodes: int, light: LightTimes) -> float:
+    model = workload(name)
+    ranks = np.arange(nodes)
+    job = PlacedJob(ranks, model.compute_s, model.rounds(nodes), ONCE, messages_s=light.message_s)
+    return mean_iteration_s(network_of(spec), job)
+
+
+_SHARES = (16, 4)
+# Of several jobs on a network, so many iterations are timed, after the first few.
+_TIMED, _BEFORE = 4, 2
+
+
+class CommunicationCase(NamedTuple):
+    """Communication that takes ``f`` times as long as on ODDL, where it takes ``oddl_s``.
+
+    ``speedup`` is with the model's computing time, ``communication`` without. ``paper`` is the
+    published speedup, and ``compute_for_paper_s`` the computing time with which it comes out:
+    ``None`` where there is none.
+    """
+
+    compared: str
+    words: str
+    f: float
+    oddl_s: float
+    speedup: float
+    paper: float | None
+    compute_for_paper_s: float | None
+
+
+def scenarios(
+    radix: int, model: Workload, paper: Mapping[str, float], message_s: float, seed: int
+) -> list[CommunicationCase]:
+    """All of them, of a job on all nodes of a cluster of k³/4, and of jobs that fill it."""
+    nodes = radix**3 // 4
+    found = []
+    for compared, network, words, rings, rounds in _cases(radix, nodes, model, seed):
+        oddl_s = _mean_s(network_of(f"oddl:nodes={nodes},setup=0ns"), rings[:1], rounds, message_s)
+        f = _mean_s(network, rings, rounds, message_s) / oddl_s
+        published = paper.get(compared)
+        needed_s = None
+        if published is not None and f > published:
+            needed_s = oddl_s * (f - published) / (published - 1)
+        speedup = (model.compute_s + f * oddl_s) / (model.compute_s + oddl_s)
+        found.append(CommunicationCase(compared, words, f, oddl_s, speedup, published, needed_s))
+    return found
+
+
+Case = tuple[str, Network, str, Sequence[Ints], Sequence[Round]]
+
+
+def _cases(radix: int, nodes: int, model: Workload, seed: int) -> Iterator[Case]:
+    rng = np.random.default_rng(seed)
+    in_order, anyhow = np.arange(nodes), rng.permutation(nodes)
+    ring = collective("ring", nodes, model.gradient_bytes)
+    other = "hierarchical" if nodes & (nodes - 1) else "halving-doubling"
+    halving = collective(other, nodes, model.gradient_bytes)
+    trees = {"": network_of(f"fat-tree:k={radix}")}
+    trees[" 2:1"] = network_of(f"fat-tree:k={radix},taper=2")
+    sprayed = network_of(f"fat-tree:k={radix},taper=2,spread=packets")
+    sip = network_of(f"sip-ring:nodes={nodes}")
+    for taper, tree in trees.items():
+        yield "fat_tree", tree, f"ring in order{taper}", [in_order], ring
+        yield "fat_tree", tree, f"ring, random order{taper}", [anyhow], ring
+        yield "fat_tree", tree, f"{other}{taper}", [in_order], halving
+    yield "fat_tree", sprayed, "ring, random order 2:1, sprayed", [anyhow], ring
+    yield "sip_ring", sip, "ring in order", [in_order], ring
+    yield "sip_ring", sip, f"{other}", [in_order], halving
+    for share in _SHARES:
+        size = nodes // share
+        if size < 2:
+            continue
+        part = collective("ring", size, model.gradient_bytes)
+        beside = list(in_order.reshape(share, size))
+        mixed = [np.sort(each) for each in anyhow.reshape(share, size)]
+        words = f"{share} rings of {size}"
+        yield "fat_tree", trees[""], f"{words}, random nodes", mixed, part
+        yield "fat_tree", trees[" 2:1"], f"{words}, random nodes 2:1", mixed, part
+        yield "sip_ring", sip, f"{words}, beside each other", beside, part
+
+
+def _mean_s(
+    network: Network, rings: Sequence[Ints], rounds: Sequence[Round], message_s: float
+) -> float:
+    """How long the communication of equal jobs takes that do nothing else, in the mean."""
+    jobs = [PlacedJob(nodes, 0.0, rounds, ONCE, messages_s=message_s) for nodes in rings]
+    program = program_of(network, jobs, [sessions_of(network, job) for job in jobs])
+    outcome = run(program, _TIMED + _BEFORE, _BEFORE)
+    return float(((outcome.ends_s - outcome.marks_s) / (outcome.done - _BEFORE)).mean())
+
 
 RADIX = 16
 NODES = (16, 64, 256, 512, 1024)
@@ -37,7 +214,7 @@ class FlowOptions:
     placement: str = "first-fit"
     draws: int = 3
     seed: int = 0
-    light: Light = field(default_factory=Light)
+    light: LightTimes = field(default_factory=LightTimes)
     engine: Engine = field(default_factory=Engine)
 
     def __post_init__(self) -> None:
@@ -56,12 +233,12 @@ class Task(NamedTuple):
     seed: int
 
 
-Steps = dict[str, list[Step]]
+Steps = dict[str, list[SpeedupStep]]
 """The steps by what is compared."""
 
 
 @dataclass(frozen=True)
-class Worker:
+class FlowWorker:
     """Does tasks, in another process too."""
 
     options: FlowOptions
@@ -77,10 +254,10 @@ class Worker:
         return found
 
 
-def arrivals_of(options: FlowOptions, seed: int) -> Arrivals:
+def arrivals_of(options: FlowOptions, seed: int) -> JobArrivals:
     """The jobs that come with a seed."""
     network = f"fat-tree:k={options.radix}"
-    return Arrivals(network, options.trace, options.placement, seed)
+    return JobArrivals(network, options.trace, options.placement, seed)
 
 
 def run_flows(options: FlowOptions, tell: Callable[[int, int], None]) -> dict[str, Any]:
@@ -105,7 +282,7 @@ def run_flows(options: FlowOptions, tell: Callable[[int, int], None]) -> dict[st
         done += 1
         tell(done, len(tasks))
 
-    results = run_all(tasks, Worker(options), options.engine, count)
+    results = run_all(tasks, FlowWorker(options), options.engine, count)
     found: dict[str, dict[str, list[Steps]]] = {model: {} for model in options.models}
     for task, result in zip(tasks, results, strict=True):
         for model, steps in result.items():
@@ -141,7 +318,7 @@ def run_flows(options: FlowOptions, tell: Callable[[int, int], None]) -> dict[st
     }
 
 
-def _headline(steps: Sequence[Step]) -> float:
+def _headline(steps: Sequence[SpeedupStep]) -> float:
     return next(each.speedup for each in steps if each.step == HEADLINE)
 
 
@@ -150,7 +327,7 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.exp(np.mean(np.log(values))))
 
 
-def _steps(draws: Sequence[Sequence[Step]]) -> list[dict[str, Any]]:
+def _steps(draws: Sequence[Sequence[SpeedupStep]]) -> list[dict[str, Any]]:
     """Steps averaged over the draws."""
     return [
         {
@@ -164,7 +341,7 @@ def _steps(draws: Sequence[Sequence[Step]]) -> list[dict[str, Any]]:
 
 
 def _each(
-    found: dict[str, dict[str, list[Steps]]], made: Callable[[list[list[Step]]], Any]
+    found: dict[str, dict[str, list[Steps]]], made: Callable[[list[list[SpeedupStep]]], Any]
 ) -> dict[str, Any]:
     """By model, nodes and what is compared."""
     return {

@@ -1,21 +1,92 @@
-"""From measurements to figures. Pure: no clock, no network, and no expectation of the result."""
+"""What a run of one case brought home, as values, and figures of it.
+
+Pure: no clock, no network, and no expectation of the result. Rates are the lab's, not the scaled
+ones.
+"""
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from patchlight.emulation.experiments.ofc2022.measurements import (
-    CaseRun,
-    GpuSample,
-    JobRun,
-    Reconfiguration,
-)
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.jobs import Iteration, JobStatus, Trainer
+
+Wiring = Literal["static", "optical", "live"]
+
+
+@dataclass(frozen=True, slots=True)
+class PortRate:
+    """What the switch port of ``host`` counted in the second before ``at`` (Unix time)."""
+
+    at: float
+    host: str
+    rx_bps: float
+    tx_bps: float
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """The share of the second before ``at`` in which ``gpu`` computed, 0…1."""
+
+    at: float
+    gpu: str
+    utilization: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredChange:
+    """One change of the optical switches' maps; ``stages_s`` is in the order they ran."""
+
+    id: str
+    state: str
+    message: str
+    stages_s: Mapping[str, float]
+    started_at: float
+    finished_at: float
+    cross_connects_changed: int = 0
+
+    @property
+    def switching_s(self) -> float:
+        """How long it took once the traffic was held: all that came after the drain."""
+        names = list(self.stages_s)
+        until = names.index("drain") + 1 if "drain" in names else 0
+        held = sum(self.stages_s[name] for name in names[:until])
+        return self.finished_at - self.started_at - held
+
+
+@dataclass(frozen=True, slots=True)
+class JobRun:
+    """A job that has ended, with every iteration that its workers reported.
+
+    ``given_compute_s`` is for each rank how long an iteration was to compute.
+    """
+
+    status: JobStatus
+    iterations: tuple[Iteration, ...]
+    given_compute_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CaseRun:
+    """One case under one wiring: the jobs (the one that is looked at first) and the counters.
+
+    All jobs have the same ``trainer``.
+    """
+
+    case: str
+    wiring: Wiring
+    jobs: tuple[JobRun, ...]
+    ports: tuple[PortRate, ...]
+    gpus: tuple[GpuUse, ...]
+    reconfigurations: tuple[MeasuredChange, ...] = field(default=())
+    trainer: Trainer = "synthetic"
+
 
 SAMPLE_S = 1.0  # counters and GPUs are read once a second
 TENTH_S = 0.1
@@ -159,7 +230,7 @@ def busy_tenths(job: JobRun, rank: int) -> tuple[NDArray[np.float64], NDArray[np
     return np.add(edges[:-1], start + TENTH_S / 2), busy / TENTH_S
 
 
-def mean_utilization(samples: Iterable[GpuSample], gpus: Sequence[str]) -> dict[float, float]:
+def mean_utilization(samples: Iterable[GpuUse], gpus: Sequence[str]) -> dict[float, float]:
     """The mean utilisation of these GPUs by the middle of each second, as sampled."""
     found: dict[int, list[float]] = {}
     for sample in samples:
@@ -193,7 +264,7 @@ def live_figures(run: CaseRun) -> LiveFigures:
     )
 
 
-def the_change(run: CaseRun) -> Reconfiguration:
+def the_change(run: CaseRun) -> MeasuredChange:
     """The reconfiguration of a live run; ``PatchlightError`` if there was not just one."""
     if len(run.reconfigurations) != 1:
         raise PatchlightError(

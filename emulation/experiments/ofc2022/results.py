@@ -1,21 +1,74 @@
-"""The result of a whole experiment as one JSON object (docs/result-ofc2022.md)."""
+"""The result of a whole experiment as one JSON object (docs/result-ofc2022.md).
+
+It also says whether the machine was quiet enough: all that is measured is real time, and where
+workers, switches and emulated GPUs wait for a processor, jobs that should run in step drift apart,
+and case (b) comes out lower.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
 from patchlight.emulation.experiments.ofc2022.analysis import (
     CaseFigures,
+    CaseRun,
+    Wiring,
     case_figures,
     live_figures,
     reduction,
     the_change,
     utilization_ratio,
 )
-from patchlight.emulation.experiments.ofc2022.disturbance import Disturbance
-from patchlight.emulation.experiments.ofc2022.measurements import CaseRun, Wiring
-from patchlight.emulation.experiments.ofc2022.paper import PAPER
 from patchlight.emulation.experiments.ofc2022.scenario import COMPUTE_S, GRADIENT_BYTES
+from patchlight.emulation.experiments.paper import PAPER
+from patchlight.emulation.machine import CpuTicks
+
+MOST_BUSY_BEFORE = 0.6
+MOST_STEAL = 0.02
+MOST_COMPUTE_STRETCH = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """What others took from the experiment, as shares.
+
+    ``busy_before`` is the part of processor time that was used in the second before it began;
+    ``steal`` the part that the host of a virtual machine gave to others meanwhile;
+    ``compute_stretch`` how much longer the compute phases of the job that was hit most took than
+    they were given. ``too_busy`` says what is over its limit: nothing, if it was quiet.
+    """
+
+    busy_before: float
+    steal: float
+    compute_stretch: float
+    too_busy: list[str]
+
+    @classmethod
+    def of(
+        cls, busy_before: float, before: CpuTicks, after: CpuTicks, runs: Sequence[CaseRun]
+    ) -> "Disturbance":
+        """From the processors' ticks before and after, and the runs."""
+        steal = (after.steal - before.steal) / max(1, after.total - before.total)
+        stretch = max((_stretch(run) for run in runs), default=0.0)
+        limits = (
+            (busy_before, MOST_BUSY_BEFORE, "{:.0%} of its processor time was used before"),
+            (steal, MOST_STEAL, "its host took {:.0%} of its processor time away"),
+            (stretch, MOST_COMPUTE_STRETCH, "compute phases took {:.0%} longer than given"),
+        )
+        words = [text.format(found) for found, most, text in limits if found > most]
+        return cls(busy_before, steal, stretch, words)
+
+
+def _stretch(run: CaseRun) -> float:
+    """How much longer than given the compute phases of a run's jobs were, the most of them."""
+    return max(
+        fmean(each.compute_s for each in job.iterations)
+        / fmean(job.given_compute_s[each.rank] for each in job.iterations)
+        - 1
+        for job in run.jobs
+    )
+
 
 SCHEMA_VERSION = 3
 
@@ -42,7 +95,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PaperComparison:
     """A measured figure beside the paper's; ``difference`` is the measured one less the paper's.
 
     ``relative_difference`` is the same as a share of the paper's: too much counts like too little.
@@ -55,7 +108,7 @@ class Comparison:
     relative_difference: float
 
     @classmethod
-    def of(cls, name: str, paper: float, measured: float) -> "Comparison":
+    def of(cls, name: str, paper: float, measured: float) -> "PaperComparison":
         """Of two figures."""
         return cls(name, paper, measured, measured - paper, measured / paper - 1)
 
@@ -140,9 +193,9 @@ def _case(
     return found
 
 
-def comparisons_of(figures: Mapping[tuple[str, Wiring], CaseFigures]) -> list[Comparison]:
+def comparisons_of(figures: Mapping[tuple[str, Wiring], CaseFigures]) -> list[PaperComparison]:
     """The measured figures that the paper has too; only of what was run."""
-    comparisons: list[Comparison] = []
+    comparisons: list[PaperComparison] = []
     for case, paper in PAPER.items():
         static, optical = figures.get((case, "static")), figures.get((case, "optical"))
         if static is None or optical is None:
@@ -151,5 +204,5 @@ def comparisons_of(figures: Mapping[tuple[str, Wiring], CaseFigures]) -> list[Co
             ("reduction", paper.reduction, reduction(static, optical)),
             ("gpu_utilization_ratio", paper.utilization_ratio, utilization_ratio(static, optical)),
         ):
-            comparisons.append(Comparison.of(f"cases.{case}.{key}", published, measured))
+            comparisons.append(PaperComparison.of(f"cases.{case}.{key}", published, measured))
     return comparisons

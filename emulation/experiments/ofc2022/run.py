@@ -1,29 +1,235 @@
-"""The whole experiment: a lab comes up, the cases run on it, it goes down, a report is written."""
+"""The whole experiment: a lab comes up, the cases run on it, it goes down, a report is written.
+
+The cases run through the controller's API: that part does not know whether the lab is emulated.
+"""
+
+from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from patchlight.client.client import ControllerClient
-from patchlight.emulation.experiments.ofc2022.analysis import training_window
-from patchlight.emulation.experiments.ofc2022.cases import ExperimentClient, Tell, run_case
-from patchlight.emulation.experiments.ofc2022.disturbance import Disturbance
-from patchlight.emulation.experiments.ofc2022.measurements import CaseRun, Wiring
+from patchlight.controller.hosts.fleet import SAMPLES_KEPT_S
+from patchlight.emulation.experiments.ofc2022.analysis import (
+    CaseRun,
+    GpuUse,
+    JobRun,
+    MeasuredChange,
+    PortRate,
+    Wiring,
+    training_window,
+)
 from patchlight.emulation.experiments.ofc2022.report import write_report
-from patchlight.emulation.experiments.ofc2022.results import Setting, result_of
-from patchlight.emulation.experiments.ofc2022.scenario import CASES, jobs_of
+from patchlight.emulation.experiments.ofc2022.results import Disturbance, Setting, result_of
+from patchlight.emulation.experiments.ofc2022.scenario import CASES, given_compute_s, jobs_of
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.emulation.machine import cpu_ticks
 from patchlight.emulation.provenance import provenance
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.jobs import Trainer
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.jobs import Iteration, JobSpec, JobState, JobStatus, Trainer
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.reader import find_lab, load_lab
 from patchlight.testbed.linux import docker_engine
+
+if TYPE_CHECKING:
+    from patchlight.testbed.wire.rest.lab import Status
+
+
+_STATUS_POLL_S = 0.1
+
+
+class ExperimentClient:
+    """What the experiment asks of a controller. Answers that cannot be used are errors."""
+
+    def __init__(self, controller: ControllerClient) -> None:
+        self._controller = controller
+
+    def wait_until_complete(self, deadline_s: float) -> Status:
+        """The controller's status once every packet switch and agent is there."""
+        deadline = time.monotonic() + deadline_s
+        while True:
+            status = self._controller.status()
+            lacking = [s["name"] for s in status["switches"] if not s["connected"]]
+            lacking += [a["server"] for a in status["agents"] if not a["reachable"]]
+            if not lacking:
+                return status
+            if time.monotonic() > deadline:
+                raise PatchlightError(
+                    f"after {deadline_s:.0f} s the controller still does not reach "
+                    f"{', '.join(lacking)}"
+                )
+            time.sleep(_STATUS_POLL_S)
+
+    def reconfigure(self, maps: Mapping[str, PortMap]) -> MeasuredChange:
+        """Give each of these circuit switches just this map."""
+        asked = {name: [str(c) for c in port_map] for name, port_map in maps.items()}
+        return _committed(
+            self._controller.reconfigure(asked, only=True, why="the wiring a case starts with")
+        )
+
+    def regroup(self, job_ids: Sequence[str]) -> MeasuredChange:
+        """Bring each of these running jobs under a packet switch of its own."""
+        return _committed(self._controller.regroup(job_ids))
+
+    def reconfigurations(self, since: float) -> tuple[MeasuredChange, ...]:
+        """Those that began after the Unix time ``since`` and changed something."""
+        rows = self._controller.reconfigurations()
+        return tuple(_committed(r) for r in rows if r["started_at"] > since and r["changes"])
+
+    def submit(self, jobs: Sequence[JobSpec], *, regroup: bool) -> list[JobStatus]:
+        """Start jobs together, on rewired circuits if ``regroup``."""
+        rows = self._controller.submit(jobs, "regroup" if regroup else "keep")
+        return [JobStatus.from_dict(row) for row in rows]
+
+    def job(self, job_id: str) -> JobStatus:
+        """What is known of one job now."""
+        return JobStatus.from_dict(self._controller.job(job_id))
+
+    def iterations(self, job_id: str) -> tuple[Iteration, ...]:
+        """Every iteration that the job's workers reported; an unchecked sum is an error."""
+        rows, _ = self._controller.iterations(job_id)
+        for row in rows:
+            if row["check"] != "ok":
+                raise PatchlightError(
+                    f"job {job_id}: rank {row['rank']} says of iteration {row['index']}: "
+                    f"check {row['check']}"
+                )
+        names = Iteration.__dataclass_fields__
+        known = ({key: value for key, value in row.items() if key in names} for row in rows)
+        return tuple(Iteration(**each) for each in known)  # type: ignore[arg-type]
+
+    def ports(self, since: float) -> tuple[PortRate, ...]:
+        """Port rates of every second that ended after the Unix time ``since``."""
+        rows = self._controller.ports(since)
+        return tuple(PortRate(r["at"], r["host"], r["rx_bps"], r["tx_bps"]) for r in rows)
+
+    def gpus(self, since: float) -> tuple[GpuUse, ...]:
+        """GPU samples of every second that ended after the Unix time ``since``."""
+        rows = self._controller.gpus(since)
+        return tuple(GpuUse(r["at"], r["gpu"], r["utilization"]) for r in rows)
+
+
+def _committed(row: Mapping[str, Any]) -> MeasuredChange:
+    if row["state"] != "committed":
+        raise PatchlightError(f"reconfiguration {row['id']} is {row['state']}: {row['message']}")
+    changes = row["changes"].values()
+    return MeasuredChange(
+        id=str(row["id"]),
+        stages_s=dict(row["stages_s"]),
+        cross_connects_changed=sum(len(each["breaks"]) + len(each["makes"]) for each in changes),
+        **{name: row[name] for name in ("state", "message", "started_at", "finished_at")},
+    )
+
+
+# Told whenever there is news: which case, which wiring, and how its jobs stand.
+Tell = Callable[[str, Wiring, Sequence[JobStatus]], None]
+
+_POLL_S = 0.2
+_STALL_S = 120.0
+_SAMPLES_S = 10.0
+
+
+def run_case(
+    client: ExperimentClient,
+    lab: Lab,
+    case: str,
+    wiring: Wiring,
+    iterations: int,
+    tell: Tell,
+    mismatch_percent: float = 0.0,
+    trainer: Trainer = "synthetic",
+) -> CaseRun:
+    """One case under one wiring, from the lab's initial cross-connects to the last iteration.
+
+    ``live`` starts static and has the controller regroup when the first job is half way.
+    Raises ``PatchlightError`` if a job fails or does not get on.
+    """
+    client.reconfigure(lab.initial_maps)
+    specs = jobs_of(case, lab, iterations, mismatch_percent, trainer)
+    since = time.time()
+    ids = [job.id for job in client.submit(specs, regroup=wiring == "optical")]
+    at_half = specs[0].iterations // 2
+    changes: list[MeasuredChange] = []
+
+    def live_change(jobs: Sequence[JobStatus]) -> None:
+        first = jobs[0]
+        if not changes and first.state is JobState.RUNNING and first.iterations_done >= at_half:
+            changes.append(client.regroup(ids))
+
+    statuses = _follow(client, ids, case, wiring, tell, live_change if wiring == "live" else None)
+    if wiring == "live" and not changes:
+        raise PatchlightError("the first job ended before it could be regrouped half way")
+    if wiring == "optical":
+        changes += client.reconfigurations(since)
+    jobs = tuple(
+        JobRun(status, client.iterations(status.id), given_compute_s(status.spec, lab))
+        for status in statuses
+    )
+    _wait_for_samples(client, max(i.finished_at for job in jobs for i in job.iterations), since)
+    if time.time() - since > SAMPLES_KEPT_S:
+        raise PatchlightError(
+            f"case ({case}) {wiring} took longer than the {SAMPLES_KEPT_S} s of samples that the "
+            "controller keeps in memory",
+            hint="train shorter: fewer --iterations",
+        )
+    seen = client.ports(since), client.gpus(since)
+    return CaseRun(case, wiring, jobs, *seen, tuple(changes), trainer)
+
+
+def _follow(
+    client: ExperimentClient,
+    ids: Sequence[str],
+    case: str,
+    wiring: Wiring,
+    tell: Tell,
+    on_news: Callable[[Sequence[JobStatus]], None] | None,
+) -> list[JobStatus]:
+    before: list[tuple[JobState, int]] = []
+    last_news = time.monotonic()
+    while True:
+        jobs = [client.job(job_id) for job_id in ids]
+        for job in jobs:
+            if job.state in (JobState.FAILED, JobState.STOPPED):
+                said = "".join(f"\n  | {line}" for line in job.last_lines)
+                raise PatchlightError(
+                    f"case ({case}) {wiring}: job {job.spec.name} {job.state}: {job.message}{said}"
+                )
+        now = [(job.state, job.iterations_done) for job in jobs]
+        if now != before:
+            before, last_news = now, time.monotonic()
+            tell(case, wiring, jobs)
+            if on_news is not None:
+                on_news(jobs)
+        if all(job.state is JobState.DONE for job in jobs):
+            return jobs
+        if time.monotonic() - last_news > _STALL_S:
+            where = ", ".join(f"{j.spec.name} {j.state}, {j.iterations_done} done" for j in jobs)
+            raise PatchlightError(
+                f"case ({case}) {wiring}: nothing has happened for {_STALL_S:.0f} s ({where})"
+            )
+        time.sleep(_POLL_S)
+
+
+def _wait_for_samples(client: ExperimentClient, end: float, since: float) -> None:
+    """Wait for the counters and GPU samples of the last second of training."""
+    deadline = time.monotonic() + _SAMPLES_S
+    while time.monotonic() < deadline:
+        ports, gpus = client.ports(since), client.gpus(since)
+        if ports and gpus and min(ports[-1].at, gpus[-1].at) >= end:
+            return
+        time.sleep(_POLL_S)
+    raise PatchlightError(
+        f"no port counters or GPU samples of the end of the run came within {_SAMPLES_S:.0f} s",
+        hint="'patchlight controller status' says whether switches and agents are connected",
+    )
+
 
 # What can be run, in the order it is: each case static and optical, then one of them live.
 PARTS = (*CASES, "live")
@@ -33,7 +239,7 @@ _LOOK_S = 1.0  # how long one looks at how busy the machine is before
 
 
 @dataclass(frozen=True, slots=True)
-class ExperimentOptions:
+class Ofc2022Options:
     """What the user wants. ``lab`` is a file or a built-in lab's name.
 
     ``name`` calls the emulated lab otherwise than its file does; ``replace`` removes a lab of
@@ -63,7 +269,7 @@ class ExperimentResult:
     files: Sequence[Path]
 
 
-class Run(NamedTuple):
+class WiredCase(NamedTuple):
     """One run of the experiment."""
 
     case: str
@@ -75,25 +281,25 @@ class Run(NamedTuple):
         return f"case ({self.case}), {self.wiring}{real}"
 
 
-def plan_of(parts: Sequence[str], trainer: Trainer = "synthetic") -> list[Run]:
+def plan_of(parts: Sequence[str], trainer: Trainer = "synthetic") -> list[WiredCase]:
     """The runs that make up these parts; ``BadInput`` for one that there is not."""
     if not parts:
         raise BadInput(f"no case to run: expected some of {','.join(PARTS)}")
     for part in parts:
         if part not in PARTS:
             raise BadInput(f"there is no case {part!r}: expected some of {','.join(PARTS)}")
-    plan: list[Run] = []
+    plan: list[WiredCase] = []
     for case in (part for part in PARTS if part in parts and part in CASES):
-        plan += [Run(case, "static"), Run(case, "optical")]
+        plan += [WiredCase(case, "static"), WiredCase(case, "optical")]
     if "live" in parts:
-        plan.append(Run(LIVE_CASE, "live"))
+        plan.append(WiredCase(LIVE_CASE, "live"))
     if trainer == "torch":
-        plan += [Run(REAL_CASE, "static", trainer), Run(REAL_CASE, "optical", trainer)]
+        plan += [WiredCase(REAL_CASE, "static", trainer), WiredCase(REAL_CASE, "optical", trainer)]
     return plan
 
 
 def run_experiment(
-    wishes: ExperimentOptions,
+    wishes: Ofc2022Options,
     tell: Tell,
     say: Callable[[str], None],
     beside: Callable[[str], AbstractContextManager[object]] = nullcontext,

@@ -105,7 +105,7 @@ def _tors(lab: Lab) -> dict[str, str]:
 
 
 def _shares(lab: Lab, tor_of: Mapping[str, str], sizes: Sequence[int]) -> list[list[Host]]:
-    """Which GPUs each job gets, handed out by somebody who sees servers and not the network.
+    """Which GPUs each job gets, handed out without looking at the network.
 
     The racks are served in turn, slow GPUs first. Jobs of different sizes get one kind of GPU
     as far as there are enough of it; jobs of one size get as many of each kind, so that they

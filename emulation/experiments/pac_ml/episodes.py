@@ -35,11 +35,11 @@ _CONSTANT: Mapping[str, int] = {f"constant-{degree}": degree for degree in CONST
 _PLAIN = ("maximum", "minimum", "sufficient", "random")
 
 NAMES = (*_CONSTANT, *_PLAIN, ROLL_OUT)
-"""Those that the experiment runs by itself, besides the learned ones that are shipped."""
+"""Those that the experiment runs by itself, in addition to the learned ones that are shipped."""
 
 
-class Faults:
-    """Counts what a policy did wrong, and keeps the first in words."""
+class PolicyFaults:
+    """Counts what a policy did wrong, and keeps the first message."""
 
     def __init__(self) -> None:
         self.count, self.first = 0, ""
@@ -51,7 +51,7 @@ class Faults:
 
 
 def check_names(names: Iterable[str], ramp: RampShape = PAC_ML_SHAPE) -> list[str]:
-    """The names, each once; ``BadInput`` for what is no partition policy, or lacks something.
+    """The names, each once; ``BadInput`` for what is not a partition policy, or lacks something.
 
     Also for a learned one that was trained for another cluster than ``ramp``.
     """
@@ -100,7 +100,7 @@ def card_of(name: str) -> Card | None:
 
 
 def make_policy(
-    name: str, scenario: Scenario, seed: int, look: LookAhead | None, faults: Faults
+    name: str, scenario: Scenario, seed: int, look: LookAhead | None, faults: PolicyFaults
 ) -> PartitionPolicy:
     """The policy of this name for one episode; ``look`` is for the roll-out.
 
@@ -121,7 +121,7 @@ def make_policy(
     return GuardedPartition(made, Sufficient(), name, faults, math.inf)
 
 
-class Cell(NamedTuple):
+class TableCell(NamedTuple):
     """A placement rule and a law: the column of the table that an episode counts for."""
 
     rule: str
@@ -131,7 +131,7 @@ class Cell(NamedTuple):
 class EpisodeTask(NamedTuple):
     """One episode to run."""
 
-    cell: Cell
+    cell: TableCell
     policy: str
     seed: int
     look: LookAhead | None = None
@@ -140,7 +140,7 @@ class EpisodeTask(NamedTuple):
 class TuningTask(NamedTuple):
     """One choice of how to look ahead to make."""
 
-    cell: Cell
+    cell: TableCell
     futures: int
     arrivals: int
 
@@ -148,7 +148,7 @@ class TuningTask(NamedTuple):
 class BoundTask(NamedTuple):
     """One bound of the blocking rate to compute, with all arrivals known or without foresight."""
 
-    cell: Cell
+    cell: TableCell
     seed: int
     foresight: bool
 
@@ -182,9 +182,9 @@ class TaskRunner:
     horizon_s: float
     variation: Variation = field(default_factory=Variation)
     _workloads: Workloads | None = None
-    _scenarios: dict[Cell, Scenario] = field(default_factory=dict)
+    _scenarios: dict[TableCell, Scenario] = field(default_factory=dict)
 
-    def scenario(self, cell: Cell) -> Scenario:
+    def scenario(self, cell: TableCell) -> Scenario:
         """The scenario of a rule and a law."""
         if self._workloads is None:
             self._workloads = self.variation.workloads(self.graphs)
@@ -198,7 +198,7 @@ class TaskRunner:
         scenario = self.scenario(task.cell)
         match task:
             case EpisodeTask(_, name, seed, look):
-                faults = Faults()
+                faults = PolicyFaults()
                 policy = make_policy(name, scenario, seed, look, faults)
                 started = time.process_time()
                 latencies_s = array("d")

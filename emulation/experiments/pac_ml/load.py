@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from patchlight.emulation.experiments.pac_ml.run import ExperimentOptions, run_policies
+from matplotlib.figure import Figure
+
+from patchlight.emulation.experiments.pac_ml.run import PacMlOptions, run_policies
 from patchlight.emulation.experiments.pac_ml.variation import Variation
-from patchlight.emulation.output_folder import save_plot, write_result
+from patchlight.emulation.output_folder import write_report
 from patchlight.emulation.simulator.executors import Engine
 from patchlight.emulation.simulator.ramp.scenario import PAC_ML_HORIZON_S, FixedArrivals
 from patchlight.testbed.errors import BadInput
@@ -31,11 +33,11 @@ class LoadOptions:
     profiles: Path | None = None
     engine: Engine = _SERIAL
 
-    def at(self, interval_s: float) -> ExperimentOptions:
+    def at(self, interval_s: float) -> PacMlOptions:
         """The experiment at one load: as many jobs as at any other."""
         kind = "poisson" if self.poisson else "fixed"
         varied = Variation.parse(arrivals=f"{kind}:{interval_s:g}", mix=self.mix)
-        return ExperimentOptions(
+        return PacMlOptions(
             seeds=self.seeds,
             first_seed=self.first_seed,
             profiles=self.profiles,
@@ -104,8 +106,11 @@ def run_loads(options: LoadOptions, tell: Callable[[int, int], None]) -> dict[st
 
 def write_loads(result: dict[str, Any], folder: Path) -> list[Path]:
     """``result.json`` and the plot into a folder; the files, ``result.json`` first."""
-    from matplotlib.figure import Figure
+    return write_report(result, folder, {"blocking-over-load": lambda: loads_figure(result)})
 
+
+def loads_figure(result: dict[str, Any]) -> Figure:
+    """Blocking rates by how often jobs come, a line for each policy."""
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axis = figure.subplots()
     loads: Sequence[dict[str, Any]] = sorted(result["loads"], key=lambda each: each["interval_s"])
@@ -126,4 +131,4 @@ def write_loads(result: dict[str, Any], folder: Path) -> list[Path]:
     axis.grid(alpha=0.25)
     axis.legend(fontsize=8)
     axis.set_title(f"law {result['law']}, {result['rule']}, {len(result['seeds'])} seeds")
-    return [write_result(result, folder), *save_plot(figure, folder / "blocking-over-load")]
+    return figure

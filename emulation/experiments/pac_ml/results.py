@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from patchlight.emulation.experiments.pac_ml import paper
+from patchlight.emulation.experiments import paper
 from patchlight.emulation.experiments.pac_ml.episodes import CONSTANTS, EpisodeOutcome
 from patchlight.emulation.simulator.ramp.episode_result import (
     Counting,
@@ -223,7 +223,7 @@ def _published() -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class PacMlResult:
     """What was run, where and when, and the figures by placement rule and law.
 
     ``law_instance`` is that of laws B, C and D; ``None`` for new ones in each episode. ``varied``

@@ -1,4 +1,4 @@
-"""The whole experiment: which episodes there are, and what their figures come to."""
+"""The whole experiment: its episodes, and their figures."""
 
 import datetime
 import itertools
@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from patchlight.emulation.experiments.pac_ml import paper
+from patchlight.emulation.experiments import paper
 from patchlight.emulation.experiments.pac_ml.episodes import (
     NAMES,
     ROLL_OUT,
     BoundTask,
-    Cell,
     EpisodeOutcome,
     EpisodeTask,
+    TableCell,
     Task,
     TaskRunner,
     TuningTask,
@@ -27,8 +27,8 @@ from patchlight.emulation.experiments.pac_ml.results import (
     BoundFigures,
     CellFigures,
     Lowest,
+    PacMlResult,
     PolicyFigures,
-    Result,
     RollOutFigures,
     less_maximum,
 )
@@ -50,7 +50,7 @@ _SERIAL = Engine("serial")
 
 
 @dataclass(frozen=True)
-class ExperimentOptions:
+class PacMlOptions:
     """What the user asked for. ``seeds`` ``None`` is 10, or 3 if ``quick``.
 
     ``policies`` ``None`` is all built-in ones and the learned ones that are shipped; ``added``
@@ -105,10 +105,10 @@ class ExperimentOptions:
         return [name for name in asked if made_for(name, rule)]
 
     @property
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[TableCell]:
         """All placement rules that a policy runs with, under all laws."""
         rules = [rule for rule in dict.fromkeys(self.rules) if self.names(rule)]
-        return [Cell(rule, law) for rule in rules for law in dict.fromkeys(self.laws)]
+        return [TableCell(rule, law) for rule in rules for law in dict.fromkeys(self.laws)]
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def find_profiles(folder: Path | None) -> Profiles:
 
 
 def run_experiment(
-    options: ExperimentOptions, say: Callable[[str], None], tell: Callable[[int, int], None]
+    options: PacMlOptions, say: Callable[[str], None], tell: Callable[[int, int], None]
 ) -> dict[str, Any]:
     """Everything that ``result.json`` holds. ``tell`` hears (episodes done, episodes in all).
 
@@ -187,7 +187,7 @@ def run_experiment(
             Lowest.of(policies),
             less_maximum(policies),
         )
-    result = Result(
+    result = PacMlResult(
         started_at=started.isoformat(timespec="seconds"),
         duration_s=time.monotonic() - clock,
         machine=origin["machine"],
@@ -218,7 +218,7 @@ class PolicyRuns:
     A policy has a place in a cell once one of its episodes there is finished.
     """
 
-    cells: Mapping[Cell, Mapping[str, PolicyFigures]]
+    cells: Mapping[TableCell, Mapping[str, PolicyFigures]]
     interrupted: bool
     episodes_finished: int
     episodes_wanted: int
@@ -226,7 +226,7 @@ class PolicyRuns:
     provenance: Mapping[str, Any]
 
 
-def run_policies(options: ExperimentOptions, tell: Callable[[int, int], None]) -> PolicyRuns:
+def run_policies(options: PacMlOptions, tell: Callable[[int, int], None]) -> PolicyRuns:
     """Only the figures of policies: no bound. ``tell`` and Ctrl-C are as in ``run_experiment``."""
     profiles = find_profiles(options.profiles)
     options.variation.check_models(profiles.graphs)
@@ -240,7 +240,7 @@ def run_policies(options: ExperimentOptions, tell: Callable[[int, int], None]) -
 
 
 class _Done(NamedTuple):
-    """What came of the tasks that are finished."""
+    """The outcomes of the tasks that are finished."""
 
     outcomes: Mapping[Task, Any]
     interrupted: bool
@@ -253,7 +253,7 @@ class _Done(NamedTuple):
 def _run(
     wanted: Sequence[EpisodeTask | BoundTask],
     runner: TaskRunner,
-    options: ExperimentOptions,
+    options: PacMlOptions,
     tell: Callable[[int, int], None],
 ) -> _Done:
     """Do all tasks, or those until Ctrl-C: seed by seed, so that all policies get equally far."""
@@ -270,14 +270,14 @@ def _run(
     return _Done(dict(zip(tasks, found, strict=True)), False)
 
 
-def _files(options: ExperimentOptions, profiles: Profiles) -> list[Path]:
+def _files(options: PacMlOptions, profiles: Profiles) -> list[Path]:
     """All files that the results depend on."""
     names = {name: None for cell in options.cells for name in options.names(cell.rule)}
     named = [name for name in names if name not in NAMES]
     return [*profiles.files, *policy_files(named, "partition")]
 
 
-def _runs(options: ExperimentOptions, looks: Mapping[Cell, LookAhead]) -> list[EpisodeTask]:
+def _runs(options: PacMlOptions, looks: Mapping[TableCell, LookAhead]) -> list[EpisodeTask]:
     return [
         EpisodeTask(cell, name, seed, looks[cell] if name == ROLL_OUT else None)
         for cell in options.cells
@@ -286,7 +286,7 @@ def _runs(options: ExperimentOptions, looks: Mapping[Cell, LookAhead]) -> list[E
     ]
 
 
-def _bounds(options: ExperimentOptions) -> list[BoundTask]:
+def _bounds(options: PacMlOptions) -> list[BoundTask]:
     """In hindsight for each cell, and without foresight, which takes long, for each law."""
     once = {} if options.quick else {cell.law: cell for cell in reversed(options.cells)}
     return [
@@ -302,12 +302,12 @@ def _bound(tasks: Sequence[BoundTask], outcomes: Mapping[Task, Any]) -> BoundFig
 
 
 def _tune(
-    runner: TaskRunner, options: ExperimentOptions, say: Callable[[str], None]
-) -> dict[Cell, LookAhead]:
+    runner: TaskRunner, options: PacMlOptions, say: Callable[[str], None]
+) -> dict[TableCell, LookAhead]:
     cells = [cell for cell in options.cells if ROLL_OUT in options.names(cell.rule)]
     if not cells:
         return {}
-    say("choosing how the roll-out looks ahead, on drawn episodes of its own")
+    say("choosing how the roll-out looks ahead, on separate drawn episodes")
     futures = QUICK_FUTURES if options.quick else FUTURES
     tunings: list[Task] = [TuningTask(cell, futures, AHEAD) for cell in cells]
     chosen = run_all(tunings, runner.run, options.engine)
@@ -315,7 +315,7 @@ def _tune(
 
 
 def _policies(
-    runs: Sequence[EpisodeTask], cell: Cell, outcomes: Mapping[Task, Any]
+    runs: Sequence[EpisodeTask], cell: TableCell, outcomes: Mapping[Task, Any]
 ) -> dict[str, PolicyFigures]:
     finished: dict[str, dict[int, EpisodeOutcome]] = {}
     for run in runs:

@@ -1,13 +1,17 @@
-"""PAC-ML's experiment with another cluster, other arrivals, another mix of models, or failures."""
+"""PAC-ML's experiment with other arrivals, models or failures, and what of it a model never met."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from patchlight.controller.policies.learned import Card
+from patchlight.controller.policies.observation import written
 from patchlight.emulation.simulator.outages import Outages
 from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE, RampShape
+from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
 from patchlight.emulation.simulator.ramp.scenario import (
     MAX_ERROR,
     PAC_ML_HORIZON_S,
@@ -33,7 +37,7 @@ class Variation:
 
     ``mix`` gives models their shares of the jobs by name, 0 to those that it does not name;
     without it they come as in the paper. ``law_instance`` fixes laws B, C and D, which are
-    made anew for each episode without it (``requirements.SkewNormal``). With ``milliseconds`` the
+    made for each episode without it (``requirements.SkewNormal``). With ``milliseconds`` the
     profiles' times are what they say, and jobs come and go in a thousandth of the time.
     ``remaining_error``: see ``Scenario``.
     """
@@ -87,7 +91,7 @@ class Variation:
 
     @property
     def written(self) -> dict[str, str]:
-        """What is other than in the paper, besides the laws, as users write it."""
+        """What is other than in the paper, apart from the laws, as users write it."""
         usual = Variation.parse(milliseconds=self.milliseconds)
         found: dict[str, str] = {}
         if self.ramp != usual.ramp:
@@ -177,7 +181,9 @@ def _error(text: str) -> float:
     except ValueError:
         found = -1.0
     if not 0 <= found <= MAX_ERROR:
-        raise BadInput(f"'error:{text}' is no error: expected 0 to {MAX_ERROR:g}, like error:0.3")
+        raise BadInput(
+            f"'error:{text}' is not an error: expected 0 to {MAX_ERROR:g}, like error:0.3"
+        )
     return found
 
 
@@ -198,3 +204,78 @@ def _mix(text: str) -> tuple[tuple[str, float], ...]:
     if not any(found.values()):
         raise BadInput(f"the job mix is {text!r}: expected a share above 0")
     return tuple(found.items())
+
+
+def outside_training(
+    card: Card, variation: Variation, law: str, models: Sequence[str], published: bool
+) -> list[str]:
+    """What is other here than where the model was trained, a line for each; none where it is alike.
+
+    ``models`` are the names of those that jobs train here, ``published`` says whether their
+    profiles are PipeDream's.
+    """
+    environment = _mapping(_mapping(card.training.get("config")).get("environment"))
+    laws = environment.get("laws")
+    if not isinstance(laws, list):
+        return ["trained on what its card does not say"]
+    found, instance = [], environment.get("law_instance")
+    if law not in laws:
+        found.append(f"trained on {_laws(laws)}, not on law {law}")
+    elif law != LAW_NAMES[0] and instance is not None and instance != variation.law_instance:
+        here = "made anew for each episode here"
+        if variation.law_instance is not None:
+            here = f"here it is instance {variation.law_instance}"
+        found.append(f"trained on instance {instance} of law {law}, {here}")
+    found += _other_conditions(environment, variation)
+    if variation.milliseconds:
+        found.append("trained on milliseconds that count as seconds")
+    errors = [each.remaining_error for each in _conditions(environment)]
+    if not min(errors) <= variation.remaining_error <= max(errors):
+        told = f"remaining times that are off by {max(errors):g}"
+        found.append(f"trained on {told if max(errors) else 'exact remaining times'}")
+    trained_ramp = card.training.get("ramp")
+    if isinstance(trained_ramp, list) and tuple(trained_ramp) != card.ramp:
+        found.append(f"trained on a RAMP of {written(tuple(trained_ramp))} servers")
+    if variation.failures is not None:
+        found.append("trained on servers that never break")
+    trained_models = card.training.get("models")
+    if isinstance(trained_models, list) and sorted(map(str, trained_models)) != sorted(models):
+        found.append(f"trained on {', '.join(map(str, trained_models))}")
+    if card.training.get("profiles") == "PipeDream" and not published:
+        found.append("trained on PipeDream's profiles")
+    return found
+
+
+def _other_conditions(environment: Mapping[str, Any], variation: Variation) -> list[str]:
+    """What of arrivals and mix no training condition had."""
+    trained = _conditions(environment)
+    alike = [each for each in trained if dict(each.mix) == dict(variation.mix)]
+    here = variation.arrivals
+    kind = [each.arrivals for each in alike or trained if type(each.arrivals) is type(here)]
+    met = [each.mean_interval_s for each in kind]
+    found = []
+    if not met or not min(met) <= here.mean_interval_s <= max(met):
+        usual = f"trained on a job every {FixedArrivals().interval_s:g} s"
+        told = environment.get("conditions", ())
+        found.append(f"trained on {', '.join(told)}" if len(trained) > 1 else usual)
+    if variation.mix and not alike:
+        found.append("trained on all models alike")
+    return found
+
+
+def _conditions(environment: Mapping[str, Any]) -> list[Variation]:
+    """What it was trained under."""
+    told = environment.get("conditions")
+    conditions = told if isinstance(told, list) and told else ["fixed:1000"]
+    usual = environment.get("remaining_error")
+    error = usual if isinstance(usual, float) else 0.0
+    return [Variation.under(str(each), error) for each in conditions]
+
+
+def _laws(names: Sequence[Any]) -> str:
+    shown = [str(name) for name in dict.fromkeys(map(str, names))]
+    return f"law {shown[0]}" if len(shown) == 1 else f"laws {', '.join(shown)}"
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

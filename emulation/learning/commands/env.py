@@ -5,17 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.console.folders import results_option
 from patchlight.console.rendering import Coloured, Column, Table, listing_options, print_json, say
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 if TYPE_CHECKING:
-    from patchlight.emulation.learning.envs.registry import Recipe
+    from patchlight.emulation.learning.envs.registry import EnvironmentRecipe
 
 
 @click.group()
 def env() -> None:
-    """List, show, check and compare learning environments, and train in them.
+    """List, show, check and compare learning environments.
 
     NAME is one of 'env list', or FILE.py:CLASS for one of your own.
     """
@@ -153,18 +152,17 @@ def check(names: tuple[str, ...], every: bool, steps: int, as_json: bool) -> Non
     "models",
     type=click.Path(path_type=Path, dir_okay=False),
     multiple=True,
-    help="A model that 'env train' wrote. May be repeated.",
+    help="An ONNX model of the environment, with its card. May be repeated.",
 )
 @listing_options
 def compare(
     names: tuple[str, ...], every: bool, episodes: int, models: tuple[Path, ...], as_json: bool
 ) -> None:
-    """Compare what heuristics and trained models come to in environments.
+    """Compare heuristics and trained models in environments.
 
     All play the same episodes; 'random' does anything that is allowed. Less is better.
     """
-    from patchlight.emulation.learning.baseline_files import load_baseline
-    from patchlight.emulation.learning.envs.testing import baselines_of
+    from patchlight.emulation.learning.envs.testing import baselines_of, load_baseline
 
     loaded = {path.stem: load_baseline(path) for path in models}
     seeds, recipes = range(episodes), _chosen(names, every)
@@ -201,49 +199,14 @@ def compare(
         table.print()
 
 
-@env.command()
-@click.argument("name")
-@results_option("results/learning/NAME", "Folder of the run.")
-@click.option("--steps", type=click.IntRange(min=0), help="Other than the configuration's.")
-@click.option("--seed", type=click.IntRange(min=0), help="Other than the configuration's.")
-def train(name: str, output: Path | None, steps: int | None, seed: int | None) -> None:
-    """Train a baseline for the environment NAME, or as the file NAME.yaml says.
-
-    A heuristic may be imitated first; then the policy learns by sb3-contrib's MaskablePPO. The
-    folder then has the model and its card, for 'env compare --model' (docs/learning.md).
-    """
-    from patchlight.emulation.learning.commands.learn import needed
-
-    needed()
-    import dataclasses
-
-    import torch
-
-    from patchlight.emulation.learning.baselines.config import baseline_config
-    from patchlight.emulation.learning.baselines.run import BaselineRun
-
-    torch.set_num_threads(1)
-    config = baseline_config(name)
-    config = dataclasses.replace(
-        config,
-        steps=config.steps if steps is None else steps,
-        seed=config.seed if seed is None else seed,
-    )
-    folder = output or Path("results") / "learning" / config.name
-    run = BaselineRun(config, folder, say)
-    say(f"{config.environment}: {config.steps:,} steps in {folder}")
-    path = run.learn()
-    say(f"{path}: try it with  patchlight env compare {config.environment} --model {path}")
-
-
 def _number(mean: float, half_width: float) -> str:
     """A mean and half its interval, seconds whole and shares with four places."""
     places = 0 if abs(mean) >= 100 or half_width >= 10 else 4
     return f"{mean:,.{places}f} ± {half_width:,.{places}f}"
 
 
-def _chosen(names: tuple[str, ...], every: bool) -> "list[Recipe]":
-    """The environments that somebody means; ``BadInput`` for none, or names beside ``--all``."""
+def _chosen(names: tuple[str, ...], every: bool) -> "list[EnvironmentRecipe]":
+    """The environments that are named; ``BadInput`` for none, or names beside ``--all``."""
     from patchlight.emulation.learning.envs.registry import ENVIRONMENTS, find_environment
 
     if every == bool(names):
@@ -254,7 +217,7 @@ def _chosen(names: tuple[str, ...], every: bool) -> "list[Recipe]":
     return [find_environment(n) for n in names or [each.name for each in ENVIRONMENTS]]
 
 
-def _described(recipe: "Recipe") -> dict[str, Any]:
+def _described(recipe: "EnvironmentRecipe") -> dict[str, Any]:
     """An environment as JSON."""
     import inspect
 
@@ -274,7 +237,7 @@ def _described(recipe: "Recipe") -> dict[str, Any]:
         "action_count": int(getattr(made.action_space, "n", 0)),
         "observation_space": {key: _space(space) for key, space in parts.items()},
         "heuristics": list(heuristics_of(made)),
-        "trained": list(trained_of(recipe, made)),
+        "trained": list(trained_of(made)),
         "figure": getattr(made, "figure", ""),
     }
 

@@ -12,6 +12,7 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 if TYPE_CHECKING:
     from patchlight.emulation.simulator.executors import Engine
 
+
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
@@ -19,9 +20,7 @@ def needed() -> None:
     """``PatchlightError`` where the packages of the extra ``learn`` are not installed."""
     from importlib.util import find_spec
 
-    missing = [
-        name for name in ("torch", "onnx", "gymnasium", "sb3_contrib") if not find_spec(name)
-    ]
+    missing = [name for name in ("torch", "onnx", "gymnasium") if not find_spec(name)]
     if missing:
         raise PatchlightError(
             f"learning needs Python packages that are not installed: {', '.join(missing)}",
@@ -49,16 +48,16 @@ def needed() -> None:
 )
 @click.option(
     "--start",
-    metavar="RUN|MODEL",
-    help="Begin with the weights of an earlier run, by its folder, or of a model.",
+    metavar="RUN",
+    type=_FOLDER,
+    help="Begin with the weights of an earlier run, by its folder.",
 )
 @profiles_option
 @click.option(
     "--engine",
     type=click.Choice(["serial", "processes", "ray"]),
     default="serial",
-    help="Who plays what is learned from: this process, workers on Ray, or for labs also processes "
-    "of this machine.",
+    help="For labs: who looks at decisions: this process, processes of this machine, or Ray.",
 )
 @click.option("--address", help="Of a Ray cluster.  [default: one of our own, here]")
 @click.option(
@@ -73,7 +72,7 @@ def train(
     steps: int | None,
     seed: int | None,
     conditions: tuple[str, ...],
-    start: str | None,
+    start: Path | None,
     profiles: Path | None,
     engine: str,
     address: str | None,
@@ -82,7 +81,7 @@ def train(
     """Train a policy as CONFIG says, and export it.
 
     CONFIG is a YAML file, or the name of one that comes with Patchlight (docs/learning.md), like
-    lab-small for a placement policy of any lab, or small for a partition policy. Interrupt it when
+    small for a partition policy of a RAMP, or lab-partition for one of any lab. Interrupt it when
     you like: --resume goes on. The folder then holds NAME.onnx and its card, for 'policy evaluate'
     and for labs, and progress.csv; with the package tensorboard installed also its files.
     """
@@ -102,7 +101,7 @@ def train(
     from patchlight.emulation.learning.export import export as write_model
     from patchlight.emulation.learning.labs.config import is_for_labs
     from patchlight.emulation.learning.network import OptionScorer
-    from patchlight.emulation.learning.training import Run
+    from patchlight.emulation.learning.training import TrainingRun
     from patchlight.emulation.simulator.executors import Engine
     from patchlight.testbed.io.reader import read_text
 
@@ -123,27 +122,29 @@ def train(
         if conditions:
             raise BadInput("--condition is for partition policies of RAMPs: labs have 'labs'")
         if start is not None:
-            raise BadInput("--start is for partition policies of RAMPs: for labs all begin anew")
+            raise BadInput("--start is for partition policies of RAMPs: for labs there is none")
         _train_for_labs(file, text, output, resume, changed, played_by)
         return
-    if engine == "processes":
-        raise BadInput("--engine processes is for labs: partition policies are played on Ray")
+    if engine != "serial":
+        raise BadInput(
+            f"--engine {engine} is for labs: partition policies of RAMPs learn in one process"
+        )
     wanted = dataclasses.replace(parse_config(text, str(file)), **changed)
     if conditions:
         wanted = with_conditions(wanted, conditions)
     if start is not None:
-        wanted = with_start(wanted, start)
+        wanted = with_start(wanted, str(start))
     found = find_profiles(profiles)
     folder = output or Path("results") / "learning" / wanted.name
     say(f"models: {found.source}")
     say(f"{wanted.steps:,} steps in {folder}")
-    run = Run(wanted, found.graphs, folder, say, played_by)
+    run = TrainingRun(wanted, found.graphs, folder, say)
     if resume:
         run.resume()
     report = run.learn()
     report.training["profiles"] = "PipeDream" if found.published else found.source
-    if (reason := wanted.network.no_model) or not isinstance(report.scorer, OptionScorer):
-        say(f"{folder} has no model: it {reason}, which is for studies only")
+    if not isinstance(report.scorer, OptionScorer):
+        say(f"{folder} has no model: PAC-ML's observation is for studies only")
         return
     path = write_model(report.scorer, run.layout, wanted, report.training, folder)
     rule = wanted.environment.rule
@@ -162,7 +163,7 @@ def _train_for_labs(
     import dataclasses
 
     from patchlight.emulation.learning.labs.config import parse_lab_config
-    from patchlight.emulation.learning.labs.export import export_lab_model
+    from patchlight.emulation.learning.labs.network import export_lab_model
     from patchlight.emulation.learning.labs.run import LabRun
 
     wanted = dataclasses.replace(parse_lab_config(text, str(file)), **changed)
@@ -175,8 +176,7 @@ def _train_for_labs(
     for line in report.tested.words:
         say(line)
     path = export_lab_model(report.network, wanted, report.training, folder)
-    others = " ".join(f"--{kind} {path}" for kind in wanted.learns)
-    say(f"{path}: try it with  patchlight simulate --trace FILE --lab LAB {others}")
+    say(f"{path}: try it with  patchlight simulate --trace FILE --lab LAB --partition {path}")
 
 
 @click.command()
@@ -193,18 +193,6 @@ def _train_for_labs(
 @click.option("--steps", type=click.IntRange(min=1), help="Of each, over the configurations'.")
 @profiles_option
 @click.option(
-    "--other-models",
-    multiple=True,
-    metavar="MODEL",
-    help="Test on jobs of these as well: built-in graphs, or files. May be given again.",
-)
-@click.option(
-    "--other-ramps",
-    multiple=True,
-    metavar="RAMP",
-    help="Test on this RAMP as well, like 8x8x2. May be given again.",
-)
-@click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("results/learning/study"),
@@ -218,8 +206,6 @@ def study(
     first_seed: int,
     steps: int | None,
     profiles: Path | None,
-    other_models: tuple[str, ...],
-    other_ramps: tuple[str, ...],
     output: Path,
     as_json: bool,
 ) -> None:
@@ -229,9 +215,7 @@ def study(
     seeds with its interval, the worst of them, and what that blocks less the best constant degree
     or plain rule in the same episodes; and what the networks of all seeds block when the mean of
     their scores decides, which is the model in the configuration's folder. Run again with the same
-    folder it goes on where it was; study.json and all models are there in the end. With other
-    models or RAMPs, to which jobs come so often that the load stays the same, networks are tested
-    there too, without more training.
+    folder it goes on where it was; study.json and all models are there in the end.
     """
     needed()
     import dataclasses
@@ -240,7 +224,6 @@ def study(
 
     from patchlight.emulation.experiments.pac_ml.run import find_profiles
     from patchlight.emulation.learning.config import find_config, read_config
-    from patchlight.emulation.learning.elsewhere import elsewhere
     from patchlight.emulation.learning.study import Study
 
     torch.set_num_threads(1)
@@ -254,8 +237,7 @@ def study(
         say(line, err=as_json)
 
     seeds = range(training_seeds)
-    beside = elsewhere(found.graphs, other_models, other_ramps)
-    result = Study(wanted, seeds, tested, found.graphs, output, tell, beside).run()
+    result = Study(wanted, seeds, tested, found.graphs, output, tell).run()
     if as_json:
         print_json(result)
         return
@@ -270,7 +252,7 @@ def _study_table(result: dict[str, Any]) -> Table:
     title = f"Blocking rate (%), {seeds} training seeds, episodes {first} to {last}"
     columns = ("mean", "worst", "less best rule", "together")
     numbers = [Column(name, whole=True, right=True) for name in columns]
-    more = [Column(name, wide=True, right=True) for name in ("steps", "less maximum", "as told")]
+    more = [Column(name, wide=True, right=True) for name in ("steps", "less maximum")]
     table = Table("config", "scenario", *numbers, "rule", *more, title=title)
     for row in result["rows"]:
         spread = row["ci95_over_training_seeds"]
@@ -288,7 +270,6 @@ def _study_table(result: dict[str, Any]) -> Table:
             f"{row['best_rule']} {100 * row['best_rule_rate']:.2f}",
             f"{row['steps']:,}",
             f"{100 * row['less_maximum']:.1f} %",
-            "" if row["as_told"] is None else f"{100 * row['as_told']:.1f} %",
         )
     return table
 
@@ -298,44 +279,31 @@ def _study_table(result: dict[str, Any]) -> Table:
 @click.argument("output", type=_FOLDER)
 @click.option("--name", help="Of the model.  [default: the configuration's]")
 @click.option("--notes", default="", show_default=False, help="A sentence for its card.")
-@click.option(
-    "--ramp",
-    metavar="GxRxS",
-    help="For this RAMP, where the network is told of free blocks only.  [default: the trained]",
-)
-def export(
-    runs: tuple[Path, ...], output: Path, name: str | None, notes: str, ramp: str | None
-) -> None:
+def export(runs: tuple[Path, ...], output: Path, name: str | None, notes: str) -> None:
     """Write the policy of the training RUN as an ONNX file with its card into folder OUTPUT.
 
     RUN is the folder of a run, also of one that was interrupted: its last checkpoint counts.
     Several runs that differ in their seeds make one policy: the mean of their scores decides.
-    A network of 'cluster: blocks' can be written for a RAMP of another shape, like 8x8x2, without
-    more training; the card says on which it was trained.
     """
     needed()
     import torch
 
-    from patchlight.emulation.experiments.pac_ml.variation import Variation
     from patchlight.emulation.learning.export import export as write_model
     from patchlight.emulation.learning.export import of_runs
     from patchlight.emulation.learning.labs.config import is_for_labs
-    from patchlight.emulation.learning.network import CONFIG
+    from patchlight.emulation.learning.run_folder import CONFIG
 
-    torch.set_num_threads(1)  # A fit of several comes to other weights than training did.
+    torch.set_num_threads(1)  # With several threads a fit gives other weights than training did.
     run, *others = runs
     described = run / CONFIG
     if described.is_file() and is_for_labs(described.read_text()):
-        if ramp is not None:
-            raise BadInput("--ramp is for partition policies of RAMPs: those for labs serve any")
         if others:
             raise BadInput("several runs make one policy of a RAMP: those for labs are of one run")
-        from patchlight.emulation.learning.labs.export import export_lab_model
+        from patchlight.emulation.learning.labs.network import export_lab_model
         from patchlight.emulation.learning.labs.run import load_lab_run
 
         path = export_lab_model(*load_lab_run(run), output, name, notes)
         say(f"{path} and its card {path.with_suffix('.json').name}")
         return
-    shape = None if ramp is None else Variation.parse(ramp=ramp).ramp
-    path = write_model(*of_runs(runs, shape), output, name, notes)
+    path = write_model(*of_runs(runs), output, name, notes)
     say(f"{path} and its card {path.with_suffix('.json').name}")

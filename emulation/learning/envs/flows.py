@@ -1,4 +1,4 @@
-"""What the environments over paths of light share."""
+"""Environments over paths of light: which flow gets the next path, and over which channel."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -11,6 +11,8 @@ from gymnasium import spaces
 
 from patchlight.emulation.learning.envs.light_jobs import LightJobs, LightRun
 from patchlight.emulation.learning.envs.queued import Observation, unit
+from patchlight.emulation.learning.envs.registry import Heuristic, first_allowed
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.paths.contract import FlowRequest, PathNetwork
 
 FLOW_FEATURES = 5
@@ -95,7 +97,7 @@ class FlowsEnv(gymnasium.Env[Observation, np.int64]):
 
     @abstractmethod
     def _features(self) -> Observation:
-        """What is seen besides nodes and flows."""
+        """What is seen in addition to nodes and flows."""
 
     # -- time and observations
 
@@ -157,3 +159,142 @@ class FlowsEnv(gymnasium.Env[Observation, np.int64]):
 def default_network() -> PathNetwork:
     """A coupler: 8 nodes at 100 Gb/s share 4 channels, and tune in 1 ms."""
     return PathNetwork(8, 4, 100e9, 1e-3)
+
+
+def shortest(env: "FlowScheduleEnv", seen: Observation) -> int:
+    """The flow with the fewest bytes."""
+    return _least(seen, seen["flows"][:, 0])
+
+
+def smallest_collective(env: "FlowScheduleEnv", seen: Observation) -> int:
+    """A flow of the collective with the fewest bytes left (as Varys, SIGCOMM 2014)."""
+    return _least(seen, seen["flows"][:, 1])
+
+
+def rounds_first(env: "FlowScheduleEnv", seen: Observation) -> int:
+    """Rounds in order, and a round in which nodes have several flows in shifts."""
+    shift = (seen["ends"][:, 1] - seen["ends"][:, 0]) % env.network.nodes
+    return _least(seen, seen["flows"][:, 4] * env.network.nodes + shift)
+
+
+def tuned_first(env: "FlowScheduleEnv", seen: Observation) -> int:
+    """A flow whose ends need no tuning, if there is one."""
+    return _least(seen, 1 - seen["flows"][:, 3])
+
+
+def _least(seen: Observation, costs: npt.NDArray[Any]) -> int:
+    return int(np.where(seen["action_mask"] > 0, costs, np.inf).argmin())
+
+
+class FlowScheduleEnv(FlowsEnv):
+    """Jobs train over one network of light; an action is the flow that gets the next path.
+
+    A node has tunable transceivers, and there are fewer channels than nodes. Jobs compute, then
+    send a collective, iteration by iteration. The action is one of the first ``shown`` ready flows
+    for which a transmitter, a receiver and a channel are free; the path is the one that is tuned
+    soonest. No flow waits where a path is free, as in every scheduler of paths, so there is no
+    waiting.
+
+    Seen are the graph of nodes and flows, padded: ``nodes`` (for how long the transmitter and the
+    receiver that is free first is busy), ``flows`` (time to send it, bytes of its collective that
+    are ready and not sent, time waited, whether it is tuned, its round) from and to ``ends``; free
+    channels; flows that wait.
+    """
+
+    per_action: ClassVar[tuple[str, ...]] = ("flows",)
+    heuristics: ClassVar[Mapping[str, Heuristic]] = {
+        "first-come": first_allowed,
+        "shortest": shortest,
+        "rounds-first": rounds_first,
+        "smallest-collective": smallest_collective,
+        "tuned-first": tuned_first,
+    }
+
+    def __init__(
+        self, network: PathNetwork | None = None, jobs: LightJobs | None = None, shown: int = 32
+    ) -> None:
+        if shown < 1:
+            raise BadInput(f"{shown} flows are shown: expected 1 or more")
+        super().__init__(shown, shown, network, jobs, {"channels": unit(1)})
+
+    def _choices(self) -> None:
+        self._mask[: len(self._flows)] = 1
+
+    def _act(self, action: int) -> None:
+        self._running().give(self._flows[action])
+
+    def _features(self) -> Observation:
+        taken = 0 if self.network.routes is not None else len(self._running().paths.granted)
+        return {"channels": np.array([1 - taken / self.network.channels], np.float32)}
+
+
+# Sent in 0.08 to 4 ms, so that it matters what is tuned.
+_JOBS = LightJobs(iterations=10, least_bytes=1e6, most_bytes=50e6, most_computing=4.0)
+
+CHANNEL_FEATURES = 4
+"""In use, tuned for the flow, free for longer than others, pairs of nodes still tuned to it."""
+
+
+def longest_free(env: "FlowChannelEnv", seen: Observation) -> int:
+    """The one to which both ends are tuned, or else the longest free: what schedulers do."""
+    return _most(seen, 2)
+
+
+def least_tuned(env: "FlowChannelEnv", seen: Observation) -> int:
+    """The one to which both ends are tuned, or else that to which the fewest pairs are."""
+    return _most(seen, 3, -1.0)
+
+
+def _most(seen: Observation, feature: int, sign: float = 1.0) -> int:
+    scores = 2 * seen["channels"][:, 1] + sign * seen["channels"][:, feature]
+    return int(np.where(seen["action_mask"] > 0, scores, -np.inf).argmax())
+
+
+class FlowChannelEnv(FlowsEnv):
+    """Jobs train over a coupler; an action is the channel of the flow that gets the next path.
+
+    Flows get paths as they came, the first for which both ends and a channel are free. Allowed are
+    the free channels. Ends that were last used for each other on the channel need no tuning, so
+    what a flow takes now may be what another pair would have found tuned.
+
+    Seen are ``nodes`` (for how long the transmitter and the receiver that is free first is busy),
+    the flow in ``flows`` (time to send it, bytes of its collective that are ready and not sent,
+    time waited, whether it is tuned, its round), from and to ``ends``, and ``channels`` (in use,
+    tuned for this flow, 1 for the longest free down to 0, pairs of nodes that are tuned to it).
+    """
+
+    per_action: ClassVar[tuple[str, ...]] = ("channels",)
+    heuristics: ClassVar[Mapping[str, Heuristic]] = {
+        "first-fit": first_allowed,
+        "longest-free": longest_free,
+        "least-tuned": least_tuned,
+    }
+
+    def __init__(self, network: PathNetwork | None = None, jobs: LightJobs | None = None) -> None:
+        network = network or PathNetwork(8, 8, 100e9, 1e-3)
+        if network.routes is not None:
+            raise BadInput(
+                "the channels of this network say where light goes, so there is none to choose",
+                hint="give a PathNetwork without routes: a coupler",
+            )
+        channels = network.channels
+        extra = {"channels": unit(channels, CHANNEL_FEATURES)}
+        super().__init__(channels, 1, network, jobs or _JOBS, extra)
+
+    def _choices(self) -> None:
+        self._mask[self._running().paths.channels()] = 1
+
+    def _act(self, action: int) -> None:
+        self._running().give(self._flows[0], action)
+
+    def _features(self) -> Observation:
+        paths, count = self._running().paths, self.network.channels
+        seen = np.zeros((count, CHANNEL_FEATURES), np.float32)
+        seen[:, 0] = 1
+        for place, channel in enumerate(paths.channels()):
+            seen[channel, [0, 2]] = 0, 1 - place / count
+        for channel, pairs in paths.pairs_tuned().items():
+            seen[channel, 3] = pairs / (pairs + 1)
+        if self._flows and (tuned := paths.tuned_channel(self._flows[0])) is not None:
+            seen[tuned, 1] = 1
+        return {"channels": seen}

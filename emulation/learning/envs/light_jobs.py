@@ -95,7 +95,7 @@ def _busiest_s(network: PathNetwork, flows: tuple[FlowRequest, ...]) -> float:
 
 
 class ChosenPaths(Scheduling):
-    """A scheduler of paths that gives them to flows that somebody else chooses.
+    """A scheduler of paths that gives them to flows that its caller chooses.
 
     Left alone it gives them as the flows came.
     """

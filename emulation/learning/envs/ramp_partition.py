@@ -99,9 +99,9 @@ def _shipped(name: str) -> PartitionPolicy:
     return load_learned(shipped_models()[name])
 
 
-def learned_first_fit(env: "RampPartitionEnv", seen: Observation) -> int:
+def learned_first_fit_any(env: "RampPartitionEnv", seen: Observation) -> int:
     """The shipped model for this placement rule."""
-    return ruled(_shipped("learned-first-fit"))(env, seen)
+    return ruled(_shipped("learned-first-fit-any"))(env, seen)
 
 
 class RampPartitionEnv(gymnasium.Env[Observation, np.int64]):
@@ -124,7 +124,7 @@ class RampPartitionEnv(gymnasium.Env[Observation, np.int64]):
         "maximum": ruled(Maximum()),
         "sufficient": ruled(Sufficient()),
     }
-    trained: ClassVar[Mapping[str, Heuristic]] = {"learned-first-fit": learned_first_fit}
+    trained: ClassVar[Mapping[str, Heuristic]] = {"learned-first-fit-any": learned_first_fit_any}
 
     def __init__(
         self,

@@ -18,7 +18,6 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 from numpy.typing import NDArray
 
 from patchlight.controller.policies.files import run_file
-from patchlight.emulation.learning.baseline_files import load_baseline, shipped_baselines
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.issues import nearest
 
@@ -64,7 +63,7 @@ ENVIRONMENTS: tuple[Registered, ...] = (
         "patchlight/Schedule-v0",
         "which waiting job is next",
         "queue",
-        f"{_HERE}.schedule:ScheduleEnv",
+        f"{_HERE}.queued:ScheduleEnv",
     ),
     Registered(
         "patchlight/Topology-v0",
@@ -82,25 +81,25 @@ ENVIRONMENTS: tuple[Registered, ...] = (
         "patchlight/OperationPlacement-v0",
         "on which server the next part of a split model is",
         "a training step on a RAMP",
-        f"{_HERE}.operation_placement:OperationPlacementEnv",
+        f"{_HERE}.operations:OperationPlacementEnv",
     ),
     Registered(
         "patchlight/OperationOrder-v0",
         "which ready operation is next",
         "a training step on a RAMP",
-        f"{_HERE}.operation_order:OperationOrderEnv",
+        f"{_HERE}.operations:OperationOrderEnv",
     ),
     Registered(
         "patchlight/FlowSchedule-v0",
         "which flow gets the next path",
         "paths of light",
-        f"{_HERE}.flow_schedule:FlowScheduleEnv",
+        f"{_HERE}.flows:FlowScheduleEnv",
     ),
     Registered(
         "patchlight/FlowChannel-v0",
         "over which channel the next flow goes",
         "paths of light",
-        f"{_HERE}.flow_channel:FlowChannelEnv",
+        f"{_HERE}.flows:FlowChannelEnv",
     ),
 )
 
@@ -114,7 +113,7 @@ def register_all() -> None:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class EnvironmentRecipe:
     """How an environment is made, one or several; ``registered`` is what is known of ours."""
 
     name: str
@@ -123,7 +122,7 @@ class Recipe:
     make_many: Callable[[int], VectorEnv[Any, Any, Any]]
 
 
-def find_environment(name: str) -> Recipe:
+def find_environment(name: str) -> EnvironmentRecipe:
     """One of ours, with or without ``patchlight/`` and version, or ``FILE.py:CLASS``.
 
     ``BadInput`` for what is neither; a file is executed, as any program that its user runs.
@@ -139,7 +138,7 @@ def find_environment(name: str) -> Recipe:
     make = partial(_made, found.name)
     in_turns = None if found.vector_entry_point else "sync"
     many = partial(gymnasium.make_vec, found.name, vectorization_mode=in_turns)
-    return Recipe(found.name, found, make, many)
+    return EnvironmentRecipe(found.name, found, make, many)
 
 
 def _short(name: str) -> str:
@@ -150,7 +149,7 @@ def _made(name: str) -> Environment:
     return gymnasium.make(name).unwrapped
 
 
-def _in_file(name: str, path: Path, called: str) -> Recipe:
+def _in_file(name: str, path: Path, called: str) -> EnvironmentRecipe:
     there = vars(run_file(path, "environment's file"))
     if called not in there:
         kinds = [
@@ -161,10 +160,10 @@ def _in_file(name: str, path: Path, called: str) -> Recipe:
     found = there[called]
     if not (isinstance(found, type) and issubclass(found, gymnasium.Env)):
         raise BadInput(
-            f"{name} is no environment: expected a subclass of gymnasium.Env",
+            f"{name} is not an environment: expected a subclass of gymnasium.Env",
             hint="docs/learning.md has an example of 40 lines",
         )
-    return Recipe(name, None, found, lambda count: SyncVectorEnv([found] * count))
+    return EnvironmentRecipe(name, None, found, lambda count: SyncVectorEnv([found] * count))
 
 
 def heuristics_of(env: Environment) -> Mapping[str, Heuristic]:
@@ -172,15 +171,9 @@ def heuristics_of(env: Environment) -> Mapping[str, Heuristic]:
     return cast(Mapping[str, Heuristic], getattr(env, "heuristics", {}))
 
 
-def trained_of(recipe: Recipe, env: Environment) -> Mapping[str, Heuristic]:
-    """The trained models that an environment names, and the baselines that come along for it."""
-    ours = cast(Mapping[str, Heuristic], getattr(env, "trained", {}))
-    shipped = shipped_baselines().get(recipe.name, {})
-    return {**ours, **{name: partial(_by_baseline, path) for name, path in shipped.items()}}
-
-
-def _by_baseline(path: Path, env: Environment, seen: Any) -> int:
-    return load_baseline(path)(env, seen)
+def trained_of(env: Environment) -> Mapping[str, Heuristic]:
+    """The trained models that an environment names."""
+    return cast(Mapping[str, Heuristic], getattr(env, "trained", {}))
 
 
 def masks_of(env: Environment) -> NDArray[np.bool_]:

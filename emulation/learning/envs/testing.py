@@ -1,10 +1,17 @@
-"""Environments checked, and played by rules to compare what these come to."""
+"""Environments checked, and played by rules and models to compare their results.
 
+A user's model is an ONNX file and its card. What is refused is the same as for other learned
+policies: anything but ONNX, and anything that does not match its card.
+"""
+
+import json
 import math
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -12,10 +19,19 @@ import numpy as np
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import VectorEnv
 
+from patchlight.controller.policies.model_files import (
+    OUTPUT,
+    CardError,
+    card_fields,
+    check_digest,
+    has_shape,
+    model_bytes,
+    open_session,
+)
 from patchlight.emulation.learning.envs.registry import (
     Environment,
+    EnvironmentRecipe,
     Heuristic,
-    Recipe,
     heuristics_of,
     masks_of,
     trained_of,
@@ -28,7 +44,7 @@ MOST_STEPS = 1_000_000
 _LOOKED_AT = 300  # Steps of an episode that are checked.
 
 
-class Check(NamedTuple):
+class EnvironmentCheck(NamedTuple):
     """One thing that was checked; ``problem`` is empty where it is as it should be."""
 
     what: str
@@ -40,17 +56,17 @@ class Checked:
     """An environment's checks, and the steps per second of processor time of ``num_envs``."""
 
     name: str
-    checks: tuple[Check, ...]
+    checks: tuple[EnvironmentCheck, ...]
     num_envs: int
     steps_per_s: float
 
     @property
     def is_good(self) -> bool:
-        """Whether there is no problem."""
+        """Whether all checks passed."""
         return not any(check.problem for check in self.checks)
 
 
-def check_environment(recipe: Recipe, steps: int = 4000) -> Checked:
+def check_environment(recipe: EnvironmentRecipe, steps: int = 4000) -> Checked:
     """Gymnasium's own checks, and ours: masks, what a seed fixes, several at once.
 
     ``steps`` are what the speed is measured over, all environments together. An environment that
@@ -62,7 +78,7 @@ def check_environment(recipe: Recipe, steps: int = 4000) -> Checked:
         ("a seed fixes the episode", lambda: _seeds(recipe)),
         ("heuristics", lambda: _heuristics(recipe)),
     )
-    checks = [Check(what, _problem_of(part)) for what, part in parts]
+    checks = [EnvironmentCheck(what, _problem_of(part)) for what, part in parts]
     num_envs, rate = (256 if recipe.registered and recipe.registered.vector_entry_point else 8), 0.0
 
     def measure() -> str:
@@ -70,7 +86,7 @@ def check_environment(recipe: Recipe, steps: int = 4000) -> Checked:
         rate = _steps_per_s(recipe, num_envs, steps)
         return ""
 
-    checks.append(Check("several at once", _problem_of(measure)))
+    checks.append(EnvironmentCheck("several at once", _problem_of(measure)))
     return Checked(recipe.name, tuple(checks), num_envs, rate)
 
 
@@ -83,7 +99,7 @@ def _problem_of(part: Any) -> str:
         return f"{type(error).__name__}: {str(error).strip() or 'no message'}"
 
 
-def _gymnasium(recipe: Recipe) -> str:
+def _gymnasium(recipe: EnvironmentRecipe) -> str:
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         check_env(recipe.make(), skip_render_check=True)
@@ -91,7 +107,7 @@ def _gymnasium(recipe: Recipe) -> str:
     return said[0] if said else ""
 
 
-def _masks(recipe: Recipe) -> str:
+def _masks(recipe: EnvironmentRecipe) -> str:
     """Under allowed actions nothing is forbidden, and all that is seen is in its space."""
     env = recipe.make()
     count, rng = _actions(env), np.random.default_rng(0)
@@ -117,7 +133,7 @@ def _masks(recipe: Recipe) -> str:
     return ""
 
 
-def _seeds(recipe: Recipe) -> str:
+def _seeds(recipe: EnvironmentRecipe) -> str:
     """The same seed and actions give the same; another seed something else."""
     one, same, other = (_played(recipe.make(), seed) for seed in (3, 3, 4))
     if one != same:
@@ -143,9 +159,9 @@ def _bytes_of(seen: Any) -> bytes:
     return b"".join(np.asarray(part).tobytes() for part in parts)
 
 
-def _heuristics(recipe: Recipe) -> str:
+def _heuristics(recipe: EnvironmentRecipe) -> str:
     """Those that it names only do what is allowed."""
-    for name, rule in {**heuristics_of(env := recipe.make()), **trained_of(recipe, env)}.items():
+    for name, rule in {**heuristics_of(env := recipe.make()), **trained_of(env)}.items():
         seen, _ = env.reset(seed=2)
         for number in range(_LOOKED_AT):
             action, mask = rule(env, seen), masks_of(env)
@@ -165,7 +181,7 @@ def _actions(env: Environment) -> int:
     return int(env.action_space.n)
 
 
-def _steps_per_s(recipe: Recipe, num_envs: int, steps: int) -> float:
+def _steps_per_s(recipe: EnvironmentRecipe, num_envs: int, steps: int) -> float:
     """Steps a second of processor time of several, under any allowed actions.
 
     The same steps are played twice and measured the second time: what is computed when it is
@@ -191,7 +207,7 @@ def _any_allowed(envs: VectorEnv[Any, Any, Any], rng: np.random.Generator) -> An
     return (masks * rng.random(masks.shape)).argmax(axis=1)
 
 
-class Baseline(NamedTuple):
+class Compared(NamedTuple):
     """What a rule came to: the mean of the environment's figure, and its 95 % interval.
 
     ``more`` is how much that is above the first heuristic's, episode by episode.
@@ -206,13 +222,13 @@ class Baseline(NamedTuple):
 
 
 def baselines_of(
-    recipe: Recipe, seeds: range, models: Mapping[str, Heuristic] | None = None
-) -> tuple[str, list[Baseline]]:
-    """The environment's figure (less is better), and what each rule comes to on these seeds.
+    recipe: EnvironmentRecipe, seeds: range, models: Mapping[str, Heuristic] | None = None
+) -> tuple[str, list[Compared]]:
+    """The environment's figure (less is better), and each rule's result on these seeds.
 
-    Beside those that it names and those that come along, trained ``models`` of a user play.
-    All play the same episodes; ``random`` does anything that is allowed. ``BadInput`` for an
-    environment that does not say what its figure is.
+    Trained ``models`` of a user play beside those that it names. All play the same episodes;
+    ``random`` does anything that is allowed. ``BadInput`` for an environment that does not say what
+    its figure is.
     """
     env = recipe.make()
     figure = getattr(env, "figure", None)
@@ -228,12 +244,12 @@ def baselines_of(
 
     rules: list[tuple[str, str, Heuristic]] = [("random", "random", anything)]
     rules += [(name, "heuristic", rule) for name, rule in heuristics_of(env).items()]
-    trained = {**trained_of(recipe, env), **(models or {})}
+    trained = {**trained_of(env), **(models or {})}
     rules += [(name, "trained", rule) for name, rule in trained.items()]
     played = [[figure_of(env, rule, seed, figure) for seed in seeds] for _, _, rule in rules]
     beside = played[min(1, len(rules) - 1)]
     return figure, [
-        Baseline(name, sort, *mean_and_interval(values), *paired_difference(values, beside))
+        Compared(name, sort, *mean_and_interval(values), *paired_difference(values, beside))
         for (name, sort, _), values in zip(rules, played, strict=True)
     ]
 
@@ -248,3 +264,97 @@ def figure_of(env: Environment, rule: Heuristic, seed: int, figure: str) -> floa
                 raise BadInput(f"the last step's info has no {figure!r}, which is what counts")
             return float(info[figure])
     raise BadInput(f"the episode of seed {seed} did not end within {MOST_STEPS:,} steps")
+
+
+FORMAT, FORMAT_VERSION = "patchlight-baseline", 1
+WHOLE = "observation"
+"""What an observation is called that is one array."""
+
+
+@dataclass(frozen=True)
+class BaselineCard:
+    """What a model says of itself: the environment it plays, what it sees, how it was trained.
+
+    ``inputs`` are the arrays that it sees, with their shapes; ``actions`` is how many there are.
+    """
+
+    name: str
+    environment: str
+    algorithm: str
+    inputs: Mapping[str, Any]
+    actions: int
+    figure: str
+    code_version: str
+    sha256: str
+    notes: str = ""
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Baseline:
+    """A rule of an environment that a model decides: the allowed action with the best score."""
+
+    def __init__(self, card: BaselineCard, session: Any) -> None:
+        self.card, self._session = card, session
+        self.__doc__ = card.notes
+
+    def __call__(self, env: Any, seen: Any) -> int:
+        """The action for what was seen; ``BadInput`` in an environment of another shape."""
+        arrays, mask = as_arrays(seen), np.asarray(env.action_masks())
+        given = {}
+        for name, shape in self.card.inputs.items():
+            array = np.asarray(arrays[name], np.float32) if name in arrays else None
+            if array is None or list(array.shape) != list(shape) or len(mask) != self.card.actions:
+                raise BadInput(
+                    f"baseline {self.card.name!r} was trained for {self.card.environment} with "
+                    f"{self.card.actions} actions and {name!r} of shape {shape}, and sees "
+                    f"{len(mask)} and {None if array is None else list(array.shape)}",
+                    hint="compare it in the environment it was trained in",
+                )
+            given[name] = array[None]
+        (scores,) = self._session.run([OUTPUT], given)[0]
+        if not np.isfinite(scores[mask]).all():
+            raise BadInput(f"baseline {self.card.name!r} gave scores that are no numbers")
+        return int(np.where(mask, scores, -np.inf).argmax())
+
+
+def as_arrays(seen: Any) -> Mapping[str, Any]:
+    """An observation as arrays by name."""
+    return seen if isinstance(seen, Mapping) else {WHOLE: seen}
+
+
+def read_baseline_card(path: Path) -> BaselineCard:
+    """The card in a file; ``CardError`` saying what is wrong with it."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CardError(f"cannot read the card {path}: {error}") from error
+    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+        raise CardError(
+            f'{path} is not the card of a model of an environment: its "format" is not {FORMAT!r}',
+            hint="policies of labs and RAMPs are for 'patchlight policy'",
+        )
+    if raw["format_version"] != FORMAT_VERSION:
+        raise CardError(
+            f"{path} is of version {raw['format_version']!r}, expected {FORMAT_VERSION}"
+        )
+    return BaselineCard(**card_fields(raw, BaselineCard, path, {"notes", "training"}))
+
+
+@cache
+def load_baseline(path: Path) -> Baseline:
+    """The baseline in a file; ``CardError`` if it is not what its card says."""
+    content = model_bytes(path)
+    card = read_baseline_card(path.with_suffix(".json"))
+    check_digest(card.sha256, content, path)
+    session = open_session(content, path)
+    found = {each.name: each.shape for each in session.get_inputs()}
+    wrong = found.keys() ^ card.inputs.keys() or [
+        name for name, shape in card.inputs.items() if not has_shape(found[name], (1, *shape))
+    ]
+    outputs = [(each.name, each.shape) for each in session.get_outputs()]
+    if wrong or len(outputs) != 1 or outputs[0][0] != OUTPUT:
+        raise CardError(
+            f"{path} is not as its card says: inputs {found}, outputs {outputs}",
+            hint="the card was changed, or is another model's: export the model again",
+        )
+    return Baseline(card, session)

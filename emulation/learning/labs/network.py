@@ -1,26 +1,40 @@
-"""The graph network: messages along the cluster's edges, a number for each option.
+"""The graph network of a policy for labs: a number for each option; as a policy, and as a model.
 
-The score of an option is what it is predicted to cost, and a correction that is learned. It begins
-with no opinion: before any training, the option with the lowest predicted cost is taken.
+Messages go along the cluster's edges. The score of an option is what it is predicted to cost, and a
+correction that is learned. It begins with no opinion: before any training, the option with the
+lowest predicted cost is taken.
 """
 
+import hashlib
+import io
+import json
+import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from patchlight.controller.policies.contract import KINDS
+from patchlight.controller.policies.contract import ClusterShape, ClusterView, GpuSite, JobView
+from patchlight.controller.policies.options.card import OptionsCard
 from patchlight.controller.policies.options.cluster_graph import EDGE_FEATURES, NODE_FEATURES
-from patchlight.controller.policies.options.job_graph import OPERATION_FEATURES
+from patchlight.controller.policies.options.job_graph import MOST_OPERATIONS, OPERATION_FEATURES
+from patchlight.controller.policies.options.learned import WeighsPartitions, load_options
+from patchlight.controller.policies.options.listing import Listing
 from patchlight.controller.policies.options.observation import (
     ARRAYS,
     COST,
     OPTION_FEATURES,
+    SCHEMA,
     STATE_FEATURES,
+    VERSION,
     Observation,
+    Observer,
 )
-from patchlight.emulation.learning.labs.config import GraphNetwork
+from patchlight.emulation.learning.export import OPSET, code_version, rounded, smaller, write_files
+from patchlight.emulation.learning.labs.config import LEARNED, GraphNetwork, LabConfig
 
 INPUTS = tuple(ARRAYS)
 _STUCK = 2  # the feature of an option that says that its ring has no way
@@ -66,8 +80,7 @@ class OptionNetwork(nn.Module):
     def __init__(self, network: GraphNetwork) -> None:
         super().__init__()
         width = network.width
-        # Of each kind of decision whether its scores are corrected, as the state says the kind.
-        self.register_buffer("corrects", torch.ones(len(KINDS)))
+        self.register_buffer("corrects", torch.ones(()))  # 0 where it is to be the rule
         self.cluster = Messages(NODE_FEATURES, EDGE_FEATURES, width, network.rounds)
         self.job = Messages(OPERATION_FEATURES, 0, width, min(1, network.rounds))
         # Of an option: the nodes that it touches, by how much of it is there and by how much of
@@ -96,8 +109,7 @@ class OptionNetwork(nn.Module):
         job = _mean(operations, seen["of_operation"], seen["state"])
         shared = torch.cat([whole, job, seen["state"]], -1)[seen["of_option"]]
         correction = self.judge(torch.cat([*touched, shared, options], -1)).squeeze(-1)
-        is_kind = seen["state"][:, -len(KINDS) :] @ self.corrects
-        found: Tensor = self.plain(options) + correction * is_kind[seen["of_option"]]
+        found: Tensor = self.plain(options) + correction * self.corrects
         return found
 
     @staticmethod
@@ -106,9 +118,9 @@ class OptionNetwork(nn.Module):
         found: Tensor = -options[:, COST] - 10.0 * options[:, _STUCK]
         return found
 
-    def forget(self, kind: str) -> None:
-        """Correct nothing any more where a decision is of this kind."""
-        self.corrects[KINDS.index(kind)] = 0.0
+    def forget(self) -> None:
+        """Correct nothing any more."""
+        self.corrects.zero_()
 
 
 def joined(observations: Sequence[Observation]) -> dict[str, Tensor]:
@@ -140,3 +152,107 @@ class OneDecision(nn.Module):
             seen[name] = torch.zeros_like(seen[of][:, 0], dtype=torch.int64)
         found: Tensor = self.network(seen)
         return found
+
+
+class _Input(NamedTuple):
+    name: str
+
+
+class TorchSession:
+    """A network where a policy expects a model."""
+
+    def __init__(self, network: OptionNetwork) -> None:
+        self._network = network
+
+    def get_inputs(self) -> list[_Input]:
+        """All arrays of an observation."""
+        return [_Input(name) for name in INPUTS]
+
+    def run(self, names: Sequence[str], seen: Observation) -> list[np.ndarray[Any, Any]]:
+        """The scores of one decision's options."""
+        with torch.inference_mode():
+            return [self._network(joined([seen])).numpy()]
+
+
+def policy_of(network: OptionNetwork) -> WeighsPartitions:
+    """The partition policy that a network makes, as an episode takes it."""
+    card = OptionsCard("training", LEARNED, SCHEMA, VERSION, 0, "", {}, "", "")
+    return WeighsPartitions(card, TorchSession(network))
+
+
+_OPEN = {name: f"number of {name}" for name in ARRAYS if name not in ("state", "links", "amounts")}
+# These have a row for each row of another.
+_OPEN |= {"links": _OPEN["edges"], "amounts": _OPEN["touched"]}
+
+
+def export_lab_model(
+    network: OptionNetwork,
+    config: LabConfig,
+    training: Mapping[str, Any],
+    folder: Path,
+    name: str | None = None,
+    notes: str = "",
+) -> Path:
+    """Writes the model into ``folder`` and reads it back as a user would; the ONNX file's path.
+
+    The card has as tested range that of ``training``'s test, nothing where there was none.
+    """
+    name = name or config.name
+    content = lab_onnx_bytes(network)
+    labs = config.labs
+    tested = training.get("tested", {})
+    card = OptionsCard(
+        name,
+        config.learns,
+        SCHEMA,
+        VERSION,
+        MOST_OPERATIONS,
+        f"random labs of up to {labs.largest} GPUs from seed {labs.first_seed} on, loads "
+        f"{labs.lowest_load:g} to {labs.highest_load:g}",
+        tested.get("tested_range", {}),
+        code_version(),
+        hashlib.sha256(content).hexdigest(),
+        notes or _notes(training),
+        json.loads(json.dumps(training)),
+    )
+    path = write_files(folder, name, content, card.written())
+    load_options(path, "partition")
+    return path
+
+
+def _notes(training: Mapping[str, Any]) -> str:
+    """How much it was trained, and its test."""
+    said = f"Learned from {training['steps']:,} decisions in {training['labs']:,} random labs"
+    if "tested" not in training:
+        return f"{said}; never tested."
+    tested = training["tested"]
+    name, (mean, spread) = max(tested["jct_over"].items(), key=lambda each: each[1][0])
+    return (
+        f"{said}; mean JCT {mean:.3f} ± {spread:.3f} times that of {name}, the best of those it "
+        f"was compared with, on {tested['labs']} other labs."
+    )
+
+
+def lab_onnx_bytes(network: OptionNetwork) -> bytes:
+    """The network as an ONNX model of one decision, of any size."""
+    sites = tuple(GpuSite(f"gpu{n}", n // 2, n // 4) for n in range(8))
+    shape = ClusterShape(sites, tuple("abcd"), ("tor1", "tor2"))
+    cluster, job, observer = ClusterView(0.0, shape, 0), JobView("job", 2), Observer()
+    outlook = observer.outlook(cluster)
+    options = Listing().placements(outlook, job, 2, with_circuits=False)
+    seen = observer.observe("placement", outlook, job, options)
+    examples = tuple(torch.from_numpy(seen[name]) for name in INPUTS)
+    file: Any = io.BytesIO()  # which the tracing exporter takes, whatever its types say
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            OneDecision(rounded(network).eval()),
+            examples,
+            file,
+            input_names=list(INPUTS),
+            output_names=["scores"],
+            dynamic_axes={**{k: {0: v} for k, v in _OPEN.items()}, "scores": {0: "options"}},
+            opset_version=OPSET,
+            dynamo=False,
+        )
+    return smaller(file.getvalue())

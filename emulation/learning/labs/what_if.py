@@ -1,4 +1,4 @@
-"""Trying out what would have been: other answers to a decision, each played to the end.
+"""Trying out what would have been: other numbers of workers, each played to the end.
 
 An episode is played once, by the rule *least-delay*. At some of its decisions other options are
 taken instead, and what comes then is played by that rule, too: the same jobs come, so what
@@ -9,26 +9,23 @@ sampled but the labs and jobs, and which decisions are looked at. ``fitting`` le
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from patchlight.controller.policies.contract import KINDS, PlacementPolicy, PolicyKind
-from patchlight.controller.policies.options.observation import Observation
-from patchlight.emulation.learning.labs.config import DRAWN, LabConfig
-from patchlight.emulation.learning.labs.network import OptionNetwork
-from patchlight.emulation.learning.labs.policies import Learned, policies_of, rule_of
-from patchlight.emulation.learning.labs.script import (
-    Next,
-    Script,
-    ScriptedElasticity,
-    ScriptedOrder,
-    ScriptedPartition,
-    ScriptedPlacement,
-    ScriptedTopology,
+from patchlight.controller.policies.contract import ClusterView, JobView
+from patchlight.controller.policies.options.learned import WeighsPartitions
+from patchlight.controller.policies.options.least_delay import (
+    LeastDelayPartition,
+    LeastDelayPlacement,
+    rule_cost,
 )
+from patchlight.controller.policies.options.observation import NOT_PROPOSERS, Observation, typical_s
+from patchlight.emulation.learning.labs.config import DRAWN, LabConfig
+from patchlight.emulation.learning.labs.network import OptionNetwork, policy_of
 from patchlight.emulation.simulator.cluster import QueueResult
 from patchlight.emulation.simulator.executors import Engine, run_all
 from patchlight.emulation.simulator.randomlabs.episodes import (
@@ -44,22 +41,87 @@ from patchlight.testbed.generate.random_lab import random_lab
 _MOST = 10.0  # of a difference, in times that jobs last; more is as good as that
 
 
+class NotedDecision(NamedTuple):
+    """One that the rule made, after so many answers before it; ``ranked`` has its choice first.
+
+    Of options that look the same only one is there. ``latest`` is the last job that had come.
+    """
+
+    number: int
+    seen: Observation
+    answers: Sequence[int]
+    ranked: list[int]
+    unit_s: float
+    latest: str
+
+
+@dataclass
+class Script:
+    """A partition policy: the answers that are ``given`` first, then those of the rule.
+
+    With a ``policy`` its decisions are noted: what was seen, and which options there were.
+    """
+
+    given: Sequence[int | None] = ()
+    policy: WeighsPartitions | None = None
+    answers: list[int | None] = field(default_factory=list)
+    decisions: list[NotedDecision] = field(default_factory=list)
+
+    def degree(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> int | None:
+        """As the contract says."""
+        if len(self.answers) < len(self.given):
+            answer = self.given[len(self.answers)]
+        elif self.policy is None:
+            answer = LeastDelayPartition().degree(cluster, job, legal)
+        else:
+            answer = self._weighed(self.policy, cluster, job, legal)
+        self.answers.append(answer)
+        return answer
+
+    def _weighed(
+        self, policy: WeighsPartitions, cluster: ClusterView, job: JobView, legal: tuple[int, ...]
+    ) -> int | None:
+        """The answer of the lowest cost; noted as a decision where there are several."""
+        outlook = policy.outlook(cluster)
+        options = policy.options(outlook, job, legal)
+        if not options:
+            return None
+        by_cost = sorted(range(len(options)), key=lambda number: rule_cost(options[number]))
+        answers: list[int] = [option.answer for option in options]
+        if len(options) > 1:
+            seen = policy.observe(outlook, job, options)
+            looks = np.round(seen["options"][by_cost, :NOT_PROPOSERS], 4)
+            _, firsts = np.unique(looks, axis=0, return_index=True)
+            ranked = [by_cost[place] for place in sorted(firsts.tolist())]
+            if len(ranked) > 1:
+                unit_s, latest = typical_s(outlook.cluster, options), cluster.recent[-1].name
+                number = len(self.answers)
+                self.decisions.append(NotedDecision(number, seen, answers, ranked, unit_s, latest))
+        return answers[by_cost[0]]
+
+
+def of_these(seen: Observation, options: Sequence[int]) -> Observation:
+    """An observation as if there were only these options, in this order."""
+    rows = np.array(options, np.int64)
+    there = np.full(len(seen["options"]), -1, np.int64)
+    there[rows] = np.arange(len(rows))
+    touched = there[seen["touched"][:, 0]]
+    kept = touched >= 0
+    pairs = np.stack([touched[kept], seen["touched"][kept, 1]], 1)
+    changed = {"options": seen["options"][rows], "touched": pairs}
+    return {**seen, **changed, "amounts": seen["amounts"][kept]}
+
+
 class Tried(NamedTuple):
     """A decision that was looked at, in the lab of a seed.
 
-    ``seen`` has the options that were tried alone, the rule's own first: in one observation, or of
-    jobs that wait in one for each. ``worth`` says of each by how much jobs end sooner than in the
-    mean of them, in times that jobs last.
+    ``seen`` has the options that were tried alone, the rule's own first. ``worth`` says of each by
+    how much jobs end sooner than in the mean of them, in times that jobs last.
     """
 
     seed: int
-    seen: Sequence[Observation]
+    seen: Observation
     worth: list[float]
-
-    @property
-    def kind(self) -> PolicyKind:
-        """The kind of decision."""
-        return KINDS[int(np.argmax(self.seen[0]["state"][0, -len(KINDS) :]))]
 
 
 class Looking:
@@ -69,17 +131,17 @@ class Looking:
         self.config = config
 
     @cached_property
-    def _policies(self) -> Learned:
-        """They list options and show what is seen of them; the rule decides, not their scores."""
-        return policies_of(OptionNetwork(self.config.network), self.config.learns)
+    def policy(self) -> WeighsPartitions:
+        """It lists options and shows what is seen of them; the rule decides, not its scores."""
+        return policy_of(OptionNetwork(self.config.network))
 
     def __call__(self, seed: int) -> list[Tried]:
         """Play an episode, and some of its decisions otherwise."""
         draw = random.Random(f"what if {self.config.seed} {seed}")
         what_if = self.config.what_if
-        episode = open_for(self.config.learns, episode_of(self.config, seed))
-        played = Script(policies=self._policies)
-        self._play(episode, played)
+        episode = episode_of(self.config, seed).opened()
+        played = Script(policy=self.policy)
+        play(episode, played)
         names = [job.view.name for job in episode.jobs]
         found = []
         many = min(what_if.decisions, len(played.decisions))
@@ -89,33 +151,22 @@ class Looking:
             best, others = decision.ranked[: what_if.options], decision.ranked[what_if.options :]
             tried = [*best, *draw.sample(others, min(1, len(others)))]
             last = names.index(decision.latest) + 1 + what_if.horizon
-            then, sums_s = Episode(episode.lab, episode.jobs[:last]), []
-            for number in tried:
-                answer = decision.answers[number]
-                if isinstance(answer, Next):
-                    script = Script(before, next=answer)
-                else:
-                    script = Script([*before, answer])
-                sums_s.append(_jct_s(self._play(then, script)))
+            then = Episode(episode.lab, episode.jobs[:last])
+            scripts = [Script([*before, decision.answers[number]]) for number in tried]
+            sums_s = [float(np.sum(play(then, script).jobs["jct_s"])) for script in scripts]
             if not all(np.isfinite(sums_s)):
                 continue
             mean_s = sum(sums_s) / len(sums_s)
             worth = [
                 max(-_MOST, min(_MOST, (mean_s - each_s) / decision.unit_s)) for each_s in sums_s
             ]
-            found.append(Tried(seed, decision.seen_of(tried), worth))
+            found.append(Tried(seed, of_these(decision.seen, tried), worth))
         return found
 
-    def _play(self, episode: Episode, script: Script) -> QueueResult:
-        learns = self.config.learns
-        elasticity = ScriptedElasticity(script) if "elasticity" in learns else None
-        placement: PlacementPolicy = rule_of(learns)
-        if "placement" in learns:
-            placement = ScriptedPlacement(script, placement, elasticity is not None)
-        topology = ScriptedTopology(script) if "topology" in learns else None
-        order = ScriptedOrder(script) if "order" in learns else None
-        partition = ScriptedPartition(script) if "partition" in learns else None
-        return episode.play(placement, topology, order, elasticity, partition)
+
+def play(episode: Episode, partition: Script | WeighsPartitions) -> QueueResult:
+    """An episode, beside the rule's placement, first in, first out, light as it is."""
+    return episode.play(LeastDelayPlacement(circuits=False), partition=partition)
 
 
 class WhatIf:
@@ -128,7 +179,7 @@ class WhatIf:
     def look(self, engine: Engine | None = None, tell: Callable[[], None] = lambda: None) -> None:
         """Labs until there are the configuration's steps; ``tell`` after each.
 
-        Whoever looks at them, they are taken in their order, as one process alone takes them.
+        They are taken in their order, as one process alone takes them, on any engine.
         """
         looking, first = Looking(self.config), self.config.labs.first_seed
         ahead: dict[int, list[Tried]] = {}
@@ -151,7 +202,7 @@ class WhatIf:
     def state(self) -> dict[str, Any]:
         """What to go on from, as plain tensors."""
         tried = [
-            {"seed": each.seed, "seen": [_tensors(seen) for seen in each.seen], "worth": each.worth}
+            {"seed": each.seed, "seen": [_tensors(each.seen)], "worth": each.worth}
             for each in self.tried
         ]
         return {"steps": self.steps, "episodes": self.episodes, "tried": tried}
@@ -165,7 +216,7 @@ class WhatIf:
             )
         self.steps, self.episodes = int(state["steps"]), int(state["episodes"])
         self.tried = [
-            Tried(int(each["seed"]), [_arrays(seen) for seen in each["seen"]], list(each["worth"]))
+            Tried(int(each["seed"]), _arrays(each["seen"][0]), list(each["worth"]))
             for each in state["tried"]
         ]
 
@@ -183,21 +234,9 @@ def episode_of(config: LabConfig, seed: int) -> Episode:
     return Episode(lab, jobs)
 
 
-def open_for(kinds: Sequence[str], episode: Episode) -> Episode:
-    """An episode for policies of these kinds: they decide what is open of its jobs."""
-    if "partition" in kinds:
-        return episode.opened()
-    return episode.elastic() if "elasticity" in kinds else episode
-
-
 @cache
 def _drawn_by(law: str, largest: int) -> Sequence[TraceJob]:
     return trace_of(law, largest)
-
-
-def _jct_s(result: QueueResult) -> float:
-    """The sum of all jobs' completion times; no number where one did not end."""
-    return float(np.sum(result.jobs["jct_s"]))
 
 
 def _tensors(seen: Observation) -> dict[str, torch.Tensor]:

@@ -27,6 +27,7 @@ from paramiko.common import (
 from patchlight.controller.circuits.protocols.ssh.channel import joined
 from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
 from patchlight.emulation.optical.protocols.server import ProtocolServer
+from patchlight.testbed.linux.files import NoHome, user_folder
 
 log = logging.getLogger("patchlight.optical")
 _LOG = "patchlight.optical.ssh"
@@ -159,15 +160,14 @@ def _host_key() -> paramiko.PKey:
 
     Where that cannot be written, a key of this process alone.
     """
-    state = os.environ.get("XDG_STATE_HOME")
-    home = Path(state) if state else Path.home() / ".local" / "state"
-    path = home / "patchlight" / "emulated_ssh_host_key"
     try:
+        folder = user_folder("XDG_STATE_HOME", ".local/state")
+        path = folder / "patchlight" / "emulated_ssh_host_key"
         if not path.exists():
             _make_key(path)
         return paramiko.ECDSAKey(filename=str(path))
-    except (OSError, paramiko.SSHException) as error:
-        log.warning("a new host key for this start only: %s: %s", path, error)
+    except (OSError, NoHome, paramiko.SSHException) as error:
+        log.warning("a new host key for this start only: %s", error)
         return paramiko.ECDSAKey.generate()
 
 

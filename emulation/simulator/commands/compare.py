@@ -1,6 +1,5 @@
 """``patchlight policy compare``: policies for labs, on labs drawn by chance."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from patchlight.console.rendering import (
     progress_bar,
     say,
 )
+from patchlight.console.results import results_folder
 from patchlight.testbed.errors import BadInput
 
 
@@ -43,7 +43,7 @@ from patchlight.testbed.errors import BadInput
 )
 @click.option("--labs", type=click.IntRange(2, 10_000), default=40, help="How many labs.")
 @click.option("--first-seed", type=click.IntRange(0), default=0, help="That of the first lab.")
-@click.option("--jobs", type=click.IntRange(2, 100_000), default=120, help="That come to each lab.")
+@click.option("--jobs", type=click.IntRange(2, 100_000), default=120, help="Jobs of each lab.")
 @click.option(
     "--load", type=ANY, default=1.1, help="The part of a lab's GPUs that the jobs would hold."
 )
@@ -97,7 +97,7 @@ def compare(
 
     if not 0 < load <= 10:
         raise BadInput(f"--load {load:g}: expected more than 0, and 10 at most")
-    folder = output or Path("results") / time.strftime("compare-%Y%m%d-%H%M%S")
+    folder = results_folder(output, "compare")
     check_output(folder)
     wanted = [Policies.parse(text, order) for text in policies]
     pairs = tuple(Policies.parse(text, order) for text in others) or built_in(order)

@@ -17,6 +17,7 @@ from patchlight.console.rendering import listing_options
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.labmaps import driven
 from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.linux.files import user_folder
 from patchlight.testbed.wire.lab_api import RUN_ROOT
 
 if TYPE_CHECKING:
@@ -73,8 +74,7 @@ def _state_of(lab: Lab) -> Path:
         return RUN_ROOT / lab.name / "controller"
     if os.geteuid() == 0:
         return Path("/var/lib/patchlight") / lab.name
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
-    return Path(home) / "patchlight" / lab.name
+    return user_folder("XDG_STATE_HOME", ".local/state") / "patchlight" / lab.name
 
 
 @dataclass(frozen=True)

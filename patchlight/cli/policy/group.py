@@ -18,7 +18,7 @@ from patchlight.testbed.errors import PatchlightError
 _KINDS = ("partition", "placement", "order", "topology", "elasticity")
 
 
-@click.group(cls=LazyGroup, context_settings={"show_default": True})
+@click.group(cls=LazyGroup, prefix="policy ", context_settings={"show_default": True})
 def policy() -> None:
     """List, show, test, train and export policies.
 

@@ -226,6 +226,21 @@ async def test_strict_trusts_nothing_on_first_use(
 
 
 @drivers(*SSH)
+async def test_a_pin_does_not_join_a_last_line_without_its_end(
+    device: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pins = tmp_path / "known_hosts"
+    pins.write_text("# written by hand")
+    monkeypatch.setenv("PATCHLIGHT_KNOWN_HOSTS", str(pins))
+    for _ in range(2):
+        async with opened(device.switch) as driver:
+            assert await driver.read_map() == FIRST_MAP
+    by_hand, pin = pins.read_text().splitlines()
+    assert by_hand == "# written by hand"
+    assert pin.startswith("[127.0.0.1]:")
+
+
+@drivers(*SSH)
 async def test_nothing_is_left_behind(device: Running) -> None:
     """Sessions that came and went hold no descriptors."""
 

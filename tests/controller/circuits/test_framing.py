@@ -241,6 +241,15 @@ def test_telnet_options_are_refused() -> None:
     assert framer.take_telnet_replies() == b""
 
 
+def test_a_telnet_option_is_refused_once_however_often_it_is_offered() -> None:
+    framer = Tl1Framer()
+    framer.feed(b"\xff\xfb\x01" * 3)
+    assert framer.take_telnet_replies() == b"\xff\xfe\x01"
+    # A server that answers DONT with WILL once more: without an end, if each is answered.
+    framer.feed(b"\xff\xfb\x01\xff\xfd\x01")
+    assert framer.take_telnet_replies() == b"\xff\xfc\x01"
+
+
 TL1_TEXT = st.text(st.characters(codec="ascii", exclude_characters="\0\r\n"), max_size=60)
 
 

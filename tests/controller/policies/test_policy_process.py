@@ -180,7 +180,7 @@ def test_what_cannot_be_had_is_said_at_once(tmp_path: Path, mine: Path) -> None:
 
 
 def test_a_learned_policy_that_does_not_fit_the_lab_is_refused() -> None:
-    choice = PolicyChoice(partition="learned-first-fit")
+    choice = PolicyChoice(partition="learned-first-fit-inexact")
     with pytest.raises(BadInput, match=r"trained for a RAMP of .* not for a lab that is no RAMP"):
         PolicySet(choice, lambda fault: None, SHAPE)
     PolicySet(choice, lambda fault: None, SHAPE_OF_RAMP).close()

@@ -96,6 +96,8 @@ def test_what_is_offered_comes_where_nobody_gave_it() -> None:
         ("constant:8:degree=8", None, "degree is there twice"),
         ("constant:eight", None, "degree is 'eight': expected a whole number"),
         ("las:factor=x", None, "factor is 'x': expected a number"),
+        ("learned-lab", "placement", "'learned-lab' was removed"),
+        ("learned-block", "partition", "'learned-block' was removed"),
         ("model.pt", None, "pickled models are never loaded"),
         ("model.pkl", "partition", "expected FILE.py:CLASS or FILE.onnx"),
         ("nowhere.onnx", None, "no such file"),

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.emulation.experiments.ofc2022.measurements import (
+from patchlight.emulation.experiments.ofc2022.analysis import (
     CaseRun,
-    GpuSample,
+    GpuUse,
     JobRun,
+    MeasuredChange,
     PortRate,
-    Reconfiguration,
     Wiring,
 )
 from patchlight.emulation.experiments.ofc2022.scenario import given_compute_s, jobs_of
@@ -86,13 +86,13 @@ def simulate(lab: Lab) -> Simulate:
                 n = len(spec.hosts)
                 rx_bps = moved * 2 * (n - 1) / n * spec.gradient_bytes * 8
                 ports += [PortRate(at, host, rx_bps, rx_bps) for host in spec.hosts]
-                gpus += [GpuSample(at, host, busy) for host in spec.hosts]
+                gpus += [GpuUse(at, host, busy) for host in spec.hosts]
         if wiring == "live":
             ends = sorted({i.index: i.finished_at for i in jobs[0].iterations}.items())
             began = ends[len(ends) // 2 - 1][1] + 0.5
             stages = {"read": 0.01, "drain": 0.2, "make": 0.1, "undrain": 0.09}
             changes = [
-                Reconfiguration("1", "committed", "done", stages, began, began + SWITCH_S, 12)
+                MeasuredChange("1", "committed", "done", stages, began, began + SWITCH_S, 12)
             ]
         return CaseRun(case, wiring, tuple(jobs), tuple(ports), tuple(gpus), tuple(changes))
 

@@ -8,12 +8,16 @@ import yaml
 from click.testing import CliRunner
 
 from patchlight.cli.main import cli
-from patchlight.emulation.experiments.architectures.mix import MIXTURE, MODELS, mixed_jobs
-from patchlight.emulation.experiments.architectures.prices import BUILT_IN, read_prices, totals
 from patchlight.emulation.experiments.architectures.run import (
+    BUILT_IN,
+    MIXTURE,
+    MODELS,
     NETWORKS,
-    ExperimentOptions,
+    ArchitectureOptions,
+    mixed_jobs,
+    read_prices,
     run_experiment,
+    totals,
 )
 from patchlight.emulation.simulator.network import network_of
 from patchlight.testbed.errors import BadInput
@@ -43,7 +47,7 @@ def test_the_command_writes_figures_of_each_network(tmp_path: Path) -> None:
 
 
 def test_networks_of_several_sizes_are_refused() -> None:
-    options = ExperimentOptions(networks=("ideal:nodes=16", "fat-tree:k=8"))
+    options = ArchitectureOptions(networks=("ideal:nodes=16", "fat-tree:k=8"))
     with pytest.raises(BadInput, match="one size"):
         run_experiment(options, lambda done, count: None)
 
@@ -86,7 +90,7 @@ def test_what_nobody_knows_is_left_out_and_said(tmp_path: Path) -> None:
         ({"ocs-port": {"usd": 1, "watts": -1, "source": "x"}}, "ocs-port: watts: -1"),
         ({"ocs-port": {"usd": 1, "watts": "–", "source": "x"}}, "a dash and why there is none"),
         ({"ocs-port": {"usd": 1}}, "ocs-port: expected usd, watts and source"),
-        ("text", "is no price list"),
+        ("text", "is not a price list"),
     ],
 )
 def test_a_price_list_with_mistakes_is_refused(tmp_path: Path, change: object, said: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from patchlight.emulation.experiments.commands.pac_ml_tables import print_tables
 from patchlight.emulation.experiments.pac_ml.report import write_report
-from patchlight.emulation.experiments.pac_ml.run import ExperimentOptions, run_experiment
+from patchlight.emulation.experiments.pac_ml.run import PacMlOptions, run_experiment
 from patchlight.emulation.simulator.executors import Engine
 from tests.support.waiting import PATIENCE_S, wait_until
 
@@ -33,7 +33,7 @@ class Sticks:
             time.sleep(60)
         return legal[-1]
 """
-SHORT = ExperimentOptions(
+SHORT = PacMlOptions(
     seeds=3,
     quick=True,
     laws=("A", "D"),
@@ -133,7 +133,7 @@ class Stop:
             raise KeyboardInterrupt
 
 
-def part(options: ExperimentOptions, after: int) -> dict[str, Any]:
+def part(options: PacMlOptions, after: int) -> dict[str, Any]:
     return run_experiment(options, lambda words: None, Stop(after))
 
 

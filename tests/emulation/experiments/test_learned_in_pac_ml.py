@@ -13,8 +13,7 @@ from patchlight.cli.main import cli
 from patchlight.controller.policies.learned import Card, read_card
 from patchlight.controller.policies.model_files import MODELS
 from patchlight.controller.policies.observation import SCHEMA, VERSION, Layout
-from patchlight.emulation.experiments.pac_ml.training_range import outside_training
-from patchlight.emulation.experiments.pac_ml.variation import Variation
+from patchlight.emulation.experiments.pac_ml.variation import Variation, outside_training
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs.profiles import SOURCES
 
@@ -176,15 +175,17 @@ def test_a_card_that_does_not_say_what_it_was_trained_on(
 
 @pytest.mark.usefixtures("one_core")
 def test_shipped_models_say_what_they_were_trained_on(pipedream: Path) -> None:
-    card = read_card(MODELS / "learned-first-fit.json")
-    fixed = replace(Variation(), law_instance=0)
+    card = read_card(MODELS / "learned-first-fit-inexact.json")
     for law in "AC":
-        assert outside_training(card, fixed, law, list(SOURCES), published=True) == []
+        assert outside_training(card, Variation(), law, list(SOURCES), published=True) == []
     arguments = ["--rule", "ramp-first-fit", "--seeds", "1", "--law", "C"]
+    arguments += ["--arrivals", "fixed:800"]
     arguments += ["--profiles", str(pipedream)]
-    result = CliRunner().invoke(cli, ["policy", "evaluate", "learned-first-fit", *arguments])
+    result = CliRunner().invoke(
+        cli, ["policy", "evaluate", "learned-first-fit-inexact", *arguments]
+    )
     assert result.exit_code == 0, result.output
-    assert "trained on instance 0 of law C, made anew for each episode here" in result.stderr
+    assert "trained on fixed:1000" in result.stderr
 
 
 def test_a_changed_file_is_refused(tmp_path: Path) -> None:

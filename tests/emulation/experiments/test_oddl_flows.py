@@ -10,10 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from patchlight.cli.main import cli
-from patchlight.emulation.experiments.oddl import paper
-from patchlight.emulation.experiments.oddl.arrivals import Arrivals
+from patchlight.emulation.experiments import paper
+from patchlight.emulation.experiments.oddl.conditions import MIXTURE, JobArrivals, workload
 from patchlight.emulation.experiments.oddl.run import FlowOptions, run_flows
-from patchlight.emulation.experiments.oddl.workloads import MIXTURE, workload
 from patchlight.emulation.simulator.executors import Engine
 from patchlight.testbed.errors import BadInput
 
@@ -70,15 +69,13 @@ def test_a_published_speedup_comes_out_at_the_computing_time_that_is_given(
 
 
 def test_only_the_column_paper_knows_the_published_speedups() -> None:
-    folder = Path(paper.__file__).parent
-    for file in folder.glob("*.py"):
-        if file.name != "paper.py":
-            assert not re.search(r"\b1\.[67]\b", file.read_text()), file.name
+    for file in (Path(paper.__file__).parent / "oddl").rglob("*.py"):
+        assert not re.search(r"\b1\.[67]\b", file.read_text()), file.name
 
 
 @pytest.mark.parametrize("size", [8, 64, 128])
 def test_a_job_finds_free_nodes_beside_others(size: int) -> None:
-    arrivals = Arrivals("fat-tree:k=8", seed=3)
+    arrivals = JobArrivals("fat-tree:k=8", seed=3)
     found = arrivals.around(size)
     held = np.concatenate([found.nodes, *found.neighbours])
     assert len(found.nodes) == size
@@ -92,12 +89,12 @@ def test_jobs_come_as_in_a_trace(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     rows = [f"2017-10-09 07:{m:02d}:00,600,{1 << m % 4},600,a" for m in range(60)]
     trace.write_text("timestamp,duration,num_gpus,gpu_time,cluster\n" + "\n".join(rows) + "\n")
-    found = Arrivals("fat-tree:k=4", trace).around(4)
+    found = JobArrivals("fat-tree:k=4", trace).around(4)
     assert len(found.nodes) == 4
     large = tmp_path / "large.csv"
     large.write_text("timestamp,duration,num_gpus,gpu_time,cluster\n2017-10-09 07:01:55,9,99,9,a\n")
     with pytest.raises(BadInput, match="fits on 16 nodes"):
-        Arrivals("fat-tree:k=4", large).around(4)
+        JobArrivals("fat-tree:k=4", large).around(4)
 
 
 def test_models_compute_and_send() -> None:

@@ -8,8 +8,7 @@ from click.testing import CliRunner
 
 from patchlight.cli.main import cli
 from patchlight.emulation.experiments.oddl.packets.isolation import Pairs, change_in
-from patchlight.emulation.experiments.oddl.packets.labs import light_lab, switch_lab
-from patchlight.emulation.experiments.oddl.packets.run import PacketOptions
+from patchlight.emulation.experiments.oddl.packets.run import PacketOptions, light_lab, switch_lab
 from patchlight.testbed.errors import BadInput
 
 

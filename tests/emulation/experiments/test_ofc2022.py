@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from patchlight.emulation.experiments.commands.ofc2022_table import print_table
+from patchlight.emulation.experiments.commands.group import print_ofc2022
 from patchlight.emulation.experiments.ofc2022.analysis import (
+    CaseRun,
+    GpuUse,
     busy_tenths,
     case_figures,
     iteration_ends,
@@ -19,11 +21,14 @@ from patchlight.emulation.experiments.ofc2022.analysis import (
     mean_utilization,
     reduction,
 )
-from patchlight.emulation.experiments.ofc2022.disturbance import Disturbance
-from patchlight.emulation.experiments.ofc2022.figures import case_figure, live_figure
-from patchlight.emulation.experiments.ofc2022.measurements import CaseRun, GpuSample
-from patchlight.emulation.experiments.ofc2022.report import page, rows_of, write_report
-from patchlight.emulation.experiments.ofc2022.results import Setting, result_of
+from patchlight.emulation.experiments.ofc2022.report import (
+    case_figure,
+    live_figure,
+    page,
+    rows_of,
+    write_report,
+)
+from patchlight.emulation.experiments.ofc2022.results import Disturbance, Setting, result_of
 from patchlight.emulation.experiments.ofc2022.run import plan_of
 from patchlight.emulation.experiments.ofc2022.scenario import GRADIENT_BYTES, jobs_of
 from patchlight.emulation.machine import CpuTicks, cpu_ticks
@@ -193,7 +198,7 @@ def pictures(*names: str) -> set[str]:
 
 
 def printed(result: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> str:
-    print_table(result)
+    print_ofc2022(result)
     return capsys.readouterr().out
 
 
@@ -392,8 +397,8 @@ def test_tenths_of_a_second_add_up_to_the_schedule(simulate: Simulate) -> None:
 
 
 def test_the_average_is_over_a_jobs_gpus() -> None:
-    samples = [GpuSample(10.2, "x", 1.0), GpuSample(10.4, "y", 0.5), GpuSample(11.3, "x", 0.2)]
-    other = GpuSample(10.3, "z", 0.0)
+    samples = [GpuUse(10.2, "x", 1.0), GpuUse(10.4, "y", 0.5), GpuUse(11.3, "x", 0.2)]
+    other = GpuUse(10.3, "z", 0.0)
     assert mean_utilization([*samples, other], ("x", "y")) == {9.5: 0.75, 10.5: 0.2}
 
 

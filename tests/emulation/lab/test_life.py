@@ -222,7 +222,17 @@ def as_nobody(*words: str) -> str:
     return str(done.stdout)
 
 
-def test_strangers_read_the_lab_file_and_the_hosts_names_alone(new_name: Callable[[], str]) -> None:
+@pytest.fixture
+def umask(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077], indirect=True)
+def test_strangers_read_the_lab_file_and_the_hosts_names_alone(
+    new_name: Callable[[], str], umask: None
+) -> None:
     name = new_name()
     options: LabKeywords = {"controller": False, "agents": True, "workers": "process"}
     with EmulatedLab.from_file("ofc2022", 1000, name=name, **options) as lab:
@@ -232,6 +242,8 @@ def test_strangers_read_the_lab_file_and_the_hosts_names_alone(new_name: Callabl
                 ours = {Path(line).name for line in found.splitlines() if f"{name}" in line}
                 assert ours == ({"hosts", "lab.yaml"} if kind == "-readable" else set())
             held.kill()
+        folders = as_nobody("find", str(states.RUN_ROOT), "-type", "d", "-writable")
+        assert name not in folders
         assert (lab.run_dir / "borrowed").stat().st_mode & 0o777 == 0o700
         program = f"""
 import os

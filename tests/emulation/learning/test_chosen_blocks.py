@@ -11,9 +11,9 @@ from patchlight.controller.policies.learned import load_learned
 from patchlight.controller.policies.model_files import CardError
 from patchlight.emulation.learning.config import ConfigError, parse_config
 from patchlight.emulation.learning.export import export, rounded
+from patchlight.emulation.learning.learner import network_of, play, player_of
 from patchlight.emulation.learning.network import OptionScorer
-from patchlight.emulation.learning.players import network_of, play, player_of
-from patchlight.emulation.learning.training import Run, scenarios_of
+from patchlight.emulation.learning.training import TrainingRun, scenarios_of
 from patchlight.emulation.learning.vector_episodes import VectorEpisodes
 from patchlight.emulation.simulator.ramp import Workloads, pac_ml_scenario
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
@@ -61,7 +61,7 @@ def test_each_degree_is_offered_on_different_free_blocks(workloads: Workloads) -
 
 def test_what_is_trained_is_what_the_model_does(tmp_path: Path, workloads: Workloads) -> None:
     config = parse_config(TINY)
-    run = Run(config, workloads, tmp_path / "run")
+    run = TrainingRun(config, workloads, tmp_path / "run")
     report = run.learn()
     assert isinstance(report.scorer, OptionScorer)
     path = export(report.scorer, run.layout, config, report.training, tmp_path)
@@ -80,7 +80,7 @@ def test_other_blocks_than_the_first_ones_are_taken(workloads: Workloads) -> Non
     (scenario,) = scenarios_of(config, workloads)
     network = network_of(config, scenario)
     episodes = VectorEpisodes([scenario], 32, 0, blocks=4)
-    player, others, degrees = player_of(network, workloads), 0, len(episodes.layout.degrees)
+    player, others, degrees = player_of(network), 0, len(episodes.layout.degrees)
     for _ in range(30):
         actions = player.scores(episodes).argmax(axis=1)
         others += int((actions > degrees).sum())
@@ -93,8 +93,7 @@ def test_other_blocks_than_the_first_ones_are_taken(workloads: Workloads) -> Non
     ("old", "new", "message"),
     [
         ("ramp-block", "ramp-first-fit", "'blocks' is of rule ramp-block"),
-        ("steps: 3000", "steps: 3000\nalgorithm: masked-dqn", "does not choose blocks"),
-        ("hidden: [16]", "hidden: [16], graph_width: 4", "no 'graph_width'"),
+        ("hidden: [16]", "hidden: [16], observation: pac-ml", "need the observation"),
         ("blocks: 4", "blocks: 0", "from 1 to 64"),
     ],
 )
@@ -107,7 +106,7 @@ def test_a_card_that_lies_about_its_blocks(tmp_path: Path, workloads: Workloads)
     with pytest.raises(BadInput, match="a block is chosen under ramp-block"):
         VectorEpisodes([pac_ml_scenario(workloads, "A")], 2, 0, blocks=2)
     config = parse_config(TINY)
-    run = Run(config, workloads, tmp_path / "run")
+    run = TrainingRun(config, workloads, tmp_path / "run")
     scorer = network_of(config, run.scenarios[0])
     assert isinstance(scorer, OptionScorer)
     path = export(scorer, run.layout, config, {}, tmp_path)
@@ -128,5 +127,5 @@ def test_a_condition_says_how_far_off_remaining_times_are(workloads: Workloads) 
     assert plain.mix is None
     assert other.mix == (0.0, 1.0, 0.0)
     for wrong in ("error:much", "error:-1", "error:4"):
-        with pytest.raises(ConfigError, match=f"'{wrong}' is no error: expected 0 to 3"):
+        with pytest.raises(ConfigError, match=f"'{wrong}' is not an error: expected 0 to 3"):
             parse_config(TINY.replace("blocks: 4", f"conditions: ['fixed:800 {wrong}']"))

@@ -15,11 +15,11 @@ from click.testing import CliRunner
 from patchlight.cli.main import cli
 from patchlight.controller.policies.learned import load_learned
 from patchlight.emulation.learning.config import parse_config
-from patchlight.emulation.learning.ensembles import MeanScorer, NearestScorer
-from patchlight.emulation.learning.episode_jobs import EpisodeJobs
+from patchlight.emulation.learning.episode_arrays import EpisodeJobs
 from patchlight.emulation.learning.export import of_runs
-from patchlight.emulation.learning.players import play
-from patchlight.emulation.learning.training import Run, scenarios_of
+from patchlight.emulation.learning.learner import play
+from patchlight.emulation.learning.network import MeanScorer, NearestScorer
+from patchlight.emulation.learning.training import TrainingRun, scenarios_of
 from patchlight.emulation.simulator.ramp import Workloads
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
 from patchlight.testbed.errors import BadInput
@@ -49,7 +49,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, workloads: Workloads) -> list
     # The last learned under the same condition as the first, with another seed.
     for number, conditions in enumerate((*CONDITIONS, CONDITIONS[0])):
         config = parse_config(TINY.format(seed=number, conditions=conditions))
-        Run(config, workloads, folder / str(number)).learn()
+        TrainingRun(config, workloads, folder / str(number)).learn()
     return [folder / str(number) for number in range(4)]
 
 
@@ -93,7 +93,9 @@ def test_a_condition_can_be_said_in_the_command(tmp_path: Path) -> None:
     arguments += ["--steps", "64", "--profiles", str(tmp_path / "none")]
     wrong = CliRunner().invoke(cli, [*arguments, "--condition", "never:1"])
     assert isinstance(wrong.exception, BadInput)
-    for_labs = CliRunner().invoke(cli, ["policy", "train", "lab-small", "--condition", "fixed:800"])
+    for_labs = CliRunner().invoke(
+        cli, ["policy", "train", "lab-partition", "--condition", "fixed:800"]
+    )
     assert isinstance(for_labs.exception, BadInput)
     assert "--condition is for partition policies" in str(for_labs.exception)
 

@@ -9,9 +9,13 @@ import pytest
 pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
 
 import patchlight.emulation.learning  # noqa: F401 - registers the environments
-from patchlight.emulation.learning.envs.flow_channel import FlowChannelEnv, longest_free
-from patchlight.emulation.learning.envs.flow_schedule import FlowScheduleEnv, shortest
-from patchlight.emulation.learning.envs.flows import FlowsEnv
+from patchlight.emulation.learning.envs.flows import (
+    FlowChannelEnv,
+    FlowScheduleEnv,
+    FlowsEnv,
+    longest_free,
+    shortest,
+)
 from patchlight.emulation.learning.envs.light_jobs import LightJobs
 from patchlight.emulation.learning.envs.registry import find_environment, first_allowed
 from patchlight.emulation.learning.envs.testing import check_environment

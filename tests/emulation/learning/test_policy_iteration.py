@@ -10,15 +10,18 @@ pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'lear
 pytest.importorskip("onnx", reason="onnx is not installed: extra 'learn'")
 
 from patchlight.controller.policies.learned import load_learned
-from patchlight.emulation.experiments.pac_ml.episodes import Faults, make_policy
+from patchlight.emulation.experiments.pac_ml.episodes import PolicyFaults, make_policy
 from patchlight.emulation.learning.config import parse_config
 from patchlight.emulation.learning.export import export
-from patchlight.emulation.learning.futures import Drawn, Futures, drawn
+from patchlight.emulation.learning.learner import play
 from patchlight.emulation.learning.network import OptionScorer
-from patchlight.emulation.learning.players import play
-from patchlight.emulation.learning.policy_iteration import PlayOutWorker, PolicyIterationLearner
-from patchlight.emulation.learning.rollouts import MeanRewards, Orders
-from patchlight.emulation.learning.training import Run, scenarios_of
+from patchlight.emulation.learning.policy_iteration import (
+    DrawnJobs,
+    Futures,
+    PolicyIterationLearner,
+    drawn,
+)
+from patchlight.emulation.learning.training import TrainingRun, scenarios_of
 from patchlight.emulation.learning.vector_episodes import VectorEpisodes
 from patchlight.emulation.simulator.ramp import run_episode
 from patchlight.testbed.errors import BadInput
@@ -59,7 +62,7 @@ def test_a_future_of_the_jobs_to_come_is_what_comes(text: str) -> None:
     envs = np.array([3, 3, 7, 0, 12])
     known = [episodes.jobs[env] for env in envs]
     ahead = slice(12, 33)
-    jobs = Drawn(
+    jobs = DrawnJobs(
         np.stack([np.diff(each.arrived_s[ahead], prepend=each.arrived_s[12]) for each in known]),
         np.stack([each.graph[ahead] for each in known]),
         np.stack([each.beta[ahead] for each in known]),
@@ -94,16 +97,16 @@ def test_futures_are_drawn_as_the_episodes_jobs_are() -> None:
 
 def test_actions_are_compared_in_the_same_futures() -> None:
     config = parse_config(TEXT)
-    worker = PlayOutWorker(config, scenarios_of(config, GRAPHS))
+    learner = PolicyIterationLearner(config, scenarios_of(config, GRAPHS))
     for _ in range(5):
-        worker.play(Orders(0, MeanRewards.first(2)))
-    episodes = worker.episodes
+        learner.round()
+    episodes = learner.episodes
     envs = np.flatnonzero(episodes.mask.sum(axis=1) > 1)[:6]
     actions = episodes.mask[envs, 1:].argmax(axis=1) + 1
     # One that blocks the job, and twice the same that does not.
     rows, tried = np.repeat(envs, 3), np.stack([0 * actions, actions, actions], 1).ravel()
     counts = np.full(len(envs), 3)
-    values = worker._played_out(envs, counts, rows, tried).reshape(-1, 3)
+    values = learner._played_out(envs, counts, rows, tried).reshape(-1, 3)
     assert np.array_equal(values[:, 1], values[:, 2])
     assert not np.array_equal(values[:, 0], values[:, 1])
     # Of eight jobs to come, discounted, and the little that an untrained network says of the rest.
@@ -113,14 +116,14 @@ def test_actions_are_compared_in_the_same_futures() -> None:
 
 def test_only_what_is_near_the_best_is_compared_and_each_but_once() -> None:
     config = parse_config(TEXT)
-    worker = PlayOutWorker(config, scenarios_of(config, GRAPHS))
-    episodes, actions = worker.episodes, worker.episodes.mask.shape[1]
+    learner = PolicyIterationLearner(config, scenarios_of(config, GRAPHS))
+    episodes, actions = learner.episodes, learner.episodes.mask.shape[1]
     assert actions >= 5
     scores = np.full((32, actions), -np.inf)
     scores[:, 0] = 0.0
     scores[4, :5] = 0.95, 1.0, 1.0, 0.5, 0.9
     scores[9, :2] = 0.5, 1.0
-    found = worker._compared(scores)
+    found = learner.compared(scores)
     # Of environment 4, 1.0 (once), 0.95 and 0.9: four are looked at, two of which are one.
     assert found.there.tolist() == [[True, False, True, True]]
     assert found.recent == pytest.approx(episodes.recent[[4]])
@@ -139,7 +142,7 @@ def test_it_learns_what_brings_more_and_beats_chance() -> None:
     assert np.mean(errors[-5:]) < 0.8 * np.mean(errors[:2])
     chance = [
         run_episode(
-            scenarios[1], make_policy("random", scenarios[1], seed, None, Faults()), seed
+            scenarios[1], make_policy("random", scenarios[1], seed, None, PolicyFaults()), seed
         ).blocking_rate()
         for seed in range(500, 504)
     ]
@@ -148,14 +151,14 @@ def test_it_learns_what_brings_more_and_beats_chance() -> None:
 
 def test_a_run_is_exported_gone_on_with_and_begun_with(tmp_path: Path) -> None:
     config = parse_config(TEXT.replace("3000", "600"))
-    run = Run(config, GRAPHS, tmp_path / "run")
+    run = TrainingRun(config, GRAPHS, tmp_path / "run")
     report = run.learn()
     assert isinstance(report.scorer, OptionScorer)
     policy = load_learned(export(report.scorer, run.layout, config, report.training, tmp_path))
     kept = policy.card.training["config"]
     assert kept["policy_iteration"]["futures"] == 2
     assert "afterstates" not in kept
-    again = Run(parse_config(TEXT.replace("3000", "900")), GRAPHS, tmp_path / "run")
+    again = TrainingRun(parse_config(TEXT.replace("3000", "900")), GRAPHS, tmp_path / "run")
     again.resume()
     report = again.learn()
     assert report.training["steps"] >= 900

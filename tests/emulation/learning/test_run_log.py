@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from patchlight.emulation.learning.run_log import TENSORBOARD, RunLog
+pytest.importorskip("torch", reason="PyTorch is not installed: extra 'learn'")
+
+from patchlight.emulation.learning.run_folder import TENSORBOARD, RunLog
 
 
 def test_rows_and_what_is_left(tmp_path: Path) -> None:

@@ -19,9 +19,8 @@ from click.testing import CliRunner  # noqa: E402
 from patchlight.controller.policies.learned import load_learned, read_card  # noqa: E402
 from patchlight.controller.policies.model_files import MODELS  # noqa: E402
 from patchlight.controller.policies.observation import INTERVAL, Layout  # noqa: E402
-from patchlight.emulation.experiments.pac_ml.episodes import Faults, make_policy  # noqa: E402
-from patchlight.emulation.learning.afterstate_worker import AfterstateWorker, Teacher  # noqa: E402
-from patchlight.emulation.learning.afterstates import AfterstateLearner  # noqa: E402
+from patchlight.emulation.experiments.pac_ml.episodes import PolicyFaults, make_policy  # noqa: E402
+from patchlight.emulation.learning.afterstates import AfterstateLearner, Teacher  # noqa: E402
 from patchlight.emulation.learning.commands.learn import export as export_command  # noqa: E402
 from patchlight.emulation.learning.commands.learn import train as train_command  # noqa: E402
 from patchlight.emulation.learning.config import (  # noqa: E402
@@ -35,14 +34,13 @@ from patchlight.emulation.learning.config import (  # noqa: E402
     with_conditions,
     with_start,
 )
-from patchlight.emulation.learning.dqn import DqnLearner  # noqa: E402
 from patchlight.emulation.learning.export import export, rounded  # noqa: E402
 from patchlight.emulation.learning.labs.config import is_for_labs, parse_lab_config  # noqa: E402
+from patchlight.emulation.learning.learner import play  # noqa: E402
 from patchlight.emulation.learning.network import ClusterValue, OptionScorer, load_run, scorer_of  # noqa: E402
-from patchlight.emulation.learning.players import play  # noqa: E402
 from patchlight.emulation.learning.policy_iteration import PolicyIterationLearner  # noqa: E402
 from patchlight.emulation.learning.study import Study  # noqa: E402
-from patchlight.emulation.learning.training import Run, scenarios_of  # noqa: E402
+from patchlight.emulation.learning.training import TrainingRun, scenarios_of  # noqa: E402
 from patchlight.emulation.simulator.ramp import Workloads, run_episode  # noqa: E402
 from patchlight.emulation.simulator.ramp.requirements import law  # noqa: E402
 from patchlight.testbed.errors import BadInput, PatchlightError  # noqa: E402
@@ -58,7 +56,6 @@ environment: {laws: [A, D], law_instance: 0, num_envs: 32, horizon_s: 1e5, rule:
 network: {hidden: [16], busy_after_ks: [1, 4, 10]}
 evaluation: {seeds: 2, every_steps: 2000}
 """
-NO_GRAPH = "name: a\nalgorithm: maskable-ppo\nnetwork: {observation: pac-ml}"
 ITERATED = "name: a\nalgorithm: policy-iteration\n"
 NO_LAW = "name: a\nenvironment: {laws: [A, E]}"
 
@@ -67,7 +64,7 @@ def test_a_tiny_run_learns_writes_a_model_and_goes_on(tmp_path: Path) -> None:
     lines: list[str] = []
     shorter = TINY.replace("4000", "1500").replace("2000", "700")
     config = parse_config(shorter)
-    run = Run(config, GRAPHS, tmp_path / "run", lines.append)
+    run = TrainingRun(config, GRAPHS, tmp_path / "run", lines.append)
     report = run.learn()
     assert report.training["steps"] >= 1500
     assert len(lines) >= 2
@@ -86,15 +83,15 @@ def test_a_tiny_run_learns_writes_a_model_and_goes_on(tmp_path: Path) -> None:
     assert rates == pytest.approx(play(rounded(report.scorer), scenario, 500, 2))
 
     with pytest.raises(BadInput, match="holds a run already"):
-        Run(config, GRAPHS, tmp_path / "run").learn()
-    longer = Run(parse_config(shorter.replace("1500", "2500")), GRAPHS, tmp_path / "run")
+        TrainingRun(config, GRAPHS, tmp_path / "run").learn()
+    longer = TrainingRun(parse_config(shorter.replace("1500", "2500")), GRAPHS, tmp_path / "run")
     longer.resume()
     assert longer.learn().training["steps"] >= 2500
-    other = Run(parse_config(shorter.replace("[16]", "[8]")), GRAPHS, tmp_path / "run")
+    other = TrainingRun(parse_config(shorter.replace("[16]", "[8]")), GRAPHS, tmp_path / "run")
     with pytest.raises(BadInput, match="another configuration"):
         other.resume()
     with pytest.raises(BadInput, match=r"no checkpoint\.pt"):
-        Run(config, GRAPHS, tmp_path / "nothing").resume()
+        TrainingRun(config, GRAPHS, tmp_path / "nothing").resume()
     # A checkpoint beside the configuration of another network.
     (tmp_path / "mixed").mkdir()
     shutil.copy(tmp_path / "run" / "checkpoint.pt", tmp_path / "mixed")
@@ -113,25 +110,6 @@ def test_a_tiny_run_learns_writes_a_model_and_goes_on(tmp_path: Path) -> None:
     assert load_learned(tmp_path / "out" / "again.onnx").card.training["steps"] >= 2500
 
 
-def test_maskable_ppo_learns_and_exports_with_the_graph(tmp_path: Path) -> None:
-    pytest.importorskip("sb3_contrib", reason="sb3-contrib is not installed: extra 'learn'")
-    config = parse_config(
-        TINY.replace("steps: 4000", "steps: 512\nalgorithm: maskable-ppo")
-        .replace("num_envs: 32", "num_envs: 8")
-        .replace("hidden: [16]", "hidden: [16], graph_width: 4")
-        + "ppo: {n_steps: 32, batch_size: 128, n_epochs: 1}\n"
-    )
-    run = Run(config, GRAPHS, tmp_path / "run")
-    report = run.learn()
-    assert isinstance(report.scorer, OptionScorer)
-    policy = load_learned(export(report.scorer, run.layout, config, report.training, tmp_path))
-    rate = run_episode(run.scenarios[0], policy, 500).blocking_rate()
-    assert 0 < rate < 1
-    again = Run(config, GRAPHS, tmp_path / "run")
-    again.resume()
-    assert again.learn().training["steps"] >= 512
-
-
 def test_learning_from_play_beats_chance() -> None:
     config = parse_config(
         TINY.replace("[A, D]", "[D]")
@@ -142,7 +120,7 @@ def test_learning_from_play_beats_chance() -> None:
     for _ in range(8):
         learner.round()
     drawn = [
-        run_episode(scenario, make_policy("random", scenario, seed, None, Faults()), seed)
+        run_episode(scenario, make_policy("random", scenario, seed, None, PolicyFaults()), seed)
         for seed in range(500, 504)
     ]
     chance = np.mean([episode.blocking_rate() for episode in drawn])
@@ -153,10 +131,14 @@ def test_learning_from_play_beats_chance() -> None:
     ("arguments", "words"),
     [
         ("small --engine processes", "--engine processes is for labs"),
+        ("small --engine ray", "--engine ray is for labs"),
         ("small --processes 2", "--processes is for --engine processes or ray"),
         ("small --address 127.0.0.1:6379", "engine serial has no address"),
-        ("small-dqn --start learned-first-fit", "'masked-dqn' always begins anew"),
-        ("lab-small --start learned-first-fit", "--start is for partition policies"),
+        ("small --start nowhere", "cannot begin with 'nowhere': there is no such run"),
+        ("lab-partition --start nowhere", "--start is for partition policies"),
+        ("small-dqn", "configuration 'small-dqn' was removed"),
+        ("lab-small", "configuration 'lab-small' was removed"),
+        ("times-graph", "configuration 'times-graph' was removed"),
     ],
 )
 def test_what_a_training_cannot_do_is_said_before_it_begins(
@@ -174,9 +156,8 @@ def test_what_a_training_cannot_do_is_said_before_it_begins(
     [
         ("afterstates", AfterstateLearner, ""),
         ("policy-iteration", PolicyIterationLearner, "policy_iteration: {learning_starts: 1}"),
-        ("masked-dqn", DqnLearner, "dqn: {learning_starts: 100}"),
     ],
-    ids=["afterstates", "policy-iteration", "masked-dqn"],
+    ids=["afterstates", "policy-iteration"],
 )
 def test_a_seed_fixes_the_weights(algorithm: str, make: Any, sooner: str) -> None:
     config = parse_config(TINY.replace("steps", f"algorithm: {algorithm}\nsteps", 1) + sooner)
@@ -196,13 +177,13 @@ def test_a_seed_fixes_the_weights(algorithm: str, make: Any, sooner: str) -> Non
 def test_weights_that_are_no_numbers_end_a_run(tmp_path: Path) -> None:
     config = parse_config(TINY + "afterstates: {learning_rate: 1e30}\n")
     with pytest.raises(PatchlightError, match="'tiny' has diverged"):
-        Run(config, GRAPHS, tmp_path / "run").learn()
+        TrainingRun(config, GRAPHS, tmp_path / "run").learn()
 
 
 def test_the_teacher_keeps_to_its_rule() -> None:
     config = parse_config(TINY)
     scenarios = scenarios_of(config, GRAPHS)
-    episodes = AfterstateWorker(config, scenarios).episodes
+    episodes = AfterstateLearner(config, scenarios).episodes
     teacher = Teacher(episodes, [4, "sufficient"])
     for _ in range(30):
         actions = teacher.actions(episodes)
@@ -229,12 +210,14 @@ def test_the_teacher_keeps_to_its_rule() -> None:
         ("name: a\nafterstates: {teacher: {A: no}}", 2, 28, "no teacher 'no'"),
         ("name: a\nenvironment: {laws: []}", 2, 14, "'laws' is empty"),
         ("name: a\nnetwork: {busy_after_ks: []}", 2, 10, "'busy_after_ks' is empty"),
-        ("name: a\nppo: {n_epochs: 4}", 1, 1, "'ppo' is not of algorithm 'afterstates'"),
-        ("name: a\nalgorithm: masked-dqn\ndqn: {clip_range: 1}", 3, 7, "unknown key 'clip_range'"),
-        (ITERATED + "network: {graph_width: 4}", 1, 1, "compares clusters alone"),
+        ("name: a\nalgorithm: masked-dqn", 2, 12, "'masked-dqn' was removed: expected 'after"),
+        ("name: a\nppo: {n_epochs: 4}", 2, 1, "unknown key 'ppo'"),
+        ("name: a\npolicy_iteration: {near: 4}", 1, 1, "is not of algorithm 'afterstates'"),
+        ("name: a\nnetwork: {cluster: blocks}", 2, 20, "servers"),
+        ("name: a\nnetwork: {graph_width: 4}", 2, 10, "'graph_width' is of the observation"),
+        (ITERATED + "network: {observation: pac-ml}", 1, 1, "'policy-iteration' compares clusters"),
         (ITERATED + "environment: {remaining_error: 0.3}", 1, 1, "needs exact remaining times"),
         (ITERATED + "policy_iteration: {options: 1}", 3, 29, "a whole number from 2"),
-        (NO_GRAPH, 1, 1, "does not learn by the observation 'pac-ml'"),
         ("name: a b", 1, 7, "is not a name"),
         ("name: [a", 1, 1, "not YAML"),
         ("", 1, 1, "empty"),
@@ -260,10 +243,10 @@ def test_all_mistakes_are_named_at_once() -> None:
 def test_a_teacher_of_a_degree_that_is_not_there_is_refused(tmp_path: Path) -> None:
     config = parse_config(TINY + "afterstates: {teacher: {A: 5, D: 2}}\n")
     with pytest.raises(BadInput, match="degree 5"):
-        Run(config, GRAPHS, tmp_path)
+        TrainingRun(config, GRAPHS, tmp_path)
     config = parse_config(TINY + "afterstates: {teacher: {D: 2}}\n")
     with pytest.raises(BadInput, match="no degree for law A"):
-        Run(config, GRAPHS, tmp_path)
+        TrainingRun(config, GRAPHS, tmp_path)
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
@@ -276,10 +259,6 @@ def test_the_configurations_that_come_along_name_files_that_exist(path: Path) ->
 @pytest.mark.parametrize(
     ("config", "model"),
     [
-        ("ramp-first-fit", "learned-first-fit"),
-        ("ramp-first-fit-anew", "learned-first-fit-anew"),
-        ("ramp-block", "learned-block"),
-        ("ramp-block-far", "learned-block-far"),
         ("ramp-block-choice", "learned-block-choice"),
         ("ramp-first-fit-inexact", "learned-first-fit-inexact"),
     ],
@@ -336,38 +315,15 @@ def test_each_law_comes_under_each_condition() -> None:
     assert [each.horizon_s for each in learned] == [3.2e5, 3.2e5, 8e5, 8e5]
 
 
-@pytest.mark.parametrize("ramp", [(4, 4, 2), (2, 4, 2), (8, 8, 2)])
-def test_free_blocks_are_told_of_a_ramp_of_any_shape_by_the_same_weights(
-    ramp: tuple[int, int, int],
-) -> None:
-    layout = Layout(ramp, (1, 2, 4))
-    value = ClusterValue(layout, Network(cluster="blocks", hidden=(8,)))
-    usual = ClusterValue(Layout((4, 4, 2), (1, 2)), Network(cluster="blocks", hidden=(8,)))
-    value.load_state_dict(usual.state_dict())
-    rng = np.random.default_rng(0)
-    left = torch.from_numpy(rng.choice([0.0, 3.0, 9.0], (5, layout.servers)).astype(np.float32))
-    recent = torch.from_numpy(rng.random((5, *layout.shapes["recent"])).astype(np.float32) + 0.1)
-    # Many clusters at once are told of by another way than a model has.
-    both = value.seen(left, recent), value.seen(left[None], recent[None])[0]
-    assert torch.allclose(*both, atol=1e-5)
-    assert float(both[0].std()) > 0
-    assert value(left, recent).shape == (5,)
-
-
-@pytest.mark.parametrize("cluster", ["servers", "blocks", "both"])
-@pytest.mark.parametrize("version", [1, 2])
-def test_worths_that_are_looked_up_are_those_that_are_multiplied(
-    cluster: str, version: int
-) -> None:
-    layout = Layout((4, 4, 2), (1, 2, 4), version)
-    network = Network(cluster=cluster, hidden=(8, 4), busy_after_ks=(5, 1, 3))
+def test_worths_that_are_looked_up_are_those_that_are_multiplied() -> None:
+    layout = Layout((4, 4, 2), (1, 2, 4))
+    network = Network(hidden=(8, 4), busy_after_ks=(5, 1, 3))
     value = ClusterValue(layout, network)
     rng = np.random.default_rng(0)
     times = np.array([0.0, 1.0, 2.0, 3.0, 4.0, 9.0]) + 1e-3  # some on the edge of being busy
     left = torch.from_numpy(rng.choice(times, (40, layout.servers)).astype(np.float32))
     recent = torch.from_numpy(rng.random((40, *layout.shapes["recent"])).astype(np.float32) + 0.1)
-    if version > 1:
-        recent[:20, INTERVAL] = 1.0
+    recent[:20, INTERVAL] = 1.0
     for _ in range(2):
         with torch.no_grad():
             # Learned on, its worths are other ones.
@@ -379,9 +335,7 @@ def test_worths_that_are_looked_up_are_those_that_are_multiplied(
 
 def test_a_study_trains_and_compares_what_sees_graphs_in_two_ways(tmp_path: Path) -> None:
     laws = TINY.replace("[A, D]", "[D]").replace("1e5", "3e4")
-    ours = parse_config(
-        laws.replace("hidden: [16]", "hidden: [16], cluster: blocks, graph_width: 4")
-    )
+    ours = parse_config(laws)
     theirs = parse_config(
         laws.replace("tiny", "theirs").replace(
             "hidden", "observation: pac-ml, graph_width: 4, hidden"
@@ -437,24 +391,16 @@ def test_a_study_trains_and_compares_what_sees_graphs_in_two_ways(tmp_path: Path
         )
 
 
-def test_a_run_may_begin_with_the_weights_of_a_model() -> None:
-    times = "busy_after_ks: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 22, 28]"
-    text = TINY.replace("hidden: [16], busy_after_ks: [1, 4, 10]", f"{times}, hidden: [256, 128]")
-    config = with_start(parse_config(text), "learned-first-fit")
-    assert config == parse_config(text + "afterstates: {start: learned-first-fit}\n")
-    learner = AfterstateLearner(config, scenarios_of(config, GRAPHS))
-    # At the load that it was trained for it decides as the model does, which saw less.
+def test_a_run_begins_with_the_weights_of_an_earlier_one(tmp_path: Path) -> None:
+    config = parse_config(TINY.replace("4000", "500"))
+    report = TrainingRun(config, GRAPHS, tmp_path / "run").learn()
+    begun = with_start(config, str(tmp_path / "run"))
+    assert begun == parse_config(
+        TINY.replace("4000", "500") + f"afterstates: {{start: {tmp_path / 'run'}}}\n"
+    )
+    learner = AfterstateLearner(begun, scenarios_of(begun, GRAPHS))
     scenario = scenarios_of(config, GRAPHS)[1]
-    model = load_learned(MODELS / "learned-first-fit.onnx")
-    rates = [run_episode(scenario, model, seed).blocking_rate() for seed in (500, 501)]
-    assert play(learner.scorer, scenario, 500, 2) == pytest.approx(rates)
-    for other, words in (
-        ("nowhere", "there is no such run or model"),
-        ("learned-first-fit-any", "it has 8 networks that decide together"),
-    ):
-        begun = with_start(parse_config(text), other)
-        with pytest.raises(BadInput, match=words):
-            AfterstateLearner(begun, scenarios_of(begun, GRAPHS))
-    small = parse_config(TINY + "afterstates: {start: learned-first-fit}\n")
-    with pytest.raises(BadInput, match=r"its layers are \[\(528, 256\)"):
-        AfterstateLearner(small, scenarios_of(small, GRAPHS))
+    assert play(learner.scorer, scenario, 500, 2) == play(report.scorer, scenario, 500, 2)
+    small = parse_config(TINY.replace("[16]", "[8]"))
+    with pytest.raises(BadInput, match="is of another network"):
+        AfterstateLearner(with_start(small, str(tmp_path / "run")), scenarios_of(small, GRAPHS))

@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("gymnasium", reason="Gymnasium is not installed: extra 'learn'")
 
 from patchlight.controller.policies.observation import Observer
-from patchlight.emulation.learning.afterstate_worker import ControlVariate
+from patchlight.emulation.learning.afterstates import ControlVariate
 from patchlight.emulation.learning.vector_episodes import Finished, VectorEpisodes
 from patchlight.emulation.simulator.outages import Outages
 from patchlight.emulation.simulator.ramp import (

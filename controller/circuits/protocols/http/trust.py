@@ -24,6 +24,7 @@ from pathlib import Path
 
 from patchlight.controller.circuits.contract import DeviceUnreachable
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.linux.files import append_line, user_folder
 
 log = logging.getLogger("patchlight.ocs.http")
 
@@ -39,8 +40,7 @@ def pins_file() -> Path:
     """Where the pins are kept."""
     if named := os.environ.get(PINS_VARIABLE):
         return Path(named)
-    config = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(config) if config else Path.home() / ".config") / "patchlight" / "tls-pins"
+    return user_folder("XDG_CONFIG_HOME", ".config") / "patchlight" / "tls-pins"
 
 
 def fingerprint(certificate: bytes) -> str:
@@ -103,12 +103,7 @@ class Trust:
         return None
 
     def _keep(self, file: Path, shown: str) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            os.write(handle, f"{self._address} {shown}\n".encode())
-        finally:
-            os.close(handle)
+        append_line(file, f"{self._address} {shown}")
 
 
 def _checking(check: Callable[[bytes], None]) -> type[ssl.SSLObject]:

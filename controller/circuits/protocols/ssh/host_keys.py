@@ -17,6 +17,7 @@ import paramiko
 from paramiko.hostkeys import InvalidHostKey
 
 from patchlight.controller.circuits.contract import LoginRefused
+from patchlight.testbed.linux.files import append_line, user_folder
 
 FILE_VARIABLE = "PATCHLIGHT_KNOWN_HOSTS"
 POLICY_VARIABLE = "PATCHLIGHT_HOST_KEYS"
@@ -65,7 +66,7 @@ def check_host_key(name: str, host: str, port: int, key: paramiko.PKey) -> None:
             hint=f"compare it with the device's console, then: ssh-keyscan -p {port} {host} "
             f">> {path}",
         )
-    _pin(path, f"{where} {key.get_name()} {key.get_base64()}\n", name)
+    _pin(path, f"{where} {key.get_name()} {key.get_base64()}", name)
     log.warning("%s at %s: pinned its host key %s in %s", name, where, shown, path)
 
 
@@ -73,19 +74,12 @@ def pins_path() -> Path:
     """The file of pins."""
     if named := os.environ.get(FILE_VARIABLE):
         return Path(named)
-    config = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(config) if config else Path.home() / ".config") / "patchlight" / "known_hosts"
+    return user_folder("XDG_CONFIG_HOME", ".config") / "patchlight" / "known_hosts"
 
 
 def _pin(path: Path, line: str, name: str) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # One write at the end of the file: others may pin at the same time.
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
+        append_line(path, line)
     except OSError as error:
         # Trusting a key without remembering it would be trusting every key.
         raise HostKeyRefused(

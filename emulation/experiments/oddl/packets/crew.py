@@ -28,7 +28,7 @@ _LEAST_LEASE_S = 2.0
 
 
 @dataclass(frozen=True)
-class Training:
+class CrewTraining:
     """Iterations after each other: from the first node's start to the last one's end, in seconds.
 
     Of each iteration there is how long each stage took on each node, in seconds.
@@ -39,7 +39,7 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Load:
+class NodeLoad:
     """What a node does in an iteration, as it is emulated: bytes and seconds are scaled already."""
 
     gradient_bytes: int
@@ -53,7 +53,7 @@ class Crew:
     def __init__(self, processes: Sequence[subprocess.Popen[str]]) -> None:
         self._processes = processes
 
-    def train(self, iterations: int, *, turning: bool = False) -> Training:
+    def train(self, iterations: int, *, turning: bool = False) -> CrewTraining:
         """So many iterations. ``PatchlightError`` with what a node said where one fails."""
         stretch = Stretch(iterations, turning)
         for process in self._processes:
@@ -63,7 +63,7 @@ class Crew:
         ]
         every = [node for same in found for node in same]
         took_s = max(node["ended_s"] for node in every) - min(node["began_s"] for node in every)
-        return Training(took_s, [_together(same) for same in found])
+        return CrewTraining(took_s, [_together(same) for same in found])
 
 
 def _together(nodes: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
@@ -72,7 +72,7 @@ def _together(nodes: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 @contextmanager
 def crew_of(
-    emulated: EmulatedLab, load: Load, network: LightNetwork | None = None
+    emulated: EmulatedLab, load: NodeLoad, network: LightNetwork | None = None
 ) -> Iterator[Crew]:
     """A job's nodes inside the block: all hosts, or those of a network of light.
 
@@ -113,7 +113,7 @@ def crew_of(
 
 
 def _set_neighbours(hosts: Sequence[EmulatedHost]) -> None:
-    """Tell each host the others' MACs, as agents tell workers: nobody can ask in the dark."""
+    """Tell each host the others' MACs, as agents tell workers: ARP does not work in the dark."""
     macs = [(host.address, str(host.host.nic.mac)) for host in hosts]
     for host in hosts:
         netlink = Netlink(host.namespace())
@@ -127,7 +127,10 @@ def _set_neighbours(hosts: Sequence[EmulatedHost]) -> None:
 
 
 def _tasks(
-    emulated: EmulatedLab, hosts: Sequence[EmulatedHost], load: Load, network: LightNetwork | None
+    emulated: EmulatedLab,
+    hosts: Sequence[EmulatedHost],
+    load: NodeLoad,
+    network: LightNetwork | None,
 ) -> list[NodeTask]:
     light: list[LightTask | None] = [None] * len(hosts)
     if network is not None:

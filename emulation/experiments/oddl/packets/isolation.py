@@ -1,30 +1,158 @@
-"""The slow layer: two jobs, each with a network of light of its own, and one of them floods.
+"""A job that floods on all channels, and what its neighbour notices of it."""
 
-Wavelength switches give a job either a star to itself, or channels of a star that nothing else
-comes in on. The other job's transceivers are tuned to every channel that they can send.
-"""
-
+import errno
+import itertools
 import logging
 import os
+import socket
+import struct
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from math import comb
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 
 from patchlight.console.direct import direct_client
 from patchlight.controller.circuits.protocols.ssh.host_keys import FILE_VARIABLE
-from patchlight.emulation.experiments.oddl.packets.crew import Load, crew_of
-from patchlight.emulation.experiments.oddl.packets.flood import Arrivals, flood
+from patchlight.emulation.experiments.oddl.packets.crew import NodeLoad, crew_of
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
+from patchlight.emulation.lab.hosts import EmulatedHost
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.spectrum import SpectrumMap
-from patchlight.testbed.lab.tuning import LIGHT_SOCKET
-from patchlight.testbed.paths.light_networks import LightNetwork, light_networks
+from patchlight.testbed.lab.tuning import LIGHT_SOCKET, LightClient
+from patchlight.testbed.linux import namespaces
+from patchlight.testbed.paths.light_networks import LightNetwork, channels_of, light_networks
+
+_ETHERTYPE = 0x88B6
+"""The second of the two that IEEE 802 leaves for local experiments; probes have the first."""
+_EVERYBODY = "ff:ff:ff:ff:ff:ff"
+_PAYLOAD_BYTES = 1500
+_SOL_PACKET, _STATISTICS = 263, 6
+_ON_A_CHANNEL_S = 0.05
+_FULL_S = 0.001
+
+
+class FrameArrivals:
+    """Counts the flooded frames that come in at hosts, by their names; needs root."""
+
+    def __init__(self, hosts: Sequence[EmulatedHost]) -> None:
+        self._ears = {host.name: _opened(host, _ETHERTYPE) for host in hosts}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for ear in self._ears.values():
+            ear.close()
+
+    def count(self) -> dict[str, int]:
+        """How many have come in since the last count."""
+        # The kernel also counts those that are not read, and starts over with each answer.
+        return {
+            name: int(struct.unpack("=II", ear.getsockopt(_SOL_PACKET, _STATISTICS, 8))[0])
+            for name, ear in self._ears.items()
+        }
+
+
+class Flood:
+    """How many frames were sent so far."""
+
+    def __init__(self) -> None:
+        self.frames = 0
+
+
+@contextmanager
+def flood(
+    hosts: Sequence[EmulatedHost], victims: Sequence[EmulatedHost], light: Path
+) -> Iterator[Flood]:
+    """Inside the block, hosts send to each of the ``victims`` and to everybody.
+
+    It begins once each host has sent on each of its channels.
+    Each goes through the channels of its transceiver over and over, at the rate of its NIC. At the
+    end they are dark. ``light`` is the socket of the lab's light.
+    """
+    sent, stop = Flood(), threading.Event()
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        begun = [threading.Event() for _ in hosts]
+        floods = [
+            pool.submit(_flood, host, victims, light, on_all, stop)
+            for host, on_all in zip(hosts, begun, strict=True)
+        ]
+        try:
+            for on_all, each in zip(begun, floods, strict=True):
+                while not on_all.wait(_ON_A_CHANNEL_S) and not each.done():
+                    pass
+            yield sent
+        finally:
+            stop.set()
+            sent.frames = sum(each.result() for each in floods)
+
+
+def _flood(
+    host: EmulatedHost,
+    victims: Sequence[EmulatedHost],
+    light: Path,
+    on_all: threading.Event,
+    stop: threading.Event,
+) -> int:
+    nic = host.host.nic
+    assert nic.transceiver is not None
+    to = [_EVERYBODY, *(str(victim.host.nic.mac) for victim in victims)]
+    frames = itertools.cycle([_frame(mac, str(nic.mac)) for mac in to])
+    channels, sent = list(channels_of(nic.transceiver)), 0
+    with LightClient(light) as tuning, _opened(host) as out:
+        out.settimeout(_ON_A_CHANNEL_S)
+        for turn, channel in enumerate(itertools.cycle(channels)):
+            if turn == len(channels):
+                on_all.set()
+            if stop.is_set():
+                break
+            tuning.tune(host.host.endpoint, channel)
+            ends = time.monotonic() + _ON_A_CHANNEL_S
+            while time.monotonic() < ends and not stop.is_set():
+                sent += _sent(out, next(frames))
+        tuning.darken(host.host.endpoint)
+    return sent
+
+
+def _sent(out: socket.socket, frame: bytes) -> bool:
+    """Whether the NIC took a frame; else its queue was full, and has had a moment."""
+    try:
+        out.send(frame)
+    except TimeoutError:
+        return False
+    except OSError as error:
+        if error.errno != errno.ENOBUFS:
+            raise
+        time.sleep(_FULL_S)
+        return False
+    return True
+
+
+def _frame(to: str, source: str) -> bytes:
+    ends = bytes.fromhex((to + source).replace(":", ""))
+    return ends + _ETHERTYPE.to_bytes(2, "big") + bytes(_PAYLOAD_BYTES)
+
+
+def _opened(host: EmulatedHost, hears: int = 0) -> socket.socket:
+    """A socket for whole frames at a host's NIC; it hears those of one EtherType, or none."""
+    with namespaces.entered(host.namespace()):
+        opened = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+        opened.bind((host.host.endpoint.port, hears))
+    return opened
+
 
 _ALL_CHANNELS, _FIRST_TWO, _LAST_TWO = "193.175/200", "193.125/100", "193.225/100"
 WAYS: Mapping[str, Mapping[str, Sequence[str]]] = {
@@ -39,14 +167,14 @@ _CONFIDENCE = 0.95
 
 
 class Pairs(NamedTuple):
-    """Iterations of the neighbour in turns, in seconds: while nobody floods, and while one does."""
+    """Iterations of the neighbour in turns, in seconds: without a flood, and with one."""
 
     quiet_s: list[float]
     flooded_s: list[float]
 
 
 def measure_isolation(
-    emulated: EmulatedLab, load: Load, pairs: int, slowdown: float, say: Callable[[str], None]
+    emulated: EmulatedLab, load: NodeLoad, pairs: int, slowdown: float, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """The first job of a lab ``oddl4`` that is up trains, and the second floods.
 
@@ -60,7 +188,7 @@ def measure_isolation(
     trains = [emulated.host(name) for name in own.hosts]
     floods = [host for host in hosts if host.name not in own.hosts]
     found: dict[str, Any] = {}
-    with Arrivals(hosts) as arrivals:
+    with FrameArrivals(hosts) as arrivals:
 
         def arrived(frames: int) -> dict[str, int]:
             count = arrivals.count()

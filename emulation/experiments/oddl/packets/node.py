@@ -246,7 +246,7 @@ def main() -> None:
     try:
         asyncio.run(_run(task))
     except (TimeoutError, PatchlightError, TrainingError, OSError) as error:
-        words = str(error) or "an iteration did not come to its end"
+        words = str(error) or "an iteration did not end"
         _say({"error": f"node {task.number + 1}: {words}"})
         sys.stdout.flush()
         os._exit(1)  # A thread may still wait for a neighbour.

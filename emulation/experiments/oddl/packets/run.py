@@ -9,23 +9,61 @@ a result are the job's: those measured, divided by the slowdown.
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, NamedTuple
 
-from patchlight.emulation.experiments.oddl.packets.crew import Crew, Load, Training, crew_of
+from patchlight.emulation.experiments.oddl.conditions import workload
+from patchlight.emulation.experiments.oddl.packets.crew import Crew, CrewTraining, NodeLoad, crew_of
 from patchlight.emulation.experiments.oddl.packets.isolation import LEAST_PAIRS, measure_isolation
-from patchlight.emulation.experiments.oddl.packets.labs import (
-    light_lab,
-    network_of_all,
-    rate_bps,
-    switch_lab,
-)
-from patchlight.emulation.experiments.oddl.workloads import workload
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.emulation.provenance import provenance
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.units import format_time
+from patchlight.testbed.generate.builder import LabBuilder
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.labfile.reader import load_lab
+from patchlight.testbed.paths.light_networks import LightNetwork, light_networks
+from patchlight.testbed.units import format_rate, format_time
+
+_MODEL = "oddl4"
+
+
+def light_lab(tuning_time_s: float) -> Lab:
+    """The built-in lab ``oddl4``, with transceivers that take so long to be tuned."""
+    lab = load_lab(_MODEL)
+    servers = []
+    for server in lab.servers:
+        nics = []
+        for nic in server.nics:
+            assert nic.transceiver is not None
+            transceiver = replace(nic.transceiver, tuning_time_s=tuning_time_s)
+            nics.append(replace(nic, transceiver=transceiver))
+        servers.append(replace(server, nics=tuple(nics)))
+    # There is no packet switch here, so no OpenFlow.
+    return lab.with_changes(name="oddl-light", servers=tuple(servers), fabric="bridge")
+
+
+def switch_lab() -> Lab:
+    """Its servers, with NICs of the same rate, on one switch that never has to wait."""
+    model = load_lab(_MODEL)
+    build = LabBuilder("oddl-switch", network=str(model.network), fabric="bridge")
+    build.switch("ideal")
+    for host in model.hosts:
+        rate = format_rate(host.nic.rate_bps)
+        build.fibre(build.server(host.server.name, gpus=["Generic"], rate=rate), "ideal")
+    return build.lab()
+
+
+def network_of_all(lab: Lab) -> LightNetwork:
+    """The one network of light that all hosts are in, as the lab file has the switches."""
+    (network,) = light_networks(lab, {})
+    return network
+
+
+def rate_bps(lab: Lab) -> float:
+    """Of the slowest NIC, before any scale."""
+    return min(float(host.nic.rate_bps or "inf") for host in lab.hosts)
+
 
 TUNING_TIMES_S = (1e-3, 4e-3, 16e-3, 64e-3)
 NODES = 4
@@ -60,8 +98,7 @@ class PacketOptions:
             )
         if workload(self.model).tokens_bytes:
             raise BadInput(
-                f"{self.model} sends tokens besides gradients: expected a model that only "
-                "all-reduces",
+                f"{self.model} sends tokens and gradients: expected a model that only all-reduces",
                 hint="patchlight experiment oddl --flows takes it",
             )
         if not (self.scale >= 1 and self.slowdown >= 1):
@@ -85,19 +122,19 @@ class PacketOptions:
         """Of iterations with and without a neighbour that floods: as many as are in all rounds."""
         return max(LEAST_PAIRS, self.rounds * self.iterations)
 
-    def load(self, nodes: int = NODES) -> Load:
+    def load(self, nodes: int = NODES) -> NodeLoad:
         """What a node of so many does in an iteration of the emulated lab."""
         work = workload(self.model)
         nbytes = max(4, round(work.gradient_bytes / self.scale / 4) * 4)
         sent_bits = 8 * nbytes * 2 * (nodes - 1) / nodes
-        return Load(nbytes, work.compute_s * self.slowdown, sent_bits / self.emulated_bps)
+        return NodeLoad(nbytes, work.compute_s * self.slowdown, sent_bits / self.emulated_bps)
 
 
 class _Point(NamedTuple):
     """What was measured with one tuning time: rounds of trainings by arm, frames that were lost."""
 
     tuning_time_s: float
-    rounds: Sequence[dict[str, Training]]
+    rounds: Sequence[dict[str, CrewTraining]]
     losses: dict[str, dict[str, int]]
 
 
@@ -156,7 +193,7 @@ def run_packets(options: PacketOptions, say: Callable[[str], None]) -> dict[str,
     }
 
 
-def _round(ideal: Crew, oddl: Crew, iterations: int) -> dict[str, Training]:
+def _round(ideal: Crew, oddl: Crew, iterations: int) -> dict[str, CrewTraining]:
     """Each in its turn, so that what else the machine does falls on all of them."""
     return {
         "ideal": ideal.train(iterations),
@@ -191,21 +228,21 @@ def _result(points: Sequence[_Point], slowdown: float) -> dict[str, Any]:
     }
 
 
-def _ratio(rounds: Sequence[dict[str, Training]], arm: str) -> float:
+def _ratio(rounds: Sequence[dict[str, CrewTraining]], arm: str) -> float:
     """The training time of an arm over that on the switch, for as many iterations."""
     return _total_s(rounds, arm) / _total_s(rounds, "ideal")
 
 
-def _total_s(rounds: Sequence[dict[str, Training]], arm: str) -> float:
+def _total_s(rounds: Sequence[dict[str, CrewTraining]], arm: str) -> float:
     return sum(each[arm].took_s for each in rounds)
 
 
-def _mean_iteration_s(rounds: Sequence[dict[str, Training]], arm: str) -> float:
+def _mean_iteration_s(rounds: Sequence[dict[str, CrewTraining]], arm: str) -> float:
     return _total_s(rounds, arm) / sum(len(each[arm].iterations) for each in rounds)
 
 
 def _stages(
-    rounds: Sequence[dict[str, Training]], arm: str, slowdown: float
+    rounds: Sequence[dict[str, CrewTraining]], arm: str, slowdown: float
 ) -> dict[str, dict[str, float]]:
     """Of each stage the median and the longest time of a node, in the job's seconds."""
     found: defaultdict[str, list[float]] = defaultdict(list)

@@ -122,7 +122,11 @@ def _mine(tmp_path: Path, name: str) -> str:
         ("{name: a, workers: 1, command: [ls]}", ("--lab", "ofc2022"), "nobody knows how long"),
         ("name: 1", ("--lab", "ofc2022"), "jobs.yaml:1:"),
         (OPEN, ("--lab", "ofc2022"), "expected 'workers'"),
-        (OPEN, ("--lab", "ofc2022", "--partition", "learned-first-fit"), "trained for a RAMP"),
+        (
+            OPEN,
+            ("--lab", "ofc2022", "--partition", "learned-first-fit-inexact"),
+            "trained for a RAMP",
+        ),
         (OPEN, ("--lab", "ofc2022", "--partition", "as-asked,maximum"), "expected 'workers'"),
         (OPEN, ("--lab", "ofc2022", "--partition", "fifo"), "no policy 'fifo'"),
     ],

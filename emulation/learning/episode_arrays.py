@@ -1,28 +1,23 @@
-"""The blocks of a RAMP in many clusters at once: the first free ones, and how many are free when.
+"""What many episodes at once need as arrays: their jobs, and which blocks of a RAMP are free.
 
 Loops are compiled where Numba is installed (extra ``fast``), and slow elsewhere.
 """
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from patchlight.controller.policies.observation import Array
+from patchlight.controller.policies.observation import RECENT_FEATURES, Array, recent_features
 from patchlight.emulation.simulator.network.compiled import compiled
-from patchlight.emulation.simulator.ramp.ramp import Block, Ramp, RampShape
-
-SIZES = (2, 4, 6, 8, 16)
-"""Sizes of the blocks that networks are told of."""
-EACH = 1 + 2 * len(SIZES)
-"""Numbers for each time: the share of servers free, of each size the share of blocks, and 1 if
-there is one."""
+from patchlight.emulation.simulator.ramp.ramp import Block, Ramp
+from patchlight.emulation.simulator.ramp.scenario import Scenario
+from patchlight.testbed.errors import BadInput
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
 _Bools = NDArray[np.bool_]
-_Words = NDArray[np.uint64]
 
 
 class BlockTable:
@@ -39,11 +34,6 @@ class BlockTable:
         self.members = np.array([server for servers in each for server in servers], np.int64)
         self.first = np.cumsum([0, *map(len, each)]).astype(np.int64)
         self.begin = np.cumsum([0, *map(len, self.blocks)]).astype(np.int64)
-        # Servers as bits of words, words × blocks, so that one loop goes over all blocks.
-        self._masks = np.zeros((-(-self.servers // 64), len(each)), np.uint64)
-        for number, servers in enumerate(each):
-            for server in servers:
-                self._masks[server >> 6, number] |= np.uint64(1) << np.uint64(server & 63)
 
     def block(self, size: int, number: int) -> Block:
         """Block ``number``, one of the size at this place."""
@@ -63,18 +53,6 @@ class BlockTable:
         found = np.zeros((len(chosen), self.servers), bool)
         _taken(needs, chosen, self.members, self.first, found)
         return found
-
-    def shares(self, remaining: Array, after: Array) -> Array:
-        """Which share of the blocks of each size is free when, N × (times × (1 + 2 × sizes)).
-
-        ``remaining`` N × servers, ``after`` N × times, ascending. For each time the share of
-        servers that are free, that of blocks of each size, and 1 for each where there is one.
-        """
-        rows, times = after.shape
-        found = np.zeros((rows, times, 1 + 2 * len(self.sizes)), np.float32)
-        remaining, after = np.ascontiguousarray(remaining), np.ascontiguousarray(after)
-        _shares(remaining, after, self._masks, self.begin, found)
-        return found.reshape(rows, -1)
 
 
 class BlockChoices:
@@ -105,10 +83,90 @@ class BlockChoices:
         return found
 
 
-@lru_cache(maxsize=16)
-def told_blocks(shape: tuple[int, int, int]) -> BlockTable:
-    """The blocks of a RAMP that networks are told of; none of sizes that no shape serves."""
-    return BlockTable(Ramp(RampShape(*shape)), SIZES)
+@dataclass(frozen=True, slots=True)
+class EpisodeJobs:
+    """The jobs of one episode as columns; of the last ones some may not be decided on."""
+
+    graph: NDArray[np.intp]
+    beta: _Floats
+    arrived_s: _Floats
+    recent: Array
+    decisions: int
+    horizon_s: float
+    told_over_true: _Floats | None
+
+    @classmethod
+    def of(cls, scenario: Scenario, seed: int) -> "EpisodeJobs":
+        """Of the episode with this seed; ``BadInput`` if it has none to decide on."""
+        jobs = scenario.jobs(seed)
+        if not jobs or jobs[0].arrived_s >= scenario.horizon_s:
+            raise BadInput(f"the episode with seed {seed} has no job to decide on")
+        return cls(
+            np.array([job.graph for job in jobs]),
+            np.array([job.requirement for job in jobs]),
+            np.array([job.arrived_s for job in jobs]),
+            recent_features(
+                [job.requirement for job in jobs],
+                [job.sequential_s for job in jobs],
+                [*(job.arrived_s for job in jobs), scenario.horizon_s],
+            ),
+            sum(job.arrived_s < scenario.horizon_s for job in jobs),
+            scenario.horizon_s,
+            scenario.told_over_true(seed, len(jobs)),
+        )
+
+
+class JobColumns:
+    """The jobs of an episode in each of E environments, in arrays with a column for each job.
+
+    Episodes have the seeds from ``first_seed`` on, and ``scenarios`` take turns.
+    """
+
+    def __init__(self, scenarios: Sequence[Scenario], num_envs: int, first_seed: int) -> None:
+        self._scenarios, self._next_seed = scenarios, first_seed
+        self.scenario_of, self.seed_of = np.zeros(num_envs, int), np.zeros(num_envs, int)
+        self.jobs = [self._drawn(env) for env in range(num_envs)]
+        longest = max(len(jobs.graph) for jobs in self.jobs) + 1
+        self.arrived_s, self.beta = np.zeros((num_envs, longest)), np.zeros((num_envs, longest))
+        self.graph = np.zeros((num_envs, longest), int)
+        self.recent = np.zeros((num_envs, longest + 1, RECENT_FEATURES), np.float32)
+        self.decisions, self.horizon_s = np.zeros(num_envs, int), np.zeros(num_envs)
+        self._load(range(num_envs))
+
+    def draw(self, envs: Sequence[int]) -> None:
+        """These environments go on to the next episodes."""
+        for env in envs:
+            self.jobs[env] = self._drawn(env)
+        self._load(envs)
+
+    def _drawn(self, env: int) -> "EpisodeJobs":
+        seed, self._next_seed = self._next_seed, self._next_seed + 1
+        which = seed % len(self._scenarios)
+        self.scenario_of[env], self.seed_of[env] = which, seed
+        return EpisodeJobs.of(self._scenarios[which], seed)
+
+    def _load(self, envs: Iterable[int]) -> None:
+        for env in envs:
+            jobs = self.jobs[env]
+            many = len(jobs.graph)
+            if many >= self.graph.shape[1]:
+                wider = many + many // 4
+                self.arrived_s = _widened(self.arrived_s, wider)
+                self.graph = _widened(self.graph, wider)
+                self.beta = _widened(self.beta, wider)
+                self.recent = _widened(self.recent, wider + 1)
+            self.arrived_s[env, :many] = jobs.arrived_s
+            self.horizon_s[env] = jobs.horizon_s
+            self.graph[env, :many] = jobs.graph
+            self.beta[env, :many] = jobs.beta
+            self.recent[env, : many + 1] = jobs.recent
+            self.decisions[env] = jobs.decisions
+
+
+def _widened(array: NDArray, columns: int) -> NDArray:  # type: ignore[type-arg]
+    wider = np.zeros((len(array), columns, *array.shape[2:]), array.dtype)
+    wider[:, : array.shape[1]] = array
+    return wider
 
 
 @compiled
@@ -181,43 +239,3 @@ def _taken(needs: _Bools, chosen: _Ints, members: _Ints, first: _Ints, out: _Boo
             if needs[row, size] and block >= 0:
                 for place in range(first[block], first[block + 1]):
                     out[row, members[place]] = True
-
-
-@compiled
-def _shares(remaining: Array, after: Array, masks: _Words, begin: _Ints, out: Array) -> None:
-    rows, servers = remaining.shape
-    times, sizes, words = after.shape[1], len(begin) - 1, masks.shape[0]
-    busy, hit = np.zeros(words, np.uint64), np.zeros(masks.shape[1], np.uint64)
-    place, freed = np.zeros(servers, np.int64), np.zeros(times + 1, np.int64)
-    for row in range(rows):
-        freed[:] = 0
-        busy[:] = 0
-        for server in range(servers):
-            # The first of the times at which it is free, one past the last if at none.
-            time = 0
-            while time < times and remaining[row, server] > after[row, time]:
-                time += 1
-            place[server] = time
-            freed[time] += 1
-            busy[server >> 6] |= np.uint64(1) << np.uint64(server & 63)
-        free = 0
-        for time in range(times):
-            if time and not freed[time]:
-                out[row, time] = out[row, time - 1]
-                continue
-            free += freed[time]
-            for server in range(servers):
-                if place[server] == time:
-                    busy[server >> 6] &= ~(np.uint64(1) << np.uint64(server & 63))
-            out[row, time, 0] = free / servers
-            hit[:] = 0
-            for word in range(words):
-                for block in range(len(hit)):
-                    hit[block] |= masks[word, block] & busy[word]
-            for size in range(sizes):
-                count, blocks = 0, begin[size + 1] - begin[size]
-                for block in range(begin[size], begin[size + 1]):
-                    count += hit[block] == 0
-                if count:
-                    out[row, time, 1 + size] = count / blocks
-                    out[row, time, 1 + sizes + size] = 1.0
