@@ -219,7 +219,7 @@ def show(name: str, lab: str | None, as_json: bool) -> None:
         say_fit(fit)
 
 
-def _row(found: "Recipe") -> dict[str, Any]:
+def _row(found: "PolicyRecipe") -> dict[str, Any]:
     row = {"kind": found.kind, "name": found.name, "origin": found.origin}
     try:
         said = {"about": found.about.replace("``", ""), "parameters": found.parameters_in_words}

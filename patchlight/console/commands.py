@@ -47,7 +47,7 @@ class LazyGroup(click.Group):
 
     def _described(self) -> Mapping[str, Command]:
         """All commands that are imported when they are used."""
-        if ctx.command_path not in self._added:
+        if self._added is None:
             # Imported here: this takes longer than a whole short command.
             from importlib.metadata import entry_points
 
@@ -58,7 +58,7 @@ class LazyGroup(click.Group):
                 if " " not in (rest := name.removeprefix(self._prefix))
                 and name.startswith(self._prefix)
             }
-        return {**self.built_in, **self._added[ctx.command_path]}
+        return {**self.built_in, **self._added}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names."""
