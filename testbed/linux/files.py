@@ -94,37 +94,6 @@ def give_back(descriptor: int, until: int) -> None:
         raise OSError(code, os.strerror(code))
 
 
-def append_line(path: Path, line: str) -> None:
-    """Add a line to a file; where there is none it is made, for this user alone.
-
-    In one write, as others may do so at the same time. A last line that somebody wrote by hand,
-    without its end, stays a line of its own.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600), "r+b", 0) as file:
-        size = os.fstat(file.fileno()).st_size
-        begin = "\n" if size and os.pread(file.fileno(), 1, size - 1) != b"\n" else ""
-        file.write(f"{begin}{line}\n".encode())
-
-
-class NoHome(PatchlightError):
-    """A user without a home folder, as in a container under any user id."""
-
-
-def user_folder(variable: str, usual: str) -> Path:
-    """The folder that an XDG variable names, else ``usual`` in the user's home, or ``NoHome``."""
-    # The XDG specification has relative paths ignored.
-    if (named := os.environ.get(variable, "")).startswith("/"):
-        return Path(named)
-    try:
-        return Path.home() / usual
-    except RuntimeError as error:
-        raise NoHome(
-            f"user {os.geteuid()} has no home folder for {usual}",
-            hint=f"set HOME or {variable} to a folder that can be written to",
-        ) from error
-
-
 def remove_folder(folder: Path) -> None:
     """Remove a folder with all that somebody left in it, however deep. Blocks."""
     subprocess.run(["/bin/rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)
