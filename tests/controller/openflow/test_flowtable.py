@@ -116,7 +116,7 @@ from patchlight.controller.openflow.speaker import engine
 engine.choose(sys.argv[1])
 from ryu.ofproto import ofproto_protocol
 from ryu.ofproto import ofproto_v1_3 as ofp, ofproto_v1_3_parser as parser
-from patchlight.controller.openflow.speaker import messages
+from patchlight.controller.openflow.speaker import switch as messages
 from patchlight.controller.openflow.flowtable import COOKIE_MARK, COOKIE_MASK, FlowEntry, Match
 
 datapath = ofproto_protocol.ProtocolDesc(version=ofp.OFP_VERSION)
