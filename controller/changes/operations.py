@@ -265,9 +265,8 @@ async def lighting(parts: CircuitParts, pairs: Sequence[tuple[str, str]]) -> Dec
     not have or that no fibre joins to a circuit switch, and for a pair of one end.
     """
     # SciPy takes a while to be imported, and a controller may never need it.
-    from patchlight.controller.jobs.discipline.contract import Site
     from patchlight.controller.policies.engineering.paths import Wish, plan_paths
-    from patchlight.controller.policies.engineering.traffic import sites_of
+    from patchlight.controller.policies.engineering.traffic import CircuitSite, sites_of
 
     lab, sites = parts.lab, {site.name: site for site in sites_of(parts.lab)}
     wishes = []
@@ -284,8 +283,8 @@ async def lighting(parts: CircuitParts, pairs: Sequence[tuple[str, str]]) -> Dec
             for site in list(sites.values()):
                 if port in site.ports:
                     left = tuple(each for each in site.ports if each != port)
-                    sites[site.name] = Site(site.name, left, site.gpus)
-            sites[end] = Site(end, (port,))
+                    sites[site.name] = CircuitSite(site.name, left, site.gpus)
+            sites[end] = CircuitSite(end, (port,))
         if ends[0] == ends[1]:
             raise BadInput(f"{pair[0]}:{pair[1]} is one end: expected two different ones")
         wishes.append(Wish(ends[0], (ends[1],)))
