@@ -7,11 +7,11 @@ import yaml
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate import generate
+from patchlight.testbed.generate.builder import LabBuilder
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.topology import (
     FORMATS,
-    LabBuilder,
     Topology,
     kueue,
     slurm_conf,
