@@ -10,7 +10,7 @@ from patchlight.controller.api import models
 from patchlight.controller.api.answers import Answered
 from patchlight.controller.api.caller import Operator
 from patchlight.controller.api.describing import gives, under_way
-from patchlight.controller.discovery.discovery import DiscoveryRequest
+from patchlight.controller.discovery.discovery import WantedSearch
 from patchlight.testbed.wire.rest.discovery import Search, SearchPlan
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def discovery_routes(discovery: Discovery) -> APIRouter:
 
     @routes.post("/discovery", **begins)
     async def begin(request: models.DiscoveryRequest, caller: Operator) -> Any:
-        wanted = DiscoveryRequest(request.ports, request.listen_s, request.every_port)
+        wanted = WantedSearch(request.ports, request.listen_s, request.every_port)
         if request.dry_run:
             return await discovery.preview(wanted)
         await discovery.start(wanted, caller)
