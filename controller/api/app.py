@@ -25,7 +25,7 @@ from patchlight.controller.api.jobs import job_routes
 from patchlight.controller.api.openapi import docs_routes, gives, under_way
 from patchlight.controller.api.paths import path_routes
 from patchlight.controller.changes import requests
-from patchlight.controller.discovery.discovery import DiscoveryRequest as Wanted
+from patchlight.controller.discovery.discovery import WantedSearch
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.wire.rest import lab as shapes
@@ -93,7 +93,7 @@ def discovery_routes(discovery: Discovery) -> APIRouter:
 
     @routes.post("/discovery", **begins)
     async def begin(request: DiscoveryRequest, caller: Operator) -> Any:
-        wanted = Wanted(request.ports, request.listen_s, request.every_port)
+        wanted = WantedSearch(request.ports, request.listen_s, request.every_port)
         if request.dry_run:
             return await discovery.preview(wanted)
         await discovery.start(wanted, caller)

@@ -30,7 +30,7 @@ State = Literal["idle", "looking", "restoring", "done", "stopped", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
-class DiscoveryRequest:
+class WantedSearch:
     """What is to be looked at: these ports by OCS (all, if none are named), listening for so long
     each round; ``every_port`` also once all ends of the lab are found."""
 
@@ -80,7 +80,7 @@ class Discovery:
         is_open = self._window.opened is not None
         return asdict(self.progress) | {"step": self.news.step, "open": is_open}
 
-    async def preview(self, wanted: DiscoveryRequest) -> dict[str, Any]:
+    async def preview(self, wanted: WantedSearch) -> dict[str, Any]:
         """What a search would look at, what goes dark, how long it takes where all is as the lab
         file says, and what speaks against it now."""
         ports = await self._window.ports(wanted.ports)
@@ -93,12 +93,12 @@ class Discovery:
             "objections": await self._window.objections(ports, whole=not wanted.ports),
         }
 
-    async def start(self, wanted: DiscoveryRequest, caller: ChangeOptions) -> None:
+    async def start(self, wanted: WantedSearch, caller: ChangeOptions) -> None:
         """Begin a search; ``Refused`` or ``BadInput`` if it cannot be."""
         async with self._beginning_or_ending:
             await self._start(wanted, caller)
 
-    async def _start(self, wanted: DiscoveryRequest, caller: ChangeOptions) -> None:
+    async def _start(self, wanted: WantedSearch, caller: ChangeOptions) -> None:
         if self.under_way:
             raise Refused(f"{self.progress.by} looks at the wiring already")
         ports = await self._window.ports(wanted.ports)
@@ -140,7 +140,7 @@ class Discovery:
         with contextlib.suppress(PatchlightError):
             await self.stop()
 
-    async def _run(self, wanted: DiscoveryRequest, ports: Mapping[str, list[int]]) -> None:
+    async def _run(self, wanted: WantedSearch, ports: Mapping[str, list[int]]) -> None:
         progress, found = self.progress, None
         end: State = "failed"
         try:
@@ -164,9 +164,7 @@ class Discovery:
         progress.took_s = time.time() - progress.began_at
         progress.wiring, progress.state = found, end
 
-    async def _search(
-        self, wanted: DiscoveryRequest, ports: Mapping[str, list[int]]
-    ) -> dict[str, Any]:
+    async def _search(self, wanted: WantedSearch, ports: Mapping[str, list[int]]) -> dict[str, Any]:
         dark = await self._round(wanted, {}, self.progress.rounds_left - 1)
         if not dark.ends:
             why = "; ".join(dict.fromkeys(dark.silent.values()))
@@ -191,7 +189,7 @@ class Discovery:
         return _as_json(wiring, silent)
 
     async def _round(
-        self, wanted: DiscoveryRequest, light: Light, left: int, patience: int = 1
+        self, wanted: WantedSearch, light: Light, left: int, patience: int = 1
     ) -> Listened:
         progress = self.progress
         number = progress.rounds_done + 1
@@ -204,7 +202,7 @@ class Discovery:
         self.news.tell()
         return listened
 
-    def _round_s(self, wanted: DiscoveryRequest) -> float:
+    def _round_s(self, wanted: WantedSearch) -> float:
         """About what a round takes, before one was timed."""
         slowest_s = max((c.switching_time_s for c in self._lab.circuit_switches), default=0.0)
         return wanted.listen_s + 2 * slowest_s

@@ -29,6 +29,7 @@ from patchlight.testbed.lab.access import USUAL_ACCESS, Access, Role
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import parse_lab
 from patchlight.testbed.labfile.writer import write_lab
+from patchlight.testbed.wire.lab_api import keepers_socket
 from tests.support.controller_process import ControllerProcess
 from tests.support.job_api import api_of
 from tests.support.job_cluster import Cluster
@@ -236,7 +237,7 @@ def test_others_cannot_fill_the_queue_of_who_runs_the_controller(tmp_path: Path)
                 flood = stack.enter_context(socket.socket(socket.AF_UNIX))
                 flood.setblocking(False)
                 flood.connect(str(path))
-        chosen = str(ControllerClient(f"unix:{path}").wire["uds"])
+        chosen = str(keepers_socket(path))
         caller = stack.enter_context(socket.socket(socket.AF_UNIX))
         caller.setblocking(False)
         caller.connect(chosen)
