@@ -25,7 +25,7 @@ DATA = {
     "emulation/experiments/architectures": ["*.yaml"],
     "emulation/learning/configs": ["*.yaml"],
     "emulation/servers": ["*.sh"],
-    "deploy": ["Dockerfile", "*.sh", "*.txt"],
+    "deploy": ["Dockerfile", "*.sh", "*-constraint.txt"],
     "deploy/prometheus": ["*.yml"],
     "patchlight/cli/dashboard": ["*.js", "*.css"],
     "patchlight/cli/report": ["*.j2"],

@@ -1,6 +1,7 @@
 """``patchlight policy`` and the options that give a lab its policies."""
 
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -11,7 +12,6 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from patchlight.cli import policy as command
 from patchlight.cli.main import cli
 from patchlight.console import rendering
 from patchlight.console.scheduling_options import absolute, chosen_policies, policy_options
@@ -205,8 +205,12 @@ def test_help_needs_no_learning() -> None:
 
 
 def test_learning_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "_LATER_MODULE", "patchlight.cli.not_there")
-    result = run("train")
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec",
+        lambda name, *more: None if name == "torch" else found(name, *more),
+    )
+    result = run("train", "small")
     assert isinstance(result.exception, PatchlightError)
     assert "patchlight[learn]" in str(result.exception)
 

@@ -218,7 +218,7 @@ def test_an_engine_is_needed_where_workers_are_containers() -> None:
     without = replace(GPU_SERVER, docker=DockerFacts("unix:///d", False, said="is not there"))
     assert of_gpus(GPU_LAB, without, "docker")["Docker engine"].ok is False
     assert "apt-get install docker.io" in of_gpus(GPU_LAB, without)["Docker engine"].remedy
-    checks = of_gpus(GPU_LAB, replace(without, cdi=()), "process")
+    checks = of_gpus(GPU_LAB, replace(without, cdi=(), bwrap="0.8.0"), "process")
     assert not {"Docker engine", "container toolkit"} & set(checks)
     assert {finding.ok for finding in checks.values()} == {True}
 

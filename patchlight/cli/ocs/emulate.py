@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from patchlight.console.rendering import print_json, say
-from patchlight.emulation.optical.crossbar import NoChannelCrossbar
-from patchlight.emulation.optical.protocols.server import serve_until_stopped
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch, Emulation, OcsUser, OpticalSwitch
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS, check_shape
@@ -110,7 +108,7 @@ def emulate(
     rather than listen there.
     """
     # Imported here: other commands of this group do without an emulated device.
-    from patchlight.emulation.optical.protocols.server import server_class
+    from patchlight.emulation.optical.protocols.server import serve_until_stopped, server_class
 
     server = server_class(driver)
     known = _DRIVERS.get(driver)
@@ -184,6 +182,7 @@ def _wss(
     texts: list[str],
     state: Path | None,
 ) -> EmulatedWss:
+    from patchlight.emulation.optical.crossbar import NoChannelCrossbar
     from patchlight.emulation.optical.wavelength_device import EmulatedWss
 
     if inputs is None or outputs is None:

@@ -59,7 +59,8 @@ def test_a_job_trains_to_its_end(make_job: MakeJob, ranks: int) -> None:
         assert worker.tell(op="start")["ok"]
     for worker in job:
         assert worker.process.wait(PATIENCE_S) == 0, worker.output
-        assert worker.state == {"state": "done", "iterations_done": 4, "message": "", "starts": 1}
+        done = {"state": "done", "iterations_done": 4, "message": "", "starts": 1}
+        assert worker.state == {**done, "lost_rank": None}
         assert [report["index"] for report in worker.reports] == [0, 1, 2, 3]
         for report in worker.reports:
             assert (report["check"], report["device"]) == ("ok", "sleep")

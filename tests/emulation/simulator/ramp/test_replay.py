@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.policies.contract import PartitionPolicy
-from patchlight.controller.policies.registry import load_policy
 from patchlight.emulation.simulator.ramp import Episode, JobOutcome, Scenario, Workloads
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
 from patchlight.emulation.simulator.ramp.requirements import law
@@ -109,20 +107,3 @@ def test_recordings_hold_all_that_can_become_of_a_job(workloads: Workloads) -> N
         outcomes.update(episode.decide(int(row["degree"])) for row in recording.rows)
     # ddls' mask forbade none of these degrees, and no model is too large for a server.
     assert set(JobOutcome) - set(outcomes) == {JobOutcome.ILLEGAL, JobOutcome.NO_MEMORY}
-
-
-def test_the_learned_policy_gives_the_degrees_that_it_gave_in_ddls(workloads: Workloads) -> None:
-    played = 0
-    for path in RECORDINGS:
-        recording = Recording.read(path)
-        name = re.search(r"degrees by (\S+)\.", recording.head)
-        if name is None or not name[1].startswith("learned-"):
-            continue
-        policy = load_policy(name[1], "partition")
-        assert isinstance(policy, PartitionPolicy)
-        episode = Episode(recording.scenario(workloads), 0)
-        for row in recording.rows:
-            assert policy.degree(*episode.question()) == int(row["degree"])
-            episode.decide(int(row["degree"]))
-            played += 1
-    assert played > 200
