@@ -41,6 +41,7 @@ test: PYTEST_ARGS ?= --numprocesses=4
 test: $(if $(PYTEST_ARGS),,os-ken)
 	@deploy/bootstrap.sh --test
 	@$(MAKE) --no-print-directory --jobs=2 lint bytecode
+	@$(ROOT_RUN) $(BIN)/python -m benchmarks.house
 	@for docker in "" --docker; do $(ROOT_RUN) deploy/server-base.sh $$docker >/dev/null || \
 	    echo "make test: the tests of rehearsal servers try again" >&2; done
 	$(ROOT_RUN) $(ONE_THREAD) deploy/with-docker-engine.sh $(BIN)/python -m pytest -p no:cacheprovider \

@@ -61,7 +61,7 @@ class Discovery:
 
     def __init__(self, lab: Lab, window: MaintenanceWindow, listening: SwitchListening) -> None:
         self._lab, self._window, self._listening = lab, window, listening
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[tuple[dict[str, Any] | None, State]] | None = None
         self._beginning_or_ending = asyncio.Lock()
         self.progress = DiscoveryProgress()
         self.news = Notifier()
@@ -115,7 +115,7 @@ class Discovery:
             "looking", caller.by, 0, rounds, time.time(), left_s=left_s
         )
         self._task = asyncio.create_task(self._run(wanted, ports), name="wiring discovery")
-        self._task.add_done_callback(lambda _: self.news.tell())
+        self._task.add_done_callback(self._ended)
         self.news.tell()
 
     async def stop(self) -> None:
@@ -140,7 +140,16 @@ class Discovery:
         with contextlib.suppress(PatchlightError):
             await self.stop()
 
-    async def _run(self, wanted: WantedSearch, ports: Mapping[str, list[int]]) -> None:
+    def _ended(self, task: asyncio.Task[tuple[dict[str, Any] | None, State]]) -> None:
+        # Together, so that nobody sees the end without its step, or the step before the end.
+        if not task.cancelled():
+            self.progress.wiring, self.progress.state = task.result()
+        self.news.tell()
+
+    async def _run(
+        self, wanted: WantedSearch, ports: Mapping[str, list[int]]
+    ) -> tuple[dict[str, Any] | None, State]:
+        """Search, and put the circuits back: what was found, and how it ended."""
         progress, found = self.progress, None
         end: State = "failed"
         try:
@@ -162,7 +171,7 @@ class Discovery:
             progress.hint = getattr(error, "hint", None)
             _log.error("after looking at the wiring: %s", progress.message)
         progress.took_s = time.time() - progress.began_at
-        progress.wiring, progress.state = found, end
+        return found, end
 
     async def _search(self, wanted: WantedSearch, ports: Mapping[str, list[int]]) -> dict[str, Any]:
         dark = await self._round(wanted, {}, self.progress.rounds_left - 1)
