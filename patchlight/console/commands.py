@@ -130,13 +130,17 @@ def kept(name: str, packages: Sequence[str], make: Callable[[], Any]) -> Any:
     import hashlib
     import json
 
+    from patchlight.testbed.linux.files import NoHome, user_folder
+
     folders = [Path(f) for p in packages for f in importlib.import_module(p).__path__]
     files = sorted(f for folder in folders for f in folder.rglob("*") if f.suffix in _READ)
     stats = [(str(file), (at := file.stat()).st_mtime_ns, at.st_size) for file in files]
     state = hashlib.sha256(repr((sys.version, stats)).encode()).hexdigest()
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    root = Path(base if base.startswith("/") else "~/.cache").expanduser()
-    path, mine = root / "patchlight" / f"{name}.json", "SUDO_UID" not in os.environ
+    try:
+        path = user_folder("XDG_CACHE_HOME", ".cache") / "patchlight" / f"{name}.json"
+    except NoHome:
+        return make()
+    mine = "SUDO_UID" not in os.environ
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         found = json.loads(path.read_text(encoding="utf-8")) if mine else {}
         if found["state"] == state:
