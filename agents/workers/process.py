@@ -281,15 +281,22 @@ class _ProcessWorker:
         return ExitInfo(code, lines, self._cgroups.ran_out_of_memory(self._namespace))
 
     async def stop(self, grace_s: float) -> None:
+        self._signal(signal.SIGTERM)
         if self._descriptor is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._descriptor, signal.SIGTERM)
             await self.thaw()
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(grace_s):
                 await self._gone.wait()
+        except TimeoutError:
+            # First, so that it does not write the exit code of a program that may not fork any more.
+            self._signal(signal.SIGKILL)
         await self.dispose()
         await self._gone.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._descriptor is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._descriptor, number)
 
     async def freeze(self) -> None:
         await asyncio.to_thread(namespaces.stop_all, self._namespace)

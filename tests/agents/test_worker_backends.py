@@ -151,7 +151,7 @@ async def test_it_is_told_to_end_and_all_that_it_forked_ends_with_it(
     runner: Runner, desk: Desk
 ) -> None:
     deaf = "trap 'echo told' TERM; (trap '' TERM; setsid sleep 600) & echo deaf"
-    deaf += "; while :; do sleep 0.05; done"
+    deaf += "; while :; do sleep 0.001; done"
     launch = desk.launch("sh", "-c", deaf)
     worker = await begin(runner, launch)
     await eventually((launch.directory / keeper.OUTPUT).read_text)
