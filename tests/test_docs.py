@@ -15,6 +15,8 @@ import patchlight
 from patchlight.cli.main import cli
 from tests.support.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.wings
+
 ROOT = Path(__file__).parents[1]
 NEEDS_ROOT = {"build_lab", "emulated_lab"}
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]

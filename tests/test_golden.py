@@ -52,6 +52,7 @@ def commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Com
             yield from commands(inner, f"{path} {name}")
 
 
+@pytest.mark.wings
 def test_the_help_of_every_command() -> None:
     texts = []
     for path, command in commands(cli, "patchlight"):
@@ -85,6 +86,7 @@ def rounded(value: Any) -> Any:
     return [rounded(each) for each in value] if isinstance(value, list) else value
 
 
+@pytest.mark.wings
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("seed", range(len(RUNS)))
 def test_the_results_of_six_seeds(

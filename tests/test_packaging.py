@@ -14,7 +14,7 @@ import pytest
 
 # All of it in the process of the one test that needs the machine: one wheel is enough, and takes
 # its time to build.
-pytestmark = pytest.mark.xdist_group("machine")
+pytestmark = [pytest.mark.xdist_group("machine"), pytest.mark.wings]
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("agents", "controller", "deploy", "emulation", "testbed")

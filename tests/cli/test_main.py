@@ -42,6 +42,7 @@ def test_help_imports_no_command_and_nothing_slow() -> None:
     assert result.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.wings
 def test_commands_are_listed_and_names_completed_without_a_client_of_the_controller() -> None:
     code = (
         "import sys\nfrom patchlight.cli.main import main\n"
@@ -313,6 +314,7 @@ def every_command(group: click.Group, *names: str) -> Iterator[tuple[str, click.
             yield " ".join((*names, name)), command
 
 
+@pytest.mark.wings
 def test_every_lab_option_is_the_same_one() -> None:
     options = {
         name: parameter
@@ -327,6 +329,7 @@ def test_every_lab_option_is_the_same_one() -> None:
         assert (option.envvar, option.show_envvar) == ("PATCHLIGHT_LAB", True), name
 
 
+@pytest.mark.wings
 def test_a_lab_of_the_environment_gives_way_to_options_in_its_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

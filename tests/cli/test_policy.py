@@ -20,7 +20,7 @@ from patchlight.controller.policies.registry import BUILT_IN
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.queueing import KINDS, NOTHING_SAID, PolicyChoice
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = [pytest.mark.usefixtures("undrawn"), pytest.mark.wings]
 
 RAISES = '''
 class Mine:

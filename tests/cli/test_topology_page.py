@@ -16,6 +16,7 @@ BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.usefixtures("one_core", "undrawn")
+@pytest.mark.wings
 def test_the_policy_of_twenty_lines_runs_in_the_simulator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

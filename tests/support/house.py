@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -105,6 +105,25 @@ class Source:
                     args=[ast.Constant(value=str(name)), *_],
                 ):
                     yield node.lineno, name
+
+
+def absent_wings() -> set[str]:
+    """The wings whose folders are not there."""
+    return {wing for wing in WINGS if not (ROOT / wing.replace(".", "/")).is_dir()}
+
+
+@cache
+def wings_used_by(test: Path) -> set[str]:
+    """The wings that a file of the tests imports, itself or by ``tests.support``."""
+    found = set[str]()
+    source = Source(test, module_of(test, ROOT), test.read_text())
+    for _, name in source.imported():
+        parent = ROOT / name.rpartition(".")[0].replace(".", "/")
+        if name.startswith("tests.support.") and parent.with_suffix(".py").is_file():
+            found |= wings_used_by(parent.with_suffix(".py"))
+        elif (room := room_of(name)) in WINGS:
+            found.add(str(room))
+    return found
 
 
 class House:
