@@ -19,8 +19,8 @@ from patchlight.controller.policies.contract import ClusterView, JobView, Progre
 from patchlight.controller.policies.files import shipped_models, weighs_options
 from patchlight.controller.policies.learned import load_learned
 from patchlight.controller.policies.registry import load_policy
+from patchlight.emulation.simulator import randomlabs
 from patchlight.emulation.simulator.ramp import Episode, Workloads, pac_ml_scenario
-from patchlight.emulation.simulator.randomlabs import episodes
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.generate.random_lab import RandomLabShape, lab_of
 
@@ -70,7 +70,7 @@ def _in_labs(policy: str) -> list[dict[str, Any]]:
     found = []
     for shape, jobs, limit in LABS:
         lab, timed = lab_of(shape, "timed"), _Timed(policy)
-        episode = episodes.Episode(lab, episodes.draw_jobs(lab, 0, jobs, 0.95))
+        episode = randomlabs.Episode(lab, randomlabs.draw_jobs(lab, 0, jobs, 0.95))
         gc.freeze()  # as a controller does
         episode.play(timed, timed, timed)
         decisions = {

@@ -22,21 +22,23 @@ from benchmarks.following_light import (
     trace,
 )
 from patchlight.emulation.simulator.cluster import Policies as QueuePolicies
-from patchlight.emulation.simulator.randomlabs.comparison import Policies
+from patchlight.emulation.simulator.randomlabs import PlayedPolicies
 from patchlight.testbed.lab.queueing import PolicyChoice
 from patchlight.testbed.labfile.reader import load_lab
 
 CHOICES = (
-    Policies("least-delay", "least-delay", "least-delay"),
-    Policies("least-delay", "least-delay"),
-    Policies("regroup", "regroup"),
+    PlayedPolicies("least-delay", "least-delay", "least-delay"),
+    PlayedPolicies("least-delay", "least-delay"),
+    PlayedPolicies("regroup", "regroup"),
 )
-ORDERS = (*CHOICES, Policies("regroup", "regroup", "srpt"))
+ORDERS = (*CHOICES, PlayedPolicies("regroup", "regroup", "srpt"))
 ORDERS_SEED = 1
 FULL_S = 1200.0
 
 
-def predicted_s(jobs: Sequence[TracedJob], choices: Sequence[Policies]) -> dict[Policies, float]:
+def predicted_s(
+    jobs: Sequence[TracedJob], choices: Sequence[PlayedPolicies]
+) -> dict[PlayedPolicies, float]:
     """The mean completion time that the simulator predicts for each, in compressed seconds."""
     lab = load_lab("ofc2022")
     found = {}
@@ -53,7 +55,7 @@ def run(*, full: bool = False) -> list[dict[str, Any]]:
     return [each for seed, choices in traces for each in compared(length_s, seed, choices)]
 
 
-def compared(length_s: float, seed: int, choices: Sequence[Policies]) -> list[dict[str, Any]]:
+def compared(length_s: float, seed: int, choices: Sequence[PlayedPolicies]) -> list[dict[str, Any]]:
     """The same for one trace."""
     jobs = trace(load_lab("ofc2022"), length_s, seed)
     head = f"{len(jobs)} jobs of {length_s / 60:g} minutes in packets"

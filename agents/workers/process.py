@@ -288,7 +288,7 @@ class _ProcessWorker:
             async with asyncio.timeout(grace_s):
                 await self._gone.wait()
         except TimeoutError:
-            # First, so that it does not write the exit code of a program that may not fork any more.
+            # First: it would write the exit code of a program that was refused a fork.
             self._signal(signal.SIGKILL)
         await self.dispose()
         await self._gone.wait()

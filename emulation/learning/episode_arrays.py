@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from patchlight.controller.policies.observation import RECENT_FEATURES, Array, recent_features
-from patchlight.emulation.simulator.network.compiled import compiled
+from patchlight.emulation.simulator.network.sharing import compiled
 from patchlight.emulation.simulator.ramp.ramp import Block, Ramp
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 from patchlight.testbed.errors import BadInput

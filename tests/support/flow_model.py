@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from patchlight.emulation.simulator.network import PlacedJob, collective, run_jobs
-from patchlight.emulation.simulator.network.framing import EMULATED_BYTES, tcp
-from patchlight.emulation.simulator.network.topologies.lab import lab_network
+from patchlight.emulation.simulator.network.contract import EMULATED_BYTES, tcp
+from patchlight.emulation.simulator.network.topologies.direct import lab_network
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap

@@ -16,8 +16,13 @@ from patchlight.emulation.simulator.cluster.simulation import Simulation
 from patchlight.emulation.simulator.cluster.sweep import load_policies
 from patchlight.emulation.simulator.network import Network, PlacedJob, Round, collective, network_of
 from patchlight.emulation.simulator.network.engine import run
-from patchlight.emulation.simulator.network.jobs import ONCE, Sessions, program_of, sessions_of
-from patchlight.emulation.simulator.network.parallelism import expert_exchange
+from patchlight.emulation.simulator.network.jobs import (
+    ONCE,
+    Sessions,
+    expert_exchange,
+    program_of,
+    sessions_of,
+)
 from patchlight.emulation.simulator.network.sharing import Ints
 from patchlight.emulation.simulator.traces import TraceJob, read_trace
 from patchlight.testbed.errors import BadInput, PatchlightError

@@ -17,10 +17,9 @@ from patchlight.controller.policies.learned import Card
 from patchlight.controller.policies.options.card import OptionsCard
 from patchlight.controller.policies.registry import find, policies
 from patchlight.emulation.experiments.pac_ml.variation import Variation
+from patchlight.emulation.simulator.ramp.bounds import hindsight_bound, online_bound
 from patchlight.emulation.simulator.ramp.episode_result import EpisodeResult
-from patchlight.emulation.simulator.ramp.hindsight import hindsight_bound
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
-from patchlight.emulation.simulator.ramp.online_bound import online_bound
 from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE, RampShape
 from patchlight.emulation.simulator.ramp.rollout import LookAhead, RollOut, candidates, tuned
 from patchlight.emulation.simulator.ramp.scenario import Scenario

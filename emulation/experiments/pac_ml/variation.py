@@ -11,7 +11,6 @@ from patchlight.controller.policies.learned import Card
 from patchlight.controller.policies.observation import written
 from patchlight.emulation.simulator.outages import Outages
 from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE, RampShape
-from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
 from patchlight.emulation.simulator.ramp.scenario import (
     MAX_ERROR,
     PAC_ML_HORIZON_S,
@@ -21,7 +20,7 @@ from patchlight.emulation.simulator.ramp.scenario import (
     Scenario,
     pac_ml_scenario,
 )
-from patchlight.emulation.simulator.ramp.workloads import Device, Workloads
+from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES, Device, Workloads
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import ComputationGraph
 from patchlight.testbed.io.issues import nearest

@@ -12,9 +12,8 @@ from patchlight.emulation.learning.envs.queued import Observation, unit
 from patchlight.emulation.learning.envs.ramp_partition import scenarios
 from patchlight.emulation.learning.envs.registry import Heuristic, first_allowed
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule, place_one_by_one
-from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
 from patchlight.emulation.simulator.ramp.steps import step_time
-from patchlight.emulation.simulator.ramp.workloads import Workloads
+from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES, Workloads
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs.partitioning import PartitionedGraph, TrainingGraph
 

@@ -31,9 +31,8 @@ from patchlight.emulation.learning.envs.registry import Heuristic
 from patchlight.emulation.learning.vector_episodes import VectorEpisodes, layout_of
 from patchlight.emulation.simulator.ramp.lossnetwork import Episode, JobOutcome
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
-from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
 from patchlight.emulation.simulator.ramp.scenario import Scenario, pac_ml_scenario
-from patchlight.emulation.simulator.ramp.workloads import Workloads
+from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES, Workloads
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import ComputationGraph
 

@@ -18,8 +18,8 @@ from patchlight.emulation.learning.envs.ramp_partition import new_episode, scena
 from patchlight.emulation.learning.envs.registry import Heuristic
 from patchlight.emulation.simulator.ramp.lossnetwork import Episode, JobOutcome
 from patchlight.emulation.simulator.ramp.ramp import Block, PlacementRule, sub_blocks
-from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
 from patchlight.emulation.simulator.ramp.scenario import Scenario
+from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES
 from patchlight.testbed.errors import BadInput
 
 Observation = dict[str, Any]

@@ -32,7 +32,7 @@ from patchlight.emulation.learning.run_folder import (
     read_checkpoint,
 )
 from patchlight.emulation.simulator.executors import Engine
-from patchlight.emulation.simulator.randomlabs.comparison import Policies, played_jct_s
+from patchlight.emulation.simulator.randomlabs import PlayedPolicies, played_jct_s
 from patchlight.testbed.errors import BadInput
 
 APART = 5
@@ -171,7 +171,7 @@ def _weights(network: OptionNetwork) -> dict[str, Any]:
     return copy.deepcopy(network.state_dict())
 
 
-_RULE = Policies("least-delay:circuits=false")
+_RULE = PlayedPolicies("least-delay:circuits=false")
 COMPARED = (
     _RULE,
     *(_RULE._replace(partition=each) for each in ("maximum", "constant:4", "least-delay")),

@@ -28,12 +28,7 @@ from patchlight.emulation.learning.labs.config import DRAWN, LabConfig
 from patchlight.emulation.learning.labs.network import OptionNetwork, policy_of
 from patchlight.emulation.simulator.cluster import QueueResult
 from patchlight.emulation.simulator.executors import Engine, run_all
-from patchlight.emulation.simulator.randomlabs.episodes import (
-    Episode,
-    draw_jobs,
-    trace_of,
-    traced_jobs,
-)
+from patchlight.emulation.simulator.randomlabs import Episode, draw_jobs, trace_of, traced_jobs
 from patchlight.emulation.simulator.traces import TraceJob
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate.random_lab import random_lab

@@ -1,16 +1,22 @@
-"""A lab file's cluster, rewired by its OCSs: the disaggregated lab of OFC 2022, or any other."""
+"""A lab file as a cluster whose OCSs rewire it, and the jobs of a job file on it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence, Set
 from copy import copy
 from typing import Any
 
+from patchlight.controller.jobs.cluster_view import alone_s, training_of, view_of
+from patchlight.controller.jobs.specs import check_specs
 from patchlight.controller.policies.contract import ClusterShape, Frozen, GpuSite
 from patchlight.controller.policies.sets import members
-from patchlight.controller.prediction.network import LabNetwork
+from patchlight.controller.prediction.network import LabNetwork, slowest_nic_bps
 from patchlight.controller.prediction.sharing import Demand, RingNetwork
 from patchlight.emulation.simulator.cluster.cluster import Rewiring
+from patchlight.emulation.simulator.cluster.jobs import QueueJob
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.wiring import trace_links
@@ -126,3 +132,55 @@ class LabCluster:
                 if (paths[0] and paths[0].hops) != (paths[1] and paths[1].hops):
                     moved |= 1 << number
         return Rewiring(dark_s, changed, moved, self._network.relit)
+
+
+def jobs_of_specs(
+    lab: Lab,
+    specs: Sequence[JobSpec],
+    user: str = "",
+    arrived_s: float = 0.0,
+    partitioned: bool = False,
+) -> list[QueueJob]:
+    """Jobs that a user submits to a lab at one moment, each of which starts by itself.
+
+    Where they are ``partitioned``, a policy says how many workers those get that leave it open.
+
+    ``BadInput`` for one that the lab would not take, and for one that a simulation knows too
+    little of: on hosts of its own choice, or without gradient or computing time.
+    """
+    counted = not partitioned
+    checked = [each for spec in specs for each in check_specs(lab, [spec], counted=counted)]
+    return [
+        _queue_job(
+            lab, JobStatus(spec.name, spec, JobState.QUEUED, submitted_at=arrived_s, by=user)
+        )
+        for spec in checked
+    ]
+
+
+def _queue_job(lab: Lab, status: JobStatus) -> QueueJob:
+    spec, training = status.spec, training_of(status)
+    if spec.hosts:
+        raise BadInput(
+            f"job {spec.name} names its hosts: in a simulation the placement policy chooses them",
+            hint=f"'workers: {spec.size}' in place of 'hosts'",
+        )
+    lasts_s = alone_s(status, slowest_nic_bps(lab))
+    if training is None or math.isnan(lasts_s):
+        raise BadInput(
+            f"job {spec.name}: nobody knows how long it takes",
+            hint="say 'iterations', 'gradient' and 'compute', also of a command",
+        )
+    view = view_of(status)
+    if not view.workers and not view.degrees:
+        able = sum(host.gpu is not None and spec.runs_on(host.gpu.model) for host in lab.hosts)
+        view = view._replace(degrees=tuple(range(1, able + 1)))
+    return QueueJob(
+        view,
+        lasts_s,
+        training=training,
+        degrees=view.degrees,
+        priority=spec.priority,
+        after=spec.after,
+        preemptible=spec.preemptible,
+    )

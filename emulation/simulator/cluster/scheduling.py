@@ -10,16 +10,15 @@ from patchlight.controller.policies.defragment import defragment
 from patchlight.emulation.simulator.cluster.cluster import Cluster
 from patchlight.emulation.simulator.cluster.jobs import QueueJob
 from patchlight.emulation.simulator.cluster.results import QueueResult
-from patchlight.emulation.simulator.cluster.settings import Settings
 from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob
 from patchlight.emulation.simulator.cluster.simulation import Simulation
 from patchlight.emulation.simulator.cluster.site import Policies, Ring, SimulatedSite
+from patchlight.emulation.simulator.cluster.state import Settings
 from patchlight.testbed.errors import PatchlightError
 
 Tell = Callable[[int, int], None]
 """Hears how many jobs have ended, of how many."""
 
-# A job that nothing but broken GPUs keeps waiting for so long will not get them any more.
 _HOPELESS_S = 365 * 86400.0
 _TELL_EVERY = 500
 

@@ -24,8 +24,8 @@ from patchlight.emulation.simulator.cluster.cluster import Cluster
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, left_open
 from patchlight.emulation.simulator.cluster.results import QueueResult, summary_of
 from patchlight.emulation.simulator.cluster.scheduling import Tell, simulate
-from patchlight.emulation.simulator.cluster.settings import Settings
 from patchlight.emulation.simulator.cluster.site import Policies
+from patchlight.emulation.simulator.cluster.state import Settings
 from patchlight.emulation.simulator.executors import Engine, run_all
 from patchlight.emulation.simulator.seeds import policy_seed
 

@@ -10,11 +10,10 @@ from patchlight.emulation.output_folder import check_output
 from patchlight.emulation.provenance import policy_files, provenance
 from patchlight.emulation.simulator.cluster.cluster import Cluster, TwoLevel
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, queue_jobs
-from patchlight.emulation.simulator.cluster.lab_jobs import jobs_of_specs
-from patchlight.emulation.simulator.cluster.labcluster import LabCluster
+from patchlight.emulation.simulator.cluster.labcluster import LabCluster, jobs_of_specs
 from patchlight.emulation.simulator.cluster.networkcluster import NetworkCluster
 from patchlight.emulation.simulator.cluster.report import result_of, write_report
-from patchlight.emulation.simulator.cluster.settings import Settings
+from patchlight.emulation.simulator.cluster.state import Settings
 from patchlight.emulation.simulator.cluster.sweep import (
     AS_ASKED,
     Combination,

@@ -85,21 +85,16 @@ def compare(
     from patchlight.emulation.output_folder import cannot_write, check_output, write_result
     from patchlight.emulation.provenance import provenance
     from patchlight.emulation.simulator.executors import Engine
-    from patchlight.emulation.simulator.randomlabs.comparison import (
-        Drawn,
-        Policies,
-        built_in,
-        by_size,
-    )
-    from patchlight.emulation.simulator.randomlabs.comparison import compare as run_comparison
+    from patchlight.emulation.simulator.randomlabs import Drawn, PlayedPolicies, built_in, by_size
+    from patchlight.emulation.simulator.randomlabs import compare as run_comparison
     from patchlight.emulation.simulator.traces import is_drawn
 
     if not 0 < load <= 10:
         raise BadInput(f"--load {load:g}: expected more than 0, and 10 at most")
     folder = results_folder(output, "compare")
     check_output(folder)
-    wanted = [Policies.parse(text, order) for text in policies]
-    pairs = tuple(Policies.parse(text, order) for text in others) or built_in(order)
+    wanted = [PlayedPolicies.parse(text, order) for text in policies]
+    pairs = tuple(PlayedPolicies.parse(text, order) for text in others) or built_in(order)
     drawn = Drawn(jobs, load, largest, trace)
     seeds = range(first_seed, first_seed + labs)
     origin = provenance(seeds, [] if trace is None or is_drawn(trace) else [trace])

@@ -10,8 +10,14 @@ power and cost.
 
 from patchlight.emulation.simulator.network.collectives import COLLECTIVES, Round, collective
 from patchlight.emulation.simulator.network.contract import Network, Switching
-from patchlight.emulation.simulator.network.jobs import Flows, PlacedJob, completions, run_jobs
-from patchlight.emulation.simulator.network.parallelism import Split, expert_exchange
+from patchlight.emulation.simulator.network.jobs import (
+    Flows,
+    PlacedJob,
+    Split,
+    completions,
+    expert_exchange,
+    run_jobs,
+)
 from patchlight.emulation.simulator.network.specs import NETWORKS, network_of
 from patchlight.emulation.simulator.network.trouble import Failure, Slowness, Trouble
 

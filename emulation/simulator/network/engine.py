@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from patchlight.emulation.simulator.network.compiled import compiled
-from patchlight.emulation.simulator.network.heap import drop, put
 from patchlight.emulation.simulator.network.sharing import (
     Floats,
     Ints,
     begin,
+    compiled,
+    drop,
     leave,
+    put,
     release,
     reshare,
     resize,

@@ -1,4 +1,4 @@
-"""Jobs on the nodes of a network, made into a program of sessions; and flows, which are simpler."""
+"""Jobs on the nodes of a network, made into a program of sessions; how models are split."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,13 +6,78 @@ from typing import NamedTuple
 
 import numpy as np
 
-from patchlight.emulation.simulator.network.collectives import Round
-from patchlight.emulation.simulator.network.contract import NO_LINK, Network
+from patchlight.emulation.simulator.network.collectives import (
+    Round,
+    all_to_all,
+    collective,
+    side_by_side,
+)
+from patchlight.emulation.simulator.network.contract import NO_LINK, Network, Switching
 from patchlight.emulation.simulator.network.engine import Outcome, Program, run
 from patchlight.emulation.simulator.network.sharing import Floats, Ints
 from patchlight.emulation.simulator.network.trouble import CALM, Change, Disturbances, Trouble
-from patchlight.emulation.simulator.network.turns import turns_of
 from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.paths.contract import FlowRequest, PathNetwork
+from patchlight.testbed.paths.schedulers import path_scheduler
+
+AHEAD = "collective"
+"""The scheduler that is told of all rounds of an iteration at once."""
+
+
+class Turn(NamedTuple):
+    """A round, or the part of it that is sent at one time, and the seconds before it begins.
+
+    ``dark_s`` is for circuits that change, ``control_s`` for asking for them and being told.
+    """
+
+    round: Round
+    dark_s: float = 0.0
+    control_s: float = 0.0
+
+
+def turns_of(rounds: Sequence[Round], switching: Switching) -> list[Turn]:
+    """Rounds in as many turns as circuits make necessary."""
+    parts = [part for each in rounds for part in _parts(each, switching)]
+    if not switching.dark_s and not switching.control_s:
+        return [Turn(part) for part in parts]
+    edges = [set(zip(p.source.tolist(), p.destination.tolist(), strict=True)) for p in parts]
+    found = []
+    for number, part in enumerate(parts):
+        # The one before is, for the first, the last of the iteration before.
+        changes = not switching.once and edges[number] != edges[number - 1]
+        asks = number == 0 or switching.scheduler != AHEAD
+        found.append(
+            Turn(
+                part, switching.dark_s if changes else 0.0, 2 * switching.control_s if asks else 0.0
+            )
+        )
+    return found
+
+
+def _parts(each: Round, switching: Switching) -> list[Round]:
+    """A round, or parts of it in which nobody has more flows than circuits, one after the other."""
+    count = len(each.source)
+    channels = switching.channels or count
+    sent, received = (int(np.bincount(side).max()) for side in (each.source, each.destination))
+    most = switching.fan_out or count
+    if max(sent, received) <= most and count <= channels:
+        return [each]  # Every scheduler gives a path to all that fit.
+    nodes = int(max(each.source.max(), each.destination.max())) + 1
+    light = PathNetwork(nodes, channels, transmitters=most, receivers=most)
+    scheduler = path_scheduler(switching.scheduler, light)
+    ends = zip(each.source.tolist(), each.destination.tolist(), strict=True)
+    flows = [FlowRequest(n, *pair, each.bits / 8, collective="") for n, pair in enumerate(ends)]
+    scheduler.admit(flows, 0.0)
+    parts = []
+    while grants := scheduler.grants(0.0):
+        for grant in grants:
+            scheduler.release(grant.flow, 0.0)
+        chosen = np.sort([grant.flow for grant in grants])
+        parts.append(
+            each._replace(source=each.source[chosen], destination=each.destination[chosen])
+        )
+    return parts
+
 
 ONCE = 1 << 40
 """As many iterations as anybody waits for."""
@@ -253,3 +318,81 @@ def completions(network: Network, flows: Flows) -> Floats:
     if len(outcome.stuck):
         raise PatchlightError(f"flow {outcome.stuck[0]} never ends: a link has no capacity")
     return outcome.ends_s
+
+
+# Shoeybi et al., "Megatron-LM", 2019: two in the forward pass of a layer, two in the backward pass.
+_ALL_REDUCES_OF_A_LAYER = 4
+
+
+@dataclass(frozen=True)
+class Split:
+    """A model over ``data`` × ``tensor`` × ``pipeline`` nodes.
+
+    ``gradient_bytes`` are those of the whole model, ``activation_bytes`` those between two of its
+    ``layers`` for one of the ``microbatches`` of an iteration. Ranks count as in Megatron-LM
+    (Narayanan et al., SC 2021): tensor parallelism first, then data, then pipeline stages, so that
+    those who talk most are next to each other. ``BadInput`` for a split of nonsense.
+    """
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    gradient_bytes: float = 0.0
+    activation_bytes: float = 0.0
+    layers: int = 1
+    microbatches: int = 1
+
+    def __post_init__(self) -> None:
+        counts = self.data, self.tensor, self.pipeline, self.microbatches
+        if min(counts) < 1 or self.layers < 1 or self.layers % self.pipeline:
+            raise BadInput(
+                f"a model of {self.layers} layers cannot be split {self.data} × {self.tensor} × "
+                f"{self.pipeline} (data, tensor, pipeline), {self.microbatches} microbatches: "
+                "expected 1 or more of each, and stages of equally many layers"
+            )
+
+    @property
+    def nodes(self) -> int:
+        """How many it takes."""
+        return self.data * self.tensor * self.pipeline
+
+    def rounds(self) -> list[Round]:
+        """What an iteration sends: all-reduces of layers, between stages, of the gradient."""
+        found: list[Round] = []
+        ranks = np.arange(self.nodes).reshape(self.pipeline, self.data, self.tensor)
+        repeats = _ALL_REDUCES_OF_A_LAYER * self.layers // self.pipeline * self.microbatches
+        inside = collective("ring", self.tensor, self.activation_bytes)
+        found += side_by_side(
+            [_repeated(e, repeats) for e in inside], ranks.reshape(-1, self.tensor)
+        )
+        if self.pipeline > 1 and self.activation_bytes:
+            # Each node of a stage hands its part on.
+            bits = 8 * self.activation_bytes / self.tensor * self.microbatches
+            earlier, later = ranks[:-1].ravel(), ranks[1:].ravel()
+            found.append(Round(earlier, later, bits, self.microbatches))
+            found.append(Round(later, earlier, bits, self.microbatches))
+        share = self.gradient_bytes / (self.tensor * self.pipeline)
+        across = ranks.transpose(0, 2, 1).reshape(-1, self.data)
+        return [*found, *side_by_side(collective("ring", self.data, share), across)]
+
+
+def _repeated(each: Round, times: int) -> Round:
+    return each._replace(
+        bits=each.bits * times,
+        messages=each.messages * times,
+        reduced_bits=each.reduced_bits * times,
+    )
+
+
+def expert_exchange(members: int, experts: int, nbytes: float) -> list[Round]:
+    """All-to-alls of ``nbytes`` of each member, in groups of as many members as there are experts.
+
+    ``BadInput`` if the members cannot be split into such groups.
+    """
+    if experts < 1 or members % experts:
+        raise BadInput(
+            f"{members} nodes cannot be split into groups of {experts} experts: expected a "
+            "divisor of their number"
+        )
+    groups: Ints = np.arange(members).reshape(-1, experts)
+    return side_by_side(all_to_all(experts, nbytes), groups)

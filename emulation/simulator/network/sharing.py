@@ -11,13 +11,91 @@ or that holds up a slower one, is filled with them. When none is found, the rate
 filling all of them would have given.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from patchlight.emulation.simulator.network.compiled import compiled
-from patchlight.emulation.simulator.network.heap import drop, put
+Loop = TypeVar("Loop", bound=Callable[..., Any])
+
+_numba: Any = None
+with suppress(ImportError):
+    _numba = import_module("numba")
+
+IS_COMPILED = _numba is not None
+"""Whether loops are compiled here."""
+
+
+def compiled(loop: Loop) -> Loop:
+    """The loop as machine code, kept on disk for the next process; itself without Numba."""
+    if _numba is None:
+        return loop
+    made: Loop
+    try:
+        made = _numba.njit(cache=True, error_model="numpy")(loop)
+    except RuntimeError:  # Neither the package's folder nor the user's can be written to.
+        made = _numba.njit(error_model="numpy")(loop)
+    return made
+
+
+# A binary heap of numbered items whose keys may change: ``keys[item]`` is an item's key,
+# ``heap[:size]`` are the items, ``places[item]`` is where in it an item is, −1 if nowhere. Of equal
+# keys the lower item comes first, so that runs are the same every time.
+@compiled
+def put(keys: Any, heap: Any, places: Any, size: int, item: int, key: float) -> int:
+    """Put an item in, or give it another key; how many are in now."""
+    keys[item] = key
+    place = places[item]
+    if place < 0:
+        place = size
+        size += 1
+    # Up as far as it is sooner than what is above, then down as far as it is later.
+    while place > 0:
+        above = (place - 1) >> 1
+        other = heap[above]
+        if keys[other] < key or (keys[other] == key and other < item):
+            break
+        heap[place] = other
+        places[other] = place
+        place = above
+    while True:
+        below = 2 * place + 1
+        if below >= size:
+            break
+        other = heap[below]
+        if below + 1 < size:
+            right = heap[below + 1]
+            if keys[right] < keys[other] or (keys[right] == keys[other] and right < other):
+                below += 1
+                other = right
+        if key < keys[other] or (key == keys[other] and item < other):
+            break
+        heap[place] = other
+        places[other] = place
+        place = below
+    heap[place] = item
+    places[item] = place
+    return size
+
+
+@compiled
+def drop(keys: Any, heap: Any, places: Any, size: int, item: int) -> int:
+    """Take an item out if it is in; how many are left."""
+    place = places[item]
+    if place < 0:
+        return size
+    places[item] = -1
+    size -= 1
+    moved = heap[size]
+    if moved != item:
+        heap[place] = moved
+        places[moved] = place
+        put(keys, heap, places, size, moved, keys[moved])
+    return size
+
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

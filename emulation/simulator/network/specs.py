@@ -7,20 +7,21 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from patchlight.emulation.simulator.network.contract import Network
-from patchlight.emulation.simulator.network.framing import ETHERNET_BYTES, tcp
-from patchlight.emulation.simulator.network.topologies.direct import astra, torus
-from patchlight.emulation.simulator.network.topologies.lab import lab
+from patchlight.emulation.simulator.network.contract import ETHERNET_BYTES, Network, tcp
+from patchlight.emulation.simulator.network.topologies.direct import astra, lab, torus
+from patchlight.emulation.simulator.network.topologies.optical import (
+    oddl,
+    ramp,
+    rotornet,
+    sip_ocs,
+    sip_ring,
+)
 from patchlight.emulation.simulator.network.topologies.packet import (
     fat_tree,
     ideal,
     leaf_spine,
     rail_only,
 )
-from patchlight.emulation.simulator.network.topologies.ramp import ramp
-from patchlight.emulation.simulator.network.topologies.rotornet import rotornet
-from patchlight.emulation.simulator.network.topologies.sip import sip_ring
-from patchlight.emulation.simulator.network.topologies.switched import oddl, sip_ocs
 from patchlight.emulation.simulator.network.topologies.topoopt import topoopt
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.issues import nearest

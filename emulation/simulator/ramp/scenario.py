@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from patchlight.controller.policies.contract import JobView
 from patchlight.emulation.simulator.outages import Outage, Outages
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
-from patchlight.emulation.simulator.ramp.requirements import RequirementLaw, law
-from patchlight.emulation.simulator.ramp.workloads import Workloads
+from patchlight.emulation.simulator.ramp.workloads import RequirementLaw, Workloads, law
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import ComputationGraph
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from patchlight.emulation.simulator.traces import tables
 from patchlight.emulation.simulator.traces.laws import LAWS
 from patchlight.emulation.simulator.traces.model import Gathering, Trace, TraceJob
-from patchlight.emulation.simulator.traces.phillyjson import read_log
+from patchlight.emulation.simulator.traces.tables import read_log
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.issues import nearest
 

@@ -37,7 +37,7 @@ from patchlight.emulation.learning.labs.what_if import (
     play,
 )
 from patchlight.emulation.simulator.executors import Engine
-from patchlight.emulation.simulator.randomlabs.episodes import Episode
+from patchlight.emulation.simulator.randomlabs import Episode
 from patchlight.testbed.errors import BadInput
 
 # What PyTorch imports at a first optimizer, and the compiled loops, are had once.

@@ -1,17 +1,22 @@
-"""Networks in dimensions: the torus, and those of ASTRA-sim's network files."""
+"""Networks with fixed links: tori, those of ASTRA-sim's network files, and labs."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import yaml
 
+from patchlight.controller.prediction.network import LabNetwork
 from patchlight.emulation.simulator.network.contract import NO_LINK, Network, checked_nodes
 from patchlight.emulation.simulator.network.sharing import Floats, Ints
 from patchlight.emulation.simulator.network.topologies.packet import LATENCY, RATE
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import trace_links
+from patchlight.testbed.labfile.reader import load_lab
 
 _KINDS = ("Ring", "Switch", "FullyConnected")
 _MOST_LINKS = 1 << 24
@@ -126,3 +131,49 @@ def astra(spec: str, file: str) -> Dimensions:
     dims, bandwidth, latency_ns = columns
     bps, latency_s = np.array(bandwidth) * 2.0**30 * 8, np.array(latency_ns) / 1e9
     return _dimensions(spec, dims, kinds, bps, latency_s)
+
+
+@dataclass(frozen=True, eq=False)
+class LabPaths(Network):
+    """Paths are those that the lab's flow tables have."""
+
+    lit: LabNetwork = field(kw_only=True)
+    numbers: Mapping[Hashable, int] = field(kw_only=True)
+
+    def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
+        found = []
+        for here, there in zip(source.tolist(), destination.tolist(), strict=True):
+            way = self.lit.way(here, there)
+            if way is None:
+                names = [self.lit.hosts[node].name for node in (here, there)]
+                raise BadInput(f"{self.spec}: no light leads from {names[0]} to {names[1]}")
+            found.append([self.numbers[link] for link in way])
+        longest = max(map(len, found), default=0)
+        return np.array([[*way, *[NO_LINK] * (longest - len(way))] for way in found], np.int64)
+
+
+def lab(spec: str, file: str) -> LabPaths:
+    """A lab file or a built-in lab, its circuits as in the file; rates are not scaled.
+
+    Its links have no latency: lab files say nothing of it.
+    """
+    loaded = load_lab(file)
+    return lab_network(loaded, loaded.initial_maps, spec)
+
+
+def lab_network(lab: Lab, maps: Mapping[str, PortMap], spec: str = "") -> LabPaths:
+    """A lab under these maps of its OCSs; ``spec`` is its name in messages."""
+    lit = LabNetwork(lab, trace_links(lab, maps))
+    checked_nodes(spec or lab.name, len(lit.hosts))
+    switches = [switch.name for switch in lab.packet_switches]
+    known = [switch or "" for switch in lit.switches]
+    racks = [switches.index(name) if name in switches else len(switches) for name in known]
+    return LabPaths(
+        spec or lab.name,
+        lit.nic_bps,
+        np.array(racks, np.int64),
+        np.array([float(bps) for bps in lit.capacity_bps.values()]),
+        np.zeros(len(lit.capacity_bps)),
+        lit=lit,
+        numbers={link: number for number, link in enumerate(lit.capacity_bps)},
+    )

@@ -15,10 +15,10 @@ from patchlight.emulation.simulator.ramp import (
     pac_ml_scenario,
     run_episode,
 )
-from patchlight.emulation.simulator.ramp.hindsight import hindsight_bound, shortest_s
+from patchlight.emulation.simulator.ramp.bounds import hindsight_bound, shortest_s
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule, RampShape
-from patchlight.emulation.simulator.ramp.requirements import fixed
 from patchlight.emulation.simulator.ramp.scenario import PoissonArrivals
+from patchlight.emulation.simulator.ramp.workloads import fixed
 from patchlight.testbed.graphs import ComputationGraph, Operation
 
 

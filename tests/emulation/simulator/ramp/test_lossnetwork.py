@@ -18,9 +18,8 @@ from patchlight.emulation.simulator.ramp import (
 )
 from patchlight.emulation.simulator.ramp.episode_result import mean_and_interval
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
-from patchlight.emulation.simulator.ramp.requirements import fixed
 from patchlight.emulation.simulator.ramp.scenario import FixedArrivals, PoissonArrivals
-from patchlight.emulation.simulator.ramp.workloads import Device
+from patchlight.emulation.simulator.ramp.workloads import Device, fixed
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import ComputationGraph, Operation, builtin_graph
 

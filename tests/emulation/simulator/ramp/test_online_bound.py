@@ -9,10 +9,10 @@ import pytest
 
 from patchlight.controller.policies.degrees import Constant, RandomDegree
 from patchlight.emulation.simulator.ramp import Scenario, Workloads, pac_ml_scenario, run_episode
-from patchlight.emulation.simulator.ramp.online_bound import online_bound
+from patchlight.emulation.simulator.ramp.bounds import online_bound
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule, RampShape
-from patchlight.emulation.simulator.ramp.requirements import fixed
 from patchlight.emulation.simulator.ramp.scenario import FixedArrivals, PoissonArrivals
+from patchlight.emulation.simulator.ramp.workloads import fixed
 from patchlight.testbed.graphs import ComputationGraph, Operation
 
 BETAS = (0.6, 1.0)

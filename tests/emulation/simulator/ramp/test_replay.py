@@ -16,8 +16,8 @@ import pytest
 
 from patchlight.emulation.simulator.ramp import Episode, JobOutcome, Scenario, Workloads
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
-from patchlight.emulation.simulator.ramp.requirements import law
 from patchlight.emulation.simulator.ramp.scenario import Job
+from patchlight.emulation.simulator.ramp.workloads import law
 
 RECORDINGS = sorted((Path(__file__).parent / "ddls").glob("*.csv"))
 # What ddls itself said of the whole episode.

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES, Choice, fixed, law, uniform
+from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES, Choice, fixed, law, uniform
 from patchlight.testbed.errors import BadInput
 
 

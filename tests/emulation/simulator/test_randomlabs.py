@@ -11,20 +11,20 @@ from patchlight.cli.main import cli
 from patchlight.emulation.simulator.cluster.jobs import elastic as make_elastic
 from patchlight.emulation.simulator.cluster.jobs import load_of
 from patchlight.emulation.simulator.cluster.sweep import AS_ASKED
-from patchlight.emulation.simulator.randomlabs.comparison import (
+from patchlight.emulation.simulator.randomlabs import (
     Drawn,
     LabResult,
-    Policies,
+    PlayedPolicies,
     built_in,
     by_size,
     played_jct_s,
+    traced_jobs,
 )
-from patchlight.emulation.simulator.randomlabs.episodes import traced_jobs
 from patchlight.emulation.simulator.traces import TraceJob
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate.random_lab import RandomLabShape, lab_of
 
-MINE = Policies("mine", "light")
+MINE = PlayedPolicies("mine", "light")
 
 
 def result(seed: int, gpus: int, mine_s: float, best: str) -> LabResult:
@@ -93,16 +93,20 @@ def test_a_pair_is_compared_by_one_command(tmp_path: Path) -> None:
 
 
 def test_policies_are_written_with_their_order_or_get_one() -> None:
-    assert Policies.parse("regroup") == Policies("regroup", "keep", "fifo", "rigid", "as-asked")
-    assert Policies.parse("regroup+regroup", "srpt") == Policies("regroup", "regroup", "srpt")
-    assert Policies.parse("a+b+las", "srpt").name == "a+b+las"
-    assert Policies.parse("a+keep+fifo+rigid").name == "a"
-    assert Policies.parse("a+keep+fifo+d", "srpt") == Policies("a", "keep", "fifo", "d")
-    assert Policies.parse("a+keep+fifo+d").name == "a+keep+fifo+d"
-    assert Policies.parse("a+keep+fifo+rigid+e").name == "a+keep+fifo+rigid+e"
+    assert PlayedPolicies.parse("regroup") == PlayedPolicies(
+        "regroup", "keep", "fifo", "rigid", "as-asked"
+    )
+    assert PlayedPolicies.parse("regroup+regroup", "srpt") == PlayedPolicies(
+        "regroup", "regroup", "srpt"
+    )
+    assert PlayedPolicies.parse("a+b+las", "srpt").name == "a+b+las"
+    assert PlayedPolicies.parse("a+keep+fifo+rigid").name == "a"
+    assert PlayedPolicies.parse("a+keep+fifo+d", "srpt") == PlayedPolicies("a", "keep", "fifo", "d")
+    assert PlayedPolicies.parse("a+keep+fifo+d").name == "a+keep+fifo+d"
+    assert PlayedPolicies.parse("a+keep+fifo+rigid+e").name == "a+keep+fifo+rigid+e"
     for wrong in ("", "a+", "a+b+c+d+e+f"):
         with pytest.raises(BadInput, match="names no policies"):
-            Policies.parse(wrong)
+            PlayedPolicies.parse(wrong)
 
 
 def test_jobs_may_have_half_or_twice_as_many_workers() -> None:
@@ -123,7 +127,7 @@ def test_jobs_may_have_half_or_twice_as_many_workers() -> None:
             load, of_drawn = (load_of(one, workers, models, 1e9) for one in (job, as_drawn))
             assert load.ring_bits == of_drawn.ring_bits
             assert load.compute_s == pytest.approx(of_drawn.compute_s * wanted / workers)
-    choices = [Policies("first-fit"), Policies("first-fit", elasticity="give-and-take")]
+    choices = [PlayedPolicies("first-fit"), PlayedPolicies("first-fit", elasticity="give-and-take")]
     kept, resized = (played_jct_s(episode, each) for each in choices)
     assert list(played_jct_s(elastic, choices[0])) == list(kept)
     assert np.mean(resized) < np.mean(kept)
@@ -153,11 +157,13 @@ def test_a_load_that_makes_no_sense_is_refused() -> None:
 
 def test_a_partition_policy_says_how_many_workers_jobs_get() -> None:
     episode = Drawn(12, 1.1, 16).episode(3)
-    parted = played_jct_s(episode, Policies.parse("consolidated+keep+fifo+rigid+constant:1"))
+    parted = played_jct_s(episode, PlayedPolicies.parse("consolidated+keep+fifo+rigid+constant:1"))
     # Each computes alone what its workers would have, and moves nothing.
     alone_s = [job.duration_s for job in episode.opened().jobs]
     assert [took >= least * (1 - 1e-9) for took, least in zip(parted, alone_s, strict=True)]
     assert min(parted[n] - alone_s[n] for n in range(12)) == pytest.approx(0, abs=1e-3)
-    asked = played_jct_s(episode, Policies("consolidated"))
+    asked = played_jct_s(episode, PlayedPolicies("consolidated"))
     assert list(asked) != list(parted)
-    assert list(asked) == list(played_jct_s(episode, Policies("consolidated", partition=AS_ASKED)))
+    assert list(asked) == list(
+        played_jct_s(episode, PlayedPolicies("consolidated", partition=AS_ASKED))
+    )

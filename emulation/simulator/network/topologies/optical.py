@@ -1,0 +1,252 @@
+"""Networks whose light is switched: RotorNet, SiP-ML's ring and switch, RAMP, ODDL."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from patchlight.emulation.simulator.network.contract import (
+    NO_LINK,
+    Network,
+    Switching,
+    checked_nodes,
+    draw,
+    links,
+    rows,
+)
+from patchlight.emulation.simulator.network.sharing import Ints
+from patchlight.emulation.simulator.network.topologies.packet import LATENCY, RATE, Ideal
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.io.issues import nearest
+from patchlight.testbed.paths.schedulers import SCHEDULERS
+
+
+@dataclass(frozen=True, eq=False)
+class RotorNet(Network):
+    """Links: NICs up and down, then ``from_rack · racks + to_rack`` between racks."""
+
+    hosts: int = 0
+    relayed: bool = True
+
+    def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
+        racks, first = self.nodes // self.hosts, 2 * self.nodes
+        here, there = source // self.hosts, destination // self.hosts
+        # Valiant's detour over some rack; over the two themselves it is none.
+        over = draw(racks, source, destination, flow) if self.relayed else there
+        direct = (over == here) | (over == there)
+        apart = here != there
+        return rows(
+            source,
+            np.where(apart, first + here * racks + np.where(direct, there, over), NO_LINK),
+            np.where(apart & ~direct, first + over * racks + there, NO_LINK),
+            self.nodes + destination,
+        )
+
+
+def rotornet(
+    spec: str,
+    racks: int = 8,
+    hosts: int = 8,
+    uplinks: int = 8,
+    slot: float = 100e-6,
+    switching: float = 10e-6,
+    relayed: int = 1,
+    rate: float = RATE,
+    latency: float = LATENCY,
+) -> RotorNet:
+    """Rotor switches (Mellette et al., SIGCOMM 2017), averaged over their cycle.
+
+    Each of ``uplinks`` circuits of a rack is for a ``slot`` with each other rack in turn and dark
+    for ``switching`` in it, so two racks have uplinks · rate · (1 − switching/slot) / (racks − 1)
+    on average, and wait half a cycle for it. ``relayed=1`` spreads flows over other racks
+    (Valiant), 2 sends them straight. Flows shorter than a cycle are not well described; Opera's
+    always-on paths for them are not in this.
+    """
+    if racks < 2 or switching >= slot or relayed > 2:
+        raise BadInput(
+            f"{spec}: expected 2 racks or more, switching < slot, and relayed=1 or relayed=2"
+        )
+    nodes = racks * hosts
+    checked_nodes(spec, nodes)
+    usable = uplinks * rate * (1 - switching / slot) / (racks - 1)
+    waits = slot * -(-(racks - 1) // uplinks) / 2
+    return RotorNet(
+        spec,
+        rate,
+        np.arange(nodes) // hosts,
+        links((2 * nodes, rate), (racks * racks, usable)),
+        np.concatenate([np.full(2 * nodes, latency), np.full(racks * racks, latency + waits)]),
+        {
+            "nic-100g": nodes * rate / 100e9,
+            "switch-port-100g": (nodes + racks * uplinks) * rate / 100e9,
+            "transceiver-100g": racks * uplinks * rate / 100e9,
+            "copper-100g": nodes * rate / 100e9,
+            "ocs-port": racks * uplinks,
+        },
+        hosts=hosts,
+        relayed=relayed == 1,
+    )
+
+
+_MOST_NODES = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class SipRing(Network):
+    """Links: what nodes add, what they drop, and the segments of the fibre behind each node."""
+
+    def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
+        nodes = self.nodes
+        apart = (destination - source) % nodes
+        hops = np.arange(int(apart.max(initial=0)))
+        segments = 2 * nodes + (source[:, None] + hops) % nodes
+        inside = np.where(hops < apart[:, None], segments, NO_LINK)
+        return np.column_stack([source, inside, nodes + destination])
+
+
+def sip_ring(
+    spec: str,
+    nodes: int = 64,
+    wavelengths: int = 64,
+    microrings: int = 64,
+    channel_rate: float = RATE / 64,
+    latency: float = LATENCY,
+    switching: float = 25e-6,
+) -> SipRing:
+    """Light goes one way round (Khani et al., *SiP-ML*, SIGCOMM 2021).
+
+    A segment of the fibre carries ``wavelengths``, and each of them again behind the node that
+    drops it; a node adds and drops as many as it has ``microrings``. A ring of neighbours closes
+    all the way round: J jobs beside each other cross each segment J times.
+    """
+    checked_nodes(spec, nodes)
+    if nodes > _MOST_NODES:
+        # A path has as many links as nodes lie between: memory would grow with the square.
+        checked_nodes(f"{spec} (at most {_MOST_NODES})", 0)
+    mine = min(microrings, wavelengths) * channel_rate
+    return SipRing(
+        spec,
+        mine,
+        np.zeros(nodes, np.int64),
+        links((2 * nodes, mine), (nodes, wavelengths * channel_rate)),
+        np.concatenate([np.full(2 * nodes, latency / 2), np.zeros(nodes)]),
+        {"microring": 2 * nodes * microrings, "transceiver-100g": nodes * mine / 100e9},
+        Switching(switching, wavelengths),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Ramp(Network):
+    """Links: a node's transmitter for each group, then a node's receiver for each group."""
+
+    groups: int = 0
+
+    def _paths(self, source: Ints, destination: Ints, flow: Ints, group: Ints) -> Ints:
+        in_group = self.nodes // self.groups
+        sending = source * self.groups + destination // in_group
+        receiving = (self.nodes + destination) * self.groups + source // in_group
+        return rows(sending, receiving)
+
+
+def ramp(
+    spec: str,
+    groups: int = 4,
+    racks: int = 4,
+    channels: int = 4,
+    rate: float = 400e9,
+    slot: float = 20e-9,
+    switching: float = 1e-9,
+    latency: float = 100e-9,
+) -> Ramp:
+    """RAMP (Ottino, Benjamin, Zervas, 2022): groups × racks × channels nodes, 65,536 at most.
+
+    A node has one transceiver of ``rate`` for each communication group; in a rack each node
+    receives on a channel of its own. So two nodes have ``rate`` between them, and a node all
+    of its rate only when it talks to all groups at once. Of each time ``slot``, ``switching`` is
+    lost to tuning. Racks of a group beyond the number of groups would not be free of contention.
+    """
+    if racks > groups:
+        raise BadInput(
+            f"{spec}: {racks} racks in {groups} groups: expected no more racks than groups"
+        )
+    if switching >= slot:
+        raise BadInput(f"{spec}: a slot of {slot:g} s is all tuning: expected switching < slot")
+    nodes = groups * racks * channels
+    checked_nodes(spec, nodes)
+    usable = rate * (1 - switching / slot)
+    return Ramp(
+        spec,
+        usable * groups,
+        np.arange(nodes) // channels,
+        links((2 * nodes * groups, usable)),
+        np.full(2 * nodes * groups, latency / 2),
+        {
+            "tunable-transceiver-100g": nodes * groups * rate / 100e9,
+            "coupler-port": 2 * nodes * groups,
+        },
+        Switching(slot, 0),
+        groups=groups,
+    )
+
+
+def sip_ocs(
+    spec: str,
+    nodes: int = 64,
+    ports: int = 8,
+    rate: float = RATE,
+    latency: float = LATENCY,
+    switching: float = 25e-3,
+) -> Ideal:
+    """GPUs with ``ports`` light ways over as many OCSs (Khani et al., *SiP-ML*, SIGCOMM 2021).
+
+    Whoever talks to one node gives it all its light; circuits of others are dark for ``switching``
+    when those that are talked to change. Up to ``ports`` others at a time.
+    """
+    checked_nodes(spec, nodes)
+    return Ideal(
+        spec,
+        rate,
+        np.zeros(nodes, np.int64),
+        links((2 * nodes, rate)),
+        np.full(2 * nodes, latency / 2),
+        {"transceiver-100g": nodes * rate / 100e9, "ocs-port": nodes * ports},
+        Switching(switching, ports),
+    )
+
+
+def oddl(
+    spec: str,
+    nodes: int = 64,
+    rate: float = RATE,
+    latency: float = LATENCY,
+    switching: float = 100e-9,
+    channels: int = 0,
+    scheduler: str = "collective",
+    control: float = 0.0,
+    setup: float = 100e-3,
+) -> Ideal:
+    """Tunable transceivers in a network that the wavelength switches isolate (W. Li et al., 2024).
+
+    Our reading of the abstract: wavelength switches give a job a network of its own in ``setup``
+    seconds; in it a node reaches one other at a time, tuning in ``switching``. Light of one channel
+    goes to several receivers at a time if the channels are routed; then NICs are all that limits.
+    With ``channels`` a job's nodes are joined by a coupler: each channel has one sender at
+    a time. ``scheduler`` says whose turn it is, which takes ``control`` there and back.
+    """
+    checked_nodes(spec, nodes)
+    if scheduler not in SCHEDULERS:
+        raise BadInput(f"{spec}: scheduler={scheduler}: {nearest(scheduler, SCHEDULERS)}")
+    return Ideal(
+        spec,
+        rate,
+        np.zeros(nodes, np.int64),
+        links((2 * nodes, rate)),
+        np.full(2 * nodes, latency / 2),
+        {
+            "tunable-transceiver-100g": nodes * rate / 100e9,
+            "wss-port": 2 * nodes,
+            "nic-100g": nodes * rate / 100e9,
+        },
+        Switching(
+            switching, 1, channels=channels, scheduler=scheduler, control_s=control, setup_s=setup
+        ),
+    )

@@ -1,1 +1,0 @@
-"""Labs and jobs that are drawn by chance: episodes, and policies compared in many of them."""
