@@ -21,7 +21,7 @@ from patchlight import EmulatedLab
 from patchlight.controller.access.authority import Authority
 from patchlight.deploy.bundle import FromHere, Part, Role, Supply, Target, bundle_file, here
 from patchlight.deploy.installed import Servers
-from patchlight.deploy.push import Push, Settings
+from patchlight.deploy.push import Push, PushOptions
 from patchlight.deploy.remote import on_all_servers
 from patchlight.deploy.ssh import Passwords
 from patchlight.emulation.fabric.lab_state import disk_dir
@@ -71,13 +71,13 @@ def _measured(lab: Lab, folder: Path) -> list[dict[str, Any]]:
     def push(servers: Sequence[Server]) -> tuple[float, float, float]:
         """Seconds that passed, those of a processor here, and those of one on the servers."""
         began, here_s, servers_s = time.monotonic(), time.process_time(), _spent_s(lab)
-        pushing = Push(lab, supply, authority, Settings("benchmark", workers="process"))
+        pushing = Push(lab, supply, authority, PushOptions("benchmark", workers="process"))
         _all(on_all_servers(lab, servers, pushing.server, lambda done, total: None, Passwords()))
         took_s, here_s = time.monotonic() - began, time.process_time() - here_s
         return took_s, here_s, _spent_s(lab) - servers_s
 
     def remove(servers: Sequence[Server]) -> None:
-        agents = Push(lab, supply, authority, Settings("benchmark")).agents
+        agents = Push(lab, supply, authority, PushOptions("benchmark")).agents
         removing = Servers(agents, "benchmark")
         _all(
             on_all_servers(

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks import figure
 from patchlight.controller.policies.topology import regroup
-from patchlight.emulation.experiments.ofc2022.scenario import jobs_of
+from patchlight.emulation.experiments.ofc2022.results import jobs_of
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.labfile.reader import load_lab
 from tests.support.flow_model import flow_ends_s

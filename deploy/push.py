@@ -129,7 +129,7 @@ class DidNotStart(PatchlightError):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class PushOptions:
     """What is chosen for a push.
 
     ``workers`` and ``image`` are those of ``patchlight agent run``; ``image_file`` is that image as
@@ -162,7 +162,9 @@ class Pushed:
 class Push:
     """A push to servers of one lab; ``server`` may be called from several threads."""
 
-    def __init__(self, lab: Lab, supply: Supply, authority: Authority, settings: Settings) -> None:
+    def __init__(
+        self, lab: Lab, supply: Supply, authority: Authority, settings: PushOptions
+    ) -> None:
         self._lab, self._supply, self._settings = lab, supply, settings
         self._credentials = authority.folder.parent
         self._authority = authority

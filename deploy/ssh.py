@@ -31,7 +31,7 @@ class Unreachable(PatchlightError):
     """No SSH server answers where the lab file says that one does."""
 
 
-class LoginRefused(PatchlightError):
+class SshLoginRefused(PatchlightError):
     """The server let nobody in with the keys and passwords that there are."""
 
 
@@ -56,7 +56,7 @@ def ssh_place(server: Server) -> tuple[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SshHost:
     """A host to log in to: a server, or the host before it.
 
     ``name`` is what messages call it; ``host_key`` is the fingerprint that the lab file has.
@@ -73,14 +73,14 @@ class Place:
     is_server: bool = True
 
     @classmethod
-    def of(cls, server: Server) -> "Place":
+    def of(cls, server: Server) -> "SshHost":
         """A server itself; ``Unreachable`` where the lab file names no host."""
         ssh = server.ssh
         login = ssh.user, ssh.identity, ssh.host_key
         return cls(server.name, *ssh_place(server), *login, ssh.legacy)
 
     @classmethod
-    def before(cls, server: Server) -> "Place | None":
+    def before(cls, server: Server) -> "SshHost | None":
         """The host that connections to a server go through, if there is one."""
         ssh, jump = server.ssh, server.ssh.jump_host
         if jump is None:
@@ -96,7 +96,7 @@ def openssh_words(server: Server, known_hosts: Path) -> list[str]:
 
     ``known_hosts`` has its host key, where the lab file vouches for that.
     """
-    place, words = Place.of(server), ["ssh", "-t"]
+    place, words = SshHost.of(server), ["ssh", "-t"]
     for option, value in (
         ("-o", place.host_key and f"UserKnownHostsFile={known_hosts}"),
         ("-i", place.identity),
@@ -115,7 +115,7 @@ class Connections:
 
     def __init__(self, passwords: Passwords | None = None) -> None:
         self.passwords = passwords or Passwords()
-        self._jumps: dict[Place, paramiko.Transport | PatchlightError] = {}
+        self._jumps: dict[SshHost, paramiko.Transport | PatchlightError] = {}
         self._lock, self._open = threading.Lock(), ExitStack()
 
     def __enter__(self) -> "Connections":
@@ -134,9 +134,9 @@ class Connections:
         """A connection to a server, as the lab file has it; what it leaves out is the user's own.
 
         May be called by many threads at once. Raises ``Unreachable``, ``HostKeyRefused`` or
-        ``LoginRefused``.
+        ``SshLoginRefused``.
         """
-        place = Place.of(server)
+        place = SshHost.of(server)
         with paramiko.SSHClient() as client:
             self._connect(client, place, self.passwords.login, self.channel(server))
             yield client
@@ -146,7 +146,7 @@ class Connections:
 
         Raises as ``to`` does.
         """
-        place, before = Place.of(server), Place.before(server)
+        place, before = SshHost.of(server), SshHost.before(server)
         if before is None:
             return None
         transport = self._jump(before)
@@ -162,11 +162,11 @@ class Connections:
                 "the jump host sees it? Does its sshd allow to go through (AllowTcpForwarding)?",
             ) from error
 
-    def known_keys(self, place: Place) -> list[paramiko.PKey]:
+    def known_keys(self, place: SshHost) -> list[paramiko.PKey]:
         """What ``known_hosts`` has of a host, where the lab file has nothing."""
         return self._known.of(place.host, place.port) if place.host_key is None else []
 
-    def shown_key(self, place: Place, server: Server | None = None) -> paramiko.PKey:
+    def shown_key(self, place: SshHost, server: Server | None = None) -> paramiko.PKey:
         """The host key that a host shows, whoever has vouched for it; nobody logs in there.
 
         With ``server``, whose place it is, through that one's jump host. Raises as ``to`` does.
@@ -185,11 +185,11 @@ class Connections:
         except _BROKEN as error:
             raise _unreachable(place, error) from error
 
-    def _known_kinds(self, place: Place) -> set[str]:
+    def _known_kinds(self, place: SshHost) -> set[str]:
         names = {key.get_name() for key in self.known_keys(place)[:1]}
         return names | ({"rsa-sha2-512", "rsa-sha2-256"} if "ssh-rsa" in names else set())
 
-    def _jump(self, place: Place) -> paramiko.Transport:
+    def _jump(self, place: SshHost) -> paramiko.Transport:
         with self._lock:
             known = self._jumps.get(place)
             if known is None or (isinstance(known, paramiko.Transport) and not known.is_active()):
@@ -211,7 +211,7 @@ class Connections:
     def _connect(
         self,
         client: paramiko.SSHClient,
-        place: Place,
+        place: SshHost,
         password: str | None,
         sock: paramiko.Channel | None,
     ) -> None:
@@ -247,7 +247,7 @@ class Connections:
             raise _unreachable(place, error) from error
 
 
-def _transport(sock: Any, place: Place, **options: Any) -> paramiko.Transport:
+def _transport(sock: Any, place: SshHost, **options: Any) -> paramiko.Transport:
     """paramiko's, with the ciphers first that processors compute fastest: AES-GCM needs no hash."""
     transport = paramiko.Transport(sock, **options)
     if place.legacy:
@@ -264,7 +264,7 @@ def logged_in(server: Server, passwords: Passwords | None = None) -> Iterator[pa
         yield client
 
 
-def _unreachable(place: Place, error: Exception) -> Unreachable:
+def _unreachable(place: SshHost, error: Exception) -> Unreachable:
     return Unreachable(
         f"connecting to {place.name} at {place.host} port {place.port}: "
         + explained(error, "ssh: {legacy: true}"),
@@ -280,7 +280,7 @@ def _unread() -> str:
     return " ~/.ssh/config is not read: what it says of the host goes under 'ssh' of the server."
 
 
-def _refused(place: Place, error: Exception, *, may_ask: bool) -> LoginRefused:
+def _refused(place: SshHost, error: Exception, *, may_ask: bool) -> SshLoginRefused:
     hint = (
         "Give user and identity under 'ssh' of the server in the lab file, and put "
         "the public key into the user's ~/.ssh/authorized_keys there."
@@ -288,13 +288,13 @@ def _refused(place: Place, error: Exception, *, may_ask: bool) -> LoginRefused:
     if may_ask and "password" in getattr(error, "allowed_types", ["password"]):
         hint += " Or give its password: --ask-password."
     hint += _unread()
-    return LoginRefused(
+    return SshLoginRefused(
         f"logging in to {place.name} as {place.user or 'yourself'}: {error}", hint=hint
     )
 
 
 @contextmanager
-def _own_keys(place: Place) -> Iterator[dict[str, Any]]:
+def _own_keys(place: SshHost) -> Iterator[dict[str, Any]]:
     """The keys to log in with, as arguments of ``connect``: those named, or whatever there is."""
     if place.identity is None:
         yield {"allow_agent": True, "look_for_keys": True}
@@ -319,9 +319,9 @@ def _public_part(identity: Path) -> bytes | None:
         return None
 
 
-def _private_key(identity: Path, place: Place) -> paramiko.PKey:
-    def failed(reason: str, hint: str) -> LoginRefused:
-        return LoginRefused(f"reading the key {identity} for {place.name}: {reason}", hint=hint)
+def _private_key(identity: Path, place: SshHost) -> paramiko.PKey:
+    def failed(reason: str, hint: str) -> SshLoginRefused:
+        return SshLoginRefused(f"reading the key {identity} for {place.name}: {reason}", hint=hint)
 
     other = "name another one as 'identity' in the lab file."
     try:

@@ -11,7 +11,7 @@ from typing import Literal
 import paramiko
 
 from patchlight.deploy.host_keys import USER_FILE, is_named, known_name
-from patchlight.deploy.ssh import Connections, Place
+from patchlight.deploy.ssh import Connections, SshHost
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.labfile.edit import with_host_keys
@@ -30,7 +30,7 @@ class Shown:
     """
 
     name: str
-    place: Place
+    place: SshHost
     key: paramiko.PKey
     state: Literal["known", "new", "changed"]
     before: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ def looks_at_servers(lab: Lab) -> Looks:
     """The keys of the lab's servers. Jump hosts are logged in to, so theirs have to be known."""
 
     def look(server: Server) -> Callable[[Connections], Shown]:
-        return lambda connections: _look(connections, server.name, Place.of(server), server)
+        return lambda connections: _look(connections, server.name, SshHost.of(server), server)
 
     return {server.name: look(server) for server in lab.servers}
 
@@ -59,10 +59,10 @@ def looks_at_servers(lab: Lab) -> Looks:
 def looks_at_jump_hosts(lab: Lab) -> Looks:
     """The keys of the hosts that connections to the lab's servers go through."""
 
-    def look(name: str, place: Place, jump: str | None) -> Callable[[Connections], Shown]:
+    def look(name: str, place: SshHost, jump: str | None) -> Callable[[Connections], Shown]:
         return lambda connections: _look(connections, name, place, jump=jump)
 
-    found = [(s.ssh.jump, s.ssh.jump_host, Place.before(s)) for s in lab.servers]
+    found = [(s.ssh.jump, s.ssh.jump_host, SshHost.before(s)) for s in lab.servers]
     return {
         host.host: look(host.host, place, jump) for jump, host, place in found if host and place
     }
@@ -92,7 +92,7 @@ def shown_keys(
 def _look(
     connections: Connections,
     name: str,
-    place: Place,
+    place: SshHost,
     server: Server | None = None,
     jump: str | None = None,
 ) -> Shown:

@@ -30,7 +30,7 @@ from patchlight.emulation.servers.rehearsal import GROUPS, OURS
 from patchlight.testbed.linux import docker_engine
 from patchlight.testbed.linux.processes import ancestors, command_line, environment, process_ids
 from tests.support.data import data_set, without
-from tests.support.house import absent_wings, wings_used_by
+from tests.support.house import ROOT, absent_wings, wings_used_by
 
 # On machines that are busy with other tests slow is not wrong.
 settings.register_profile("patchlight", deadline=None)
@@ -86,9 +86,8 @@ NEEDS = {
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Where a wing of the source is not there, neither are the tests that import it."""
-    if collection_path.suffix != ".py" or not (absent := absent_wings()):
-        return None
-    return True if absent & wings_used_by(collection_path) else None
+    ours = collection_path.suffix == ".py" and collection_path.is_relative_to(ROOT)
+    return True if ours and absent_wings() & wings_used_by(collection_path) else None
 
 
 def _is_worker(config: pytest.Config) -> bool:

@@ -32,7 +32,7 @@ from patchlight.deploy.commands.trust import certificates, trust
 
 if TYPE_CHECKING:
     from patchlight.deploy.installed import Installed
-    from patchlight.deploy.remote import Outcome, Remote
+    from patchlight.deploy.remote import Remote, ServerResult
     from patchlight.deploy.ssh import Passwords
     from patchlight.testbed.lab.model import Server
 
@@ -64,14 +64,14 @@ def status(lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_json
         click.get_current_context().exit(1)
 
 
-def _told(outcome: Outcome[Installed]) -> dict[str, object]:
+def _told(outcome: ServerResult[Installed]) -> dict[str, object]:
     if outcome.result is None:
         assert outcome.error is not None
         return {"ok": False, "problem": outcome.error.message}
     return {"ok": not outcome.result.problem, **asdict(outcome.result)}
 
 
-def _table(outcomes: list[Outcome[Installed]]) -> Table:
+def _table(outcomes: list[ServerResult[Installed]]) -> Table:
     table = Table(
         Column("server", whole=True),
         Column("release", whole=True),

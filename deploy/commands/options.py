@@ -28,7 +28,7 @@ from patchlight.testbed.errors import BadInput
 
 if TYPE_CHECKING:
     from patchlight.deploy.installed import Servers
-    from patchlight.deploy.remote import Outcome, Remote
+    from patchlight.deploy.remote import Remote, ServerResult
     from patchlight.deploy.ssh import Passwords
     from patchlight.testbed.lab.model import Lab, Server
 
@@ -147,7 +147,7 @@ def deployer() -> str:
 
 def on_servers(
     lab: Lab, servers: Sequence[Server], work: Callable[[Server, Remote], R], passwords: Passwords
-) -> list[Outcome[R]]:
+) -> list[ServerResult[R]]:
     """Do the same on these servers, and show how far it is."""
     from patchlight.deploy.remote import on_all_servers
 
@@ -167,7 +167,7 @@ def servers_of(lab: Lab) -> Servers:
 
 def report(
     lab: Lab,
-    outcomes: Sequence[Outcome[R]],
+    outcomes: Sequence[ServerResult[R]],
     row: Callable[[R], dict[str, Any]],
     in_words: Callable[[R], str],
     *,

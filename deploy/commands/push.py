@@ -38,8 +38,8 @@ from patchlight.deploy.commands.options import (
 from patchlight.testbed.errors import BadInput
 
 if TYPE_CHECKING:
+    from patchlight.deploy.check import Workers
     from patchlight.deploy.check_devices import Finding
-    from patchlight.deploy.check_machine import Workers
     from patchlight.deploy.push import Pushed
     from patchlight.deploy.ssh import Passwords
 
@@ -99,13 +99,13 @@ def push(
     """
     from patchlight.controller.access.authority import Authority, authority_folder
     from patchlight.deploy.bundle import FromFile, FromHere, Supply, bundle_file
-    from patchlight.deploy.push import Push, Settings
+    from patchlight.deploy.push import Push, PushOptions
 
     lab, servers = lab_and_servers(lab_name, chosen)
     if controller is not None and controller not in [server.name for server in servers]:
         raise BadInput(f"--controller {controller}: expected one of the servers to push to")
     file = None if image_file is None else bundle_file(image_file)
-    settings = Settings(deployer(), workers, image, file, controller)
+    settings = PushOptions(deployer(), workers, image, file, controller)
     with ExitStack() as stack:
         if bundle is None:
             supply: Supply = FromHere(lambda text: say(text, err=True))

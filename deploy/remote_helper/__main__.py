@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from patchlight.deploy.remote_helper.places import Line, Places, Refused, write
+from patchlight.deploy.remote_helper.places import Line, Places, RequestRefused, write
 from patchlight.deploy.remote_helper.releases import Images, Releases
 from patchlight.deploy.remote_helper.services import Service, has_systemd
 
@@ -65,7 +65,7 @@ class RemoteHelper:
                 file.seek(0)
                 other = file.read().strip() or "somebody"
                 file.close()
-                raise Refused(
+                raise RequestRefused(
                     f"{other} is deploying to lab {self._places.lab} here",
                     "Wait until that has ended, and run the command again.",
                 ) from None
@@ -144,7 +144,7 @@ class RemoteHelper:
         """Go back to the release before; returns it. The one in use becomes ``previous``."""
         found = self._releases.look()
         if found["previous"] is None:
-            raise Refused(
+            raise RequestRefused(
                 "there is no release before this one",
                 "'patchlight deploy push' brings another one.",
             )
@@ -207,7 +207,7 @@ def main(lab: str, root: str = "/") -> None:
             method: Callable[..., Any] = getattr(remote_helper, request.pop("do"))
             try:
                 line.say({"answer": method(**request)})
-            except Refused as refused:
+            except RequestRefused as refused:
                 line.say({"error": str(refused), "hint": refused.hint})
             except OSError as error:
                 line.say({"error": str(error), "hint": _hint(error)})

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """What was wanted cannot be done: the words say why, ``hint`` what to do about it."""
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -78,7 +78,7 @@ class Line:
     def run(self, *command: str | Path) -> str:
         """What a command writes; it is ended if the other side is gone meanwhile.
 
-        Raises ``Refused`` with its last words where it fails.
+        Raises ``RequestRefused`` with its last words where it fails.
         """
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -90,7 +90,7 @@ class Line:
         text = output.decode(errors="replace").strip()
         if process.returncode:
             last = text.splitlines()[-1:] or [f"status {process.returncode}"]
-            raise Refused(f"{Path(command[0]).name} failed: {last[0][-500:]}")
+            raise RequestRefused(f"{Path(command[0]).name} failed: {last[0][-500:]}")
         return text
 
     def relay(self, command: list[str]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from patchlight.deploy.remote_helper.places import Line, Places, Refused, point, write
+from patchlight.deploy.remote_helper.places import Line, Places, RequestRefused, point, write
 
 _PIECE = 1 << 18
 _LOAD_PATIENCE_S = 600.0
@@ -82,7 +82,7 @@ class Releases:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != sha256:
             part.unlink()
-            raise Refused("a file came damaged", "run the command again: it is sent anew")
+            raise RequestRefused("a file came damaged", "run the command again: it is sent anew")
         part.replace(part.with_suffix(""))
 
     def install(self, release: str, packages: dict[str, str], installer: str, note: Any) -> bool:
@@ -170,13 +170,13 @@ class Images:
                     "POST", "/images/load?quiet=1", body=pieces, timeout_s=_LOAD_PATIENCE_S
                 )
         except OSError as error:
-            raise Refused(
+            raise RequestRefused(
                 f"giving the image to the Docker engine: {error}",
                 "Start the engine there, or leave out --image-file.",
             ) from error
         number = _id_of(image)
         if answer.status != 200 or number is None:
-            raise Refused(
+            raise RequestRefused(
                 f"the Docker engine got no {image} from the file: {answer.text.strip()[-300:]}",
                 f"Make the file with: docker save {image} --output FILE",
             )

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from patchlight.deploy.remote_helper.places import Line, Places, Refused, write
+from patchlight.deploy.remote_helper.places import Line, Places, RequestRefused, write
 
 _PATIENCE_S = 30.0
 
@@ -107,7 +107,7 @@ class Service:
                 *follows,
             ]
         if not self._log.exists():
-            raise Refused(f"there is no log of the {self._role} yet")
+            raise RequestRefused(f"there is no log of the {self._role} yet")
         return [
             "tail",
             f"--lines={lines}",
@@ -123,7 +123,7 @@ class Service:
             self._systemctl("disable", "--quiet", self._unit)
             unit.unlink()
             self._systemctl("daemon-reload")
-            with contextlib.suppress(Refused):  # one that never failed is not known any more
+            with contextlib.suppress(RequestRefused):  # one that never failed is not known any more
                 self._systemctl("reset-failed", self._unit)
         self._starter.remove()
         self._script.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ import paramiko
 import pytest
 
 from patchlight.deploy.host_keys import HostKeyRefused, KnownHosts, known_name
-from patchlight.deploy.ssh import Place
+from patchlight.deploy.ssh import SshHost
 from patchlight.deploy.trust import Shown, read_fingerprints, vouch_in_known_hosts
 from patchlight.testbed.errors import BadInput, PatchlightError
 
@@ -16,7 +16,7 @@ FINGERPRINT = f"SHA256:{'a' * 43}"
 
 
 def shown(name: str, key: paramiko.PKey, port: int = 22, *, changed: bool = False) -> Shown:
-    place = Place(name, name, port, None, None, None)
+    place = SshHost(name, name, port, None, None, None)
     return Shown(name, place, key, "changed" if changed else "new")
 
 

@@ -12,8 +12,7 @@ from patchlight.controller.circuits.contract import LoginRefused
 from patchlight.controller.circuits.protocols.netconf import NetconfConnection
 from patchlight.controller.circuits.protocols.session import Session
 from patchlight.controller.circuits.protocols.ssh import FILE_VARIABLE, open_shell
-from patchlight.deploy.ssh import LoginRefused as ServerRefusedLogin
-from patchlight.deploy.ssh import Unreachable, logged_in
+from patchlight.deploy.ssh import SshLoginRefused, Unreachable, logged_in
 from patchlight.testbed.lab.model import Lab, Server
 from tests.support.waiting import PATIENCE_S
 
@@ -66,7 +65,7 @@ def test_a_server_is_logged_in_to_if_the_lab_file_allows_it(
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "config").write_text("Host old\n")
     other = replace(allowed(old), ssh=replace(allowed(old).ssh, user="nobody"))
-    with pytest.raises(ServerRefusedLogin) as denied, logged_in(other):
+    with pytest.raises(SshLoginRefused) as denied, logged_in(other):
         pass
     assert "~/.ssh/config is not read" in str(denied.value.hint)
 

@@ -14,8 +14,8 @@ import pytest
 
 from patchlight.deploy.check import check_servers
 from patchlight.deploy.check_devices import Finding
+from patchlight.deploy.remote import as_root
 from patchlight.deploy.ssh import Connections, Passwords, logged_in
-from patchlight.deploy.sudo import as_root
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.linux.sockets import free_ports
 from tests.support.waiting import PATIENCE_S

@@ -107,9 +107,14 @@ class Source:
                     yield node.lineno, name
 
 
+@cache
 def absent_wings() -> set[str]:
     """The wings whose folders are not there."""
-    return {wing for wing in WINGS if not (ROOT / wing.replace(".", "/")).is_dir()}
+    return {
+        wing
+        for wing in WINGS
+        if not (ROOT / wing.removeprefix("patchlight.").replace(".", "/")).is_dir()
+    }
 
 
 @cache

@@ -8,7 +8,7 @@ from patchlight.client.client import ControllerClient
 from patchlight.controller.policies.topology import regroup
 from patchlight.controller.prediction.completion import PredictedJob, predict
 from patchlight.controller.prediction.sharing import Training
-from patchlight.emulation.experiments.ofc2022.scenario import COMPUTE_S, GRADIENT_BYTES
+from patchlight.emulation.experiments.ofc2022.results import COMPUTE_S, GRADIENT_BYTES
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap

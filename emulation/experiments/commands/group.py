@@ -36,7 +36,7 @@ from patchlight.console.rendering import (
 )
 from patchlight.emulation.experiments.commands.architectures import architectures
 from patchlight.emulation.experiments.commands.oddl import oddl
-from patchlight.emulation.experiments.commands.pac_ml_load import pac_ml_load
+from patchlight.emulation.experiments.commands.pac_ml import pac_ml_load
 from patchlight.testbed.jobs import JobStatus
 
 
@@ -249,7 +249,7 @@ def pac_ml(
     (see docs/pac-ml.md). Simulated; needs no root.
     """
     # Not above: importing NumPy takes longer than --help should.
-    from patchlight.emulation.experiments.commands.pac_ml_tables import print_tables
+    from patchlight.emulation.experiments.commands.pac_ml import print_tables
     from patchlight.emulation.experiments.pac_ml import report, run
     from patchlight.emulation.experiments.pac_ml.variation import Variation
     from patchlight.emulation.output_folder import check_output

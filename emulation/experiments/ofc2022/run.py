@@ -26,8 +26,14 @@ from patchlight.emulation.experiments.ofc2022.analysis import (
     training_window,
 )
 from patchlight.emulation.experiments.ofc2022.report import write_report
-from patchlight.emulation.experiments.ofc2022.results import Disturbance, Setting, result_of
-from patchlight.emulation.experiments.ofc2022.scenario import CASES, given_compute_s, jobs_of
+from patchlight.emulation.experiments.ofc2022.results import (
+    CASES,
+    Disturbance,
+    Setting,
+    given_compute_s,
+    jobs_of,
+    result_of,
+)
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.emulation.machine import cpu_ticks
 from patchlight.emulation.provenance import provenance

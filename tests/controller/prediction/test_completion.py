@@ -13,7 +13,7 @@ from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.topology import regroup
 from patchlight.controller.prediction.completion import MeasuredIteration, PredictedJob, predict
 from patchlight.controller.prediction.sharing import Training
-from patchlight.emulation.experiments.ofc2022.scenario import jobs_of
+from patchlight.emulation.experiments.ofc2022.results import jobs_of
 from patchlight.emulation.simulator.cluster import LabCluster, Policies, QueueJob, simulate
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab

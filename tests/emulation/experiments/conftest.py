@@ -14,7 +14,7 @@ from patchlight.emulation.experiments.ofc2022.analysis import (
     PortRate,
     Wiring,
 )
-from patchlight.emulation.experiments.ofc2022.scenario import given_compute_s, jobs_of
+from patchlight.emulation.experiments.ofc2022.results import given_compute_s, jobs_of
 from patchlight.testbed.jobs import Iteration, JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import read_lab

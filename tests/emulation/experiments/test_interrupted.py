@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from patchlight.emulation.experiments.commands.pac_ml_tables import print_tables
+from patchlight.emulation.experiments.commands.pac_ml import print_tables
 from patchlight.emulation.experiments.pac_ml.report import write_report
 from patchlight.emulation.experiments.pac_ml.run import PacMlOptions, run_experiment
 from patchlight.emulation.simulator.executors import Engine

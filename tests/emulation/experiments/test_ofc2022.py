@@ -28,9 +28,14 @@ from patchlight.emulation.experiments.ofc2022.report import (
     rows_of,
     write_report,
 )
-from patchlight.emulation.experiments.ofc2022.results import Disturbance, Setting, result_of
+from patchlight.emulation.experiments.ofc2022.results import (
+    GRADIENT_BYTES,
+    Disturbance,
+    Setting,
+    jobs_of,
+    result_of,
+)
 from patchlight.emulation.experiments.ofc2022.run import plan_of
-from patchlight.emulation.experiments.ofc2022.scenario import GRADIENT_BYTES, jobs_of
 from patchlight.emulation.machine import CpuTicks, cpu_ticks
 from patchlight.emulation.provenance import provenance
 from patchlight.testbed.errors import BadInput, PatchlightError

@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from patchlight.controller.policies.degrees import Constant
 from patchlight.emulation.experiments import paper
 from patchlight.emulation.experiments.commands.group import experiment
-from patchlight.emulation.experiments.commands.pac_ml_tables import print_less_maximum, print_tables
+from patchlight.emulation.experiments.commands.pac_ml import print_less_maximum, print_tables
 from patchlight.emulation.experiments.pac_ml import run
 from patchlight.emulation.experiments.pac_ml.episodes import (
     NAMES,

@@ -1,13 +1,29 @@
-"""The tables of ``patchlight experiment pac-ml``, from what its ``result.json`` holds."""
+"""The tables of ``patchlight experiment pac-ml`` and the command ``pac-ml-load``."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from patchlight.console.rendering import Cell, Coloured, Column, Table, say
+import click
+
+from patchlight.console.errors import only_some_finished
+from patchlight.console.options import profiles_option, results_option
+from patchlight.console.rendering import (
+    Cell,
+    Coloured,
+    Column,
+    Table,
+    console,
+    progress_bar,
+    results_folder,
+    say,
+    say_written,
+)
 from patchlight.emulation.experiments import paper
 from patchlight.emulation.experiments.pac_ml.episodes import CONSTANTS
 from patchlight.emulation.experiments.pac_ml.report import rows_beside_published
 from patchlight.emulation.experiments.pac_ml.results import policies_in
+from patchlight.testbed.errors import BadInput
 
 _NOTHING = "–"
 
@@ -193,3 +209,68 @@ def _published(rate: paper.Published | None) -> Cell:
 def _work(jct_s: float | None, bytes_per_s: float | None) -> tuple[str, str]:
     moved = "" if bytes_per_s is None else f"{bytes_per_s / 1e6:.2f}"
     return "" if jct_s is None else f"{jct_s:.0f}", moved
+
+
+@click.command("pac-ml-load")
+@click.argument("names", metavar="POLICY…", nargs=-1, required=True)
+@click.option(
+    "--intervals",
+    default="800,900,1000,1150,1300,1500",
+    metavar="SECONDS,…",
+    help="Between two jobs.",
+)
+@click.option("--poisson", is_flag=True, help="Jobs come at random, so far apart in the mean.")
+@click.option("--law", default="A", help="Law of jobs' requirements.")
+@click.option("--rule", default="ramp-first-fit", help="How operations are placed: or ramp-block.")
+@click.option("--mix", metavar="MODEL=SHARE,…", help="Which models.  [default: all alike]")
+@click.option("--seeds", type=click.IntRange(min=1), default=10, help="Episodes of each kind.")
+@click.option("--first-seed", type=click.IntRange(min=0), default=0, help="Seeds count from it.")
+@profiles_option
+@click.option("--processes", type=click.IntRange(min=1), help="At a time.  [default: the cores]")
+@results_option("results/pac-ml-load-<time>")
+def pac_ml_load(
+    names: tuple[str, ...], processes: int | None, output: Path | None, **chosen: Any
+) -> None:
+    """How many jobs policies block on PAC-ML's cluster when they come more or less often.
+
+    An episode has 1,001 jobs at every load. Prints a table, and writes a plot and result.json.
+    """
+    from patchlight.emulation.experiments.pac_ml import load
+    from patchlight.emulation.output_folder import check_output
+    from patchlight.emulation.simulator.executors import Engine
+
+    try:
+        intervals_s = [float(each) for each in chosen.pop("intervals").split(",")]
+    except ValueError:
+        raise BadInput("--intervals are seconds joined by commas, like 800,1000,1300") from None
+    folder = results_folder(output, "pac-ml-load")
+    check_output(folder)
+    options = load.LoadOptions(
+        names, tuple(intervals_s), engine=Engine("processes", processes or 0), **chosen
+    )
+    with progress_bar("episodes", console()) as tell:
+        result = load.run_loads(options, tell)
+    files = load.write_loads(result, folder)
+    _table(result).print()
+    say_written(files, folder)
+    if result["interrupted"]:
+        finished, wanted = result["loads_finished"], len(intervals_s)
+        only_some_finished(finished, wanted, "loads")
+
+
+def _table(result: dict[str, Any]) -> Table:
+    kind = "in the mean" if result["poisson"] else "apart"
+    title = f"Blocking rate (%), law {result['law']}, {result['rule']}, jobs SECONDS {kind}"
+    columns = [
+        Column(f"{each['interval_s']:g}", whole=True, right=True) for each in result["loads"]
+    ]
+    table = Table("policy", *columns, title=title)
+    for name in result["policies"]:
+        cells = []
+        for each in result["loads"]:
+            figures = each["policies"][name]
+            spread = figures["ci95"]
+            shown = f"{100 * figures['blocking_rate']:.2f}"
+            cells.append(shown if spread is None else f"{shown} ±{100 * spread:.2f}")
+        table.add_row(name.rpartition("/")[2], *cells)
+    return table
