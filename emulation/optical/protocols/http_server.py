@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 
 from patchlight.emulation.optical.emulated_switch import EmulatedSwitch, HungUp
+from patchlight.emulation.optical.matrices import RequestRefused
 from patchlight.emulation.optical.protocols.server import ProtocolServer
-from patchlight.emulation.optical.switch_matrix import RequestRefused
 
 _BODY_LIMIT = 1 << 20
 _READING = ("GET", "HEAD", "OPTIONS")

@@ -18,8 +18,8 @@ from typing import ClassVar
 from xml.sax.saxutils import escape, quoteattr
 
 from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
+from patchlight.emulation.optical.matrices import RequestRefused
 from patchlight.emulation.optical.protocols.ssh_server import SshServer
-from patchlight.emulation.optical.switch_matrix import RequestRefused
 
 BASE = "urn:ietf:params:xml:ns:netconf:base:1.0"
 _NOTIFICATION = "urn:ietf:params:xml:ns:netconf:notification:1.0"

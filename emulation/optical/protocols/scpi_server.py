@@ -11,8 +11,8 @@ from typing import ClassVar
 from patchlight.controller.circuits.protocols.connection import FramingError, LineFramer
 from patchlight.controller.circuits.protocols.scpi import units
 from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
+from patchlight.emulation.optical.matrices import RequestRefused
 from patchlight.emulation.optical.protocols.server import ProtocolServer
-from patchlight.emulation.optical.switch_matrix import RequestRefused
 
 _MESSAGE_LIMIT = 65536
 _ERRORS_KEPT = 30

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from patchlight.controller.circuits.protocols.connection import TelnetFilter
 from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
+from patchlight.emulation.optical.matrices import Reason, RequestRefused
 from patchlight.emulation.optical.protocols.server import ProtocolServer
-from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused
 
 _PAGE_LINES = 64
 _QUIET = re.compile(rb'(?:[^";]+|"(?:[^"\\]|\\.)*")*', re.DOTALL)

@@ -9,18 +9,13 @@ from collections.abc import Callable
 
 from patchlight.controller.circuits.drivers.calient import to_aid, to_port
 from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.matrices import Phase, Reason, RequestRefused, SwitchedCircuit
 from patchlight.emulation.optical.protocols.tl1_server import (
     Tl1Answer,
     Tl1Command,
     Tl1Server,
     deny,
     read_map_by_hand,
-)
-from patchlight.emulation.optical.switch_matrix import (
-    Phase,
-    Reason,
-    RequestRefused,
-    SwitchedCircuit,
 )
 from patchlight.testbed.lab.portmap import CrossConnect
 

@@ -8,17 +8,12 @@ from typing import Any
 
 from patchlight.controller.circuits.drivers.calient import to_aid, to_port
 from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.matrices import Phase, Reason, RequestRefused, SwitchedCircuit
 from patchlight.emulation.optical.protocols.http_server import (
     HttpRequest,
     HttpResponse,
     HttpServer,
     read_map_by_hand,
-)
-from patchlight.emulation.optical.switch_matrix import (
-    Phase,
-    Reason,
-    RequestRefused,
-    SwitchedCircuit,
 )
 from patchlight.emulation.optical.vendors.calient import (
     GROUP,

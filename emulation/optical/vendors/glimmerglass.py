@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from patchlight.controller.circuits.contract import SIDES, Side
 from patchlight.controller.circuits.drivers.base import Numbering
 from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.matrices import Phase, Reason, RequestRefused, SwitchedCircuit
 from patchlight.emulation.optical.protocols.tl1_server import (
     Tl1Answer,
     Tl1Command,
@@ -16,12 +17,6 @@ from patchlight.emulation.optical.protocols.tl1_server import (
     deny,
     port_numbers,
     read_map_by_hand,
-)
-from patchlight.emulation.optical.switch_matrix import (
-    Phase,
-    Reason,
-    RequestRefused,
-    SwitchedCircuit,
 )
 from patchlight.testbed.lab.portmap import CrossConnect
 

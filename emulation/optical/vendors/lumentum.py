@@ -9,14 +9,14 @@ import xml.etree.ElementTree as ET
 from typing import Any
 from xml.sax.saxutils import escape
 
+from patchlight.emulation.optical.device import EmulatedWss
+from patchlight.emulation.optical.matrices import Reason, RequestRefused
 from patchlight.emulation.optical.protocols.netconf_server import (
     BASE,
     NetconfError,
     NetconfServer,
     local,
 )
-from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused
-from patchlight.emulation.optical.wavelength_device import EmulatedWss
 from patchlight.testbed.lab.spectrum import Channel, ChannelConnect
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 

@@ -12,6 +12,7 @@ import time
 
 from patchlight.controller.openflow.flowtable import FlowEntry, Match
 from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.matrices import Phase, Reason, RequestRefused, SwitchedCircuit
 from patchlight.emulation.optical.protocols import openflow_wire as wire
 from patchlight.emulation.optical.protocols.openflow_wire import (
     Flow,
@@ -21,12 +22,6 @@ from patchlight.emulation.optical.protocols.openflow_wire import (
     OpenFlowMessage,
 )
 from patchlight.emulation.optical.protocols.server import ProtocolServer
-from patchlight.emulation.optical.switch_matrix import (
-    Phase,
-    Reason,
-    RequestRefused,
-    SwitchedCircuit,
-)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import CrossConnect
 

@@ -13,6 +13,7 @@ from patchlight.controller.circuits.contract import SIDES
 from patchlight.controller.circuits.drivers.base import Numbering
 from patchlight.controller.circuits.protocols.scpi import channels
 from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.matrices import Phase, Reason, RequestRefused, SwitchedCircuit
 from patchlight.emulation.optical.protocols.scpi_server import ScpiError, ScpiServer
 from patchlight.emulation.optical.protocols.tl1_server import (
     Tl1Answer,
@@ -21,12 +22,6 @@ from patchlight.emulation.optical.protocols.tl1_server import (
     deny,
     port_numbers,
     read_map_by_hand,
-)
-from patchlight.emulation.optical.switch_matrix import (
-    Phase,
-    Reason,
-    RequestRefused,
-    SwitchedCircuit,
 )
 from patchlight.testbed.lab.portmap import CrossConnect
 

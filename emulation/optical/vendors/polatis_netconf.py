@@ -7,13 +7,13 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Mapping
 
 from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.matrices import Reason, RequestRefused
 from patchlight.emulation.optical.protocols.netconf_server import (
     BASE,
     NetconfError,
     NetconfServer,
     local,
 )
-from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused
 from patchlight.emulation.optical.vendors.polatis import STATUS, PolatisSwitch
 
 NAMESPACE = "http://www.polatis.com/yang/optical-switch"

@@ -11,13 +11,13 @@ import time
 from typing import Any
 
 from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.matrices import Reason, RequestRefused
 from patchlight.emulation.optical.protocols.http_server import (
     HttpRequest,
     HttpResponse,
     HttpServer,
     read_map_by_hand,
 )
-from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused
 from patchlight.emulation.optical.vendors.polatis import STATUS, PolatisSwitch
 
 _PAIR = re.compile(r"/api/data/cross-connects/pair(?:=(\d{1,9}))?")

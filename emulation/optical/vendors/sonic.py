@@ -11,17 +11,12 @@ from typing import Any
 
 from patchlight.controller.circuits.contract import SIDES, Side
 from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.matrices import Phase, Reason, RequestRefused, SwitchedCircuit
 from patchlight.emulation.optical.protocols.http_server import (
     HttpRequest,
     HttpResponse,
     HttpServer,
     read_map_by_hand,
-)
-from patchlight.emulation.optical.switch_matrix import (
-    Phase,
-    Reason,
-    RequestRefused,
-    SwitchedCircuit,
 )
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import CrossConnect

@@ -11,13 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 from patchlight.controller.circuits.contract import SIDES, DirectedPort
 from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.matrices import Phase, Reason, RequestRefused, SwitchedCircuit
 from patchlight.emulation.optical.protocols.ssh_server import SshServer
-from patchlight.emulation.optical.switch_matrix import (
-    Phase,
-    Reason,
-    RequestRefused,
-    SwitchedCircuit,
-)
 from patchlight.testbed.lab.portmap import CrossConnect
 
 PROMPT = "NTM> "

@@ -7,9 +7,9 @@ changes. All else is dark for the switching time.
 from typing import Any
 
 from patchlight.controller.circuits.drivers.waveshaper import Passing, Profile
+from patchlight.emulation.optical.device import EmulatedWss
+from patchlight.emulation.optical.matrices import Reason, RequestRefused
 from patchlight.emulation.optical.protocols.http_server import HttpRequest, HttpResponse, HttpServer
-from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused
-from patchlight.emulation.optical.wavelength_device import EmulatedWss
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.spectrum import ChannelConnect, SpectrumMap
 

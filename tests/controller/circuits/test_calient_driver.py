@@ -17,8 +17,8 @@ from patchlight.controller.circuits.protocols.http_dialects import CALIENT as RE
 from patchlight.controller.circuits.protocols.session import Session, Timeouts
 from patchlight.controller.circuits.protocols.tl1 import Tl1Client
 from patchlight.controller.circuits.protocols.tl1_dialects import CALIENT
+from patchlight.emulation.optical.matrices import Reason, RequestRefused, SwitchedCircuit
 from patchlight.emulation.optical.protocols.http_server import HttpRequest
-from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused, SwitchedCircuit
 from patchlight.emulation.optical.vendors.calient_rest import CalientRestServer
 from patchlight.testbed.errors import OutcomeUnknown
 from patchlight.testbed.lab.model import CircuitSwitch

@@ -1,8 +1,4 @@
-"""The mirrors of an emulated OCS as a state machine: no clock, no sockets, no kernel.
-
-A circuit is entered (its ports are taken), activated (the mirrors turn; light passes after
-the switching time), deactivated (dark at once) and removed. Time comes in as an argument.
-"""
+"""What emulated optical switches let through, as state machines without clock or sockets."""
 
 from __future__ import annotations
 
@@ -13,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from patchlight.testbed.lab.portmap import CrossConnect
+from patchlight.testbed.lab.spectrum import ChannelConnect, SpectrumMap
 
 
 class Phase(Enum):
@@ -87,7 +84,11 @@ class LightChange:
 
 @dataclass
 class SwitchMatrix:
-    """Ports 1…``ports`` on each side; any input to any output, its own port's too."""
+    """The mirrors of an OCS: ports 1…``ports`` on each side; any input to any output.
+
+    A circuit is entered (its ports are taken), activated (the mirrors turn; light passes after the
+    switching time), deactivated (dark at once) and removed. Time is an argument.
+    """
 
     ports: int
     switching_time_s: float
@@ -196,7 +197,7 @@ class SwitchMatrix:
         light: list[CrossConnect] = []
         while self._turning and self._turning[0][0] <= now:
             _, turn, circuit = heapq.heappop(self._turning)
-            # Deactivated, or activated anew, while its mirrors turned: another turn counts.
+            # Deactivated, or activated again, while its mirrors turned: another turn counts.
             if circuit.phase is not Phase.SWITCHING or circuit.turn != turn:
                 continue
             circuit.phase = Phase.LIT
@@ -205,3 +206,106 @@ class SwitchMatrix:
                 light.append(c)
         dark, self._dark = tuple(self._dark), []
         return LightChange(dark, tuple(light))
+
+
+@dataclass(frozen=True, slots=True)
+class SpectrumEntry:
+    """How far an entry is; ``due`` is when it is lit, if it is switching."""
+
+    phase: Phase
+    due: float = 0.0
+
+
+@dataclass
+class SpectrumMatrix:
+    """A wavelength switch: any channel of inputs 1…``inputs`` to any of outputs 1…``outputs``.
+
+    Light passes an entry once the switching time is over, until it is removed. Time is an argument.
+    """
+
+    inputs: int
+    outputs: int
+    switching_time_s: float
+    locked: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.entries: dict[ChannelConnect, SpectrumEntry] = {}
+        self._shown = SpectrumMap()
+
+    def __iter__(self) -> Iterator[ChannelConnect]:
+        """Every entry, lit or not, in the order made."""
+        return iter(tuple(self.entries))
+
+    @property
+    def lit(self) -> SpectrumMap:
+        """What lets light through now."""
+        return SpectrumMap.of(w for w, entry in self.entries.items() if entry.phase is Phase.LIT)
+
+    @property
+    def dark(self) -> SpectrumMap:
+        """What is in the table and lets none through: it switches, or has failed."""
+        return SpectrumMap.of(w for w, e in self.entries.items() if e.phase is not Phase.LIT)
+
+    def make(self, ways: Iterable[ChannelConnect], now: float) -> None:
+        """Enter all of these, or none and raise ``RequestRefused``; they are lit in time."""
+        ways = tuple(dict.fromkeys(ways))
+        entered = list(self.entries)
+        for way in ways:
+            self._check(way)
+            if way in self.entries:
+                raise RequestRefused(Reason.EXISTS, port=way.inp, message=f"{way} exists")
+            if other := next((other for other in entered if other.clashes(way)), None):
+                message = f"channel overlaps that of {other}"
+                raise RequestRefused(Reason.BUSY, port=way.out, message=message)
+            entered.append(way)
+        for way in ways:
+            self.entries[way] = self._begun(way, now)
+
+    def remove(self, ways: Iterable[ChannelConnect]) -> None:
+        """Go dark at once; what is not there is passed over."""
+        for way in ways:
+            self.entries.pop(way, None)
+
+    def load(self, wanted: SpectrumMap, now: float) -> None:
+        """Have exactly this, or raise ``RequestRefused``. What is the same is not touched.
+
+        An attenuation is set in place: the channel stays lit.
+        """
+        fresh = {}
+        before = {way._replace(attenuation_db=0.0): entry for way, entry in self.entries.items()}
+        for way in wanted:
+            entry = before.get(way._replace(attenuation_db=0.0))
+            if entry is None:
+                self._check(way)
+                entry = self._begun(way, now)
+            fresh[way] = entry
+        self.entries = fresh
+
+    def next_due(self) -> float | None:
+        """When the next entry is lit, or ``None`` if none switches."""
+        switching = (e.due for e in self.entries.values() if e.phase is Phase.SWITCHING)
+        return min(switching, default=None)
+
+    def take(self, now: float) -> SpectrumMap | None:
+        """What is lit now; ``None`` if that is what the last call said."""
+        for way, entry in self.entries.items():
+            if entry.phase is Phase.SWITCHING and entry.due <= now:
+                self.entries[way] = SpectrumEntry(Phase.LIT)
+        lit = self.lit
+        if lit == self._shown:
+            return None
+        self._shown = lit
+        return lit
+
+    def _begun(self, way: ChannelConnect, now: float) -> SpectrumEntry:
+        if {way.inp, way.out} & self.failed:
+            return SpectrumEntry(Phase.FAILED)
+        return SpectrumEntry(Phase.SWITCHING, now + self.switching_time_s)
+
+    def _check(self, way: ChannelConnect) -> None:
+        for port, count in ((way.inp, self.inputs), (way.out, self.outputs)):
+            if not 1 <= port <= count:
+                raise RequestRefused(Reason.NO_PORT, port=port)
+            if port in self.locked:
+                raise RequestRefused(Reason.LOCKED, port=port)
