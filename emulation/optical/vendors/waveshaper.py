@@ -8,13 +8,13 @@ from typing import Any
 
 from patchlight.controller.circuits.drivers.waveshaper import Passing, Profile
 from patchlight.emulation.optical.device import EmulatedWss
-from patchlight.emulation.optical.matrices import Reason, RequestRefused
+from patchlight.emulation.optical.matrices import Reason
 from patchlight.emulation.optical.protocols.http_server import HttpRequest, HttpResponse, HttpServer
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.spectrum import ChannelConnect, SpectrumMap
 
 FIRST_GHZ, LAST_GHZ = 191_250, 196_275
-_LONGEST_KEPT = 200
+_REFUSALS = {Reason.NO_PORT: (409, "invalid port"), Reason.LOCKED: (409, "port is locked")}
 
 
 class WaveShaperServer(HttpServer):
@@ -22,6 +22,8 @@ class WaveShaperServer(HttpServer):
 
     by_hand = 'curl -s "http://{host}:{port}/waveshaper/getprofile"'
     secure = False
+    refusals = _REFUSALS
+    refused = (409, "failed")
 
     _device: EmulatedWss
 
@@ -52,10 +54,6 @@ class WaveShaperServer(HttpServer):
         status = 200 if status == 409 else status
         return HttpResponse(status, {"rc": -1, "rctext": message, "sno": ""})
 
-    def _refusal(self, refusal: RequestRefused) -> HttpResponse:
-        words = {Reason.NO_PORT: "invalid port", Reason.LOCKED: "port is locked"}
-        return self._problem(409, refusal.message or words.get(refusal.reason, "failed"))
-
     def _load(self, body: Any) -> HttpResponse:
         kind = body.get("type") if isinstance(body, dict) else None
         try:
@@ -64,7 +62,7 @@ class WaveShaperServer(HttpServer):
             elif kind == "wsp":
                 profile = Profile.parse(str(body.get("wsp", "")))
             else:
-                raise ValueError(f"no profile of type {str(kind)[:_LONGEST_KEPT]}")
+                raise ValueError(f"no profile of type {str(kind)[:200]}")
             if (profile.first_ghz, len(profile.lines)) != (FIRST_GHZ, LAST_GHZ - FIRST_GHZ + 1):
                 raise ValueError(f"a profile of {profile}: this device has another band")
             wanted = SpectrumMap.of(self._ways(profile))

@@ -1,24 +1,185 @@
-"""An emulated Lumentum ROADM whitebox: connections of its mux and demux over NETCONF.
+"""Emulated devices over NETCONF: a Polatis, and a Lumentum ROADM whitebox.
 
-Of its models what other programs use: connections, physical ports, system state, chassis. Which of
-its fibres a lab has is in the driver (``controller/circuits/drivers/lumentum.py``).
+The Polatis has the YANG module ``optical-switch`` of 2018-03-22: product information,
+cross-connects, port configuration, optical power, port-set-state. The Lumentum has what other
+programs use of its models: connections of its mux and demux, physical ports, system state, chassis.
+Which of its fibres a lab has is in the driver (``controller/circuits/drivers/lumentum.py``).
 """
 
 import re
 import xml.etree.ElementTree as ET
-from typing import Any
+from collections.abc import Iterable, Mapping
 from xml.sax.saxutils import escape
 
-from patchlight.emulation.optical.device import EmulatedWss
-from patchlight.emulation.optical.matrices import Reason, RequestRefused
-from patchlight.emulation.optical.protocols.netconf_server import (
+from patchlight.emulation.optical.device import EmulatedOcs, EmulatedWss
+from patchlight.emulation.optical.matrices import Reason
+from patchlight.emulation.optical.protocols.ssh_server import (
     BASE,
     NetconfError,
     NetconfServer,
     local,
 )
+from patchlight.emulation.optical.vendors.polatis import STATUS, PolatisSwitch
 from patchlight.testbed.lab.spectrum import Channel, ChannelConnect
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
+
+NAMESPACE = "http://www.polatis.com/yang/optical-switch"
+_OPERATION = f"{{{BASE}}}operation"
+_PAIR_OPERATIONS = ("merge", "replace", "create", "delete", "remove")
+_POLATIS_REFUSALS = {
+    Reason.NO_PORT: ("invalid-value", "Invalid OXC port: {port}"),
+    Reason.BUSY: ("invalid-value", "Port {port} is named twice"),
+    Reason.LOCKED: ("operation-failed", "Port {port} is disabled"),
+    Reason.FAILED: ("operation-failed", "Port {port} has failed"),
+}
+_RUNNING = f"{{{BASE}}}running"
+
+ET.register_namespace("opsw", NAMESPACE)
+
+
+class PolatisNetconfServer(NetconfServer):
+    """NETCONF with the operations of a Polatis."""
+
+    by_hand = "ssh -s -p {port} {user}@{host} netconf"
+    module = f"{NAMESPACE}?module=optical-switch&revision=2018-03-22"
+    changing = ("edit-config", "port-set-state")
+    refusals = _POLATIS_REFUSALS
+    refused = ("operation-failed", "failed")
+
+    _device: EmulatedOcs
+
+    def __init__(self, device: EmulatedOcs) -> None:
+        super().__init__(device)
+        self._switch = PolatisSwitch(device)
+        self._operations |= {
+            "get": self._get,
+            "get-config": self._get_config,
+            "edit-config": self._edit,
+            "port-set-state": self._set_state,
+        }
+
+    def report(self, text: str) -> None:
+        """Send it as a ``system-error`` to clients that have subscribed."""
+        event = _element(NAMESPACE, "system-error", {"message": text})
+        self._notify(ET.tostring(event, encoding="unicode"))
+
+    async def _get(self, request: ET.Element) -> str:
+        containers = {
+            _tag("product-information"): self._product,
+            _tag("port-config"): self._ports,
+            _tag("opm-power"): self._power,
+            _tag("cross-connects"): self._cross_connects,
+        }
+        return await self._data(request, containers)
+
+    async def _get_config(self, request: ET.Element) -> str:
+        if request.find(f"{{{BASE}}}source/{_RUNNING}") is None:
+            raise NetconfError("invalid-value", "the only datastore is running", "protocol")
+        return await self._data(request, {_tag("cross-connects"): self._cross_connects})
+
+    async def _product(self) -> ET.Element:
+        return _element(NAMESPACE, "product-information", self._switch.product())
+
+    async def _ports(self) -> ET.Element:
+        switch = self._switch
+        rows = ({"port-id": n, "status": STATUS[switch.state(n)]} for n in switch.numbers)
+        return _list("port-config", "port", rows)
+
+    async def _power(self) -> ET.Element:
+        powers = await self._switch.monitored(self._switch.numbers)
+        rows = ({"port-id": number, "power": f"{dbm:.2f}"} for number, dbm in powers.items())
+        return _list("opm-power", "port", rows)
+
+    async def _cross_connects(self) -> ET.Element:
+        rows = ({"ingress": inp, "egress": out} for inp, out in sorted(self._switch.pairs()))
+        return _list("cross-connects", "pair", rows)
+
+    async def _edit(self, request: ET.Element) -> str:
+        for part in _edited(request, _tag("cross-connects")):
+            await self._edit_pairs(part)
+        return ""
+
+    async def _edit_pairs(self, part: ET.Element) -> None:
+        held = dict(self._switch.pairs())
+        whole = part.get(_OPERATION, "merge")
+        makes: dict[int, int] = {}
+        breaks: list[int] = []
+        for pair in part.iterfind(_tag("pair")):
+            inp = _port(pair, "ingress")
+            operation = pair.get(_OPERATION, "merge")
+            if operation not in _PAIR_OPERATIONS:
+                raise NetconfError("bad-attribute", f"no operation {operation}", "protocol")
+            if operation in ("delete", "remove"):
+                if inp in held:
+                    breaks.append(inp)
+                elif operation == "delete":
+                    raise NetconfError("data-missing", f"Port {inp} has no connection")
+                continue
+            if operation == "create" and inp in held:
+                raise NetconfError("data-exists", f"Port {inp} has a connection")
+            makes[inp] = _port(pair, "egress")
+        if whole == "replace":
+            await self._switch.only(list(makes), list(makes.values()))
+        elif whole in ("delete", "remove"):
+            await self._switch.disconnect_all()
+        else:
+            if breaks:
+                await self._switch.disconnect(breaks, ())
+            if makes:
+                await self._switch.connect(list(makes), list(makes.values()))
+
+    async def _set_state(self, request: ET.Element) -> str:
+        for leaf, on in (("port-enab", True), ("port-disab", False)):
+            numbers = [_number(port) for port in request.iterfind(_tag(leaf))]
+            if numbers:
+                await self._switch.enable(numbers, on=on)
+        return ""
+
+
+def _tag(name: str) -> str:
+    return f"{{{NAMESPACE}}}{name}"
+
+
+def _list(name: str, entry: str, rows: Iterable[Mapping[str, object]]) -> ET.Element:
+    """A container of list entries with these leaves."""
+    return _element(NAMESPACE, name, [_element(NAMESPACE, entry, row) for row in rows])
+
+
+def _port(pair: ET.Element, leaf: str) -> int:
+    port = pair.find(_tag(leaf))
+    if port is None:
+        raise NetconfError("missing-element", f"a pair has no {leaf}")
+    return _number(port)
+
+
+def _number(leaf: ET.Element) -> int:
+    text = (leaf.text or "").strip()
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise NetconfError("invalid-value", f"Invalid OXC port: {text[:20]}")
+    return int(text)
+
+
+def _edited(request: ET.Element, tag: str) -> Iterable[ET.Element]:
+    """The containers that an ``edit-config`` edits, which may have this tag only."""
+    if request.find(f"{{{BASE}}}target/{_RUNNING}") is None:
+        raise NetconfError("invalid-value", "the only datastore is running", "protocol")
+    for part in request.iterfind(f"{{{BASE}}}config/*"):
+        if part.tag != tag:
+            raise NetconfError("unknown-element", f"{local(part.tag)} cannot be edited")
+        yield part
+
+
+def _element(namespace: str, name: str, content: object) -> ET.Element:
+    """An element with text, with the leaves and groups of a mapping, or with these elements."""
+    made = ET.Element(f"{{{namespace}}}{name}")
+    if isinstance(content, Mapping):
+        made.extend(_element(namespace, key, value) for key, value in content.items())
+    elif isinstance(content, list):
+        made.extend(content)
+    else:
+        made.text = str(content)
+    return made
+
 
 CONNECTION = "http://www.lumentum.com/lumentum-ote-connection"
 _EQUIPMENT = "http://www.lumentum.com/lumentum-ote-equipment"
@@ -33,6 +194,11 @@ _CARD = "ne=1;chassis=1;card=1"
 _DN = re.compile(rf"{_CARD};module=([12]);connection=([0-9]{{1,4}})")
 _FIBRE = re.compile(rf"{_CARD};port=([0-9]{{1,5}})")
 
+_LUMENTUM_REFUSALS = {
+    Reason.NO_PORT: ("invalid-value", "no such port: {port}"),
+    Reason.LOCKED: ("operation-failed", "port {port} is out of service"),
+}
+
 Connection = tuple[int, int]
 """Its module and its number."""
 
@@ -40,11 +206,13 @@ ET.register_namespace("lotet", CONNECTION)
 
 
 class LumentumServer(NetconfServer):
-    """NETCONF with its operations."""
+    """NETCONF with the operations of a Lumentum."""
 
     by_hand = "ssh -s -p {port} {user}@{host} netconf"
     module = f"{CONNECTION}?module=lumentum-ote-connection&revision=2017-02-13"
     changing = ("edit-config", "delete-connection", "remove-all-connections")
+    refusals = _LUMENTUM_REFUSALS
+    refused = ("operation-failed", "{reason}")
 
     _device: EmulatedWss
 
@@ -59,19 +227,11 @@ class LumentumServer(NetconfServer):
         }
 
     def report(self, text: str) -> None:
-        """Say it as an alarm to whoever has subscribed."""
+        """Send it as an alarm to clients that have subscribed."""
         self._notify(
             f'<alarm xmlns="http://www.lumentum.com/lumentum-alarms"><text>{escape(text)}</text>'
             "</alarm>"
         )
-
-    def _refusal(self, refusal: RequestRefused) -> NetconfError:
-        tag, message = {
-            Reason.NO_PORT: ("invalid-value", f"no such port: {refusal.port}"),
-            Reason.BUSY: ("operation-failed", refusal.message),
-            Reason.LOCKED: ("operation-failed", f"port {refusal.port} is out of service"),
-        }.get(refusal.reason, ("operation-failed", refusal.message or refusal.reason.value))
-        return NetconfError(tag, message)
 
     async def _get(self, request: ET.Element) -> str:
         containers = {
@@ -84,34 +244,34 @@ class LumentumServer(NetconfServer):
 
     async def _system(self) -> ET.Element:
         platform = {"machine": "ROADM-20", "os-version": "0.1"}
-        return _made(_SYSTEM, "system-state", {"platform": platform})
+        return _element(_SYSTEM, "system-state", {"platform": platform})
 
     async def _chassis(self) -> ET.Element:
         state = {"serial-no": f"EMU-{self._device.switch.name}"}
         chassis = {"dn": "ne=1;chassis=1", "state": state}
-        return _made(_EQUIPMENT, "chassis-list", {"chassis": chassis})
+        return _element(_EQUIPMENT, "chassis-list", {"chassis": chassis})
 
     async def _ports(self) -> ET.Element:
         switch, locked = self._device.switch, self._device.matrix.locked
-        ports = _made(_PORT, "physical-ports", {})
+        ports = []
         for side, powers in (
             ("in", await self._device.input_powers()),
             ("out", await self._device.output_powers()),
         ):
             for number, dbm in powers.items():
                 fibre = _fibre_in(switch, number) if side == "in" else _fibre_out(switch, number)
-                port = _made(_PORT, "physical-port", {"dn": f"{_CARD};port={fibre}"})
-                state = _made(_OPTICAL, "state", {f"{side}put-power": _dbm(dbm)})
+                port = _element(_PORT, "physical-port", {"dn": f"{_CARD};port={fibre}"})
+                state = _element(_OPTICAL, "state", {f"{side}put-power": _dbm(dbm)})
                 state.tag = f"{{{_PORT}}}state"
                 port.append(state)
                 in_service = "out-of-service" if number in locked else "in-service"
-                port.append(_made(_PORT, "config", {"maintenance-state": in_service}))
+                port.append(_element(_PORT, "config", {"maintenance-state": in_service}))
                 ports.append(port)
-        return ports
+        return _element(_PORT, "physical-ports", ports)
 
     async def _connections(self) -> ET.Element:
         switch, held = self._device.switch, self._numbered()
-        connections = _made(CONNECTION, "connections", {})
+        connections = []
         for way, (entering, leaving) in (await self._device.channel_powers()).items():
             module, number = held[way]
             first, last = (193_100 + edge * 6.25 for edge in way.channel.edges)
@@ -131,17 +291,12 @@ class LumentumServer(NetconfServer):
             }
             dn = f"{_CARD};module={module};connection={number}"
             entry = {"dn": dn, "config": config, "state": state}
-            connections.append(_made(CONNECTION, "connection", entry))
-        return connections
+            connections.append(_element(CONNECTION, "connection", entry))
+        return _element(CONNECTION, "connections", connections)
 
     async def _edit(self, request: ET.Element) -> str:
-        if request.find(f"{{{BASE}}}target/{{{BASE}}}running") is None:
-            raise NetconfError("invalid-value", "the only datastore is running", "protocol")
-        config = request.find(f"{{{BASE}}}config")
         held, made = set(self._numbered().values()), dict[ChannelConnect, Connection]()
-        for part in () if config is None else config:
-            if part.tag != f"{{{CONNECTION}}}connections":
-                raise NetconfError("unknown-element", f"{local(part.tag)} cannot be edited")
+        for part in _edited(request, f"{{{CONNECTION}}}connections"):
             for entry in part.iterfind(f"{{{CONNECTION}}}connection"):
                 connection = _connection(entry)
                 if connection in held or connection in made.values():
@@ -232,13 +387,3 @@ def _connection(entry: ET.Element) -> Connection:
 
 def _dbm(power: float | None) -> str:
     return f"{_DARK_DBM if power is None else power:.1f}"
-
-
-def _made(namespace: str, name: str, content: Any) -> ET.Element:
-    """An element with these leaves, and groups of leaves."""
-    element = ET.Element(f"{{{namespace}}}{name}")
-    if isinstance(content, dict):
-        element.extend(_made(namespace, key, value) for key, value in content.items())
-    else:
-        element.text = str(content)
-    return element

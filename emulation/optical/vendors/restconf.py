@@ -1,0 +1,316 @@
+"""Emulated devices over RESTCONF: a Polatis, and an OCS that runs SONiC, in both revisions.
+
+The Polatis: reads carry an ETag, which changes with what they read; a change that carries
+``If-Match`` is done only if the resource is still that.
+
+SONiC: resources and their keys follow the YANG modules ``sonic-ocs`` and ``sonic-ocs-states`` and
+printed answers of an earlier revision; the words of refusals are ours. A list of new entries is
+taken whole or not at all, and answered before the mirrors have turned.
+"""
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from patchlight.controller.circuits.contract import SIDES, Side
+from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.matrices import Phase, Reason, RequestRefused, SwitchedCircuit
+from patchlight.emulation.optical.protocols.http_server import HttpRequest, HttpResponse, HttpServer
+from patchlight.emulation.optical.vendors.polatis import STATUS, PolatisSwitch
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab.portmap import CrossConnect
+
+_PAIR = re.compile(r"/api/data/cross-connects/pair(?:=(\d{1,9}))?")
+_POLATIS_REFUSALS = {
+    Reason.NO_PORT: (400, "Port {port} is out of range"),
+    Reason.BUSY: (409, "Port {port} twice"),
+    Reason.LOCKED: (409, "Port {port} is disabled"),
+    Reason.FAILED: (409, "Port {port} has failed"),
+}
+
+
+class _RestconfServer(HttpServer):
+    """``error_tag`` is that of errors which are not about access or the path."""
+
+    media_type = "application/yang-data+json"
+    error_tag: ClassVar[str]
+    refused = (409, "{reason}")
+
+    _device: EmulatedOcs
+
+    def _problem(self, status: int, message: str) -> HttpResponse:
+        tags = {401: "access-denied", 403: "access-denied", 404: "invalid-value"}
+        tag = tags.get(status, self.error_tag)
+        error = {"error-type": "application", "error-tag": tag, "error-message": message}
+        return HttpResponse(status, {"ietf-restconf:errors": {"error": [error]}})
+
+    def _not_possible(self, request: HttpRequest) -> HttpResponse:
+        return self._problem(405, f"{request.method} is not possible there")
+
+
+class PolatisRestconfServer(_RestconfServer):
+    """RESTCONF with the resources of a Polatis."""
+
+    by_hand = HttpServer.curl("/api/data/cross-connects/pair")
+    refusals = _POLATIS_REFUSALS
+    error_tag = "operation-failed"
+
+    def __init__(self, device: EmulatedOcs) -> None:
+        super().__init__(device)
+        self._switch = PolatisSwitch(device)
+        self._alarms: list[dict[str, Any]] = []
+
+    def report(self, text: str) -> None:
+        """Put it on the list of alarms."""
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self._alarms.append({"id": len(self._alarms) + 1, "date-time": at, "description": text})
+
+    async def _answer(self, request: HttpRequest) -> HttpResponse:
+        for number in range(self._device.faults.take_flood()):
+            self.report(f"Alarm {number}")
+        if (pair := _PAIR.fullmatch(request.path)) is not None:
+            return await self._cross_connects(request, pair[1])
+        if request.path == "/api/data/port-config/port" and request.method == "PATCH":
+            return await self._configure(request)
+        if request.method != "GET":
+            return self._not_possible(request)
+        match request.path:
+            case "/api/data/port-config/port":
+                return _read(request, "polatis-switch:port", self._ports())
+            case "/api/data/opm-power/port":
+                return _read(request, "optical-switch:port", await self._power())
+            case "/api/data/product-information":
+                return _read(request, "optical-switch:product-information", self._switch.product())
+            case "/api/data/system-alarms/alarm":
+                return _read(request, "polatis-switch:alarm", self._alarms)
+        return self._problem(404, f"no such resource: {request.path}")
+
+    def _pairs(self) -> list[dict[str, int]]:
+        return [{"ingress": inp, "egress": out} for inp, out in self._switch.pairs()]
+
+    async def _cross_connects(self, request: HttpRequest, ingress: str | None) -> HttpResponse:
+        if request.method == "GET":
+            pairs = self._pairs()
+            if ingress is not None:
+                pairs = [pair for pair in pairs if pair["ingress"] == int(ingress)]
+                if not pairs:
+                    return self._problem(404, f"Port {ingress} is not connected")
+            return _read(request, "optical-switch:pair", pairs)
+        if request.headers.get("if-match", "*") not in ("*", _etag(self._pairs())):
+            return self._problem(412, "The cross-connects have changed")
+        if request.method == "PATCH" and ingress is None:
+            ins, outs = _numbers(request.body)
+            if ins is None or outs is None:
+                return self._problem(400, "expected a list of pairs of ingress and egress")
+            await self._switch.connect(ins, outs)
+        elif request.method == "DELETE":
+            numbers = [inp for inp, _ in self._switch.pairs()]
+            if ingress is not None:
+                if int(ingress) not in numbers:
+                    return self._problem(404, f"Port {ingress} is not connected")
+                numbers = [int(ingress)]
+            await self._switch.disconnect(numbers, [])
+        else:
+            return self._not_possible(request)
+        return HttpResponse(204, None, {"ETag": _etag(self._pairs())})
+
+    def _ports(self) -> list[dict[str, Any]]:
+        return [
+            {"port-id": n, "status": STATUS[self._switch.state(n)], "label": "", "peer-port": ""}
+            for n in self._switch.numbers
+        ]
+
+    async def _configure(self, request: HttpRequest) -> HttpResponse:
+        rows = request.body.get("port") if isinstance(request.body, dict) else None
+        numbers_by_status: dict[str, list[int]] = {"ENABLED": [], "DISABLED": []}
+        for row in rows if isinstance(rows, list) else [None]:
+            number = row.get("port-id") if isinstance(row, dict) else None
+            status = row.get("status") if isinstance(row, dict) else None
+            if type(number) is not int or status not in numbers_by_status:
+                return self._problem(400, "expected a list of ports, ENABLED or DISABLED")
+            numbers_by_status[status].append(number)
+        for status, numbers in numbers_by_status.items():
+            if numbers:
+                await self._switch.enable(numbers, on=status == "ENABLED")
+        return HttpResponse(204)
+
+    async def _power(self) -> list[dict[str, Any]]:
+        powers = await self._switch.monitored(self._switch.numbers)
+        return [{"port-id": number, "power": round(dbm, 2)} for number, dbm in powers.items()]
+
+
+def _read(request: HttpRequest, name: str, content: Any) -> HttpResponse:
+    etag = _etag(content)
+    if request.headers.get("if-none-match") == etag:
+        return HttpResponse(304, None, {"ETag": etag})
+    return HttpResponse(200, {name: content}, {"ETag": etag})
+
+
+def _etag(content: Any) -> str:
+    return f'"{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]}"'
+
+
+def _numbers(body: Any) -> tuple[list[int] | None, list[int] | None]:
+    pairs = body.get("pair") if isinstance(body, dict) else None
+    if not isinstance(pairs, list) or not all(isinstance(pair, dict) for pair in pairs):
+        return None, None
+    ins, outs = ([pair.get(key) for pair in pairs] for key in ("ingress", "egress"))
+    if not all(type(number) is int for number in (*ins, *outs)):
+        return None, None
+    return ins, outs
+
+
+_CIRCUITS = "/restconf/data/sonic-ocs:sonic-ocs/OCS_CROSS_CONNECT"
+_METADATA = "/restconf/data/sonic-device_metadata:sonic-device_metadata/DEVICE_METADATA/localhost"
+_ONE = re.compile(rf"{re.escape(_CIRCUITS)}/OCS_CROSS_CONNECT_LIST=(.*)")
+_ID = re.compile(r"(\d{1,9})A-(\d{1,9})B")
+_LETTERS: dict[Side, str] = {"in": "A", "out": "B"}
+_STATUS = {Phase.PARKED: "blocked", Phase.SWITCHING: "tuning", Phase.LIT: "tuned"}
+_SONIC_REFUSALS = {
+    Reason.NO_PORT: (409, "port {port} is not in OCS_PORT"),
+    Reason.BUSY: (409, "port {port} has a cross-connect"),
+    Reason.LOCKED: (409, "port {port} is force_blocked, not normal: it is locked"),
+}
+_MEASURED_AT = {"frequency_THz": "193.500", "temperature_C": "25.00", "accuracy_dB": "0.05"}
+
+
+class SonicOcsServer(_RestconfServer):
+    """RESTCONF with the resources of SONiC.
+
+    ``unconfigured``: cross-connects that the hardware holds and the configuration does not.
+    ``invalid``: entries whose ports others hold.
+    """
+
+    by_hand = HttpServer.curl(_CIRCUITS)
+    refusals = _SONIC_REFUSALS
+    error_tag = "invalid-value"
+
+    def __init__(self, device: EmulatedOcs) -> None:
+        super().__init__(device)
+        self.unconfigured: set[CrossConnect] = set()
+        self.invalid: set[CrossConnect] = set()
+        states = "/restconf/data/sonic-ocs-states:sonic-ocs-states"
+        earlier = "/restconf/data/sonic-ocs:sonic-ocs"
+        self._resources = {
+            _CIRCUITS: ("OCS_CROSS_CONNECT", self._circuits),
+            f"{earlier}/OCS_PORT": ("OCS_PORT", self._ports),
+            f"{states}/OCS_PORT": ("OCS_PORT", self._port_states),
+            f"{earlier}/OCS_PORT_TABLE": ("OCS_PORT", self._port_states),
+            f"{states}/OCS_CROSS_CONNECT": ("OCS_CROSS_CONNECT", self._states),
+            f"{earlier}/OCS_CROSS_CONNECT_TABLE": ("OCS_CROSS_CONNECT", self._states),
+            f"{states}/OCS_FACTORY_INSERTION_LOSS": ("OCS_FACTORY_INSERTION_LOSS", self._losses),
+        }
+
+    def report(self, text: str) -> None:
+        """Nothing can be reported: alarms are the states of ports."""
+        raise BadInput("a SONiC OCS reports nothing: let ports fail with fail_ports")
+
+    async def _answer(self, request: HttpRequest) -> HttpResponse:
+        if request.method == "PATCH" and request.path == _CIRCUITS:
+            return await self._add(request.body)
+        if request.method == "DELETE" and (one := _ONE.fullmatch(request.path)):
+            return await self._delete(one[1])
+        if request.method != "GET":
+            return self._not_possible(request)
+        if request.path == _METADATA:
+            about = {"hwsku": "OCS-V", "hostname": self._device.switch.name, "switch_type": "ocs"}
+            return HttpResponse(200, {"sonic-device_metadata:localhost": about})
+        if request.path not in self._resources:
+            return self._problem(404, f"no such resource: {request.path}")
+        name, resource = self._resources[request.path]
+        if rows := list(resource()):
+            module = request.path.split("/")[3].partition(":")[0]
+            table = request.path.rpartition("/")[2]
+            return HttpResponse(200, {f"{module}:{table}": {f"{name}_LIST": rows}})
+        return self._problem(404, "Resource not found")
+
+    async def _add(self, body: Any) -> HttpResponse:
+        inner = body.get("sonic-ocs:OCS_CROSS_CONNECT") if isinstance(body, dict) else None
+        rows = inner.get("OCS_CROSS_CONNECT_LIST") if isinstance(inner, dict) else None
+        ids = [row.get("cross_connect_id") for row in rows] if isinstance(rows, list) else []
+        pairs = [_parsed(str(text)) for text in ids]
+        if not pairs or None in pairs:
+            return self._problem(400, "expected a list of cross-connects like 1A-2B")
+        made: list[SwitchedCircuit] = []
+        try:
+            for c in pairs:
+                assert c is not None
+                self.unconfigured.discard(c)
+                # What is entered already stays as it is, valid or not.
+                if self._device.matrix.find(c) is None and c not in self.invalid:
+                    made.append(self._device.make((c,)))
+        except RequestRefused:
+            self._device.remove_all(made)
+            raise
+        return HttpResponse(204)
+
+    async def _delete(self, text: str) -> HttpResponse:
+        c = _parsed(text)
+        if c is None or c not in self._configured():
+            return self._problem(404, "Resource not found")
+        self.invalid.discard(c)
+        self._device.remove_all([self._device.matrix.find(c)])
+        return HttpResponse(204)
+
+    def _configured(self) -> list[CrossConnect]:
+        held = (c for circuit in self._device.matrix for c in circuit.directions)
+        return [c for c in (*held, *self.invalid) if c not in self.unconfigured]
+
+    def _circuits(self) -> Iterable[dict[str, str]]:
+        return map(_sides, self._configured())
+
+    def _states(self) -> Iterable[dict[str, str]]:
+        for circuit in self._device.matrix:
+            status = _STATUS.get(circuit.phase, "failed")
+            whole = {"tuned": "enabled", "failed": "failed"}.get(status, "switching")
+            for c in circuit.directions:
+                sides = {"a_side_status": status, "b_side_status": status}
+                yield {**_sides(c), **sides, "status": whole}
+        for c in self.invalid:
+            sides = {"a_side_status": "blocked", "b_side_status": "blocked"}
+            yield {**_sides(c), **sides, "status": "invalid"}
+
+    def _ports(self) -> Iterable[dict[str, str]]:
+        for number, side in self._each_port():
+            locked = number in self._device.matrix.locked
+            override = "force_blocked" if locked else "normal"
+            yield {"simplex_port_id": f"{number}{_LETTERS[side]}", "config_status": override}
+
+    def _port_states(self) -> Iterable[dict[str, str]]:
+        matrix = self._device.matrix
+        for number, side in self._each_port():
+            circuit = matrix.at_input(number) if side == "in" else matrix.at_output(number)
+            status = "blocked" if circuit is None else _STATUS.get(circuit.phase, "failed")
+            status = "failed" if number in matrix.failed else status
+            yield {
+                "simplex_port_id": f"{number}{_LETTERS[side]}",
+                "status": status,
+                "oper_status": "connected" if status == "tuned" else status,
+            }
+
+    def _losses(self) -> Iterable[dict[str, str]]:
+        numbers = range(1, self._device.switch.ports + 1)
+        for c in (CrossConnect(inp, out) for inp in numbers for out in numbers):
+            loss = f"{self._device.loss_db(c):.2f}"
+            yield {
+                "cross_connect_id": _sides(c)["cross_connect_id"],
+                **_MEASURED_AT,
+                "loss_dB": loss,
+            }
+
+    def _each_port(self) -> Iterable[tuple[int, Side]]:
+        numbers = range(1, self._device.switch.ports + 1)
+        return ((number, side) for number in numbers for side in SIDES)
+
+
+def _sides(c: CrossConnect) -> dict[str, str]:
+    a_side, b_side = f"{c.inp}A", f"{c.out}B"
+    return {"cross_connect_id": f"{a_side}-{b_side}", "a_side": a_side, "b_side": b_side}
+
+
+def _parsed(text: str) -> CrossConnect | None:
+    match = _ID.fullmatch(text)
+    return None if match is None else CrossConnect(int(match[1]), int(match[2]))
