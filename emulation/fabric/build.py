@@ -1,7 +1,7 @@
-"""Make a planned fabric: namespaces, links, addresses, bridges, limits.
+"""Makes a planned fabric: namespaces, links, addresses, bridges, limits.
 
-Each namespace is made, entered once, and given all it needs in one batch; what belongs to
-the far end of a link waits until all namespaces are there. 256 hosts take well under a second.
+Each namespace is made, entered once, and given all it needs in one batch; the settings of the far
+end of a link wait until all namespaces are there. 256 hosts take well under a second.
 """
 
 import os
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from patchlight.emulation.fabric import links
 from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd
 from patchlight.testbed.linux import ethtool, namespaces, rate_limits
-from patchlight.testbed.linux import rate_limits as netem
 from patchlight.testbed.linux.netlink import Netlink, Request
 
 # Routing tables of NICs that share a server; the tables below are the kernel's own.
@@ -23,10 +22,10 @@ def build_links(
 ) -> None:
     """Make the namespaces and links of a plan.
 
-    ``made`` is told of each namespace and its inode; ``offload`` leaves checksum offload on;
-    ``bridges`` makes the packet switches too, as Linux bridges (else the caller makes them, and
-    limits their ports with ``limit_switch_ports``). Raises ``PatchlightError``; what was made
-    so far stays for the caller to remove.
+    ``made`` gets each namespace and its inode; ``offload`` leaves checksum offload on; ``bridges``
+    makes the packet switches too, as Linux bridges (else the caller makes them, and limits their
+    ports with ``limit_switch_ports``). Raises ``PatchlightError``; what was made so far stays for
+    the caller to remove.
     """
     namespaces.prepare_directory()
     work = _Work(plan, offload=offload)
@@ -46,24 +45,20 @@ def build_links(
                 netlink.run(requests)
                 if name in work.limited:
                     rate_limits.verify_limits(netlink, work.limited[name])
-        _settle_links(plan)
+        # Until every link that is up carries frames.
+        interfaces = defaultdict[str, list[str]](list)
+        for end in _ends(plan):
+            if end.up:
+                interfaces[end.namespace].append(end.name)
+        with namespaces.kept_namespace():
+            for namespace, names in interfaces.items():
+                namespaces.enter(namespaces.namespace_path(namespace))
+                for name in names:
+                    ethtool.settle_link(name)
     finally:
         work.close()
     if bridges:
         limit_switch_ports(plan)
-
-
-def _settle_links(plan: FabricPlan) -> None:
-    """Return once every link that is up carries frames."""
-    interfaces = defaultdict[str, list[str]](list)
-    for end in _ends(plan):
-        if end.up:
-            interfaces[end.namespace].append(end.name)
-    with namespaces.kept_namespace():
-        for namespace, names in interfaces.items():
-            namespaces.enter(namespaces.namespace_path(namespace))
-            for name in names:
-                ethtool.settle_link(name)
 
 
 def _ends(plan: FabricPlan) -> Iterable[PlannedEnd]:
@@ -94,7 +89,7 @@ def _port_limits(plan: FabricPlan) -> list[tuple[int, str, float]]:
 
 
 class _Work:
-    """The state of one ``build_links``: which namespaces are there, and what is left to do."""
+    """The state of one ``build_links``: the namespaces made, and what is left to do."""
 
     def __init__(self, plan: FabricPlan, *, offload: bool) -> None:
         self._offload = offload
@@ -118,7 +113,17 @@ class _Work:
         """Make one namespace, this thread in it, and the links to those made before."""
         inode = namespaces.create_here(name)
         self._made.add(name)
-        _set_sysctls(several_nics=self._nics[name] > 1)
+        # No IPv6 in the data network, so none of its neighbour chatter through the switches.
+        namespaces.set_sysctl("ipv6/conf/all/disable_ipv6", 1)
+        # A new namespace takes this over from the host, where Docker turns forwarding on.
+        namespaces.set_sysctl("ipv4/ip_forward", 0)
+        if self._nics[name] > 1:
+            # Several NICs in one subnet: each answers for its own address alone, and accepts
+            # packets whatever way back the main routing table has.
+            namespaces.set_sysctl("ipv4/conf/all/arp_ignore", 1)
+            namespaces.set_sysctl("ipv4/conf/all/arp_announce", 2)
+            for scope in ("all", "default"):
+                namespaces.set_sysctl(f"ipv4/conf/{scope}/rp_filter", 0)
         if name not in self._servers:
             # Few, and each an end of many links: kept open. Servers are many, with few links.
             self._open[name] = namespaces.open_namespace(namespaces.namespace_path(name))
@@ -160,19 +165,19 @@ class _Work:
         )
 
     def _settings(self, end: PlannedEnd) -> list[Request]:
-        """What an end needs besides its link; a packet-switch port gets its limit later."""
+        """What an end needs beside its link; a packet-switch port gets its limit later."""
         requests: list[Request] = []
-        rate_bps = end.rate_bps if end.bridge is None else None
         if end.address is not None:
             several_nics = self._nics[end.namespace] > 1
             if several_nics:
                 table = _FIRST_TABLE + end.index
                 requests.append(links.add_source_rule(end.address.ip, table))
             requests += nic_requests(end, end.index, several_nics=several_nics)
-        if rate_bps is not None:
-            requests.append(rate_limits.limit_request(end.index, end.name, rate_bps))
-            self.limited[end.namespace].append((end.index, end.name, rate_bps))
         if end.bridge is None:
+            if end.rate_bps is not None:
+                limit = (end.index, end.name, end.rate_bps)
+                requests.append(rate_limits.limit_request(*limit))
+                self.limited[end.namespace].append(limit)
             requests += _impair(end)
         return requests
 
@@ -180,29 +185,14 @@ class _Work:
 def _impair(end: PlannedEnd) -> list[Request]:
     if not end.impairment:
         return []
-    return [netem.impair_request(end.index, end.name, end.impairment, end.rate_bps)]
+    return [rate_limits.impair_request(end.index, end.name, end.impairment, end.rate_bps)]
 
 
 def nic_requests(end: PlannedEnd, index: int, *, several_nics: bool) -> list[Request]:
-    """Address, and route of its own where NICs share a namespace, of a NIC that is up."""
+    """Address, and own route where NICs share a namespace, of a NIC that is up."""
     assert end.address is not None
     requests = [links.add_address(index, end.address, end.name)]
     if several_nics:
         table = _FIRST_TABLE + end.index
         requests.append(links.add_subnet_route(index, end.address, table, end.name))
     return requests
-
-
-def _set_sysctls(*, several_nics: bool) -> None:
-    """Settings of the namespace that this thread has just made."""
-    # No IPv6 in the data network, so none of its neighbour chatter through the switches.
-    namespaces.set_sysctl("ipv6/conf/all/disable_ipv6", 1)
-    # A new namespace takes these over from the host, where Docker turns forwarding on.
-    namespaces.set_sysctl("ipv4/ip_forward", 0)
-    if several_nics:
-        # Several NICs in one subnet: each answers for its own address alone, and takes packets
-        # in whatever the main routing table thinks is the way back.
-        namespaces.set_sysctl("ipv4/conf/all/arp_ignore", 1)
-        namespaces.set_sysctl("ipv4/conf/all/arp_announce", 2)
-        for scope in ("all", "default"):
-            namespaces.set_sysctl(f"ipv4/conf/{scope}/rp_filter", 0)

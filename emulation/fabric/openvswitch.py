@@ -21,6 +21,7 @@ from patchlight.testbed.linux.netlink import KernelRefused, Netlink, Request, at
 from patchlight.testbed.linux.sockets import unix_socket_answers
 
 _SCHEMA = Path("/usr/share/openvswitch/vswitch.ovsschema")
+_INSTALL = "Install it with: sudo apt-get install openvswitch-switch"
 # Ports in one ovs-vsctl call: far below the longest command line, and few calls.
 _PORTS_IN_A_CALL = 500
 _NETLINK_GENERIC, _GENL_CONTROL, _GET_FAMILY, _FAMILY_NAME = 16, 16, 3, 2
@@ -49,7 +50,7 @@ class OpenVSwitch:
     def start(self, start: Callable[[Sequence[LabService]], None]) -> bool:
         """Have ``start`` start the database and the switch daemon, each until it answers.
 
-        Returns whether it is a new one. One that was here has its switches again, without flows.
+        Returns whether the database is new. An old one has its switches, without flows.
         """
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         database = self.directory / "conf.db"
@@ -64,7 +65,7 @@ class OpenVSwitch:
         self.vsctl(["init", "--", "set", "Open_vSwitch", ".", *threads], wait=False)
         control = self.directory / "ovs-vswitchd.ctl"
         start([self._daemon("ovs-vswitchd", [self._database], control)])
-        # A change, so that it is waited for: the daemon has then taken over all that there is.
+        # ovs-vsctl waits for a change: the daemon has then read the whole database.
         self.vsctl(["set", "Open_vSwitch", ".", f"external_ids:started={time.time()}"])
         return is_new
 
@@ -88,14 +89,19 @@ class OpenVSwitch:
     def add_bridges(self, plan: FabricPlan, datapath: str, *, learning: bool) -> None:
         """Make every packet switch with its ports, and check that each got its number.
 
-        ``learning`` switches find the way themselves; others carry nothing until a controller
-        tells them to.
+        ``learning`` switches find routes themselves; others carry nothing until a controller
+        programs them.
         """
         commands: list[list[str]] = []
         for bridge in plan.bridges:
             name = bridge.name
             commands.append(new_bridge(name, bridge.datapath_id, datapath, learning=learning))
-            commands += [_new_port(name, interface, number) for number, interface in bridge.ports]
+            for number, interface in bridge.ports:
+                command = ["--", "add-port", name, interface]
+                command += ["--", "set", "Interface", interface, f"ofport_request={number}"]
+                # Open vSwitch takes the queue off every port it configures, again at each change,
+                # except from ports whose QoS is of this type.
+                commands.append([*command, "--", "set", "Port", interface, "qos=@noop"])
         for first in range(0, len(commands), _PORTS_IN_A_CALL):
             call = chain.from_iterable(commands[first : first + _PORTS_IN_A_CALL])
             self.vsctl(["--id=@noop", "create", "QoS", "type=linux-noop", *call])
@@ -171,14 +177,6 @@ def set_tls(folder: Path) -> list[str]:
     return ["set-ssl", *(str(folder / name) for name in (KEY_FILE, CERTIFICATE_FILE, CA_FILE))]
 
 
-def _new_port(bridge: str, interface: str, number: int) -> list[str]:
-    command = ["--", "add-port", bridge, interface]
-    command += ["--", "set", "Interface", interface, f"ofport_request={number}"]
-    # Open vSwitch takes the queue off every port it configures, again at each change, except
-    # from ports whose QoS is of this type.
-    return [*command, "--", "set", "Port", interface, "qos=@noop"]
-
-
 def executable(name: str) -> str:
     """The full path of one of Open vSwitch's programs; ``OpenVSwitchFailed`` if missing."""
     # sudo and cron may leave the sbin directories out of PATH.
@@ -187,7 +185,7 @@ def executable(name: str) -> str:
     if program is None:
         raise OpenVSwitchFailed(
             f"this lab's packet switches are Open vSwitch, but there is no {name} here",
-            hint="Install it with: sudo apt-get install openvswitch-switch",
+            hint=_INSTALL,
         )
     return program
 
@@ -195,8 +193,7 @@ def executable(name: str) -> str:
 def _schema() -> Path:
     if not _SCHEMA.exists():
         raise OpenVSwitchFailed(
-            f"Open vSwitch's database schema is not at {_SCHEMA}",
-            hint="Install it with: sudo apt-get install openvswitch-switch",
+            f"Open vSwitch's database schema is not at {_SCHEMA}", hint=_INSTALL
         )
     return _SCHEMA
 

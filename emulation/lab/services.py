@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 from patchlight.client.client import ControllerClient
 from patchlight.emulation.fabric import build, openvswitch
 from patchlight.emulation.fabric import lab_state as states
-from patchlight.emulation.fabric.forking import nursery
 from patchlight.emulation.fabric.lab_state import LabState
 from patchlight.emulation.fabric.plan import FabricPlan, fabric_namespace, namespace_name
-from patchlight.emulation.fabric.processes import LabService, Supervisor
+from patchlight.emulation.fabric.processes import LabService, Supervisor, nursery
 from patchlight.emulation.lab.borrowed_nic import HostNic, HostUnreachable
 from patchlight.emulation.lab.options import LabOptions, driven_switches, has_agents, has_controller
 from patchlight.emulation.servers.rehearsal import remove_groups, server_service, service_name

@@ -22,7 +22,7 @@ from patchlight.emulation.experiments.ofc2022.analysis import (
 )
 from patchlight.emulation.experiments.ofc2022.scenario import COMPUTE_S, GRADIENT_BYTES
 from patchlight.emulation.experiments.paper import PAPER
-from patchlight.emulation.machine import CpuTicks
+from patchlight.emulation.results import CpuTicks
 
 MOST_BUSY_BEFORE = 0.6
 MOST_STEAL = 0.02

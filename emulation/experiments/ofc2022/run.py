@@ -29,8 +29,7 @@ from patchlight.emulation.experiments.ofc2022.report import write_report
 from patchlight.emulation.experiments.ofc2022.results import Disturbance, Setting, result_of
 from patchlight.emulation.experiments.ofc2022.scenario import CASES, given_compute_s, jobs_of
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
-from patchlight.emulation.machine import cpu_ticks
-from patchlight.emulation.provenance import provenance
+from patchlight.emulation.results import cpu_ticks, provenance
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.jobs import Iteration, JobSpec, JobState, JobStatus, Trainer
 from patchlight.testbed.lab.model import Lab
