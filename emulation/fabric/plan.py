@@ -125,7 +125,7 @@ class FabricPlan:
 
 def plan_fabric(lab: Lab) -> FabricPlan:
     """The plan of a runtime lab; ``BadInput`` where its fabric cannot be what it asks for."""
-    check_can_be_emulated(lab)
+    _check_can_be_emulated(lab)
     indexes = _Indexes(lambda: count(_FIRST_INDEX))
     cables = []
     for fibre in lab.fibres:
@@ -173,7 +173,7 @@ def plan_fabric(lab: Lab) -> FabricPlan:
     )
 
 
-def check_can_be_emulated(lab: Lab) -> None:
+def _check_can_be_emulated(lab: Lab) -> None:
     """``BadInput`` where wavelengths matter and a fibre asks for what is not emulated then.
 
     Frames pass all fibres between two optical devices at once, and take the rate, delay and loss
@@ -284,8 +284,17 @@ def _end(
     )
 
 
-def check_without_controller(lab: Lab) -> None:
-    """``BadInput`` if packet switches are linked in a loop: learning switches would flood it."""
+def check_fabric(lab: Lab, *, controller: bool) -> None:
+    """``BadInput`` if a lab cannot run on its kind of packet switches, or without a controller."""
+    if lab.fabric != "openvswitch" and lab.circuit_switches:
+        raise BadInput(
+            f"lab {lab.name} has the circuit switch {lab.circuit_switches[0].name}, which needs "
+            "OpenFlow switches around it, but asks for fabric: bridge",
+            hint="Write fabric: openvswitch in the lab file, or pass --fabric openvswitch.",
+        )
+    if lab.fabric == "openvswitch" and controller:
+        return
+    # Learning switches flood: in a loop, frames would circulate for ever.
     joined = {switch.name: {switch.name} for switch in lab.packet_switches}
     if lab.circuit_switches or lab.coloured:
         links = trace_links(lab, lab.initial_maps).pairs()
@@ -302,14 +311,3 @@ def check_without_controller(lab: Lab) -> None:
             )
         together = joined[a.device] | joined[b.device]
         joined |= dict.fromkeys(together, together)
-
-
-def check_bridge_fabric(lab: Lab) -> None:
-    """``fabric: bridge`` has neither OpenFlow nor light paths: ``BadInput`` if they are needed."""
-    if lab.circuit_switches:
-        raise BadInput(
-            f"lab {lab.name} has the circuit switch {lab.circuit_switches[0].name}, which needs "
-            "OpenFlow switches around it, but asks for fabric: bridge",
-            hint="Write fabric: openvswitch in the lab file, or pass --fabric openvswitch.",
-        )
-    check_without_controller(lab)

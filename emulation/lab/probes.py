@@ -1,9 +1,8 @@
-"""Who reaches whom in a lab that is up, how fast, and what passes a fibre, as a pcap file.
+"""Measurements in a lab that is up: pings, the rate of a connection, captures of fibres.
 
-Nothing is started for it: a socket belongs to the namespace that it was opened in.
+They need no processes: a socket belongs to the namespace that it was opened in.
 """
 
-import contextlib
 import os
 import select
 import socket
@@ -11,7 +10,7 @@ import struct
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -25,6 +24,15 @@ _ECHO_REQUEST, _ECHO_REPLY = 8, 0
 _ICMP = struct.Struct("!BBHHH")
 _ATTEMPTS = 3
 _CHUNK_BYTES = 1 << 18
+_ETH_P_ALL = 0x0003
+_SNAP_BYTES = 65535
+_BUFFER_BYTES = 8 << 20
+_SO_RCVBUFFORCE, _SO_TIMESTAMPNS = 33, 35
+_SOL_PACKET, _STATISTICS = 263, 6
+# pcap with times in nanoseconds, version 2.4, Ethernet.
+_HEADER = struct.pack("=IHHiIII", 0xA1B23C4D, 2, 4, 0, 0, _SNAP_BYTES, 1)
+_RECORD = struct.Struct("=IIII")
+_TIME = struct.Struct("=qq")
 
 
 class NotReached(PatchlightError):
@@ -61,13 +69,14 @@ def _ping(source: EmulatedHost, addresses: Sequence[str], wait_s: float) -> set[
             icmp = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP)
         with icmp:
             for attempt in range(_ATTEMPTS):
-                packet = _echo_request(identity, attempt)
+                # An ICMP echo request without data (RFC 792).
+                total = (_ECHO_REQUEST << 8) + identity + attempt
+                checksum = ~((total & 0xFFFF) + (total >> 16)) & 0xFFFF
+                packet = _ICMP.pack(_ECHO_REQUEST, 0, checksum, identity, attempt)
                 waiting = [address for address in addresses if address not in answered]
                 for address in waiting:
-                    try:
+                    with suppress(OSError):  # its link is down
                         icmp.sendto(packet, (address, 0))
-                    except OSError:
-                        continue  # its link is down: nobody can answer
                 deadline = time.monotonic() + wait_s
                 while len(answered) < len(addresses):
                     left_s = deadline - time.monotonic()
@@ -80,14 +89,6 @@ def _ping(source: EmulatedHost, addresses: Sequence[str], wait_s: float) -> set[
                 if len(answered) >= len(addresses):
                     break
     return answered & set(addresses)
-
-
-def _echo_request(identity: int, sequence: int) -> bytes:
-    """An ICMP echo request without data (RFC 792)."""
-    words = (_ECHO_REQUEST << 8, identity, sequence)
-    total = sum(words)
-    checksum = ~((total & 0xFFFF) + (total >> 16)) & 0xFFFF
-    return _ICMP.pack(_ECHO_REQUEST, 0, checksum, identity, sequence)
 
 
 def tcp_rate_bps(sender: EmulatedHost, receiver: EmulatedHost, seconds: float) -> float:
@@ -126,37 +127,20 @@ def tcp_rate_bps(sender: EmulatedHost, receiver: EmulatedHost, seconds: float) -
 def _send(client: socket.socket, seconds: float) -> None:
     payload = bytes(_CHUNK_BYTES)
     deadline = time.monotonic() + seconds
-    try:
+    # If the link goes down, what arrived before is counted.
+    with client, suppress(OSError):
         while time.monotonic() < deadline:
             client.send(payload)
-    except OSError:
-        pass  # the link went down: what arrived before is counted
-    finally:
-        client.close()
 
 
 def _receive_bps(server: socket.socket, seconds: float) -> float:
     buffer = bytearray(_CHUNK_BYTES)
     server.settimeout(5.0)
-    received = 0
-    began = time.monotonic()
-    try:
+    received, began = 0, time.monotonic()
+    with suppress(OSError):
         while (size := server.recv_into(buffer)) and time.monotonic() < began + seconds:
             received += size
-    except OSError:
-        pass
     return received * 8 / max(time.monotonic() - began, 1e-9)
-
-
-_ETH_P_ALL = 0x0003
-_SNAP_BYTES = 65535
-_BUFFER_BYTES = 8 << 20
-_SO_RCVBUFFORCE, _SO_TIMESTAMPNS = 33, 35
-_SOL_PACKET, _STATISTICS = 263, 6
-# pcap with times in nanoseconds, version 2.4, Ethernet.
-_HEADER = struct.pack("=IHHiIII", 0xA1B23C4D, 2, 4, 0, 0, _SNAP_BYTES, 1)
-_RECORD = struct.Struct("=IIII")
-_TIME = struct.Struct("=qq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +157,11 @@ def capture(
 ) -> Captured:
     """Write the frames that pass an end of a fibre, until the time, the frames or the bytes end.
 
-    ``end`` is not the NIC's own: that one moves between its server and workers.
-    Ctrl-C ends it too: what came until then is in the file. ``PatchlightError`` if the file cannot
-    be written.
+    ``end`` is not the NIC's own, which moves between its server and workers. Ctrl-C ends it too,
+    and leaves a whole file. ``PatchlightError`` if the file cannot be written.
     """
     with namespaces.entered(namespaces.namespace_path(end.namespace)):
-        # Without a protocol it hears nothing until it is bound to its one interface.
+        # Without a protocol it receives nothing until it is bound to its one interface.
         frames = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         frames.bind((end.name, _ETH_P_ALL))
     with frames:
@@ -201,24 +184,18 @@ def _copy(
 ) -> Captured:
     count, size = 0, len(_HEADER)
     deadline = time.monotonic() + seconds
-    with contextlib.suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt):
         while count < most_frames and size < most_bytes:
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not select.select([frames], [], [], left_s)[0]:
                 break
             data, ancillary, _, _ = frames.recvmsg(_SNAP_BYTES, 256)
-            seconds_part, nanoseconds = _arrival(ancillary)
-            file.write(_RECORD.pack(seconds_part, nanoseconds, len(data), len(data)) + data)
+            # When the kernel took the frame: seconds and nanoseconds of Unix time.
+            times = (v for *at, v in ancillary if at == [socket.SOL_SOCKET, _SO_TIMESTAMPNS])
+            taken = next(times, None)
+            arrival = _TIME.unpack(taken) if taken else divmod(time.time_ns(), 1_000_000_000)
+            file.write(_RECORD.pack(*arrival, len(data), len(data)) + data)
             count += 1
             size += _RECORD.size + len(data)
     _, dropped = struct.unpack("=II", frames.getsockopt(_SOL_PACKET, _STATISTICS, 8))
     return Captured(count, size, dropped)
-
-
-def _arrival(ancillary: list[tuple[int, int, bytes]]) -> tuple[int, int]:
-    """When the kernel took a frame: seconds and nanoseconds of Unix time."""
-    for level, kind, value in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS):
-            first, second = _TIME.unpack(value)
-            return int(first), int(second)
-    return divmod(time.time_ns(), 1_000_000_000)
