@@ -26,7 +26,7 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from patchlight.emulation.fabric.lab_state import DISK_ROOT
 from patchlight.emulation.fabric.processes import close_nurseries
-from patchlight.emulation.servers.rehearsal import GROUPS, OURS
+from patchlight.emulation.servers.server import GROUPS, OURS
 from patchlight.testbed.linux import docker_engine
 from patchlight.testbed.linux.processes import ancestors, command_line, environment, process_ids
 from tests.support.data import data_set, without

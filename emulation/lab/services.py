@@ -22,7 +22,8 @@ from patchlight.emulation.fabric.plan import FabricPlan, fabric_namespace, names
 from patchlight.emulation.fabric.processes import LabService, Supervisor, nursery
 from patchlight.emulation.lab.hosts import HostNic, HostUnreachable
 from patchlight.emulation.lab.options import LabOptions, driven_switches, has_agents, has_controller
-from patchlight.emulation.servers.rehearsal import remove_groups, server_service, service_name
+from patchlight.emulation.servers.rehearsal import server_service, service_name
+from patchlight.emulation.servers.server import remove_groups
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.lab.tuning import LIGHT_SOCKET

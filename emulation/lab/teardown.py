@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.fabric.plan import fabric_namespace, namespace_prefix
-from patchlight.emulation.servers.rehearsal import remove_groups
+from patchlight.emulation.servers.server import remove_groups
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux import docker_engine, namespaces
 from patchlight.testbed.linux.files import remove_folder

@@ -6,15 +6,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Unpack
 
+from patchlight.emulation.optical import matrices
 from patchlight.emulation.optical.crossbar import ChannelCrossbar, Crossbar
 from patchlight.emulation.optical.emulated_switch import DeviceOptions, EmulatedSwitch
-from patchlight.emulation.optical.matrices import (
-    Phase,
-    RequestRefused,
-    SpectrumMatrix,
-    SwitchedCircuit,
-    SwitchMatrix,
-)
+from patchlight.emulation.optical.matrices import Phase, RequestRefused, SwitchedCircuit
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap, parse_cross_connects
@@ -32,7 +27,7 @@ class EmulatedOcs(EmulatedSwitch):
     """
 
     switch: CircuitSwitch
-    matrix: SwitchMatrix
+    matrix: matrices.SwitchMatrix
     _crossbar: Crossbar
     _parse_entries = staticmethod(parse_cross_connects)
     _parse_map = PortMap.parse
@@ -44,7 +39,7 @@ class EmulatedOcs(EmulatedSwitch):
         crossbar: Crossbar,
         **options: Unpack[DeviceOptions],
     ) -> None:
-        matrix = SwitchMatrix(switch.ports, switch.switching_time_s)
+        matrix = matrices.SwitchMatrix(switch.ports, switch.switching_time_s)
         super().__init__(switch, matrix, crossbar, **options)
         self._arriving_dbm = dict(arriving_dbm)
 
@@ -202,7 +197,7 @@ class EmulatedWss(EmulatedSwitch):
     """One emulated wavelength switch; see ``EmulatedSwitch``."""
 
     switch: WavelengthSwitch
-    matrix: SpectrumMatrix
+    matrix: matrices.SpectrumMatrix
     _crossbar: ChannelCrossbar
     _parse_entries = staticmethod(parse_channel_connects)
     _parse_map = SpectrumMap.parse
@@ -210,7 +205,7 @@ class EmulatedWss(EmulatedSwitch):
     def __init__(
         self, switch: WavelengthSwitch, crossbar: ChannelCrossbar, **options: Unpack[DeviceOptions]
     ) -> None:
-        matrix = SpectrumMatrix(switch.inputs, switch.outputs, switch.switching_time_s)
+        matrix = matrices.SpectrumMatrix(switch.inputs, switch.outputs, switch.switching_time_s)
         super().__init__(switch, matrix, crossbar, **options)
 
     # --- changes: call, then await settle ---------------------------------------------------

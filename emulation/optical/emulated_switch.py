@@ -35,21 +35,21 @@ class HungUp(ConnectionError):
 class EmulatedFaults:
     """What goes wrong, and what the device lacks.
 
-    For as long as they are set: ``refuse_ports``: locked, refuse every circuit.
-    ``fail_ports``: mirrors stuck, circuits fail. ``drift_db``: more loss at these outputs.
-    ``read_only``: whoever logs in may only look. ``repeat_pages``: long replies come as whole
-    replies one after another. ``monitors``: power monitors ``"both"``, ``"out"`` (on outputs
-    only) or ``"none"``, where a vendor sells such models. ``names``: what every circuit and port is
-    called, where the protocol tells of names, quotes and line ends and all.
+    As long as they are set: ``refuse_ports``: locked, refuse every circuit. ``fail_ports``: mirrors
+    stuck, circuits fail. ``drift_db``: more loss at these outputs. ``read_only``: users may only
+    look. ``repeat_pages``: long replies come as whole replies one after another. ``monitors``:
+    power monitors ``"both"``, ``"out"`` (on outputs only) or ``"none"``, where a vendor sells such
+    models. ``names``: the name of every circuit and port, where the protocol has names, with any
+    quotes and line ends.
 
-    Used up by the next command that changes something: ``refuse_next``: the words to refuse
-    with. ``cut``: drop the connection ``"before"`` or ``"after"`` doing it. ``stall_s``: do
-    it so much later; ``acknowledge``: and keep saying that it is in progress. ``meddle``:
-    cross-connects that another client breaks, or makes where they are not, just before it.
+    For the next command that changes something: ``refuse_next``: the words to refuse with.
+    ``cut``: drop the connection ``"before"`` or ``"after"`` doing it. ``stall_s``: do it so much
+    later; ``acknowledge``: and keep reporting that it is in progress. ``meddle``: cross-connects
+    that another client breaks, or makes where they are missing, just before it.
 
-    Used up by the next answers, whatever to: ``garble`` and ``answer_twice``: so many come
-    broken, or twice. ``strays``: before so many comes another, to nothing that was sent (TL1: a
-    denial with CTAG 0). ``flood``: so many alarms come before the next one.
+    For the next answers: ``garble`` and ``answer_twice``: so many come broken, or twice.
+    ``strays``: before so many comes one to no request (TL1: a denial with CTAG 0). ``flood``: so
+    many alarms come before the next one.
 
     ``parse_map`` raises ``BadInput`` for texts that are not entries of such a switch's map.
     """

@@ -86,7 +86,7 @@ _ROWS = (
         "RESTCONF over HTTPS",
         port=443,
         driver="polatis_restconf:PolatisRestconf",
-        device="restconf:PolatisRestconfServer",
+        device="http:PolatisRestconfServer",
     ),
     OcsDriver(
         "glimmerglass-tl1",
@@ -107,7 +107,7 @@ _ROWS = (
         "RESTCONF over HTTPS, SONiC's OCS model",
         port=443,
         driver="sonic:SonicOcs",
-        device="restconf:SonicOcsServer",
+        device="http:SonicOcsServer",
     ),
     OcsDriver(
         "openflow",
@@ -137,7 +137,7 @@ _WSS_ROWS = (
         "REST over HTTP, profiles of the whole band",
         port=80,
         driver="waveshaper:WaveShaper",
-        device="waveshaper:WaveShaperServer",
+        device="http:WaveShaperServer",
         shape="one-sided",
         has_users=False,
     ),

@@ -191,8 +191,6 @@ _MESSAGE_LIMIT = 1 << 20
 _END = b"]]>]]>"
 _CHUNK = re.compile(rb"\n#(\d{1,10})\n")
 
-Execute = Callable[[ET.Element], Awaitable[str]]
-
 
 class NetconfError(Exception):
     """What a reply's ``rpc-error`` says."""
@@ -220,7 +218,7 @@ class NetconfServer(SshServer):
 
     def __init__(self, device: EmulatedSwitch) -> None:
         super().__init__(device)
-        self._operations: dict[str, Execute] = {}
+        self._operations: dict[str, Callable[[ET.Element], Awaitable[str]]] = {}
         self._sessions: set[_Session] = set()
         self._ids = itertools.count(1)
 

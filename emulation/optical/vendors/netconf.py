@@ -13,12 +13,8 @@ from xml.sax.saxutils import escape
 
 from patchlight.emulation.optical.device import EmulatedOcs, EmulatedWss
 from patchlight.emulation.optical.matrices import Reason
-from patchlight.emulation.optical.protocols.ssh_server import (
-    BASE,
-    NetconfError,
-    NetconfServer,
-    local,
-)
+from patchlight.emulation.optical.protocols import ssh_server
+from patchlight.emulation.optical.protocols.ssh_server import BASE, NetconfError, NetconfServer
 from patchlight.emulation.optical.vendors.polatis import STATUS, PolatisSwitch
 from patchlight.testbed.lab.spectrum import Channel, ChannelConnect
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
@@ -165,7 +161,7 @@ def _edited(request: ET.Element, tag: str) -> Iterable[ET.Element]:
         raise NetconfError("invalid-value", "the only datastore is running", "protocol")
     for part in request.iterfind(f"{{{BASE}}}config/*"):
         if part.tag != tag:
-            raise NetconfError("unknown-element", f"{local(part.tag)} cannot be edited")
+            raise NetconfError("unknown-element", f"{ssh_server.local(part.tag)} cannot be edited")
         yield part
 
 
@@ -318,8 +314,8 @@ class LumentumServer(NetconfServer):
 
     async def _delete_all(self, request: ET.Element) -> str:
         module = (request.findtext(f"{{{CONNECTION}}}dn") or "").rpartition("module=")[2]
-        held = self._numbered().items()
-        self._device.remove(way for way, (m, _) in list(held) if str(m) == module)
+        held = list(self._numbered().items())
+        self._device.remove(way for way, (m, _) in held if str(m) == module)
         await self._device.settle()
         return ""
 

@@ -152,7 +152,7 @@ class GlimmerglassTl1Server(Tl1Server):
     async def _circuits(self, command: Tl1Command) -> list[str]:
         """One line for each circuit, and for each fibre that is in none."""
         numbers, listed, lines = self._asked(command.aid), set(), []
-        names = self._device.faults.names
+        names, matrix = self._device.faults.names, self._device.matrix
         readings = await self._device.power(range(1, self._device.switch.ports + 1))
         for number in numbers:
             if number in listed:
@@ -160,7 +160,6 @@ class GlimmerglassTl1Server(Tl1Server):
             port = self._numbering.to_port(number)
             assert port is not None
             inp, out = (port.number, 0) if port.side == "in" else (0, port.number)
-            matrix = self._device.matrix
             circuit = matrix.at_input(inp) if inp else matrix.at_output(out)
             if circuit is not None:
                 held = next(c for c in circuit.directions if c.inp == inp or c.out == out)
