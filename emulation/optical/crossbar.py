@@ -18,7 +18,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from patchlight.emulation.fabric import links
 from patchlight.emulation.optical.matrices import LightChange
-from patchlight.testbed.lab.model import CircuitSwitch, Endpoint, Lab
+from patchlight.testbed.lab.model import CircuitSwitch, Lab
 from patchlight.testbed.lab.optical_links import launch_power_dbm
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from patchlight.testbed.lab.spectrum import Channel, SpectrumMap
@@ -30,8 +30,6 @@ from patchlight.testbed.linux.netlink import Netlink
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_OCS_LAUNCH_DBM = 0.0
-
 
 def arriving_dbm(lab: Lab, switch: CircuitSwitch) -> dict[int, float]:
     """Power in dBm at each plugged input of ``switch`` while its transmitter is on.
@@ -39,21 +37,18 @@ def arriving_dbm(lab: Lab, switch: CircuitSwitch) -> dict[int, float]:
     Behind another OCS, wavelength switch or passive part the light depends on what that lets
     through, which this one cannot see: 0 dBm less one insertion loss is assumed.
     """
-    return {
-        int(end.port): _launch_dbm(lab, other) - fibre.loss_db
-        for end, (other, fibre) in lab.fibre_ends.items()
-        if end.device == switch.name and end.port.isdigit()
-    }
-
-
-def _launch_dbm(lab: Lab, source: Endpoint) -> float:
-    """What the transmitter (or output of another device) at ``source`` sends, in dBm."""
-    device = lab.device(source.device)
-    if isinstance(device, CircuitSwitch | WavelengthSwitch):
-        return _OCS_LAUNCH_DBM - device.insertion_loss_db
-    if isinstance(device, PassivePart):
-        return _OCS_LAUNCH_DBM - device.loss_db
-    return launch_power_dbm(lab, source)
+    arriving = {}
+    for end, (source, fibre) in lab.fibre_ends.items():
+        if end.device == switch.name and end.port.isdigit():
+            match lab.device(source.device):
+                case CircuitSwitch(insertion_loss_db=db) | WavelengthSwitch(insertion_loss_db=db):
+                    sent_dbm = 0.0 - db
+                case PassivePart(loss_db=db):
+                    sent_dbm = 0.0 - db
+                case _:
+                    sent_dbm = launch_power_dbm(lab, source)
+            arriving[int(end.port)] = sent_dbm - fibre.loss_db
+    return arriving
 
 
 class Crossbar:

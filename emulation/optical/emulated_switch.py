@@ -28,7 +28,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 
 
 class HungUp(ConnectionError):
-    """The device drops the connection: a fault asks for it."""
+    """The device drops the connection because of a fault."""
 
 
 @dataclass

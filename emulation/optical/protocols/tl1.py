@@ -199,8 +199,10 @@ class Tl1Server(ProtocolServer):
             if connection.user and not connection.inhibited:
                 connection.writer.write(message)
 
-    def _changed(self, verb: str, what: str) -> None:
+    def _changed(self, verb: str, what: str) -> Tl1Answer:
+        """Report a change of the map to all clients; the answer to the command."""
         self._broadcast("A", "REPT DBCHG", (f"{verb}:{what[:80]}",))
+        return Tl1Answer()
 
     async def _do(self, connection: Tl1Connection, command: Tl1Command) -> bool:
         """Do it and answer; ``False`` ends the connection."""
@@ -240,7 +242,13 @@ class Tl1Server(ProtocolServer):
             return deny("PLNA", "Login Not Active")
         match command.verb:
             case "ACT-USER":
-                return self._log_in(connection, command)
+                user, password, *_ = (command.aid, *command.params, "")
+                if connection.user:
+                    return deny("PICC", "Already logged in")
+                if not self._device.lets_in(user, password):
+                    return deny("PIUI", "Failed: invalid user or password")
+                connection.user = user
+                return Tl1Answer(lines=(f"{user}:{user},2",), comment="NOTICE emulated device")
             case "CANC-USER":
                 connection.user = ""
                 return Tl1Answer(bye=True)
@@ -258,16 +266,6 @@ class Tl1Server(ProtocolServer):
             result = deny(*self._refusal(refusal))
         await self._device.settle()
         return result if isinstance(result, Tl1Answer) else Tl1Answer(lines=result or ())
-
-    def _log_in(self, connection: Tl1Connection, command: Tl1Command) -> Tl1Answer:
-        if connection.user:
-            return deny("PICC", "Already logged in")
-        if not self._device.lets_in(command.aid, command.params[0] if command.params else ""):
-            return deny("PIUI", "Failed: invalid user or password")
-        connection.user = command.aid
-        return Tl1Answer(
-            lines=(f"{command.aid}:{command.aid},2",), comment="NOTICE emulated device"
-        )
 
     def _alarms(self, command: Tl1Command) -> list[str]:
         """Ports whose mirrors are stuck, and what was reported and not cleared."""

@@ -47,7 +47,7 @@ class CalientTl1Server(Tl1Server):
             "RTRV-CRS": self._circuits,
             "RTRV-PORT": self._ports,
             "RTRV-PORT-SUM": self._port_summary,
-            "RTRV-SAVERECALL": self._progress,
+            "RTRV-SAVERECALL": lambda command: [f"STATUS={self._progress()}"],
             "ENT-CRS": self._enter,
             "ACT-CRS": self._turn,
             "CANC-CRS": self._turn,
@@ -104,14 +104,13 @@ class CalientTl1Server(Tl1Server):
             )
         return lines
 
-    def _progress(self, command: Tl1Command) -> list[str]:
-        turning = self._device.matrix.next_due() is not None
-        return [f"STATUS={'In progress' if turning else 'Completed'}"]
+    def _progress(self) -> str:
+        return "Completed" if self._device.matrix.next_due() is None else "In progress"
 
     def _aids(self, port: int) -> tuple[str, ...]:
         return (to_aid(port),)
 
-    def _enter(self, command: Tl1Command) -> Tl1Answer | None:
+    def _enter(self, command: Tl1Command) -> Tl1Answer:
         src, dst = _pair(command.aid)
         given = [*command.params, "", "", ""]
         kind = given[1].upper() or "1WAY"
@@ -119,8 +118,7 @@ class CalientTl1Server(Tl1Server):
             return deny("IPNV", f"Invalid connection type {given[1]}")
         directions = _directions_of(CrossConnect(src, dst), two_way=kind == "2WAY")
         circuit = self._device.enter(directions, given[2], given[0] or _GROUP)
-        self._changed("ENT-CRS", _circuit_id(circuit))
-        return None
+        return self._changed("ENT-CRS", _circuit_id(circuit))
 
     def _turn(self, command: Tl1Command) -> None:
         circuit = self._named(command)
@@ -128,13 +126,12 @@ class CalientTl1Server(Tl1Server):
         turn(circuit)
         self._changed(command.verb, _circuit_id(circuit))
 
-    def _delete(self, command: Tl1Command) -> Tl1Answer | None:
+    def _delete(self, command: Tl1Command) -> Tl1Answer:
         circuit = self._named(command)
         if circuit.phase is not Phase.PARKED:
             return deny("SNVS", f"Failed: {_circuit_id(circuit)} is in service, cancel it first")
         self._device.remove(circuit)
-        self._changed("DLT-CRS", _circuit_id(circuit))
-        return None
+        return self._changed("DLT-CRS", _circuit_id(circuit))
 
     def _enter_one(self, conn: str) -> None:
         self._device.make(_directions(conn), "", _GROUP)
@@ -214,7 +211,10 @@ class CalientRestServer(HttpServer):
         super().__init__(device)
         self._resources: dict[tuple[str, str, str], Callable[[HttpRequest], object]] = {
             ("GET", "crossconnects", "list"): self._circuits,
-            ("POST", "crossconnects", "add"): self._add,
+            ("POST", "crossconnects", "add"): lambda r: {
+                "status": "ok",
+                "conn": _circuit_id(self._added(r.body)),
+            },
             ("POST", "crossconnects", "badd"): self._add_bulk,
             ("POST", "crossconnects", "activate"): self._activate,
             ("POST", "crossconnects", "deactivate"): lambda r: device.deactivate(self._named(r)),
@@ -294,9 +294,6 @@ class CalientRestServer(HttpServer):
         if request.query.get("detail") == "SOFTWARE":
             return [{"version": _SOFTWARE}]
         return {"partnumber": _model_of(switch.ports), "serialnumber": f"EMU-{switch.name}"}
-
-    def _add(self, request: HttpRequest) -> dict[str, str]:
-        return {"status": "ok", "conn": _circuit_id(self._added(request.body))}
 
     def _add_bulk(self, request: HttpRequest) -> None:
         if not isinstance(request.body, list):

@@ -85,9 +85,16 @@ class PolatisRestconfServer(_RestconfServer):
             return self._not_possible(request)
         match request.path:
             case "/api/data/port-config/port":
-                return _read(request, "polatis-switch:port", self._ports())
+                states = {n: STATUS[self._switch.state(n)] for n in self._switch.numbers}
+                ports = [
+                    {"port-id": n, "status": status, "label": "", "peer-port": ""}
+                    for n, status in states.items()
+                ]
+                return _read(request, "polatis-switch:port", ports)
             case "/api/data/opm-power/port":
-                return _read(request, "optical-switch:port", await self._power())
+                powers = await self._switch.monitored(self._switch.numbers)
+                rows = [{"port-id": n, "power": round(dbm, 2)} for n, dbm in powers.items()]
+                return _read(request, "optical-switch:port", rows)
             case "/api/data/product-information":
                 return _read(request, "optical-switch:product-information", self._switch.product())
             case "/api/data/system-alarms/alarm":
@@ -108,8 +115,11 @@ class PolatisRestconfServer(_RestconfServer):
         if request.headers.get("if-match", "*") not in ("*", _etag(self._pairs())):
             return self._problem(412, "The cross-connects have changed")
         if request.method == "PATCH" and ingress is None:
-            ins, outs = _numbers(request.body)
-            if ins is None or outs is None:
+            body = request.body.get("pair") if isinstance(request.body, dict) else None
+            rows = body if isinstance(body, list) else [None]
+            given: list[Any] = [row if isinstance(row, dict) else {} for row in rows]
+            ins, outs = ([pair.get(key) for pair in given] for key in ("ingress", "egress"))
+            if not all(type(number) is int for number in (*ins, *outs)):
                 return self._problem(400, "expected a list of pairs of ingress and egress")
             await self._switch.connect(ins, outs)
         elif request.method == "DELETE":
@@ -122,12 +132,6 @@ class PolatisRestconfServer(_RestconfServer):
         else:
             return self._not_possible(request)
         return HttpResponse(204, None, {"ETag": _etag(self._pairs())})
-
-    def _ports(self) -> list[dict[str, Any]]:
-        return [
-            {"port-id": n, "status": STATUS[self._switch.state(n)], "label": "", "peer-port": ""}
-            for n in self._switch.numbers
-        ]
 
     async def _configure(self, request: HttpRequest) -> HttpResponse:
         rows = request.body.get("port") if isinstance(request.body, dict) else None
@@ -143,10 +147,6 @@ class PolatisRestconfServer(_RestconfServer):
                 await self._switch.enable(numbers, on=status == "ENABLED")
         return HttpResponse(204)
 
-    async def _power(self) -> list[dict[str, Any]]:
-        powers = await self._switch.monitored(self._switch.numbers)
-        return [{"port-id": number, "power": round(dbm, 2)} for number, dbm in powers.items()]
-
 
 def _read(request: HttpRequest, name: str, content: Any) -> HttpResponse:
     etag = _etag(content)
@@ -157,16 +157,6 @@ def _read(request: HttpRequest, name: str, content: Any) -> HttpResponse:
 
 def _etag(content: Any) -> str:
     return f'"{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]}"'
-
-
-def _numbers(body: Any) -> tuple[list[int] | None, list[int] | None]:
-    pairs = body.get("pair") if isinstance(body, dict) else None
-    if not isinstance(pairs, list) or not all(isinstance(pair, dict) for pair in pairs):
-        return None, None
-    ins, outs = ([pair.get(key) for pair in pairs] for key in ("ingress", "egress"))
-    if not all(type(number) is int for number in (*ins, *outs)):
-        return None, None
-    return ins, outs
 
 
 _CIRCUITS = "/restconf/data/sonic-ocs:sonic-ocs/OCS_CROSS_CONNECT"

@@ -126,8 +126,7 @@ class PolatisNetconfServer(NetconfServer):
 
     async def _set_state(self, request: ET.Element) -> str:
         for leaf, on in (("port-enab", True), ("port-disab", False)):
-            numbers = [_number(port) for port in request.iterfind(_tag(leaf))]
-            if numbers:
+            if numbers := [_number(port) for port in request.iterfind(_tag(leaf))]:
                 await self._switch.enable(numbers, on=on)
         return ""
 

@@ -44,8 +44,7 @@ class PolatisSwitch:
 
     def pairs(self) -> list[tuple[int, int]]:
         """The cross-connects as numbers, in the order made."""
-        directions = (c for circuit in self.device.matrix for c in circuit.directions)
-        return [self._pair(c) for c in directions]
+        return [self._pair(c) for circuit in self.device.matrix for c in circuit.directions]
 
     def partner(self, number: int) -> int | None:
         """The port that this one is joined to."""
@@ -141,7 +140,7 @@ class PolatisSwitch:
         return dict(zip(numbers, await self.power(numbers), strict=True))
 
     def product(self) -> dict[str, str]:
-        """What ``product-information`` of its YANG module says."""
+        """The ``product-information`` of its YANG module."""
         return {
             "manufacturer": "Polatis",
             "serial-number": self.serial,
@@ -164,8 +163,7 @@ class PolatisSwitch:
         for inp, out in zip(ins, outs, strict=True):
             self._known(inp)
             self._known(out)
-            cross_connect = self.numbering.to_directed(inp, out)
-            if cross_connect is None:
+            if (cross_connect := self.numbering.to_directed(inp, out)) is None:
                 raise RequestRefused(Reason.NO_PORT, port=out)
             cross_connects.append(cross_connect)
         return cross_connects

@@ -79,24 +79,22 @@ class PolatisTl1Server(Tl1Server):
         powers = await self._switch.monitored(self._ports(command.aid))
         return [f"{port}:{dbm:.1f}" for port, dbm in powers.items()]
 
-    async def _enter(self, command: Tl1Command) -> Tl1Answer | None:
+    async def _enter(self, command: Tl1Command) -> Tl1Answer:
         ins, _, outs = command.aid.partition(",")
         lists = self._ports(ins), self._ports(outs)
         if len(lists[0]) != len(lists[1]) or not ins:
             return deny("IIAC", "Lists of different length")
         await self._switch.connect(*lists)
-        self._changed("ENT-PATCH", command.aid)
-        return None
+        return self._changed("ENT-PATCH", command.aid)
 
-    async def _delete(self, command: Tl1Command) -> Tl1Answer | None:
+    async def _delete(self, command: Tl1Command) -> Tl1Answer:
         if command.aid.upper() == "ALL":
             await self._switch.disconnect_all()
         elif command.aid:
             await self._switch.disconnect(self._ports(command.aid), ())
         else:
             return deny("IIAC", "Invalid AID")
-        self._changed("DLT-PATCH", command.aid)
-        return None
+        return self._changed("DLT-PATCH", command.aid)
 
     async def _turn_shutters(self, command: Tl1Command) -> None:
         await self._switch.enable(self._ports(command.aid), on=command.verb.startswith("RLS"))
@@ -210,13 +208,12 @@ class GlimmerglassTl1Server(Tl1Server):
         sides = aid.split(",")
         if len(sides) != 2:
             raise RequestRefused(Reason.NO_PORT)
-        ins, outs = self._asked(sides[0]), self._asked(sides[1])
+        ins, outs = map(self._asked, sides)
         if len(ins) != len(outs):
             raise RequestRefused(Reason.NO_PORT)
         pairs = []
         for inp, out in zip(ins, outs, strict=True):
-            cross_connect = self._numbering.to_directed(inp, out)
-            if cross_connect is None:
+            if (cross_connect := self._numbering.to_directed(inp, out)) is None:
                 raise RequestRefused(Reason.NO_PORT, port=out)
             pairs.append(cross_connect)
         return pairs
