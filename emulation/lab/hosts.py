@@ -280,9 +280,11 @@ class EmulatedHost:
     """One NIC of an emulated lab, with what runs on it."""
 
     def __init__(self, host: Host, plan: FabricPlan, state: LabState) -> None:
-        self.host = host
-        self._plan = plan
-        self._state = state
+        self.host, self._plan, self._state = host, plan, state
+
+    @property
+    def _nic(self) -> HostNic:
+        return HostNic(self.host, self._plan, self._state)
 
     @property
     def name(self) -> str:
@@ -322,13 +324,13 @@ class EmulatedHost:
         env: dict[str, str] | None = None,
     ) -> HostProcess:
         """Start a command; the streams are those of ``subprocess.Popen``, in text."""
-        borrowed = BorrowedNic(HostNic(self.host, self._plan, self._state))
+        borrowed = BorrowedNic(self._nic)
         return HostProcess(borrowed, command, stdin=stdin, stdout=stdout, stderr=stderr, env=env)
 
     @contextmanager
     def borrowed(self) -> Iterator[Path]:
         """A namespace that has the NIC, and no other of its server, inside the block."""
-        nic = BorrowedNic(HostNic(self.host, self._plan, self._state))
+        nic = BorrowedNic(self._nic)
         try:
             yield nic.namespace
         finally:
@@ -337,8 +339,8 @@ class EmulatedHost:
     @property
     def far_end(self) -> PlannedEnd:
         """The other end of the NIC's fibre: a switch's or an OCS's port."""
-        return HostNic(self.host, self._plan, self._state).far_end
+        return self._nic.far_end
 
     def namespace(self) -> Path:
         """The namespace that the NIC is in now: the server's, a command's, or a worker's."""
-        return HostNic(self.host, self._plan, self._state).find()
+        return self._nic.find()

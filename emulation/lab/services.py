@@ -5,6 +5,7 @@ all of them, starts when they answer.
 """
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -151,9 +152,22 @@ class LabServices:
         build.verify_switch_ports(plan)
 
     def _launch_controller(self, supervisor: Supervisor) -> None:
-        if supervisor.missing([self._controller()]):
+        options = {
+            "--state": self._run_dir / "controller",
+            "--openflow-netns": namespace_path(fabric_namespace(self._lab.name)),
+            "--api": self._lab.controller_api,
+            "--engine": self._options.engine,
+            "--tls": self._options.tls,
+        }
+        controller = self._module(
+            "controller",
+            "patchlight controller run",
+            options,
+            ready=lambda: self._controller_status() is not None,
+        )
+        if supervisor.missing([controller]):
             self._say(f"starting the controller at {self._lab.controller_api}")
-            supervisor.launch([self._controller()])
+            supervisor.launch([controller])
 
     @property
     def api(self) -> str:
@@ -277,21 +291,6 @@ class LabServices:
             )
         return "process"
 
-    def _controller(self) -> LabService:
-        options = {
-            "--state": self._run_dir / "controller",
-            "--openflow-netns": namespace_path(fabric_namespace(self._lab.name)),
-            "--api": self._lab.controller_api,
-            "--engine": self._options.engine,
-            "--tls": self._options.tls,
-        }
-        return self._module(
-            "controller",
-            "patchlight controller run",
-            options,
-            ready=lambda: self._controller_status() is not None,
-        )
-
     def _module(
         self,
         name: str,
@@ -360,7 +359,7 @@ def _power_off(state: LabState, server: str) -> None:
     # Its child is the first process of the server: the kernel ends all others with that.
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     with suppress(ProcessLookupError):
-        os.kill(process.pid, 9)
+        os.kill(process.pid, signal.SIGKILL)
     ends = time.monotonic() + 30
     while any(process_start(int(child)) is not None for child in children):
         if time.monotonic() > ends:
