@@ -122,6 +122,11 @@ class FabricPlan:
         """Every namespace, the fabric's first."""
         return (self.fabric, *self.optical, *self.servers)
 
+    @property
+    def ends(self) -> Iterator[PlannedEnd]:
+        """Both ends of every cable."""
+        return (end for cable in self.cables for end in cable)
+
 
 def plan_fabric(lab: Lab) -> FabricPlan:
     """The plan of a runtime lab; ``BadInput`` where its fabric cannot be what it asks for."""

@@ -22,11 +22,10 @@ from patchlight.emulation.fabric import build
 from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.fabric.plan import FabricPlan, check_fabric, plan_fabric, with_swapped
 from patchlight.emulation.fabric.processes import Supervisor
-from patchlight.emulation.lab import probes, teardown
+from patchlight.emulation.lab import network, teardown
 from patchlight.emulation.lab.hosts import EmulatedHost, write_hosts_file
 from patchlight.emulation.lab.options import LabKeywords, LabOptions, has_agents, runtime_lab
 from patchlight.emulation.lab.services import LabServices, boot_again
-from patchlight.emulation.lab.wires import LabOcs, Wires
 from patchlight.emulation.servers.rehearsal import Rehearsal, prepare_rehearsal, service_name
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.io.issues import nearest
@@ -325,9 +324,9 @@ class EmulatedLab:
                 )
             time.sleep(0.2)
 
-    def ocs(self, name: str) -> LabOcs:
+    def ocs(self, name: str) -> network.LabOcs:
         """An optical circuit switch by its name, changed through the controller."""
-        return LabOcs(self.lab, self.lab.circuit_switch(name), self.controller)
+        return network.LabOcs(self.lab, self.lab.circuit_switch(name), self.controller)
 
     def maps(self) -> dict[str, PortMap]:
         """The circuits of each OCS now, as the controller has them."""
@@ -340,22 +339,22 @@ class EmulatedLab:
         }
 
     @property
-    def wires(self) -> Wires:
+    def wires(self) -> network.Wires:
         """The fibres: read, cut, spliced, delayed."""
-        return Wires(self.lab, self.plan, self.state)
+        return network.Wires(self.lab, self.plan, self.state)
 
     @property
     def light(self) -> LightClient:
         """Its transceivers, to tune and read. Close it, or use it in a ``with`` block."""
         return LightClient(self.run_dir / LIGHT_SOCKET)
 
-    def pingall(self, wait_s: float = 1.0) -> probes.Reachability:
+    def pingall(self, wait_s: float = 1.0) -> network.Reachability:
         """Have every host ping every other; true if all answered."""
-        return probes.ping_all(self.hosts, wait_s)
+        return network.ping_all(self.hosts, wait_s)
 
     def iperf(self, sender: str, receiver: str, seconds: float = 2.0) -> float:
         """What one TCP connection carries between two hosts, in payload bits per second."""
-        return probes.tcp_rate_bps(self.host(sender), self.host(receiver), seconds)
+        return network.tcp_rate_bps(self.host(sender), self.host(receiver), seconds)
 
     def capture(
         self,
@@ -365,13 +364,13 @@ class EmulatedLab:
         *,
         most_frames: int = 10_000_000,
         most_bytes: int = 1 << 30,
-    ) -> probes.Captured:
+    ) -> network.Captured:
         """Record what a host's fibre carries, both ways, as a pcap file."""
         end, limits = (
             self.host(host).far_end,
             {"most_frames": most_frames, "most_bytes": most_bytes},
         )
-        return probes.capture(end, Path(path), seconds=seconds, **limits)
+        return network.capture(end, Path(path), seconds=seconds, **limits)
 
 
 def _require_root(doing: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from patchlight.client.client import ControllerClient
-from patchlight.emulation.fabric import build, openvswitch
+from patchlight.emulation.fabric import build
 from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.fabric.lab_state import LabState
 from patchlight.emulation.fabric.plan import FabricPlan, fabric_namespace, namespace_name
@@ -74,14 +74,14 @@ class LabServices:
         self._client: ControllerClient | None = None
         self.has_controller = has_controller(lab, options)
         self._has_agents = has_agents(lab, options)
-        self.datapath = openvswitch.datapath_type() if lab.fabric == "openvswitch" else "bridge"
+        self.datapath = build.datapath_type() if lab.fabric == "openvswitch" else "bridge"
 
     def check_requirements(self) -> None:
         """Raise before anything is made if a program or a part of the kernel is missing."""
         if any(fibre.delay_s or fibre.packet_loss for fibre in self._lab.fibres):
             rate_limits.check_supported()
         if self.datapath != "bridge" and self._lab.packet_switches:
-            openvswitch.check_installed()
+            build.check_installed()
         if not self.has_controller:
             return
         options, with_tls = self._options, self._lab.controller_openflow_tls
@@ -117,11 +117,11 @@ class LabServices:
                 self._launch_controller(supervisor)
             supervisor.wait()
             return
-        switches = openvswitch.OpenVSwitch(self._run_dir / "ovs", namespace_path(plan.fabric))
+        switches = build.OpenVSwitch(self._run_dir / "ovs", namespace_path(plan.fabric))
         if self._state.phase != "up":
             count = len(plan.bridges)
             self._say(f"starting Open vSwitch ({self.datapath} datapath), {count} switches")
-            rates = [end.rate_bps for cable in plan.cables for end in cable if end.rate_bps]
+            rates = [end.rate_bps for end in plan.ends if end.rate_bps]
             if self.datapath == "netdev" and rates and max(rates) > _NETDEV_BPS:
                 self._say(
                     f"note: links of {format_rate(max(rates))}, but this kernel has no Open "
