@@ -90,7 +90,7 @@ def provenance(
 ) -> dict[str, Any]:
     """Version, commit, command, seeds, SHA-256 of the input files, and the machine.
 
-    Call it when the work begins: files may change, and ``machine`` says how busy it is now.
+    Call it when the work begins: files may change, and ``machine`` shows how busy it is now.
     ``commit`` is ``None`` outside a checkout, ``changed`` whether the checkout has other changes.
     """
     try:

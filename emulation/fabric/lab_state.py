@@ -22,7 +22,7 @@ from patchlight.testbed.linux.processes import boot_id, process_start
 from patchlight.testbed.wire.lab_api import API_SOCKET
 
 RUN_ROOT = Path("/run/patchlight")
-# /run is memory; servers with a file system of their own need more than that.
+# /run is memory; servers with their own file system need more than that.
 DISK_ROOT = Path("/var/lib/patchlight/servers")
 # Every process that a lab starts carries this variable, so that one without a record is found too.
 MARK = "PATCHLIGHT_RUN"
@@ -56,7 +56,7 @@ class LabState:
     ``namespace`` or ``ssh``, and then ``base`` is the folder of the root file system that they
     share. ``datapath`` is what the packet switches are: ``bridge``, ``netdev`` or ``system``.
     ``docker`` is the URL of the engine that the lab's agents may run workers in. ``swapped`` are
-    pairs of ports whose fibres are plugged in the wrong way round. ``options`` are those that its
+    pairs of ports whose fibres are swapped. ``options`` are those that its
     processes were started with.
     """
 

@@ -23,7 +23,7 @@ from patchlight.testbed.linux.rate_limits import NOT_IMPAIRED, Impairment
 
 # The kernel's limit for the name of an interface, in bytes; unique in its namespace.
 _LONGEST_NAME = 15
-# Indexes are given, not asked for: a namespace is new, and the kernel's own stay below.
+# The plan sets the indexes: a namespace is new, and the kernel's own stay below.
 _FIRST_INDEX = 100
 
 
@@ -48,7 +48,7 @@ def light_namespace(lab: str) -> str:
 
 
 def switch_port_name(switch: str, port: str) -> str:
-    """``tor1-3``; a long switch name is cut and told apart by a hash of the whole name."""
+    """``tor1-3``; a long switch name is cut, with a hash of the whole name."""
     return fitted(switch, f"-{port}")
 
 
@@ -129,7 +129,7 @@ class FabricPlan:
 
 
 def plan_fabric(lab: Lab) -> FabricPlan:
-    """The plan of a runtime lab; ``BadInput`` where its fabric cannot be what it asks for."""
+    """The plan of a runtime lab; ``BadInput`` where its fabric is not possible."""
     _check_can_be_emulated(lab)
     indexes = _Indexes(lambda: count(_FIRST_INDEX))
     cables = []
@@ -179,7 +179,7 @@ def plan_fabric(lab: Lab) -> FabricPlan:
 
 
 def _check_can_be_emulated(lab: Lab) -> None:
-    """``BadInput`` where wavelengths matter and a fibre asks for what is not emulated then.
+    """``BadInput`` where a lab with wavelengths has a fibre that is not emulated there.
 
     Frames pass all fibres between two optical devices at once, and take the rate, delay and loss
     of those at NICs and packet switches.

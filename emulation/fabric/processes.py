@@ -79,7 +79,7 @@ class _Starting:
 
 
 class Supervisor:
-    """Starts services and records them in the lab's state; ``say`` hears what takes long.
+    """Starts services and records them in the lab's state; ``say`` gets messages about slow ones.
 
     A lab keeps real time: what else runs on the machine should disturb its switches and workers
     as little as may be, so they are favoured. What an agent starts inherits this.
@@ -159,7 +159,7 @@ class Supervisor:
     def wait_for_all(
         self, name: str, count: Callable[[], int], total: int, what: str, quiet_s: float = 30.0
     ) -> None:
-        """Wait until a started service has ``total`` of something; ``what`` says of what.
+        """Wait until a started service has ``total`` of something; ``what`` names it.
 
         ``ServiceNotStarted`` if for ``quiet_s`` seconds there are not more of them.
         """
@@ -268,7 +268,7 @@ class Nursery:
     ) -> int:
         """The number of a new process: ``python -m MODULE …`` as in ``argv``, writing to ``log``.
 
-        It leads a session of its own, and has this environment from the start, of which ``/proc``
+        It leads its own session, and has this environment from the start, of which ``/proc``
         shows the first entries at least. ``OSError`` if the nursery has ended.
         """
         assert self._process.stdin is not None
@@ -332,7 +332,7 @@ def _become(
     os.closerange(3, max(null, output) + 1)
     if namespace is not None:
         enter(namespace)
-    # As in a process of its own: python -m MODULE ARGUMENTS.
+    # As in a new process: python -m MODULE ARGUMENTS.
     sys.argv = [argv[2], *argv[3:]]
     processes.show(processes.ARGUMENTS, argv)
     program = importlib.import_module(argv[2])

@@ -147,7 +147,7 @@ def gpu_uuid(lab: Lab, server: str, gpu: str) -> str:
 async def serve(lab: Lab, directory: Path, stop: asyncio.Event, *, by_server: bool = False) -> None:
     """Serve every GPU of the lab until ``stop`` is set; then remove the sockets.
 
-    ``by_server``: those of each server in a folder of their own.
+    ``by_server``: in a folder for each server.
     """
     servers: dict[Path, asyncio.Server] = {}
     try:

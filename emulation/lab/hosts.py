@@ -242,7 +242,7 @@ class HostProcess(subprocess.Popen[str]):
         self._borrowed = borrowed
         arguments = shlex.split(command) if isinstance(command, str) else list(command)
         environment = {**(options.pop("env", None) or os.environ), MARK: str(borrowed.run_dir)}
-        # In a mount namespace of its own the child sees the lab's file in place of /etc/hosts.
+        # In its own mount namespace the child sees the lab's file in place of /etc/hosts.
         file = borrowed.run_dir / "hosts"
         see_names = partial(namespaces.see_file_at, file, _HOSTS)
         try:

@@ -40,11 +40,11 @@ class LabOptions:
     ``auto``. ``engine``: the OpenFlow engine (``None``: the controller's choice). ``fabric``:
     overrides the lab file's, as do ``policies``. ``real_time``: the lab's processes run before
     every ordinary process of this machine, where the kernel permits. ``servers``: network
-    namespaces (``namespace``), or with a root file system and sshd of their own (``ssh``), where no
+    namespaces (``namespace``), or with their own root file system and sshd (``ssh``), where no
     agent runs; with ``docker``, such servers have a Docker engine each. ``tls``: the folder of the
     controller's credentials, for agents on such servers and for OpenFlow over TLS; ``switch_tls``:
     that of the packet switches', which are one machine. ``swapped``: pairs of ports whose fibres
-    are plugged in the wrong way round, and the runtime lab file does not say so.
+    are swapped, which the runtime lab file does not show.
     """
 
     controller: bool = True

@@ -53,7 +53,7 @@ _IMPORTS = (
     "patchlight.emulation.optical.__main__",
     "patchlight.testbed.labfile.reader",
     "patchlight.testbed.linux.http_server",
-    "pydantic.v1",  # which FastAPI asks of each route whether it is of it
+    "pydantic.v1",  # FastAPI checks each route for its classes
     "pyroute2",
 )
 # What a userspace Open vSwitch was seen to carry on one core.

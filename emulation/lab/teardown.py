@@ -50,7 +50,7 @@ class NotRemoved(PatchlightError):
 def lab_status(name: str) -> dict[str, Any]:
     """A lab's state for people and programs, as plain values.
 
-    ``state`` is ``up``, ``making``, ``half-there`` (``missing`` says what is not), ``down``,
+    ``state`` is ``up``, ``making``, ``half-there`` (``missing`` lists the rest), ``down``,
     or ``unreadable`` where another version of Patchlight wrote it.
     """
     try:
@@ -170,7 +170,7 @@ def remove_forgotten_disks() -> None:
     """Remove the disks of labs that ended with the machine: ``/run`` has no record of them."""
     with suppress(FileNotFoundError):
         for folder in list(states.DISK_ROOT.iterdir()):
-            # A disk of its own has a lost+found there.
+            # A separate disk has a lost+found there.
             with suppress(BadInput):
                 if not is_there(folder.name):
                     _remove_folder(folder)
@@ -266,7 +266,7 @@ def _take_sockets(pid: int, process: int) -> list[int]:
     with suppress(OSError):
         names = os.listdir(f"/proc/{pid}/fd")
     for name in names:
-        # A file may close between two looks at it.
+        # A file may close at any moment.
         with suppress(OSError):
             if os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:"):
                 fd = _libc.syscall(_PIDFD_GETFD, process, int(name), 0)
@@ -299,7 +299,7 @@ def _wait_for_any(pids: set[int], timeout_s: float) -> None:
     poll = select.poll()
     for pid in pids:
         with suppress(OSError):
-            # A child of ours stays a zombie until somebody asks for its status.
+            # A child of ours stays a zombie until its status is read.
             os.waitpid(pid, os.WNOHANG)
         with suppress(OSError):
             fd = os.pidfd_open(pid)

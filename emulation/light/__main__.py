@@ -38,7 +38,7 @@ _READ_BYTES = 1 << 16
 
 
 def main() -> int:
-    """Run it until it is told to stop; the exit code says how it ended."""
+    """Run it until a signal ends it; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m patchlight.emulation.light", description=__doc__
     )

@@ -23,7 +23,7 @@ from patchlight.testbed.logs import log_to_stderr
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the device until it is told to stop; the exit code says how it ended."""
+    """Run the device until a signal ends it; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m patchlight.emulation.optical", description=__doc__
     )

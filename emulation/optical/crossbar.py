@@ -108,7 +108,7 @@ class KernelCrossbar(Crossbar):
 
     @_in_thread
     def open(self) -> None:
-        """Find the ports and make them all dark, whatever an earlier process left."""
+        """Find the ports and make them all dark, also those of an earlier process."""
         with namespaces.entered(self._namespace):
             # A dark port must be silent: no router solicitations of the kernel's own.
             for which in ("all", "default"):

@@ -1,7 +1,7 @@
 """What emulated optical switches have in common: users, faults, memory, and light that follows.
 
 A protocol server calls what changes it (plain methods), then awaits ``settle`` before it answers:
-then the crossbar has done what the answer says. It awaits ``settle`` before reading, too.
+then the crossbar has done what the answer reports. It awaits ``settle`` before reading, too.
 """
 
 import asyncio

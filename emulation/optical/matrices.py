@@ -22,7 +22,7 @@ class Phase(Enum):
 
 
 class Reason(Enum):
-    """Why the device will not do something; each vendor has its own words for it."""
+    """Why the device refuses something; each vendor has its own words for it."""
 
     NO_PORT = "no such port"
     BUSY = "port in use"
@@ -34,9 +34,9 @@ class Reason(Enum):
 
 
 class RequestRefused(Exception):
-    """The device will not: ``reason``, the port it is about, the circuit in the way.
+    """The device refuses: ``reason``, the port it is about, the circuit in the way.
 
-    ``message``: what to say, where that is more than the reason's own words.
+    ``message``: the words, where the reason's own are not enough.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class SwitchedCircuit:
 
 @dataclass(frozen=True)
 class LightChange:
-    """What the crossbar must now do: these inputs go dark, then these paths light up."""
+    """The work of the crossbar: these inputs go dark, then these paths light up."""
 
     dark: tuple[int, ...] = ()
     light: tuple[CrossConnect, ...] = ()
@@ -96,7 +96,6 @@ class SwitchMatrix:
     failed: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._by_direction: dict[CrossConnect, SwitchedCircuit] = {}
         self._by_input: dict[int, SwitchedCircuit] = {}
         self._by_output: dict[int, SwitchedCircuit] = {}
         self._lit: dict[int, int] = {}  # input by output
@@ -106,11 +105,12 @@ class SwitchMatrix:
 
     def __iter__(self) -> Iterator[SwitchedCircuit]:
         """Every circuit once, in the order entered."""
-        return iter(dict.fromkeys(self._by_direction.values()))
+        return iter(dict.fromkeys(self._by_input.values()))
 
     def find(self, cross_connect: CrossConnect) -> SwitchedCircuit | None:
         """The circuit that has this direction."""
-        return self._by_direction.get(cross_connect)
+        circuit = self._by_input.get(cross_connect.inp)
+        return circuit if circuit and cross_connect in circuit.directions else None
 
     def at_input(self, port: int) -> SwitchedCircuit | None:
         """The circuit that holds ``in:port``."""
@@ -129,7 +129,7 @@ class SwitchMatrix:
         holders: list[SwitchedCircuit | None] = []
         for c in directions:
             outside = not (1 <= c.inp <= self.ports and 1 <= c.out <= self.ports)
-            if outside or c in self._by_direction or self.locked & {c.inp, c.out}:
+            if outside or self.find(c) or self.locked & {c.inp, c.out}:
                 return []
             holders += (self._by_input.get(c.inp), self._by_output.get(c.out))
         return [circuit for circuit in dict.fromkeys(holders) if circuit is not None]
@@ -143,13 +143,13 @@ class SwitchMatrix:
                     raise RequestRefused(Reason.NO_PORT, port=port)
                 if port in self.locked:
                     raise RequestRefused(Reason.LOCKED, port=port)
-            if there := self._by_direction.get(c):
+            if there := self.find(c):
                 raise RequestRefused(Reason.EXISTS, circuit=there)
             for port, taken in ((c.inp, self._by_input), (c.out, self._by_output)):
                 if port in taken:
                     raise RequestRefused(Reason.BUSY, port=port, circuit=taken[port])
         for c in circuit.directions:
-            self._by_direction[c] = self._by_input[c.inp] = self._by_output[c.out] = circuit
+            self._by_input[c.inp] = self._by_output[c.out] = circuit
         return circuit
 
     def activate(self, circuit: SwitchedCircuit, now: float) -> None:
@@ -177,8 +177,7 @@ class SwitchMatrix:
 
     def fail(self, cross_connect: CrossConnect) -> None:
         """The light of this path did not come up: its circuit has failed."""
-        circuit = self._by_direction.get(cross_connect)
-        if circuit is not None:
+        if circuit := self.find(cross_connect):
             self.deactivate(circuit)
             circuit.phase = Phase.FAILED
 
@@ -186,7 +185,7 @@ class SwitchMatrix:
         """Go dark at once and free the ports."""
         self.deactivate(circuit)
         for c in circuit.directions:
-            del self._by_direction[c], self._by_input[c.inp], self._by_output[c.out]
+            del self._by_input[c.inp], self._by_output[c.out]
 
     def next_due(self) -> float | None:
         """When the next mirrors come to rest, or ``None`` if none turn."""

@@ -125,7 +125,7 @@ def _file(path: Path, text: str, mode: int, owner: int = 0) -> None:
 
 
 class NoRehearsalServers(PatchlightError):
-    """This machine cannot run servers with a root file system of their own."""
+    """This machine cannot run servers with their own root file system."""
 
 
 def server_base(say: Callable[[str], None], *, docker: bool = False) -> Path:

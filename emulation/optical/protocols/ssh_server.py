@@ -1,6 +1,6 @@
 """SSH in front of an emulated device: logins by password, then one shell or subsystem; NETCONF.
 
-paramiko works in threads and on a socket of its own; here its bytes and the session's become
+paramiko works in threads and on its own socket; here its bytes and the session's become
 asyncio streams, so that what runs over SSH is served like anything else.
 """
 
@@ -76,10 +76,10 @@ class SshServer(ProtocolServer):
             transport.start_server(event=threading.Event(), server=login)
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if tasks[2].done():
-                # What was said last is still on its way through paramiko's threads.
+                # The last output is still on its way through paramiko's threads.
                 await asyncio.wait(tasks[1:2], timeout=1)
             transport.close()
-            # A device goes on with what it was told, whether or not anybody waits for it.
+            # A device completes its commands, even if no client waits.
             if opened.done():
                 await tasks[2]
         finally:
@@ -193,7 +193,7 @@ _CHUNK = re.compile(rb"\n#(\d{1,10})\n")
 
 
 class NetconfError(Exception):
-    """What a reply's ``rpc-error`` says."""
+    """The ``rpc-error`` of a reply."""
 
     def __init__(self, tag: str, message: str, kind: str = "application") -> None:
         super().__init__(message)
@@ -357,7 +357,7 @@ def selected(data: ET.Element, subtree: ET.Element) -> ET.Element | None:
 
 
 async def _messages(reader: asyncio.StreamReader, session: _Session) -> AsyncIterator[bytes]:
-    """Whole messages as they come; ends with the stream or with what is no framing."""
+    """Whole messages as they come; ends with the stream or with wrong framing."""
     buffer, whole = b"", b""
     with contextlib.suppress(OSError):
         while data := await reader.read(65536):

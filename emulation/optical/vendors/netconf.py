@@ -254,7 +254,7 @@ class LumentumServer(NetconfServer):
             ("out", await self._device.output_powers()),
         ):
             for number, dbm in powers.items():
-                fibre = _fibre_in(switch, number) if side == "in" else _fibre_out(switch, number)
+                fibre = _fibre(switch, side, number)
                 port = _element(_PORT, "physical-port", {"dn": f"{_CARD};port={fibre}"})
                 state = _element(_OPTICAL, "state", {f"{side}put-power": _dbm(dbm)})
                 state.tag = f"{{{_PORT}}}state"
@@ -276,8 +276,8 @@ class LumentumServer(NetconfServer):
                 "start-freq": first,
                 "end-freq": last,
                 "attenuation": way.attenuation_db,
-                "input-port-reference": f"{_CARD};port={_fibre_in(switch, way.inp)}",
-                "output-port-reference": f"{_CARD};port={_fibre_out(switch, way.out)}",
+                "input-port-reference": f"{_CARD};port={_fibre(switch, 'in', way.inp)}",
+                "output-port-reference": f"{_CARD};port={_fibre(switch, 'out', way.out)}",
                 "custom-name": self._device.faults.names or f"CH{number}",
             }
             state = {
@@ -323,7 +323,7 @@ class LumentumServer(NetconfServer):
         now = {way: self._held[way] for way in self._device.matrix if way in self._held}
         for way in self._device.matrix:
             if way not in now:
-                line = _fibre_out(self._device.switch, way.out) == _LINE_OUT
+                line = _fibre(self._device.switch, "out", way.out) == _LINE_OUT
                 module, taken = _MUX if line else _DEMUX, set(now.values())
                 free = (n for n in range(1, _MOST + 1) if (module, n) not in taken)
                 now[way] = (module, next(free))
@@ -339,8 +339,8 @@ class LumentumServer(NetconfServer):
 
         switch = self._device.switch
         fibres = [_FIBRE.fullmatch(leaf(f"{side}put-port-reference")) for side in ("in", "out")]
-        ins = {_fibre_in(switch, n): n for n in range(1, switch.inputs + 1)}
-        outs = {_fibre_out(switch, n): n for n in range(1, switch.outputs + 1)}
+        ins = {_fibre(switch, "in", n): n for n in range(1, switch.inputs + 1)}
+        outs = {_fibre(switch, "out", n): n for n in range(1, switch.outputs + 1)}
         numbers = [int(match[1]) if match else 0 for match in fibres]
         line = (numbers[0] == _LINE_IN, numbers[1] == _LINE_OUT)
         if line != ((False, True) if connection[0] == _MUX else (True, False)):
@@ -359,18 +359,14 @@ class LumentumServer(NetconfServer):
         return ChannelConnect(ins[numbers[0]], outs[numbers[1]], channel, less_db)
 
 
-def _fibre_in(switch: WavelengthSwitch, number: int) -> int:
-    """The device's number of the fibre that is the lab's ``in:number``."""
-    if switch.inputs == 1 or (number == 1 and switch.outputs > 1):
-        return _LINE_IN
-    return _ADD + number - (switch.outputs > 1)
-
-
-def _fibre_out(switch: WavelengthSwitch, number: int) -> int:
-    """The device's number of the fibre that is the lab's ``out:number``."""
-    if switch.outputs == 1 or (number == 1 and switch.inputs > 1):
-        return _LINE_OUT
-    return _DROP + number - (switch.inputs > 1)
+def _fibre(switch: WavelengthSwitch, side: str, number: int) -> int:
+    """The device's number of the fibre that is the lab's port ``number`` on that side."""
+    own, other, line, first = switch.inputs, switch.outputs, _LINE_IN, _ADD
+    if side == "out":
+        own, other, line, first = other, own, _LINE_OUT, _DROP
+    if own == 1 or (number == 1 and other > 1):
+        return line
+    return first + number - (other > 1)
 
 
 def _connection(entry: ET.Element) -> Connection:

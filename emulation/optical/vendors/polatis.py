@@ -76,7 +76,7 @@ class PolatisSwitch:
             raise RequestRefused(Reason.FAILED, port=self._pair(failed[0].directions[0])[0])
 
     async def disconnect(self, ins: Sequence[int], outs: Sequence[int]) -> None:
-        """Break these; of ports without a counterpart, whatever they are joined to."""
+        """Break these; of ports without a counterpart, all that they are joined to."""
         for number in (*ins, *outs):
             self._known(number)
         if ins and outs:
@@ -178,8 +178,7 @@ _ERRORS_KEPT = 30
 _NO_ERROR = '0,"No error"'
 _POWER_LIMIT = 256  # ports in one question for power
 _HEADER = re.compile(r":?([a-z]\w*(?::[a-z]\w*)*|\*[a-z]+)(\?)?(?:\s+(.*))?", re.I | re.DOTALL)
-_LIST = re.compile(r"\s*\(@([^()]*)\)\s*")
-_LISTS = re.compile(r"\s*\(@([^()]*)\)\s*,\s*\(@([^()]*)\)\s*")
+_LIST = r"\s*\(@([^()]*)\)\s*"
 _SHORT = {
     "switch": "swit", "connect": "conn", "subtract": "sub", "disconnect": "disc",
     "state": "stat", "enable": "enab", "disable": "dis", "power": "pow",
@@ -336,25 +335,22 @@ class PolatisScpiServer(ProtocolServer):
 
 
 def _two_lists(text: str, *, even: bool) -> tuple[list[int], list[int]]:
-    match = _LISTS.fullmatch(text)
-    if match is None:
-        raise ScpiError(-171, "Invalid expression")
-    ins, outs = _channels(match[1]), _channels(match[2])
+    ins, outs = _lists(text, 2)
     if len(ins) != len(outs) and (even or (ins and outs)):
         raise ScpiError(-108, "Parameter not allowed;lists of different length")
     return ins, outs
 
 
 def _numbers(text: str) -> list[int]:
-    match = _LIST.fullmatch(text)
+    return _lists(text, 1)[0]
+
+
+def _lists(text: str, count: int) -> list[list[int]]:
+    match = re.fullmatch(",".join([_LIST] * count), text)
     if match is None:
         raise ScpiError(-171, "Invalid expression")
-    return _channels(match[1])
-
-
-def _channels(text: str) -> list[int]:
     try:
-        return channels(text)
+        return [channels(part) for part in match.groups()]
     except ValueError as error:
         raise ScpiError(-171, "Invalid expression") from error
 
