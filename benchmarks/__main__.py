@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import figure
-from patchlight.emulation.provenance import provenance
+from patchlight.emulation.results import provenance
 from patchlight.testbed.errors import PatchlightError
 
 MODULES = (

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks import figure
 from patchlight.emulation.fabric import links
 from patchlight.emulation.fabric import links as redirects
-from patchlight.emulation.fabric.openvswitch import datapath_type, new_bridge
+from patchlight.emulation.fabric.build import datapath_type, new_bridge
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.optical_links import Light
 from patchlight.testbed.lab.spectrum import Channel

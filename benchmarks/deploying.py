@@ -25,7 +25,7 @@ from patchlight.deploy.push import Push, PushOptions
 from patchlight.deploy.remote import on_all_servers
 from patchlight.deploy.ssh import Passwords
 from patchlight.emulation.fabric.lab_state import disk_dir
-from patchlight.emulation.servers.disk import USER
+from patchlight.emulation.servers.server import USER
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.generate.generate import tree
 from patchlight.testbed.lab.model import Lab, Server

@@ -24,9 +24,9 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
-from patchlight.emulation.fabric.forking import close_nurseries
 from patchlight.emulation.fabric.lab_state import DISK_ROOT
-from patchlight.emulation.servers.rehearsal import GROUPS, OURS
+from patchlight.emulation.fabric.processes import close_nurseries
+from patchlight.emulation.servers.server import GROUPS, OURS
 from patchlight.testbed.linux import docker_engine
 from patchlight.testbed.linux.processes import ancestors, command_line, environment, process_ids
 from tests.support.data import data_set, without

@@ -1,21 +1,40 @@
-"""Make a planned fabric: namespaces, links, addresses, bridges, limits.
+"""Makes a planned fabric: namespaces, links, addresses, limits, and its packet switches.
 
-Each namespace is made, entered once, and given all it needs in one batch; what belongs to
-the far end of a link waits until all namespaces are there. 256 hosts take well under a second.
+Each namespace is made, entered once, and given all it needs in one batch; the settings of the far
+end of a link wait until all namespaces are there. 256 hosts take well under a second.
+
+Packet switches are Linux bridges, or those of a private Open vSwitch, which has its own database,
+sockets and daemons in the lab's fabric namespace. The host's Open vSwitch is never used.
 """
 
+import json
 import os
+import shutil
+import subprocess
+import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 
 from patchlight.emulation.fabric import links
 from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd
+from patchlight.emulation.fabric.processes import LabService
+from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import ethtool, namespaces, rate_limits
-from patchlight.testbed.linux import rate_limits as netem
-from patchlight.testbed.linux.netlink import Netlink, Request
+from patchlight.testbed.linux.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE
+from patchlight.testbed.linux.netlink import KernelRefused, Netlink, Request, attribute
+from patchlight.testbed.linux.sockets import unix_socket_answers
 
 # Routing tables of NICs that share a server; the tables below are the kernel's own.
 _FIRST_TABLE = 1000
+_SCHEMA = Path("/usr/share/openvswitch/vswitch.ovsschema")
+_INSTALL = "Install it with: sudo apt-get install openvswitch-switch"
+# Ports in one ovs-vsctl call: far below the longest command line, and few calls.
+_PORTS_IN_A_CALL = 500
+_NETLINK_GENERIC, _GENL_CONTROL, _GET_FAMILY, _FAMILY_NAME = 16, 16, 3, 2
 
 
 def build_links(
@@ -23,14 +42,14 @@ def build_links(
 ) -> None:
     """Make the namespaces and links of a plan.
 
-    ``made`` is told of each namespace and its inode; ``offload`` leaves checksum offload on;
-    ``bridges`` makes the packet switches too, as Linux bridges (else the caller makes them, and
-    limits their ports with ``limit_switch_ports``). Raises ``PatchlightError``; what was made
-    so far stays for the caller to remove.
+    ``made`` gets each namespace and its inode; ``offload`` leaves checksum offload on; ``bridges``
+    makes the packet switches too, as Linux bridges (else the caller makes them, and limits their
+    ports with ``limit_switch_ports``). Raises ``PatchlightError``; what was made so far stays for
+    the caller to remove.
     """
     namespaces.prepare_directory()
-    work = _Work(plan, offload=offload)
-    try:
+    with ExitStack() as opened:
+        work = _Work(plan, opened, offload=offload)
         with namespaces.kept_namespace():
             for name in plan.namespaces:
                 made(name, work.make(name))
@@ -38,7 +57,7 @@ def build_links(
             fabric = work.later[plan.fabric]
             fabric[:0] = [links.add_bridge(b.name, b.index) for b in plan.bridges]
             index_of = {bridge.name: bridge.index for bridge in plan.bridges}
-            for end in _ends(plan):
+            for end in plan.ends:
                 if end.bridge is not None:
                     fabric.append(links.set_master(end.index, index_of[end.bridge], end.name))
         for name, requests in work.later.items():
@@ -46,35 +65,25 @@ def build_links(
                 netlink.run(requests)
                 if name in work.limited:
                     rate_limits.verify_limits(netlink, work.limited[name])
-        _settle_links(plan)
-    finally:
-        work.close()
+        # Until every link that is up carries frames.
+        interfaces = defaultdict[str, list[str]](list)
+        for end in plan.ends:
+            if end.up:
+                interfaces[end.namespace].append(end.name)
+        with namespaces.kept_namespace():
+            for namespace, names in interfaces.items():
+                namespaces.enter(namespaces.namespace_path(namespace))
+                for name in names:
+                    ethtool.settle_link(name)
     if bridges:
         limit_switch_ports(plan)
-
-
-def _settle_links(plan: FabricPlan) -> None:
-    """Return once every link that is up carries frames."""
-    interfaces = defaultdict[str, list[str]](list)
-    for end in _ends(plan):
-        if end.up:
-            interfaces[end.namespace].append(end.name)
-    with namespaces.kept_namespace():
-        for namespace, names in interfaces.items():
-            namespaces.enter(namespaces.namespace_path(namespace))
-            for name in names:
-                ethtool.settle_link(name)
-
-
-def _ends(plan: FabricPlan) -> Iterable[PlannedEnd]:
-    return (end for cable in plan.cables for end in cable)
 
 
 def limit_switch_ports(plan: FabricPlan) -> None:
     """Limit what packet-switch ports send, and read it back."""
     with Netlink(namespaces.namespace_path(plan.fabric)) as netlink:
         netlink.run([rate_limits.limit_request(*limit) for limit in _port_limits(plan)])
-        ports = (end for end in _ends(plan) if end.bridge is not None)
+        ports = (end for end in plan.ends if end.bridge is not None)
         netlink.run([request for end in ports for request in _impair(end)])
     verify_switch_ports(plan)
 
@@ -88,44 +97,48 @@ def verify_switch_ports(plan: FabricPlan) -> None:
 def _port_limits(plan: FabricPlan) -> list[tuple[int, str, float]]:
     return [
         (end.index, end.name, end.rate_bps)
-        for end in _ends(plan)
+        for end in plan.ends
         if end.bridge is not None and end.rate_bps is not None
     ]
 
 
 class _Work:
-    """The state of one ``build_links``: which namespaces are there, and what is left to do."""
+    """The state of one ``build_links``: the namespaces made, and what is left to do."""
 
-    def __init__(self, plan: FabricPlan, *, offload: bool) -> None:
-        self._offload = offload
+    def __init__(self, plan: FabricPlan, opened: ExitStack, *, offload: bool) -> None:
+        self._opened, self._offload = opened, offload
         self._servers = set(plan.servers)
         self._cables = defaultdict[str, list[tuple[PlannedEnd, PlannedEnd]]](list)
         for a, b in plan.cables:
             self._cables[a.namespace].append((a, b))
             if b.namespace != a.namespace:
                 self._cables[b.namespace].append((b, a))
-        self._nics = Counter(end.namespace for end in _ends(plan) if end.address is not None)
+        self._nics = Counter(end.namespace for end in plan.ends if end.address is not None)
         self._open: dict[str, int] = {}
         self._made: set[str] = set()
         self.later = defaultdict[str, list[Request]](list)
         self.limited = defaultdict[str, list[tuple[int, str, float]]](list)
 
-    def close(self) -> None:
-        for fd in self._open.values():
-            os.close(fd)
-
     def make(self, name: str) -> int:
         """Make one namespace, this thread in it, and the links to those made before."""
         inode = namespaces.create_here(name)
         self._made.add(name)
-        _set_sysctls(several_nics=self._nics[name] > 1)
+        # No IPv6 in the data network, so none of its neighbour chatter through the switches.
+        namespaces.set_sysctl("ipv6/conf/all/disable_ipv6", 1)
+        # A new namespace takes this over from the host, where Docker turns forwarding on.
+        namespaces.set_sysctl("ipv4/ip_forward", 0)
+        if self._nics[name] > 1:
+            # Several NICs in one subnet: each answers for its own address alone, and accepts
+            # packets whatever way back the main routing table has.
+            namespaces.set_sysctl("ipv4/conf/all/arp_ignore", 1)
+            namespaces.set_sysctl("ipv4/conf/all/arp_announce", 2)
+            for scope in ("all", "default"):
+                namespaces.set_sysctl(f"ipv4/conf/{scope}/rp_filter", 0)
         if name not in self._servers:
             # Few, and each an end of many links: kept open. Servers are many, with few links.
-            self._open[name] = namespaces.open_namespace(namespaces.namespace_path(name))
-        requests = [links.set_up(links.LOOPBACK, "lo")]
-        opened: list[int] = []
-        try:
-            made_here = []
+            self._open[name] = _open(name, self._opened)
+        requests, made_here = [links.set_up(links.LOOPBACK, "lo")], []
+        with ExitStack() as opened:
             for near, far in self._cables[name]:
                 if far.namespace in self._made:
                     requests.append(self._link(near, far, opened))
@@ -138,53 +151,53 @@ class _Work:
                 netlink.run(requests)
                 if name in self.limited and name in self._servers:
                     rate_limits.verify_limits(netlink, self.limited.pop(name))
-        finally:
-            for fd in opened:
-                os.close(fd)
         if not self._offload:
             for end in made_here:
                 if end.address is not None:
                     ethtool.set_tx_checksum(end.name, False)
         return inode
 
-    def _link(self, near: PlannedEnd, far: PlannedEnd, opened: list[int]) -> Request:
-        namespace: int | None = None
+    def _link(self, near: PlannedEnd, far: PlannedEnd, opened: ExitStack) -> Request:
+        namespace = None
         if far.namespace != near.namespace:
-            namespace = self._open.get(far.namespace)
-            if namespace is None:
-                namespace = namespaces.open_namespace(namespaces.namespace_path(far.namespace))
-                opened.append(namespace)
+            namespace = self._open.get(far.namespace) or _open(far.namespace, opened)
         return links.add_veth(
             links.LinkEnd(near.name, near.index, near.mac, up=near.up),
             links.LinkEnd(far.name, far.index, far.mac, namespace),
         )
 
     def _settings(self, end: PlannedEnd) -> list[Request]:
-        """What an end needs besides its link; a packet-switch port gets its limit later."""
+        """What an end needs beside its link; a packet-switch port gets its limit later."""
         requests: list[Request] = []
-        rate_bps = end.rate_bps if end.bridge is None else None
         if end.address is not None:
             several_nics = self._nics[end.namespace] > 1
             if several_nics:
                 table = _FIRST_TABLE + end.index
                 requests.append(links.add_source_rule(end.address.ip, table))
             requests += nic_requests(end, end.index, several_nics=several_nics)
-        if rate_bps is not None:
-            requests.append(rate_limits.limit_request(end.index, end.name, rate_bps))
-            self.limited[end.namespace].append((end.index, end.name, rate_bps))
         if end.bridge is None:
+            if end.rate_bps is not None:
+                limit = (end.index, end.name, end.rate_bps)
+                requests.append(rate_limits.limit_request(*limit))
+                self.limited[end.namespace].append(limit)
             requests += _impair(end)
         return requests
+
+
+def _open(name: str, opened: ExitStack) -> int:
+    descriptor = namespaces.open_namespace(namespaces.namespace_path(name))
+    opened.callback(os.close, descriptor)
+    return descriptor
 
 
 def _impair(end: PlannedEnd) -> list[Request]:
     if not end.impairment:
         return []
-    return [netem.impair_request(end.index, end.name, end.impairment, end.rate_bps)]
+    return [rate_limits.impair_request(end.index, end.name, end.impairment, end.rate_bps)]
 
 
 def nic_requests(end: PlannedEnd, index: int, *, several_nics: bool) -> list[Request]:
-    """Address, and route of its own where NICs share a namespace, of a NIC that is up."""
+    """Address, and own route where NICs share a namespace, of a NIC that is up."""
     assert end.address is not None
     requests = [links.add_address(index, end.address, end.name)]
     if several_nics:
@@ -193,16 +206,188 @@ def nic_requests(end: PlannedEnd, index: int, *, several_nics: bool) -> list[Req
     return requests
 
 
-def _set_sysctls(*, several_nics: bool) -> None:
-    """Settings of the namespace that this thread has just made."""
-    # No IPv6 in the data network, so none of its neighbour chatter through the switches.
-    namespaces.set_sysctl("ipv6/conf/all/disable_ipv6", 1)
-    # A new namespace takes these over from the host, where Docker turns forwarding on.
-    namespaces.set_sysctl("ipv4/ip_forward", 0)
-    if several_nics:
-        # Several NICs in one subnet: each answers for its own address alone, and takes packets
-        # in whatever the main routing table thinks is the way back.
-        namespaces.set_sysctl("ipv4/conf/all/arp_ignore", 1)
-        namespaces.set_sysctl("ipv4/conf/all/arp_announce", 2)
-        for scope in ("all", "default"):
-            namespaces.set_sysctl(f"ipv4/conf/{scope}/rp_filter", 0)
+class OpenVSwitchFailed(PatchlightError):
+    """Open vSwitch is missing, did not start, or did not take its configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenVSwitch:
+    """The private Open vSwitch whose files are in ``directory``."""
+
+    directory: Path
+    namespace: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that point Open vSwitch's tools at this one."""
+        return dict.fromkeys(("OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR"), str(self.directory))
+
+    @property
+    def _database(self) -> str:
+        return f"unix:{self.directory}/db.sock"
+
+    def start(self, start: Callable[[Sequence[LabService]], None]) -> bool:
+        """Have ``start`` start the database and the switch daemon, each until it answers.
+
+        Returns whether the database is new. An old one has its switches, without flows.
+        """
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        database = self.directory / "conf.db"
+        is_new = not database.exists()
+        if is_new:
+            self._tool(["ovsdb-tool", "create", str(database), str(_schema())])
+        socket = self.directory / "db.sock"
+        arguments = [str(database), f"--remote=punix:{socket}"]
+        start([self._daemon("ovsdb-server", arguments, socket)])
+        # One thread of each kind: labs are many small switches on few cores.
+        threads = [f"other_config:n-{kind}-threads=1" for kind in ("handler", "revalidator")]
+        self.vsctl(["init", "--", "set", "Open_vSwitch", ".", *threads], wait=False)
+        control = self.directory / "ovs-vswitchd.ctl"
+        start([self._daemon("ovs-vswitchd", [self._database], control)])
+        # ovs-vsctl waits for a change: the daemon has then read the whole database.
+        self.vsctl(["set", "Open_vSwitch", ".", f"external_ids:started={time.time()}"])
+        return is_new
+
+    def _daemon(self, name: str, arguments: Sequence[str], answers: Path) -> LabService:
+        return LabService(
+            name=name,
+            argv=[
+                executable(name),
+                *arguments,
+                f"--unixctl={self.directory}/{name}.ctl",
+                f"--pidfile={self.directory}/{name}.pid",
+                f"--log-file={self.directory}/{name}.log",
+                "-vconsole:err",
+            ],
+            namespace=self.namespace,
+            environment=self.environment,
+            ready=lambda: unix_socket_answers(answers),
+            abrupt=True,
+        )
+
+    def add_bridges(self, plan: FabricPlan, datapath: str, *, learning: bool) -> None:
+        """Make every packet switch with its ports, and check that each got its number.
+
+        ``learning`` switches find routes themselves; others carry nothing until a controller
+        programs them.
+        """
+        commands: list[list[str]] = []
+        for bridge in plan.bridges:
+            name = bridge.name
+            commands.append(new_bridge(name, bridge.datapath_id, datapath, learning=learning))
+            for number, interface in bridge.ports:
+                command = ["--", "add-port", name, interface]
+                command += ["--", "set", "Interface", interface, f"ofport_request={number}"]
+                # Open vSwitch takes the queue off every port it configures, again at each change,
+                # except from ports whose QoS is of this type.
+                commands.append([*command, "--", "set", "Port", interface, "qos=@noop"])
+        for first in range(0, len(commands), _PORTS_IN_A_CALL):
+            call = chain.from_iterable(commands[first : first + _PORTS_IN_A_CALL])
+            self.vsctl(["--id=@noop", "create", "QoS", "type=linux-noop", *call])
+        self.check_ports(plan)
+
+    def set_controller(self, plan: FabricPlan, address: str, tls: Path | None = None) -> None:
+        """Have every switch connect to a controller at ``host:port``.
+
+        ``tls``: over TLS, with the certificate in that folder (``credentials``).
+
+        Best once it listens: after a refusal Open vSwitch tries again in 1, 2, 4 and 8 s,
+        ``max_backoff`` or not, because it heeds that only after the first success.
+        """
+        command = [] if tls is None else ["--", *set_tls(tls)]
+        target = f"{'tcp' if tls is None else 'ssl'}:{address}"
+        for bridge in plan.bridges:
+            command += ["--", "set-controller", bridge.name, target]
+            command += ["--", "set", "Controller", bridge.name]
+            command += ["connection_mode=out-of-band", "max_backoff=1000"]
+        self.vsctl(command[1:])
+
+    def check_ports(self, plan: FabricPlan) -> None:
+        """``OpenVSwitchFailed`` unless each port has its number."""
+        table = self.vsctl(["--format=json", "--columns=name,ofport,error", "list", "Interface"])
+        have = {row[0]: row[1:] for row in json.loads(table)["data"]}
+        for bridge in plan.bridges:
+            for number, interface in bridge.ports:
+                got, error = have.get(interface, (None, "it is not in the database"))
+                if got != number:
+                    raise OpenVSwitchFailed(
+                        f"making port {number} of {bridge.switch}: Open vSwitch gave {interface} "
+                        f"the number {got}: {error}",
+                        hint=f"See {self.directory}/ovs-vswitchd.log.",
+                    )
+
+    def vsctl(self, command: Sequence[str], *, wait: bool = True) -> str:
+        """What ``ovs-vsctl`` prints; ``OpenVSwitchFailed`` if it refuses."""
+        options = ["--timeout=60", *([] if wait else ["--no-wait"])]
+        return self._tool(["ovs-vsctl", f"--db={self._database}", *options, *command])
+
+    def _tool(self, command: Sequence[str]) -> str:
+        done = subprocess.run(
+            [executable(command[0]), *command[1:]],
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise OpenVSwitchFailed(
+                f"{command[0]} for the fabric in {self.directory}: {done.stderr.strip()[-2000:]}",
+                hint=f"See {self.directory}/ovs-vswitchd.log.",
+            )
+        return done.stdout
+
+
+def new_bridge(name: str, datapath_id: int, datapath: str, *, learning: bool) -> list[str]:
+    """The part of an ``ovs-vsctl`` call that makes a bridge; see ``OpenVSwitch.add_bridges``."""
+    settings = [
+        f"datapath_type={datapath}",
+        f"fail_mode={'standalone' if learning else 'secure'}",
+        "protocols=OpenFlow13",
+        f"other-config:datapath-id={datapath_id:016x}",
+        "other-config:disable-in-band=true",
+    ]
+    return ["--", "add-br", name, "--", "set", "Bridge", name, *settings]
+
+
+def set_tls(folder: Path) -> list[str]:
+    """The part of an ``ovs-vsctl`` call that has all bridges show the certificate in a folder."""
+    return ["set-ssl", *(str(folder / name) for name in (KEY_FILE, CERTIFICATE_FILE, CA_FILE))]
+
+
+def executable(name: str) -> str:
+    """The full path of one of Open vSwitch's programs; ``OpenVSwitchFailed`` if missing."""
+    # sudo and cron may leave the sbin directories out of PATH.
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin", "/sbin"])
+    program = shutil.which(name, path=path)
+    if program is None:
+        raise OpenVSwitchFailed(
+            f"this lab's packet switches are Open vSwitch, but there is no {name} here",
+            hint=_INSTALL,
+        )
+    return program
+
+
+def _schema() -> Path:
+    if not _SCHEMA.exists():
+        raise OpenVSwitchFailed(
+            f"Open vSwitch's database schema is not at {_SCHEMA}", hint=_INSTALL
+        )
+    return _SCHEMA
+
+
+def datapath_type() -> str:
+    """``system`` where the kernel has Open vSwitch's datapath, else ``netdev`` (userspace)."""
+    body = bytes([_GET_FAMILY, 1, 0, 0]) + attribute(_FAMILY_NAME, b"ovs_datapath\0")
+    try:
+        with Netlink(family=_NETLINK_GENERIC) as netlink:
+            netlink.ask(Request(_GENL_CONTROL, 0, body, "looking for Open vSwitch in the kernel"))
+    except KernelRefused:
+        return "netdev"
+    return "system"
+
+
+def check_installed() -> None:
+    """``OpenVSwitchFailed``, with how to install it, unless all its programs are here."""
+    for name in ("ovsdb-tool", "ovsdb-server", "ovs-vswitchd", "ovs-vsctl"):
+        executable(name)
+    _schema()

@@ -1,9 +1,9 @@
-"""What an emulated lab has made on this machine, written down before it is made.
+"""The record of what an emulated lab has made on this machine, written before it is made.
 
 ``/run/patchlight/<lab>/state.json`` names every namespace and process of a lab. It is written
-first and kept up while the lab is built, so whatever dies at whatever moment, the next
-``down`` or ``up`` knows what to look for. Of what is in that folder, ``lab.yaml`` and ``hosts``
-alone are for every user of the machine. What may be large is on disk, in ``DISK_ROOT/<lab>``.
+first and kept up to date while the lab is built, so that after any crash the next ``down`` or
+``up`` knows what to look for. In that folder, every user of the machine may read only ``lab.yaml``
+and ``hosts``. What may be large is on disk, in ``DISK_ROOT/<lab>``.
 """
 
 import fcntl
@@ -22,10 +22,9 @@ from patchlight.testbed.linux.processes import boot_id, process_start
 from patchlight.testbed.wire.lab_api import API_SOCKET
 
 RUN_ROOT = Path("/run/patchlight")
-# /run is memory; servers with a file system of their own need more than that.
+# /run is memory; servers with their own file system need more than that.
 DISK_ROOT = Path("/var/lib/patchlight/servers")
-# Every process that a lab starts carries this variable, so that one whose start could not be
-# written down any more is found all the same.
+# Every process that a lab starts carries this variable, so that one without a record is found too.
 MARK = "PATCHLIGHT_RUN"
 _LOCK_WAIT_S = 5.0
 
@@ -57,7 +56,7 @@ class LabState:
     ``namespace`` or ``ssh``, and then ``base`` is the folder of the root file system that they
     share. ``datapath`` is what the packet switches are: ``bridge``, ``netdev`` or ``system``.
     ``docker`` is the URL of the engine that the lab's agents may run workers in. ``swapped`` are
-    pairs of ports whose fibres are plugged in the wrong way round. ``options`` are those that its
+    pairs of ports whose fibres are swapped. ``options`` are those that its
     processes were started with.
     """
 
@@ -85,7 +84,7 @@ class LabState:
         return run_dir(self.lab)
 
     def save(self) -> None:
-        """Write the file anew; a reader sees the old one or the new one, whole."""
+        """Replace the file; a reader sees the old one or the new one, whole."""
         path = self.run_dir / "state.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_suffix(".new")
@@ -100,7 +99,7 @@ class LabState:
 
     @property
     def is_of_this_boot(self) -> bool:
-        """Whether the machine has not been started anew since."""
+        """Whether the machine has not been restarted since."""
         return self.boot_id == boot_id()
 
 
@@ -113,7 +112,7 @@ def new_state(lab: str, source: str, scale: float) -> LabState:
 
 
 def run_dir(lab: str) -> Path:
-    """The runtime directory of a lab; ``BadInput`` if no lab can be called so."""
+    """The runtime directory of a lab; ``BadInput`` for a name that no lab can have."""
     try:
         return RUN_ROOT / str(LAB_NAME.take(lab))
     except BadInput as error:
@@ -161,7 +160,7 @@ def lab_lock(lab: str) -> Iterator[None]:
     """Be the only process that makes or removes this lab; ``LabBusy`` if another one is.
 
     Folders, logs and programs made within have the usual umask, not the caller's: with 000 anybody
-    could write into the lab, and with 077 only root could see that it is there.
+    could write into the lab, and with 077 only root could see it.
     """
     run_dir(lab)
     path = RUN_ROOT / f".{lab}.lock"
@@ -173,7 +172,7 @@ def lab_lock(lab: str) -> Iterator[None]:
             os.pwrite(fd, str(os.getpid()).encode(), 0)
             yield
         finally:
-            # Unlinked while held: whoever waits for it notices and makes a new one.
+            # Unlinked while held: a process that waits for it notices and makes a new one.
             path.unlink(missing_ok=True)
             os.close(fd)
             with suppress(OSError):
@@ -187,7 +186,7 @@ def _locked(path: Path, lab: str) -> int:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
-            continue  # whoever held another lock has just removed the directory
+            continue  # the holder of another lock has just removed the directory
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with suppress(FileNotFoundError):

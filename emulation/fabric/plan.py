@@ -1,10 +1,10 @@
-"""What an emulated lab is made of, worked out from the lab alone: no kernel, no files.
+"""Plans what an emulated lab is made of, from the lab alone: no kernel, no files.
 
 A fibre becomes a veth pair, its ends in the namespaces of its devices. A limit of a fibre,
 or of the NIC at its end, is a limit of what each end may *send*: the queue at an end shapes
 one direction, so both ends have one and nothing depends on what lies behind an OCS.
 
-Where wavelengths matter, all that passes light on is in one namespace, ``pl.<lab>.light``.
+In a lab with wavelengths, all that passes light on is in one namespace, ``pl.<lab>.light``.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from patchlight.testbed.linux.rate_limits import NOT_IMPAIRED, Impairment
 
 # The kernel's limit for the name of an interface, in bytes; unique in its namespace.
 _LONGEST_NAME = 15
-# Indexes are given, not asked for: a namespace is new, and the kernel's own stay below.
+# The plan sets the indexes: a namespace is new, and the kernel's own stay below.
 _FIRST_INDEX = 100
 
 
@@ -43,12 +43,12 @@ def fabric_namespace(lab: str) -> str:
 
 
 def light_namespace(lab: str) -> str:
-    """The namespace of all that passes light on, in a lab where wavelengths matter."""
+    """The namespace of all that passes light on, in a lab with wavelengths."""
     return namespace_name(lab, "light")
 
 
 def switch_port_name(switch: str, port: str) -> str:
-    """``tor1-3``; a long switch name is cut and told apart by a hash of the whole name."""
+    """``tor1-3``; a long switch name is cut, with a hash of the whole name."""
     return fitted(switch, f"-{port}")
 
 
@@ -67,7 +67,7 @@ def fitted(name: str, ending: str) -> str:
 
 
 def interface_name(lab: Lab, endpoint: Endpoint) -> str:
-    """What the emulated lab calls the interface at ``endpoint``, in its device's namespace."""
+    """The name of the interface at ``endpoint``, in its device's namespace."""
     device = lab.device(endpoint.device)
     if isinstance(device, Server):
         return endpoint.port
@@ -122,19 +122,33 @@ class FabricPlan:
         """Every namespace, the fabric's first."""
         return (self.fabric, *self.optical, *self.servers)
 
+    @property
+    def ends(self) -> Iterator[PlannedEnd]:
+        """Both ends of every cable."""
+        return (end for cable in self.cables for end in cable)
+
 
 def plan_fabric(lab: Lab) -> FabricPlan:
-    """The plan of a runtime lab; ``BadInput`` where its fabric cannot be what it asks for."""
-    check_can_be_emulated(lab)
+    """The plan of a runtime lab; ``BadInput`` where its fabric is not possible."""
+    _check_can_be_emulated(lab)
     indexes = _Indexes(lambda: count(_FIRST_INDEX))
-    cables = [_cable(lab, fibre, indexes) for fibre in lab.fibres]
+    cables = []
+    for fibre in lab.fibres:
+        limit_bps = _rate_bps(lab, fibre)
+        rate_bps = None if limit_bps is None else limit_bps / lab.scale
+        impairment = Impairment(fibre.delay_s, fibre.jitter_s, fibre.packet_loss)
+        a, b = (_end(lab, end, indexes, rate_bps, impairment) for end in (fibre.a, fibre.b))
+        cables.append((a, b))
     if lab.coloured:
         cables = _without_queues_of_light(lab, cables)
+    fabric = fabric_namespace(lab.name)
     plugged = {end for fibre in lab.fibres for end in (fibre.a, fibre.b)}
     for host in lab.hosts:
         if host.endpoint not in plugged:
-            cables.append(_unplugged(lab, host.endpoint, indexes))
-    fabric = fabric_namespace(lab.name)
+            # The NIC is there, but its other end stays down: it has no carrier.
+            index = next(indexes[fabric])
+            dark = PlannedEnd(fabric, f"dark{index}", index, up=False)
+            cables.append((_end(lab, host.endpoint, indexes), dark))
     ports: dict[str, list[int]] = {switch.name: [] for switch in lab.packet_switches}
     for end in plugged:
         if end.device in ports:
@@ -164,15 +178,15 @@ def plan_fabric(lab: Lab) -> FabricPlan:
     )
 
 
-def check_can_be_emulated(lab: Lab) -> None:
-    """``BadInput`` where wavelengths matter and a fibre asks for what is not emulated then.
+def _check_can_be_emulated(lab: Lab) -> None:
+    """``BadInput`` where a lab with wavelengths has a fibre that is not emulated there.
 
     Frames pass all fibres between two optical devices at once, and take the rate, delay and loss
     of those at NICs and packet switches.
     """
     if not lab.coloured:
         return
-    inner = [f for f in lab.fibres if not (_is_end(lab, f.a) or _is_end(lab, f.b))]
+    inner = [f for f in lab.fibres if not any(is_end(lab, e.device) for e in (f.a, f.b))]
     outer = [f for f in lab.fibres if f not in inner]
     slowest_bps = min((rate for f in outer if (rate := _rate_bps(lab, f))), default=None)
     for fibre in inner:
@@ -191,21 +205,17 @@ def check_can_be_emulated(lab: Lab) -> None:
             )
 
 
-def _is_end(lab: Lab, endpoint: Endpoint) -> bool:
-    return is_end(lab, endpoint.device)
-
-
 def _rate_bps(lab: Lab, fibre: Fibre) -> int | None:
-    """The least limit of a fibre and of the NICs at its ends."""
+    """The lowest limit of a fibre and of the NICs at its ends."""
     nics = (_nic(lab, fibre.a), _nic(lab, fibre.b))
     limits = [fibre.rate_bps, *(nic.rate_bps for nic in nics if nic)]
     return min((limit for limit in limits if limit is not None), default=None)
 
 
 def with_swapped(plan: FabricPlan, lab: Lab, swaps: Sequence[Sequence[str]]) -> FabricPlan:
-    """The plan with two fibres each plugged in the wrong way round at these pairs of ports.
+    """The plan with the fibres at these pairs of ports swapped.
 
-    ``BadInput`` for a port that no fibre of the lab ends on, and where wavelengths matter.
+    ``BadInput`` for a port that no fibre of the lab ends on, and in a lab with wavelengths.
     """
     if lab.coloured and swaps:
         raise BadInput(
@@ -213,16 +223,13 @@ def with_swapped(plan: FabricPlan, lab: Lab, swaps: Sequence[Sequence[str]]) -> 
             "the lab file says that it is plugged"
         )
     ends = [list(cable) for cable in plan.cables]
-    places = {
-        end: (at, side)
-        for at, fibre in enumerate(lab.fibres)
-        for side, end in enumerate((fibre.a, fibre.b))
-    }
+    sides = [end for fibre in lab.fibres for end in (fibre.a, fibre.b)]
+    position = {end: divmod(at, 2) for at, end in enumerate(sides)}
     for texts in swaps:
         pair = [Endpoint.parse(text) for text in texts]
-        if loose := [end for end in pair if end not in places]:
+        if loose := [end for end in pair if end not in position]:
             raise BadInput(f"{loose[0]} cannot be swapped: lab {lab.name} has no fibre there")
-        (a, a_side), (b, b_side) = (places[end] for end in pair)
+        (a, a_side), (b, b_side) = (position[end] for end in pair)
         ends[a][a_side], ends[b][b_side] = ends[b][b_side], ends[a][a_side]
     return replace(plan, cables=tuple((a, b) for a, b in ends))
 
@@ -238,32 +245,17 @@ def _nic(lab: Lab, endpoint: Endpoint) -> Nic | None:
     return next(nic for nic in device.nics if nic.name == endpoint.port)
 
 
-def _cable(lab: Lab, fibre: Fibre, indexes: _Indexes) -> tuple[PlannedEnd, PlannedEnd]:
-    nics = (_nic(lab, fibre.a), _nic(lab, fibre.b))
-    limit_bps = _rate_bps(lab, fibre)
-    rate_bps = None if limit_bps is None else limit_bps / lab.scale
-    impairment = Impairment(fibre.delay_s, fibre.jitter_s, fibre.packet_loss)
-    return (
-        _end(lab, fibre.a, nics[0], rate_bps, indexes, impairment),
-        _end(lab, fibre.b, nics[1], rate_bps, indexes, impairment),
-    )
-
-
 def _without_queues_of_light(
     lab: Lab, cables: Sequence[tuple[PlannedEnd, PlannedEnd]]
 ) -> list[tuple[PlannedEnd, PlannedEnd]]:
     """The cables without limits where light comes out that no transmitter can be faster than.
 
-    Each channel is as fast as its transmitter, and a receiver tells channels apart: several do not
+    Each channel is as fast as its transmitter, and a receiver separates channels: several do not
     share its rate. Where a transmitter is faster, the limit stays.
     """
     light = light_namespace(lab.name)
-    into_light = [
-        sender.rate_bps or inf
-        for cable in cables
-        for sender, far in (cable, cable[::-1])
-        if far.namespace == light != sender.namespace
-    ]
+    directed = (pair for cable in cables for pair in (cable, cable[::-1]))
+    into_light = (a.rate_bps or inf for a, b in directed if b.namespace == light != a.namespace)
     fastest_bps = max(into_light, default=inf)
 
     def free(end: PlannedEnd) -> PlannedEnd:
@@ -276,13 +268,13 @@ def _without_queues_of_light(
 def _end(
     lab: Lab,
     endpoint: Endpoint,
-    nic: Nic | None,
-    rate_bps: float | None,
     indexes: _Indexes,
+    rate_bps: float | None = None,
     impairment: Impairment = NOT_IMPAIRED,
 ) -> PlannedEnd:
+    nic = _nic(lab, endpoint)
     is_switch = isinstance(lab.device(endpoint.device), PacketSwitch)
-    passes_light_on = lab.coloured and not _is_end(lab, endpoint)
+    passes_light_on = lab.coloured and not is_end(lab, endpoint.device)
     where = "fabric" if is_switch else "light" if passes_light_on else endpoint.device
     namespace = namespace_name(lab.name, where)
     return PlannedEnd(
@@ -290,61 +282,37 @@ def _end(
         name=interface_name(lab, endpoint),
         index=next(indexes[namespace]),
         mac=nic.mac if nic else None,
-        address=nic_address(lab, nic) if nic else None,
+        address=IPv4Interface((nic.address, lab.network.prefixlen)) if nic else None,
         rate_bps=rate_bps,
         bridge=bridge_name(endpoint.device) if is_switch else None,
         impairment=impairment,
     )
 
 
-def nic_address(lab: Lab, nic: Nic) -> IPv4Interface:
-    """A NIC's address with the prefix of the lab's network."""
-    return IPv4Interface((nic.address, lab.network.prefixlen))
-
-
-def _unplugged(lab: Lab, endpoint: Endpoint, indexes: _Indexes) -> tuple[PlannedEnd, PlannedEnd]:
-    """A NIC without a fibre: there, but its other end stays down, so it has no carrier."""
-    fabric = fabric_namespace(lab.name)
-    index = next(indexes[fabric])
-    end = _end(lab, endpoint, _nic(lab, endpoint), None, indexes)
-    return end, PlannedEnd(fabric, f"dark{index}", index, up=False)
-
-
-def check_without_controller(lab: Lab) -> None:
-    """Learning switches flood: ``BadInput`` if the lit links make a loop of them.
-
-    A loop means frames that go round for ever. With a controller there is no flooding.
-    """
-    switches = {switch.name for switch in lab.packet_switches}
-    group = {name: name for name in switches}
-
-    def root(name: str) -> str:
-        while group[name] != name:
-            name = group[name]
-        return name
-
-    if lab.circuit_switches or lab.coloured:
-        links = trace_links(lab, lab.initial_maps).pairs()
-    else:
-        links = tuple((fibre.a, fibre.b) for fibre in lab.fibres)
-    for a, b in links:
-        if not {a.device, b.device} <= switches:
-            continue
-        if root(a.device) == root(b.device):
-            raise BadInput(
-                f"lab {lab.name} has a loop of packet switches (closed by {a} – {b}): learning "
-                "switches would flood it for ever",
-                hint="Run it with the controller and fabric: openvswitch, or take a fibre out.",
-            )
-        group[root(a.device)] = root(b.device)
-
-
-def check_bridge_fabric(lab: Lab) -> None:
-    """``fabric: bridge`` has neither OpenFlow nor light paths: ``BadInput`` if they are needed."""
-    if lab.circuit_switches:
+def check_fabric(lab: Lab, *, controller: bool) -> None:
+    """``BadInput`` if a lab cannot run on its kind of packet switches, or without a controller."""
+    if lab.fabric != "openvswitch" and lab.circuit_switches:
         raise BadInput(
             f"lab {lab.name} has the circuit switch {lab.circuit_switches[0].name}, which needs "
             "OpenFlow switches around it, but asks for fabric: bridge",
             hint="Write fabric: openvswitch in the lab file, or pass --fabric openvswitch.",
         )
-    check_without_controller(lab)
+    if lab.fabric == "openvswitch" and controller:
+        return
+    # Learning switches flood: in a loop, frames would circulate for ever.
+    joined = {switch.name: {switch.name} for switch in lab.packet_switches}
+    if lab.circuit_switches or lab.coloured:
+        links = trace_links(lab, lab.initial_maps).pairs()
+    else:
+        links = tuple((fibre.a, fibre.b) for fibre in lab.fibres)
+    for a, b in links:
+        if not {a.device, b.device} <= joined.keys():
+            continue
+        if b.device in joined[a.device]:
+            raise BadInput(
+                f"lab {lab.name} has a loop of packet switches (closed by {a} – {b}): learning "
+                "switches would flood it for ever",
+                hint="Run it with the controller and fabric: openvswitch, or take a fibre out.",
+            )
+        together = joined[a.device] | joined[b.device]
+        joined |= dict.fromkeys(together, together)

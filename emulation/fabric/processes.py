@@ -1,29 +1,35 @@
-"""Start a lab's processes, write each down, and wait until it answers.
+"""Starts a lab's processes, records each, and waits until it answers.
 
 A process may take as long as it works: large labs and busy machines take their time. One that ends
 early, or neither answers nor works, is an error that shows the last lines it wrote.
+
+Most of a start is imports. So Python programs are forked from a *nursery* that has imported them:
+``python -m patchlight.emulation.fabric.processes MODULE...`` imports the modules. From its standard
+input it reads the processes to make, a JSON object a line, and answers each with the process's
+number. It ends with its input; what it made lives on.
 """
 
+import gc
+import importlib
+import json
 import os
 import signal
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any, NoReturn
 
-from patchlight.emulation.fabric.forking import nursery
 from patchlight.emulation.fabric.lab_state import MARK, LabState, ProcessRecord, is_running
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.linux.namespaces import entered
-from patchlight.testbed.linux.processes import (
-    ProgressWatch,
-    favour,
-    process_start,
-    session_processor_ticks,
-)
+from patchlight.testbed.linux import processes
+from patchlight.testbed.linux.namespaces import enter, entered
+from patchlight.testbed.linux.processes import ProgressWatch, process_start
 
 _LAST_LINES = 15
 
@@ -34,12 +40,12 @@ class ServiceNotStarted(PatchlightError):
 
 @dataclass(frozen=True, slots=True)
 class LabService:
-    """A process to be started: command, namespace, and how one sees that it is ready.
+    """A process to be started: command, namespace, and a check that it is ready.
 
-    ``quiet_s``: after so many seconds in which it neither used the processor nor wrote
-    anything, it is given up. ``abrupt``: it may be ended by force at once. ``imports``: a command
-    ``python -m MODULE`` is forked from one process that has imported these modules. ``announces``
-    is a file that it makes when it is ready: one of an earlier process is removed.
+    ``quiet_s``: it has failed after so many seconds in which it neither used the processor nor
+    wrote anything. ``abrupt``: it may be ended by force at once. ``imports``: a command ``python -m
+    MODULE`` is forked from one process that has imported these modules. ``announces`` is a file
+    that it makes when it is ready: one of an earlier process is removed.
     """
 
     name: str
@@ -73,7 +79,7 @@ class _Starting:
 
 
 class Supervisor:
-    """Starts services and records them in the lab's state; ``say`` hears what takes long.
+    """Starts services and records them in the lab's state; ``say`` gets messages about slow ones.
 
     A lab keeps real time: what else runs on the machine should disturb its switches and workers
     as little as may be, so they are favoured. What an agent starts inherits this.
@@ -98,13 +104,25 @@ class Supervisor:
         for service in missing:
             if service.announces is not None:
                 service.announces.unlink(missing_ok=True)
-            log = self._log(service.name)
+            log = self.log_path(service.name)
+            log.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+            log.touch()
+            # First, so that ``/proc`` shows it in any case.
+            mark = {MARK: str(self._state.run_dir)}
+            variables = {**os.environ, "PYTHONUNBUFFERED": "1", **service.environment}
+            environment = {**mark, **variables, **mark}
             try:
-                child = None if service.imports else self._spawn(service, log)
-                pid = child.pid if child else self._fork(service, log)
+                child = None if service.imports else _spawn(service, environment, log)
+                pid = (
+                    child.pid
+                    if child
+                    else nursery(service.imports).fork(
+                        service.argv, environment, log, service.namespace
+                    )
+                )
             except OSError as error:
                 raise ServiceNotStarted(f"starting {service.name}: {error}") from error
-            favour(pid, real_time=self._real_time)
+            processes.favour(pid, real_time=self._real_time)
             started = process_start(pid) or 0
             record = ProcessRecord(service.name, pid, started, str(log), service.abrupt)
             others = [each for each in self._state.processes if each.name != service.name]
@@ -131,37 +149,6 @@ class Supervisor:
         """Where the service of that name writes."""
         return self._state.run_dir / "log" / f"{name}.log"
 
-    def _log(self, name: str) -> Path:
-        log = self.log_path(name)
-        # What services say is for whoever runs the lab.
-        log.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        log.touch()
-        return log
-
-    def _environment(self, variables: Mapping[str, str]) -> dict[str, str]:
-        found = {**os.environ, "PYTHONUNBUFFERED": "1", **variables}
-        found.pop(MARK, None)
-        return {MARK: str(self._state.run_dir), **found}
-
-    def _fork(self, service: LabService, log: Path) -> int:
-        environment = self._environment(service.environment)
-        return nursery(service.imports).fork(service.argv, environment, log, service.namespace)
-
-    def _spawn(self, service: LabService, log: Path) -> subprocess.Popen[bytes]:
-        # A process begins in the namespace of the thread that makes it. In a session of its
-        # own, Ctrl-C at the terminal reaches the builder alone.
-        inside = entered(service.namespace) if service.namespace else nullcontext()
-        with log.open("ab") as output, inside:
-            return subprocess.Popen(
-                service.argv,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=self._environment(service.environment),
-                start_new_session=True,
-                cwd="/",
-            )
-
     def wait(self) -> None:
         """Wait until all that was launched is ready; ``ServiceNotStarted`` names what is not."""
         while self._starting:
@@ -172,7 +159,7 @@ class Supervisor:
     def wait_for_all(
         self, name: str, count: Callable[[], int], total: int, what: str, quiet_s: float = 30.0
     ) -> None:
-        """Wait until a started service has ``total`` of something; ``what`` says of what.
+        """Wait until a started service has ``total`` of something; ``what`` names it.
 
         ``ServiceNotStarted`` if for ``quiet_s`` seconds there are not more of them.
         """
@@ -211,6 +198,148 @@ class Supervisor:
         return []
 
 
+def _spawn(
+    service: LabService, environment: Mapping[str, str], log: Path
+) -> subprocess.Popen[bytes]:
+    # A process begins in the namespace of the thread that makes it. In a session of its
+    # own, Ctrl-C at the terminal reaches the builder alone.
+    inside = entered(service.namespace) if service.namespace else nullcontext()
+    with log.open("ab") as output, inside:
+        return subprocess.Popen(
+            service.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+            cwd="/",
+        )
+
+
 def _work_of(session: int, log: Path) -> tuple[int, int]:
     """What changes while a service works: its processor time, and how much it wrote."""
-    return session_processor_ticks(session), log.stat().st_size
+    return processes.session_processor_ticks(session), log.stat().st_size
+
+
+# Room for what ``/proc`` shows of the nursery's children: its last argument, and a variable.
+_ROOM = {"PATCHLIGHT_ROOM": " " * 4000}
+
+_of_this_process: dict[tuple[int, tuple[str, ...]], "Nursery"] = {}
+
+
+def nursery(modules: tuple[str, ...]) -> "Nursery":
+    """The nursery of this process for these modules, for lab after lab; errors as of ``Popen``."""
+    key = os.getpid(), modules
+    found = _of_this_process.get(key)
+    if found is None or found.has_ended:
+        found = _of_this_process[key] = Nursery(modules)
+    return found
+
+
+def close_nurseries() -> None:
+    """End those of this process now, and not only with it; what they made goes on."""
+    while _of_this_process:
+        _of_this_process.popitem()[1].close()
+
+
+class Nursery:
+    """The process that others are forked from; it ends with the process that made it."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as it lives)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __spec__.name, *modules, *_ROOM.values()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **_ROOM},
+            start_new_session=True,
+            cwd="/",
+            text=True,
+        )
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing can be forked from it any more."""
+        return self._process.poll() is not None
+
+    def fork(
+        self, argv: Sequence[str], environment: Mapping[str, str], log: Path, namespace: Path | None
+    ) -> int:
+        """The number of a new process: ``python -m MODULE …`` as in ``argv``, writing to ``log``.
+
+        It leads its own session, and has this environment from the start, of which ``/proc``
+        shows the first entries at least. ``OSError`` if the nursery has ended.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        request = {
+            "argv": [*argv],
+            "environment": {**environment},
+            "log": str(log),
+            "namespace": namespace and str(namespace),
+        }
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        if not (answer := self._process.stdout.readline()):
+            self._process.wait()
+            self._errors.seek(0)
+            said = self._errors.read().decode(errors="replace").strip()
+            raise ChildProcessError(f"its imports failed: {said.rpartition(chr(10))[2]}")
+        return int(answer)
+
+    def close(self) -> None:
+        """End it; what was forked from it goes on."""
+        with suppress(BrokenPipeError):
+            self._process.communicate()
+        self._errors.close()
+
+
+def main() -> None:
+    """Fork a process for each line of standard input."""
+    processes.show(processes.ARGUMENTS, sys.orig_argv[:-1])
+    gc.disable()  # nothing of what imports make is garbage
+    for name in sys.argv[1:-1]:
+        importlib.import_module(name)
+    gc.freeze()  # else the first collection in each child copies all of this memory
+    gc.enable()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for its children
+    own = processes.shown(processes.ENVIRONMENT)
+    os.environ.clear()  # nothing reads what is shown there any more
+    for line in sys.stdin:
+        request: dict[str, Any] = json.loads(line)
+        processes.show(
+            processes.ENVIRONMENT,
+            (f"{name}={value}" for name, value in request["environment"].items()),
+        )
+        if pid := os.fork():
+            processes.show_again(processes.ENVIRONMENT, own)
+            print(pid, flush=True)
+        else:
+            _become(**request)
+
+
+def _become(
+    argv: Sequence[str], environment: Mapping[str, str], log: str, namespace: str | None
+) -> NoReturn:
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    os.environ.update(environment)
+    null, output = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_APPEND)
+    for number, descriptor in enumerate((null, output, output)):
+        os.dup2(descriptor, number)
+    os.closerange(3, max(null, output) + 1)
+    if namespace is not None:
+        enter(namespace)
+    # As in a new process: python -m MODULE ARGUMENTS.
+    sys.argv = [argv[2], *argv[3:]]
+    processes.show(processes.ARGUMENTS, argv)
+    program = importlib.import_module(argv[2])
+    if hasattr(program, "__path__"):
+        program = importlib.import_module(f"{argv[2]}.__main__")
+    sys.exit(program.main())
+
+
+if __name__ == "__main__":
+    main()

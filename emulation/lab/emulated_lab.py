@@ -9,6 +9,7 @@ with EmulatedLab.from_file("lab.yaml") as lab:
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,21 +20,12 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from patchlight.client.client import ControllerClient
 from patchlight.emulation.fabric import build
 from patchlight.emulation.fabric import lab_state as states
-from patchlight.emulation.fabric.plan import (
-    FabricPlan,
-    check_bridge_fabric,
-    check_without_controller,
-    plan_fabric,
-    with_swapped,
-)
+from patchlight.emulation.fabric.plan import FabricPlan, check_fabric, plan_fabric, with_swapped
 from patchlight.emulation.fabric.processes import Supervisor
-from patchlight.emulation.lab.hosts import EmulatedHost, LabOcs, write_hosts_file
+from patchlight.emulation.lab import network, teardown
+from patchlight.emulation.lab.hosts import EmulatedHost, write_hosts_file
 from patchlight.emulation.lab.options import LabKeywords, LabOptions, has_agents, runtime_lab
-from patchlight.emulation.lab.probes import Captured, Reachability, capture, ping_all, tcp_rate_bps
 from patchlight.emulation.lab.services import LabServices, boot_again
-from patchlight.emulation.lab.status import clear_the_way, lab_status, left_half, missing_parts
-from patchlight.emulation.lab.teardown import is_there, remove_forgotten_disks, remove_lab
-from patchlight.emulation.lab.wires import Wires
 from patchlight.emulation.servers.rehearsal import Rehearsal, prepare_rehearsal, service_name
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.io.issues import nearest
@@ -50,9 +42,6 @@ from patchlight.testbed.linux.processes import own_program
 
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.jobs import Job, JobInList
-
-
-_POLL_S = 0.2
 
 
 class NeedsRoot(PatchlightError):
@@ -96,19 +85,15 @@ class EmulatedLab:
         progress: Callable[[str], None] | None = None,
         **options: Unpack[LabKeywords],
     ) -> Self:
-        """The lab of a file or of that built-in name; ``BadInput`` if it cannot be emulated.
+        """The lab of a file, or the built-in lab of that name; ``BadInput`` if not possible.
 
-        ``scale`` divides every rate (``None``: by what the file says); ``name`` calls the emulated
-        lab otherwise than the file does; ``replace`` removes a lab of that name first; ``progress``
-        hears of every step; the rest as in ``LabOptions``.
+        ``scale`` divides every rate (``None``: the file's scale); ``name`` is another name for the
+        emulated lab; ``replace`` removes a lab of that name first; ``progress`` gets a message at
+        every step; the rest as in ``LabOptions``.
         """
+        lab = read_lab(find_lab(str(path)))
         emulated = cls.from_lab(
-            read_lab(find_lab(str(path))),
-            scale,
-            name=name,
-            replace=replace,
-            progress=progress,
-            **options,
+            lab, scale, name=name, replace=replace, progress=progress, **options
         )
         emulated._source = str(path)
         return emulated
@@ -146,9 +131,9 @@ class EmulatedLab:
 
     @classmethod
     def attach(cls, name: str, *, half_there: bool = False) -> Self:
-        """A lab that is up, by its name; ``BadInput`` if none of that name is.
+        """A lab that is up, by its name; ``BadInput`` if none of that name is up.
 
-        ``half_there`` takes one that was not finished too.
+        ``half_there`` accepts one that was not finished, too.
         """
         state = states.read_state(name)
         if state is None or not state.is_of_this_boot:
@@ -158,7 +143,7 @@ class EmulatedLab:
                 hint=f"Bring one up with: sudo {own_program()} emulate up LAB",
             )
         if state.phase != "up" and not half_there:
-            raise left_half(state, name)
+            raise teardown.left_half(state, name)
         emulated = cls(
             read_lab(state.run_dir / "lab.yaml"), source=state.source, options=LabOptions()
         )
@@ -175,7 +160,7 @@ class EmulatedLab:
         except PatchlightError as failure:
             if error is None:
                 raise
-            # What went wrong first is what the user has to know.
+            # The user has to know the first error.
             self._say(f"taking the lab down failed too: {failure}")
 
     @property
@@ -196,22 +181,18 @@ class EmulatedLab:
         return self._state
 
     def up(self) -> None:
-        """Make the lab, or nothing: whatever goes wrong on the way, all that was made goes again.
+        """Make the lab, or nothing: after any error all that was made is removed.
 
-        Of a lab that is up but has lost processes, those are started, with the file and the options
+        If the lab is up but has lost processes, those are started, with the file and the options
         that it was made with, and all else goes on.
 
         Raises ``NeedsRoot``, ``AlreadyThere``, ``LabBusy``, ``BadInput`` for a lab that this
-        fabric cannot be, and what the parts raise.
+        fabric cannot emulate, and what the parts raise.
         """
         _require_root(f"making the emulated lab {self.lab.name}")
-        with_openflow = self.lab.fabric == "openvswitch"
-        if not with_openflow:
-            check_bridge_fabric(self.lab)
-        elif not self._options.controller:
-            check_without_controller(self.lab)
+        check_fabric(self.lab, controller=self._options.controller)
         with states.lab_lock(self.lab.name):
-            half = clear_the_way(self.lab.name, replace=self._replace, say=self._say)
+            half = teardown.clear_the_way(self.lab.name, replace=self._replace, say=self._say)
             if half is not None:
                 self._go_on(half)
                 return
@@ -221,12 +202,12 @@ class EmulatedLab:
                 self._say("removing what was made")
                 self._state = None
                 with _uninterrupted():
-                    remove_lab(self.lab.name)
+                    teardown.remove_lab(self.lab.name)
                 raise
 
     def _go_on(self, state: states.LabState) -> None:
         """Start the processes that a lab has lost."""
-        missing = missing_parts(state)
+        missing = teardown.missing_parts(state)
         self._say(
             f"lab {state.lab} has lost {', '.join(missing)}: starting what is gone, with the lab "
             "file and the options that the lab was made with"
@@ -261,7 +242,7 @@ class EmulatedLab:
         state.fabric = self.lab.fabric
         state.datapath = services.datapath
         state.controller_api = services.api if services.has_controller else ""
-        # Whoever takes the lab down may have another DOCKER_HOST, or none.
+        # The user who takes the lab down may have another DOCKER_HOST, or none.
         state.docker = docker_engine.engine_url()
         state.swapped = [list(pair) for pair in self._options.swapped]
         # Policies are in the runtime file.
@@ -306,7 +287,7 @@ class EmulatedLab:
 
     def status(self) -> dict[str, Any]:
         """What is there: see ``lab_status``."""
-        return lab_status(self.lab.name)
+        return teardown.lab_status(self.lab.name)
 
     @property
     def controller(self) -> ControllerClient:
@@ -321,7 +302,7 @@ class EmulatedLab:
         return self._client
 
     def submit(self, *jobs: JobGiven, topology: str | None = None) -> list[JobInList]:
-        """Queue training jobs that start together; what the controller says of each.
+        """Queue training jobs that start together; the controller's record of each.
 
         Each is a ``JobSpec``, a mapping with the keys of a job file, or a job file's path (see
         ``ControllerClient.submit``). ``topology`` is ``keep`` or ``regroup``; ``None`` leaves it to
@@ -341,11 +322,11 @@ class EmulatedLab:
                     f"job {job_id} is {status['state']} after {deadline_s:g} s",
                     hint="give it a longer deadline_s, or stop it: lab.controller.stop(job_id)",
                 )
-            time.sleep(_POLL_S)
+            time.sleep(0.2)
 
-    def ocs(self, name: str) -> LabOcs:
+    def ocs(self, name: str) -> network.LabOcs:
         """An optical circuit switch by its name, changed through the controller."""
-        return LabOcs(self.lab, self.lab.circuit_switch(name), self.controller)
+        return network.LabOcs(self.lab, self.lab.circuit_switch(name), self.controller)
 
     def maps(self) -> dict[str, PortMap]:
         """The circuits of each OCS now, as the controller has them."""
@@ -358,22 +339,22 @@ class EmulatedLab:
         }
 
     @property
-    def wires(self) -> Wires:
-        """The fibres: as they are now, cut, spliced, delayed."""
-        return Wires(self.lab, self.plan, self.state)
+    def wires(self) -> network.Wires:
+        """The fibres: read, cut, spliced, delayed."""
+        return network.Wires(self.lab, self.plan, self.state)
 
     @property
     def light(self) -> LightClient:
-        """Its transceivers: tuned, looked at. Close it, or use it in a ``with`` block."""
+        """Its transceivers, to tune and read. Close it, or use it in a ``with`` block."""
         return LightClient(self.run_dir / LIGHT_SOCKET)
 
-    def pingall(self, wait_s: float = 1.0) -> Reachability:
+    def pingall(self, wait_s: float = 1.0) -> network.Reachability:
         """Have every host ping every other; true if all answered."""
-        return ping_all(self.hosts, wait_s)
+        return network.ping_all(self.hosts, wait_s)
 
     def iperf(self, sender: str, receiver: str, seconds: float = 2.0) -> float:
         """What one TCP connection carries between two hosts, in payload bits per second."""
-        return tcp_rate_bps(self.host(sender), self.host(receiver), seconds)
+        return network.tcp_rate_bps(self.host(sender), self.host(receiver), seconds)
 
     def capture(
         self,
@@ -383,11 +364,13 @@ class EmulatedLab:
         *,
         most_frames: int = 10_000_000,
         most_bytes: int = 1 << 30,
-    ) -> Captured:
+    ) -> network.Captured:
         """Record what a host's fibre carries, both ways, as a pcap file."""
-        end = self.host(host).far_end
-        limits = {"most_frames": most_frames, "most_bytes": most_bytes}
-        return capture(end, Path(path), seconds=seconds, **limits)
+        end, limits = (
+            self.host(host).far_end,
+            {"most_frames": most_frames, "most_bytes": most_bytes},
+        )
+        return network.capture(end, Path(path), seconds=seconds, **limits)
 
 
 def _require_root(doing: str) -> None:
@@ -398,18 +381,16 @@ def _require_root(doing: str) -> None:
 def down_lab(name: str) -> bool:
     """Take a lab down by its name; ``False`` if there was none."""
     _require_root(f"taking the emulated lab {name} down")
-    remove_forgotten_disks()
-    if not is_there(name):
+    teardown.remove_forgotten_disks()
+    if not teardown.is_there(name):
         return False
     with states.lab_lock(name), _uninterrupted():
-        return remove_lab(name)
+        return teardown.remove_lab(name)
 
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C and termination back until the block is done: half a removal helps nobody."""
-    import signal
-
+    """Hold Ctrl-C and termination back until the block is done: a removal must be whole."""
     held = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:

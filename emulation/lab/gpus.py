@@ -30,7 +30,7 @@ _NAMESPACE = uuid.UUID("6f0c2f50-4a8a-5d0b-8f3e-70617463686c")
 class BusyMeter:
     """When a GPU was busy. Times are seconds on any one clock, passed in.
 
-    Utilisation is what NVML's is: the part of the past sample period in which at least one
+    Utilisation is defined as in NVML: the part of the past sample period in which at least one
     kernel was executing; the period here is one second.
     """
 
@@ -93,7 +93,15 @@ class EmulatedGpu:
             request = json.loads(line)
             match request["op"]:
                 case "query":
-                    return self._query()
+                    now = asyncio.get_running_loop().time()
+                    return {
+                        "ok": True,
+                        "model": self._model,
+                        "uuid": self._uuid,
+                        "tenant": self._tenant[1] if self._tenant else None,
+                        "busy_s": self._meter.busy_s(now),
+                        "utilization": self._meter.utilization(now),
+                    }
                 case "attach":
                     return self._attach(str(request["tenant"]), writer)
                 case "occupy":
@@ -102,17 +110,6 @@ class EmulatedGpu:
                     return {"ok": False, "error": f"unknown operation {other!r}"}
         except (ValueError, KeyError, TypeError, RecursionError) as exc:
             return {"ok": False, "error": f"not a request: {exc!r}"}
-
-    def _query(self) -> dict[str, Any]:
-        now = asyncio.get_running_loop().time()
-        return {
-            "ok": True,
-            "model": self._model,
-            "uuid": self._uuid,
-            "tenant": self._tenant[1] if self._tenant else None,
-            "busy_s": self._meter.busy_s(now),
-            "utilization": self._meter.utilization(now),
-        }
 
     def _attach(self, tenant: str, writer: asyncio.StreamWriter) -> dict[str, Any]:
         if self._tenant is not None and self._tenant[0] is not writer:
@@ -128,23 +125,18 @@ class EmulatedGpu:
         if not 0 <= seconds < math.inf:  # How long at most is the job's check.
             return {"ok": False, "error": f"cannot compute for {seconds} s"}
         loop = asyncio.get_running_loop()
-        self._meter.begin(loop.time())
-        try:
-            await self._compute(seconds, reader)
-        finally:
-            self._meter.end(loop.time())
-        return {"ok": True, "busy_s": self._meter.busy_s(loop.time())}
-
-    async def _compute(self, seconds: float, reader: asyncio.StreamReader) -> None:
-        """Let the time pass, but stop at once if the tenant dies."""
+        # It stops at once if the tenant dies: its connection ends then.
         line = asyncio.ensure_future(reader.readline())
+        self._meter.begin(loop.time())
         try:
             await asyncio.wait({line}, timeout=seconds)
         finally:
+            self._meter.end(loop.time())
             line.cancel()
             await asyncio.wait({line})
         if not line.cancelled() and line.result():
             raise ValueError("a tenant waits for its answer before it asks again")
+        return {"ok": True, "busy_s": self._meter.busy_s(loop.time())}
 
 
 def gpu_uuid(lab: Lab, server: str, gpu: str) -> str:
@@ -155,7 +147,7 @@ def gpu_uuid(lab: Lab, server: str, gpu: str) -> str:
 async def serve(lab: Lab, directory: Path, stop: asyncio.Event, *, by_server: bool = False) -> None:
     """Serve every GPU of the lab until ``stop`` is set; then remove the sockets.
 
-    ``by_server``: those of each server in a folder of their own.
+    ``by_server``: in a folder for each server.
     """
     servers: dict[Path, asyncio.Server] = {}
     try:
@@ -172,13 +164,6 @@ async def serve(lab: Lab, directory: Path, stop: asyncio.Event, *, by_server: bo
             path.unlink(missing_ok=True)
 
 
-async def _run(lab: Lab, directory: Path, by_server: bool) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await serve(lab, directory, stop, by_server=by_server)
-
-
 def main() -> None:
     """The command line."""
     name = "patchlight.emulation.lab.gpus"
@@ -193,7 +178,14 @@ def main() -> None:
     lab = read_lab(arguments.lab)
     if arguments.server is not None:
         lab = lab.with_changes(servers=tuple(s for s in lab.servers if s.name == arguments.server))
-    asyncio.run(_run(lab, arguments.dir, arguments.by_server))
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await serve(lab, arguments.dir, stop, by_server=arguments.by_server)
+
+    asyncio.run(run())
 
 
 if __name__ == "__main__":

@@ -1,50 +1,224 @@
-"""Hosts and optical circuit switches of a lab that is up, as a program uses them.
+"""Hosts of a lab that is up: where their NIC is, and commands that run with it.
 
-A host runs commands with its NIC, wherever the NIC is just now. An idle NIC is in its server's
-namespace, a leased one in its worker's. Where a server has one NIC, a command simply runs in the
-server's namespace. Where it has several, a command there could leave by any of them, and would
-reach its neighbour NIC without any network in between; so it gets a namespace of its own, which
-borrows the NIC and gives it back at the end.
+An idle NIC is in its server's namespace, a leased one in its worker's. On a server with one NIC a
+command simply runs in the server's namespace. Where it has several, a command there could leave by
+any of them, and would reach its neighbour NIC without any network in between; so it gets its own
+namespace, which borrows the NIC and gives it back at the end.
 """
 
 from __future__ import annotations
 
-import json
+import fcntl
 import os
 import shlex
-import socket
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
-from patchlight.client.client import ControllerClient
-from patchlight.emulation.fabric.lab_state import MARK, LabState, run_dir
-from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd
-from patchlight.emulation.lab.borrowed_nic import BorrowedNic, HostNic, HostUnreachable
-from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab.model import CircuitSwitch, Endpoint, Host, Lab
-from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.linux import namespaces
+from patchlight.emulation.fabric import build, links
+from patchlight.emulation.fabric.lab_state import MARK, LabState
+from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd, namespace_name
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.lab.model import Host, Lab
+from patchlight.testbed.linux import ethtool, namespaces, rate_limits
+from patchlight.testbed.linux.netlink import KernelRefused, Netlink
+from patchlight.testbed.linux.processes import process_ids
 
-if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.changes import Change
-
-
+# FIN-WAIT-1, LAST-ACK, CLOSING: closed here, not yet acknowledged by the other side.
+_CLOSING = {"04", "09", "0B"}
+_STUCK_S = 2.0
 _HOSTS = Path("/etc/hosts")
 Command = str | Sequence[str]
 
 
-def write_hosts_file(lab: Lab, run_dir: Path) -> None:
-    """Write the ``/etc/hosts`` that commands in the lab see, and they alone.
+class HostUnreachable(PatchlightError):
+    """A host's NIC is not where a command could use it."""
 
-    The machine's own names, and after them every name that a host of the lab has.
-    """
+
+def write_hosts_file(lab: Lab, run_dir: Path) -> None:
+    """Write the ``/etc/hosts`` of commands in the lab: the machine's names, and those of hosts."""
     own = _HOSTS.read_text(errors="replace") if _HOSTS.exists() else "127.0.0.1 localhost\n"
     lines = [f"{address} {' '.join(aliases)}" for address, aliases in lab.names_by_address.items()]
     (run_dir / "hosts").write_text("\n".join([own.rstrip(), f"# lab {lab.name}", *lines, ""]))
+
+
+class HostNic:
+    """A host's NIC: the ends of its fibre, and the namespaces that it may be in."""
+
+    def __init__(self, host: Host, plan: FabricPlan, state: LabState) -> None:
+        self.host, self.state = host, state
+        self.server = namespace_name(state.lab, host.server.name)
+        self.command = namespace_name(state.lab, f"{host.server.name}.{host.nic.name}")
+        ends = (pair for cable in plan.cables for pair in (cable, cable[::-1]))
+        planned = ((near, far) for near, far in ends if near.namespace == self.server)
+        found = next((pair for pair in planned if pair[0].name == host.nic.name), None)
+        if found is None:
+            raise HostUnreachable(f"{host.name} is not in the lab as it was made")
+        self.end, self.far_end = found
+
+    def find(self) -> Path:
+        """The namespace that holds the NIC now; ``HostUnreachable`` if none does."""
+        for name in (self.server, self.command):
+            path = namespaces.namespace_path(name)
+            if namespaces.inode(path) is not None and _holds(path, self.end.name):
+                return path
+        # Follow its fibre: the interface at the far end knows where its peer is.
+        with Netlink(namespaces.namespace_path(self.far_end.namespace)) as netlink:
+            link = links.list_links(netlink).get(self.far_end.name)
+            number = None if link is None else link.peer_namespace_id
+            seen = set[int]()
+            for path, inode in _process_namespaces() if number is not None else ():
+                if inode in seen:
+                    continue
+                seen.add(inode)
+                with suppress(OSError, PatchlightError):
+                    fd = namespaces.open_namespace(path)
+                    try:
+                        if links.namespace_id(netlink, fd) == number:
+                            return path
+                    finally:
+                        os.close(fd)
+        raise HostUnreachable(
+            f"looking for the NIC of {self.host.name}: {self.end.name} is neither in "
+            f"{self.server} nor in the namespace of any process",
+            hint=f"Make the lab anew: patchlight emulate up {self.state.source} --replace",
+        )
+
+    def move(self, origin: Path | int, target: Path, *, several_nics: bool) -> None:
+        """Move it between namespaces, and set up again what a move loses: address, routes, limit.
+
+        ``origin`` may be an open descriptor; ``several_nics``: the target has others, too.
+        """
+        end = self.end
+        fd = namespaces.open_namespace(target)
+        try:
+            with Netlink(origin) as netlink:
+                link = links.list_links(netlink).get(end.name)
+                if link is None:
+                    raise HostUnreachable(f"moving {end.name}: it is not in {origin} any more")
+                limit = rate_limits.save_limit(netlink, link.index, end.name)
+                netlink.run([links.move(link.index, fd, end.name)])
+            with namespaces.entered(fd), Netlink() as netlink:
+                index = links.list_links(netlink)[end.name].index
+                settings = build.nic_requests(end, index, several_nics=several_nics)
+                if limit is not None:
+                    rate_limits.restore_limit(netlink, index, end.name, limit)
+                netlink.run([links.set_up(index, end.name), *settings])
+                if self.state.datapath == "netdev":
+                    ethtool.set_tx_checksum(end.name, False)
+                ethtool.settle_link(end.name)
+        finally:
+            os.close(fd)
+
+
+def _holds(path: Path, interface: str) -> bool:
+    with Netlink(path) as netlink:
+        return interface in links.list_links(netlink)
+
+
+def _process_namespaces() -> Iterator[tuple[Path, int]]:
+    for pid in process_ids():
+        path = Path(f"/proc/{pid}/ns/net")
+        if (number := namespaces.inode(path)) is not None:
+            yield path, number
+
+
+def _unsent_bytes(path: Path) -> int | None:
+    """What closed TCP connections of a namespace have still to send; ``None`` without any."""
+    with namespaces.entered(path):
+        lines = Path("/proc/thread-self/net/tcp").read_text().splitlines()[1:]
+    closing = [fields for fields in map(str.split, lines) if fields[3] in _CLOSING]
+    return sum(int(fields[4].partition(":")[0], 16) for fields in closing) if closing else None
+
+
+class BorrowedNic:
+    """A namespace in which a command has the host's NIC, and no other, until it is given back."""
+
+    def __init__(self, nic: HostNic) -> None:
+        self._nic = nic
+        self._users: int | None = None
+        self.run_dir = nic.state.run_dir
+        if len(nic.host.server.nics) == 1:
+            self.namespace = nic.find()
+            return
+        with self._locked():
+            self.namespace = nic.find()
+            if self.namespace.name == nic.server:
+                self.namespace = self._take()
+            if self.namespace.name == nic.command:
+                # Others may run commands with it too: the last one out gives it back.
+                self._users = self._open_file("users")
+                fcntl.flock(self._users, fcntl.LOCK_SH)
+
+    def give_back(self) -> None:
+        """Put the NIC back on its server, if no other command uses it; harmless again."""
+        users, self._users = self._users, None
+        if users is None:
+            return
+        try:
+            if self.run_dir.exists():
+                with self._locked(), suppress(BlockingIOError):
+                    fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    self._put_back()
+        finally:
+            os.close(users)
+
+    def _open_file(self, kind: str) -> int:
+        server, nic = self._nic.host.server.name, self._nic.end.name
+        path = self.run_dir / "borrowed" / f"{server}.{nic}.{kind}"
+        # Only root may open it, and hold the lock.
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        fd = self._open_file("lock")
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def _take(self) -> Path:
+        nic = self._nic
+        path = namespaces.namespace_path(nic.command)
+        with namespaces.kept_namespace():
+            if namespaces.inode(path) is None:
+                namespaces.create_here(nic.command)
+                namespaces.set_sysctl("ipv6/conf/all/disable_ipv6", 1)
+                namespaces.set_sysctl("ipv4/ip_forward", 0)
+                with Netlink() as netlink:
+                    netlink.run([links.set_up(links.LOOPBACK, "lo")])
+            try:
+                nic.move(namespaces.namespace_path(nic.server), path, several_nics=False)
+            except KernelRefused as error:
+                namespaces.delete(nic.command)
+                raise HostUnreachable(
+                    f"borrowing {nic.end.name} of {nic.host.server.name}: {error.message}",
+                    hint="A worker may have taken it just now: try again.",
+                ) from error
+        return path
+
+    def _put_back(self) -> None:
+        path = namespaces.namespace_path(self._nic.command)
+        number = namespaces.inode(path)
+        if number is None or not _holds(path, self._nic.end.name):
+            return
+        if any(inode == number for _, inode in _process_namespaces()):
+            # The command left something running: it keeps the NIC for as long.
+            return
+        # A command may end long before its last bytes are out: without the NIC they would be lost.
+        unsent, since = -1, time.monotonic()
+        while time.monotonic() - since < _STUCK_S and (now := _unsent_bytes(path)) is not None:
+            if now != unsent:
+                unsent, since = now, time.monotonic()
+            time.sleep(0.01)
+        self._nic.move(path, namespaces.namespace_path(self._nic.server), several_nics=True)
+        namespaces.delete(self._nic.command)
 
 
 class CommandResult(subprocess.CompletedProcess[str]):
@@ -68,7 +242,7 @@ class HostProcess(subprocess.Popen[str]):
         self._borrowed = borrowed
         arguments = shlex.split(command) if isinstance(command, str) else list(command)
         environment = {**(options.pop("env", None) or os.environ), MARK: str(borrowed.run_dir)}
-        # In a mount namespace of its own the child sees the lab's file in place of /etc/hosts.
+        # In its own mount namespace the child sees the lab's file in place of /etc/hosts.
         file = borrowed.run_dir / "hosts"
         see_names = partial(namespaces.see_file_at, file, _HOSTS)
         try:
@@ -106,9 +280,11 @@ class EmulatedHost:
     """One NIC of an emulated lab, with what runs on it."""
 
     def __init__(self, host: Host, plan: FabricPlan, state: LabState) -> None:
-        self.host = host
-        self._plan = plan
-        self._state = state
+        self.host, self._plan, self._state = host, plan, state
+
+    @property
+    def _nic(self) -> HostNic:
+        return HostNic(self.host, self._plan, self._state)
 
     @property
     def name(self) -> str:
@@ -148,13 +324,13 @@ class EmulatedHost:
         env: dict[str, str] | None = None,
     ) -> HostProcess:
         """Start a command; the streams are those of ``subprocess.Popen``, in text."""
-        borrowed = BorrowedNic(HostNic(self.host, self._plan, self._state))
+        borrowed = BorrowedNic(self._nic)
         return HostProcess(borrowed, command, stdin=stdin, stdout=stdout, stderr=stderr, env=env)
 
     @contextmanager
     def borrowed(self) -> Iterator[Path]:
         """A namespace that has the NIC, and no other of its server, inside the block."""
-        nic = BorrowedNic(HostNic(self.host, self._plan, self._state))
+        nic = BorrowedNic(self._nic)
         try:
             yield nic.namespace
         finally:
@@ -163,79 +339,8 @@ class EmulatedHost:
     @property
     def far_end(self) -> PlannedEnd:
         """The other end of the NIC's fibre: a switch's or an OCS's port."""
-        return HostNic(self.host, self._plan, self._state).far_end
+        return self._nic.far_end
 
     def namespace(self) -> Path:
         """The namespace that the NIC is in now: the server's, a command's, or a worker's."""
-        return HostNic(self.host, self._plan, self._state).find()
-
-
-_CONTROL_DEADLINE_S = 30.0
-
-
-class LabOcs:
-    """One OCS. Changes are the controller's transactions; what it refuses is an error of its."""
-
-    def __init__(self, lab: Lab, switch: CircuitSwitch, controller: ControllerClient) -> None:
-        self.switch = switch
-        self._lab, self._controller = lab, controller
-
-    @property
-    def map(self) -> PortMap:
-        """The cross-connects that it has now."""
-        return PortMap.parse(self._controller.circuits()[self.switch.name]["map"] or ())
-
-    def connect(self, *circuits: str, why: str = "") -> Change:
-        """Make circuits, whatever is in their way: ``"1-7"``, ``"2>8"``, ``"gpu0:tor1.2"``.
-
-        What stands around a colon are hosts or ports whose fibres end on this OCS. The record of
-        the change.
-        """
-        texts = [self._numbered(text) for text in circuits]
-        return self._controller.reconfigure({self.switch.name: texts}, why=why)
-
-    def disconnect(self, *ports: int, why: str = "") -> Change:
-        """Free ports, both ways; the record of the change."""
-        disconnect = {self.switch.name: ports}
-        return self._controller.reconfigure({}, disconnect=disconnect, why=why)
-
-    def fault(self, **settings: Any) -> dict[str, Any]:
-        """Have the emulated device fail: ``fail_ports=[3]``, ``stall_s=2``, …; its faults then.
-
-        The names are those of a lab file's faults. ``BadInput`` for what it does not know.
-        """
-        path = run_dir(self._lab.name) / "optical" / f"{self.switch.name}.control"
-        try:
-            with socket.socket(socket.AF_UNIX) as control:
-                control.settimeout(_CONTROL_DEADLINE_S)
-                control.connect(str(path))
-                control.sendall(json.dumps(settings).encode() + b"\n")
-                with control.makefile() as answers:
-                    answer = json.loads(answers.readline())
-        except (OSError, ValueError) as error:
-            raise PatchlightError(
-                f"asking the emulated {self.switch.name} at {path} to fail: {error}",
-                hint=f"is it still there? patchlight emulate status {self._lab.name}",
-            ) from error
-        if not answer["ok"]:
-            raise BadInput(f"a fault of {self.switch.name}: {answer['error']}")
-        return dict(answer["faults"])
-
-    def _numbered(self, text: str) -> str:
-        a, colon, b = text.partition(":")
-        return f"{self._port(a)}-{self._port(b)}" if colon else text
-
-    def _port(self, name: str) -> int:
-        """The port of this OCS that a host's or a port's fibre ends on."""
-        end = (
-            self._lab.host(name).endpoint
-            if name in self._lab.host_names or "." not in name
-            else Endpoint.parse(name)
-        )
-        other = self._lab.fibre_ends.get(end)
-        if other is None or other[0].device != self.switch.name:
-            raise BadInput(
-                f"no fibre joins {name} and {self.switch.name}",
-                hint=f"the fibres are in: patchlight lab show {self._lab.name}",
-            )
-        return int(other[0].port)
+        return self._nic.find()

@@ -1,13 +1,12 @@
-"""What bringing a lab up may choose, and the lab as its own processes will know it."""
+"""The options of an emulated lab, and the runtime lab that its processes read."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from patchlight.emulation.fabric.lab_state import recorded_labs, run_dir
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab, OpticalSwitch
-from patchlight.testbed.lab.nic import Nic
 from patchlight.testbed.lab.queueing import NOTHING_SAID, PolicyChoice
 from patchlight.testbed.linux.sockets import free_ports
 
@@ -34,18 +33,18 @@ class LabKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class LabOptions:
-    """What ``up`` may choose besides the lab; ``BadInput`` for a choice that there is not.
+    """The options of ``up``; ``BadInput`` for an unknown choice.
 
     ``controller``: run one, with OpenFlow. ``agents``: run one per server (``None``: for a
     controller, where there are 16 servers at most). ``workers``: ``docker``, ``process``, or
     ``auto``. ``engine``: the OpenFlow engine (``None``: the controller's choice). ``fabric``:
     overrides the lab file's, as do ``policies``. ``real_time``: the lab's processes run before
     every ordinary process of this machine, where the kernel permits. ``servers``: network
-    namespaces (``namespace``), or with a root file system and sshd of their own (``ssh``), where no
+    namespaces (``namespace``), or with their own root file system and sshd (``ssh``), where no
     agent runs; with ``docker``, such servers have a Docker engine each. ``tls``: the folder of the
     controller's credentials, for agents on such servers and for OpenFlow over TLS; ``switch_tls``:
     that of the packet switches', which are one machine. ``swapped``: pairs of ports whose fibres
-    are plugged in the wrong way round, and the runtime lab file does not say so.
+    are swapped, which the runtime lab file does not show.
     """
 
     controller: bool = True
@@ -108,18 +107,20 @@ def has_controller(lab: Lab, options: LabOptions) -> bool:
 
 
 def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice) -> Lab:
-    """``lab`` as the controller and the agents of its emulation will know it.
+    """``lab`` as the controller and the agents of its emulation read it.
 
-    Agents, where there are some, answer on Unix sockets of the runtime directory, optical
-    switches on free loopback ports, and so does the controller's API unless the lab file says
-    where. Switches reach the controller inside their own namespace, where its OpenFlow port is
-    always free. ``policies`` go before the lab's; their files are looked for in the working
-    directory.
+    Agents answer on Unix sockets of the runtime directory, optical switches on free loopback ports,
+    and so does the controller's API unless the lab file has an address. Switches reach the
+    controller inside their own namespace, where its OpenFlow port is always free. ``policies``
+    replace the lab's; their files are relative to the working directory.
     """
     directory = run_dir(lab.name)
     # The usual port is for the only lab; two that come up at once must not race for it.
     alone = not set(recorded_labs()) - {lab.name}
     usual = _USUAL_API_PORT if alone else 0
+    # NICs are veths with the NIC's name, in no VLAN, without RDMA.
+    veth: dict[str, Any] = {"mode": "veth", "rdma": "none", "routes": ()}
+    veth |= dict.fromkeys(("interface", "mtu", "vlan", "relock_s", "rendezvous"))
     driven = [switch.name for switch in driven_switches(lab)]
     api, *ports = free_ports(1 + len(driven), usual)
     at = {name: f"127.0.0.1:{port}" for name, port in zip(driven, ports, strict=True)}
@@ -128,7 +129,7 @@ def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice) -> Lab:
             replace(
                 server,
                 management=f"unix:{directory}/agents/{server.name}.sock" if agents else None,
-                nics=tuple(map(_emulated, server.nics)),
+                nics=tuple(replace(nic, **veth) for nic in server.nics),
             )
             for server in lab.servers
         ),
@@ -145,18 +146,3 @@ def runtime_lab(lab: Lab, *, agents: bool, policies: PolicyChoice) -> Lab:
 def driven_switches(lab: Lab) -> tuple[OpticalSwitch, ...]:
     """The optical switches that a driver drives: each is an emulated device."""
     return (*lab.circuit_switches, *(w for w in lab.wavelength_switches if w.driver))
-
-
-def _emulated(nic: Nic) -> Nic:
-    """A NIC as the emulation has it: a veth, called by the NIC's name, in no VLAN, without RDMA."""
-    return replace(
-        nic,
-        interface=None,
-        mode="veth",
-        mtu=None,
-        vlan=None,
-        routes=(),
-        rdma="none",
-        relock_s=None,
-        rendezvous=None,
-    )

@@ -1,10 +1,11 @@
 """The processes of an emulated lab, the order they start in, and a server's reboot.
 
-Optical switches, GPUs, agents and packet switches start side by side; the controller, which
-asks all of them, starts when they answer.
+Optical switches, GPUs, agents and packet switches start in parallel; the controller, which calls
+all of them, starts when they answer.
 """
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,20 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from patchlight.client.client import ControllerClient
-from patchlight.emulation.fabric import build, openvswitch
+from patchlight.emulation.fabric import build
 from patchlight.emulation.fabric import lab_state as states
-from patchlight.emulation.fabric.forking import nursery
 from patchlight.emulation.fabric.lab_state import LabState
 from patchlight.emulation.fabric.plan import FabricPlan, fabric_namespace, namespace_name
-from patchlight.emulation.fabric.processes import LabService, Supervisor
-from patchlight.emulation.lab.borrowed_nic import HostNic, HostUnreachable
+from patchlight.emulation.fabric.processes import LabService, Supervisor, nursery
+from patchlight.emulation.lab.hosts import HostNic, HostUnreachable
 from patchlight.emulation.lab.options import LabOptions, driven_switches, has_agents, has_controller
-from patchlight.emulation.servers.rehearsal import remove_groups, server_service, service_name
+from patchlight.emulation.servers.rehearsal import server_service, service_name
+from patchlight.emulation.servers.server import remove_groups
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.lab.tuning import LIGHT_SOCKET
-from patchlight.testbed.linux import deploy_file, docker_engine, namespaces
-from patchlight.testbed.linux import rate_limits as netem
+from patchlight.testbed.linux import deploy_file, docker_engine, namespaces, rate_limits
 from patchlight.testbed.linux.namespaces import namespace_path
 from patchlight.testbed.linux.processes import process_start
 from patchlight.testbed.linux.sockets import listen, unix_socket_answers
@@ -53,7 +53,7 @@ _IMPORTS = (
     "patchlight.emulation.optical.__main__",
     "patchlight.testbed.labfile.reader",
     "patchlight.testbed.linux.http_server",
-    "pydantic.v1",  # which FastAPI asks of each route whether it is of it
+    "pydantic.v1",  # FastAPI checks each route for its classes
     "pyroute2",
 )
 # What a userspace Open vSwitch was seen to carry on one core.
@@ -72,17 +72,16 @@ class LabServices:
         self._say = say
         self._run_dir = state.run_dir
         self._client: ControllerClient | None = None
-        with_openflow = lab.fabric == "openvswitch"
         self.has_controller = has_controller(lab, options)
         self._has_agents = has_agents(lab, options)
-        self.datapath = openvswitch.datapath_type() if with_openflow else "bridge"
+        self.datapath = build.datapath_type() if lab.fabric == "openvswitch" else "bridge"
 
     def check_requirements(self) -> None:
         """Raise before anything is made if a program or a part of the kernel is missing."""
         if any(fibre.delay_s or fibre.packet_loss for fibre in self._lab.fibres):
-            netem.check_supported()
+            rate_limits.check_supported()
         if self.datapath != "bridge" and self._lab.packet_switches:
-            openvswitch.check_installed()
+            build.check_installed()
         if not self.has_controller:
             return
         options, with_tls = self._options, self._lab.controller_openflow_tls
@@ -95,11 +94,11 @@ class LabServices:
                 hint="'patchlight emulate up' makes them; in Python name their folders with tls= "
                 "and switch_tls= ('deploy certificates --for controller --for switches')",
             )
-        # Before anything is made: what is there already, or an address that is not this machine's.
+        # Fails if another program listens there, or the address is not this machine's.
         listen(at).close()
 
     def expect(self) -> None:
-        """Begin with what takes long, beside the making of links."""
+        """Begin with what takes long, while the links are made."""
         if self._has_agents or self.has_controller:
             nursery(_IMPORTS)
 
@@ -109,7 +108,7 @@ class LabServices:
         """Start everything that does not run, ``servers`` too; return once all of it answers."""
         light, optical = [*self._light()], [*self._optical_switches()]
         if supervisor.missing(light):
-            # Only when they start do the optical switches tell it what they let through.
+            # The optical switches send it what they let through only when they start.
             supervisor.end(optical)
             supervisor.start(light)
         supervisor.launch([*optical, *self._gpus(), *self._agents(), *servers])
@@ -118,14 +117,20 @@ class LabServices:
                 self._launch_controller(supervisor)
             supervisor.wait()
             return
-        switches = openvswitch.OpenVSwitch(self._run_dir / "ovs", namespace_path(plan.fabric))
+        switches = build.OpenVSwitch(self._run_dir / "ovs", namespace_path(plan.fabric))
         if self._state.phase != "up":
             count = len(plan.bridges)
             self._say(f"starting Open vSwitch ({self.datapath} datapath), {count} switches")
-            self._warn_of_rates(plan)
+            rates = [end.rate_bps for end in plan.ends if end.rate_bps]
+            if self.datapath == "netdev" and rates and max(rates) > _NETDEV_BPS:
+                self._say(
+                    f"note: links of {format_rate(max(rates))}, but this kernel has no Open "
+                    f"vSwitch and a userspace switch carries some {format_rate(_NETDEV_BPS)} a "
+                    "core; use --scale to divide rates"
+                )
         is_new = switches.start(supervisor.start)
         if self.has_controller:
-            # It starts while the switches get their ports, and hears of them afterwards.
+            # It starts while the switches get their ports, and gets their address afterwards.
             self._launch_controller(supervisor)
         if is_new:
             switches.add_bridges(plan, self.datapath, learning=not self.has_controller)
@@ -147,18 +152,31 @@ class LabServices:
         build.verify_switch_ports(plan)
 
     def _launch_controller(self, supervisor: Supervisor) -> None:
-        if supervisor.missing([self._controller()]):
+        options = {
+            "--state": self._run_dir / "controller",
+            "--openflow-netns": namespace_path(fabric_namespace(self._lab.name)),
+            "--api": self._lab.controller_api,
+            "--engine": self._options.engine,
+            "--tls": self._options.tls,
+        }
+        controller = self._module(
+            "controller",
+            "patchlight controller run",
+            options,
+            ready=lambda: self._controller_status() is not None,
+        )
+        if supervisor.missing([controller]):
             self._say(f"starting the controller at {self._lab.controller_api}")
-            supervisor.launch([self._controller()])
+            supervisor.launch([controller])
 
     @property
     def api(self) -> str:
-        """Where this machine's root asks the controller, without a token."""
+        """Where this machine's root reaches the controller, without a token."""
         at = self._lab.controller_api
         return f"{UNIX}{system_socket(self._lab.name)}" if is_beyond_this_machine(at) else at
 
     def _controller_status(self) -> "Status | None":
-        """What our controller says of itself; not that of a lab that was quicker at the port."""
+        """The status of our controller; not of a lab that was quicker at the port."""
         if self._client is None:
             self._client = ControllerClient(self.api, deadline_s=2)
         with suppress(PatchlightError):
@@ -170,24 +188,18 @@ class LabServices:
         status = self._controller_status()
         return 0 if status is None else sum(s["connected"] for s in status["switches"])
 
-    def _warn_of_rates(self, plan: FabricPlan) -> None:
-        rates = [end.rate_bps for cable in plan.cables for end in cable if end.rate_bps]
-        if self.datapath == "netdev" and rates and max(rates) > _NETDEV_BPS:
-            self._say(
-                f"note: links of {format_rate(max(rates))}, but this kernel has no Open vSwitch "
-                f"and a userspace switch carries some {format_rate(_NETDEV_BPS)} a core; "
-                "use --scale to divide rates"
-            )
-
     def _optical_switches(self) -> Iterator[LabService]:
-        directory = self._run_dir / "optical"
+        directory, light = self._run_dir / "optical", self._run_dir / LIGHT_SOCKET
         for switch in driven_switches(self._lab):
             directory.mkdir(mode=0o700, exist_ok=True)
             ready_file = directory / f"{switch.name}.address"
             options = {
                 "--ocs": switch.name,
                 "--listen": switch.address,
-                **self._carried_by(switch.name),
+                "--light": light if self._lab.coloured else "",
+                "--netns": ""
+                if self._lab.coloured
+                else namespace_name(self._lab.name, switch.name),
                 "--state": directory / f"{switch.name}.json",
                 "--control": directory / f"{switch.name}.control",
                 "--ready-file": ready_file,
@@ -212,30 +224,21 @@ class LabServices:
             ready=lambda: unix_socket_answers(path),
         )
 
-    def _carried_by(self, switch: str) -> dict[str, object]:
-        """The options that tell an emulated optical switch what carries its light."""
-        if self._lab.coloured:
-            return {"--light": self._run_dir / LIGHT_SOCKET}
-        return {"--netns": namespace_name(self._lab.name, switch)}
-
     def _gpus(self) -> Iterator[LabService]:
-        # A server with a root file system of its own has its GPUs, and no others, in /dev.
-        by_server = self._options.servers == "ssh"
+        # A server with its own root file system has its GPUs, and no others, in /dev.
+        by_server, folder = self._options.servers == "ssh", self._run_dir / "gpus"
         sockets = [
-            self._run_dir
-            / "gpus"
-            / (server.name if by_server else "")
-            / f"{server.name}.{gpu.name}.sock"
+            folder / (server.name if by_server else "") / f"{server.name}.{gpu.name}.sock"
             for server in self._lab.servers
             for gpu in server.gpus
         ]
         if (self._has_agents or by_server) and sockets:
-            # Workers that are forked come to their own sockets as other users.
-            (self._run_dir / "gpus").mkdir(mode=0o711, exist_ok=True)
+            # Forked workers reach their own sockets as other users.
+            folder.mkdir(mode=0o711, exist_ok=True)
             yield self._module(
                 "gpus",
                 "patchlight.emulation.lab.gpus",
-                {"--dir": self._run_dir / "gpus", "--by-server": by_server},
+                {"--dir": folder, "--by-server": by_server},
                 ready=lambda: all(unix_socket_answers(path) for path in sockets),
             )
 
@@ -274,7 +277,7 @@ class LabServices:
             )
 
     def _workers(self) -> str:
-        """What ``auto`` means here: Docker where it has the workers' image, else processes."""
+        """Where ``auto`` is Docker if it has the workers' image, else processes."""
         if self._options.workers != "auto":
             return self._options.workers
         from patchlight.agents.workers.backends import DEFAULT_IMAGE
@@ -287,21 +290,6 @@ class LabServices:
                 f"(sudo bash {deploy_file('worker-image.sh')} makes it)"
             )
         return "process"
-
-    def _controller(self) -> LabService:
-        options = {
-            "--state": self._run_dir / "controller",
-            "--openflow-netns": namespace_path(fabric_namespace(self._lab.name)),
-            "--api": self._lab.controller_api,
-            "--engine": self._options.engine,
-            "--tls": self._options.tls,
-        }
-        return self._module(
-            "controller",
-            "patchlight controller run",
-            options,
-            ready=lambda: self._controller_status() is not None,
-        )
 
     def _module(
         self,
@@ -319,14 +307,11 @@ class LabServices:
         return LabService(name, argv, ready, namespace, imports=_IMPORTS, announces=announces)
 
 
-_DEADLINE_S = 30.0
-
-
 def reboot(lab: Lab, plan: FabricPlan, name: str, say: Callable[[str], None]) -> None:
     """End all that runs on a server at once, and boot it; returns when its sshd answers.
 
-    NICs that workers had are the server's again, as after a reset. ``BadInput`` if there is no
-    such server in the lab, or its servers do not boot; ``LabBusy`` while the lab is being made.
+    NICs that workers had are the server's again, as after a reset. ``BadInput`` if the lab has no
+    such server, or its servers do not boot; ``LabBusy`` while the lab is being made.
     """
     server = lab.device(name)
     if not isinstance(server, Server):
@@ -352,7 +337,7 @@ def boot_again(
         for nic in [HostNic(h, plan, state) for h in lab.hosts if h.server.name == name]:
             with suppress(HostUnreachable):
                 if (place := nic.find()) != home:
-                    # Held open: with its namespace, an emulated NIC would go for good.
+                    # Held open: an emulated NIC is lost with its namespace.
                     descriptor = namespaces.open_namespace(place)
                     stack.callback(os.close, descriptor)
                     away.append((nic, descriptor))
@@ -374,8 +359,8 @@ def _power_off(state: LabState, server: str) -> None:
     # Its child is the first process of the server: the kernel ends all others with that.
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     with suppress(ProcessLookupError):
-        os.kill(process.pid, 9)
-    ends = time.monotonic() + _DEADLINE_S
+        os.kill(process.pid, signal.SIGKILL)
+    ends = time.monotonic() + 30
     while any(process_start(int(child)) is not None for child in children):
         if time.monotonic() > ends:
             raise PatchlightError(f"ending the processes of {server}: they will not go")

@@ -1,7 +1,7 @@
-"""Take an emulated lab away: its processes, containers, namespaces and files, nothing else.
+"""What of an emulated lab is there, and its removal: processes, containers, namespaces and files.
 
-Works from what was written down, and where that was lost from the names and marks that all
-parts of a lab carry. It needs nothing of the lab to be alive, nor the lab file.
+Works from the lab's record, and where that was lost from the names and marks that all parts of a
+lab carry. It needs neither a running part of the lab nor the lab file.
 """
 
 import ctypes
@@ -11,20 +11,21 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.fabric.plan import fabric_namespace, namespace_prefix
-from patchlight.emulation.servers.rehearsal import remove_groups
+from patchlight.emulation.servers.server import remove_groups
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux import docker_engine, namespaces
 from patchlight.testbed.linux.files import remove_folder
 from patchlight.testbed.linux.namespaces import is_in
-from patchlight.testbed.linux.processes import ancestors, environment, process_ids
+from patchlight.testbed.linux.processes import ancestors, environment, own_program, process_ids
 
 _PIDFD_GETFD = 438  # the same number on every architecture
 _CLOSING_THREADS = 32
@@ -34,12 +35,104 @@ _POLITE_S = 2.0
 _DEADLINE_S = 60.0
 
 
+class AlreadyThere(PatchlightError):
+    """A lab of that name is up, or half there."""
+
+
 class ContainerNotRemoved(PatchlightError):
     """The Docker engine would not remove a container of the lab."""
 
 
 class NotRemoved(PatchlightError):
     """Part of a lab is still there after ``down`` did what it could."""
+
+
+def lab_status(name: str) -> dict[str, Any]:
+    """A lab's state for people and programs, as plain values.
+
+    ``state`` is ``up``, ``making``, ``half-there`` (``missing`` lists the rest), ``down``,
+    or ``unreadable`` where another version of Patchlight wrote it.
+    """
+    try:
+        state = states.read_state(name)
+    except PatchlightError as error:
+        return {"name": name, "state": "unreadable", "missing": [error.message]}
+    if state is None or not state.is_of_this_boot:
+        return {"name": name, "state": "down", "missing": []}
+    missing = missing_parts(state)
+    condition = "up" if state.phase == "up" and not missing else "half-there"
+    if state.phase == "making" and states.is_running(state.builder):
+        condition = "making"
+    return {
+        "name": name,
+        "state": condition,
+        "missing": missing,
+        "source": state.source,
+        "scale": state.scale,
+        "fabric": state.fabric,
+        "datapath": state.datapath,
+        "ssh_config": None if state.ssh_config is None else str(state.ssh_config),
+        "controller_api": state.controller_api or None,
+        "made_at": state.made_at,
+        "run_dir": str(state.run_dir),
+        "namespaces": len(state.namespaces),
+        "processes": [
+            {"name": p.name, "pid": p.pid, "running": states.is_running(p), "log": p.log}
+            for p in state.processes
+        ],
+    }
+
+
+def missing_parts(state: states.LabState) -> list[str]:
+    """What of a lab is recorded but gone."""
+    gone = [
+        f"namespace {name}"
+        for name, inode in state.namespaces.items()
+        if namespaces.inode(namespaces.namespace_path(name)) != inode
+    ]
+    return gone + [f"process {p.name}" for p in state.processes if not states.is_running(p)]
+
+
+def only_processes(missing: list[str]) -> bool:
+    """Whether nothing is gone but processes, which can be started again."""
+    return bool(missing) and all(part.startswith("process ") for part in missing)
+
+
+def clear_the_way(lab: str, *, replace: bool, say: Callable[[str], None]) -> states.LabState | None:
+    """Remove what is left of a lab of that name; ``AlreadyThere`` unless that may be done.
+
+    With ``replace`` the lab is removed; one from before the machine booted in any case. A lab that
+    only lacks processes is left as it is, and its state returned: they can be started again. The
+    caller holds the lab's lock.
+    """
+    remove_forgotten_disks()
+    if not is_there(lab):
+        return None
+    state = states.read_state(lab)
+    if replace or (state is not None and not state.is_of_this_boot):
+        say(f"removing the lab {lab} that was here")
+        remove_lab(lab)
+        return None
+    if state is not None and state.phase == "up" and not missing_parts(state):
+        raise AlreadyThere(
+            f"lab {lab} is up already",
+            hint="Use it, or make it again with --replace, or another one with --name.",
+        )
+    if state is not None and state.phase == "up" and only_processes(missing_parts(state)):
+        return state
+    raise left_half(state, lab)
+
+
+def left_half(state: states.LabState | None, name: str) -> AlreadyThere:
+    """The error about a lab that was not finished, or has lost parts."""
+    what = ": things of its name are here, but no record of what was made"
+    run = f"sudo {own_program()} emulate"
+    hint = f"Make it again: {run} up LAB --replace; or remove it: {run} down {name}"
+    if state is not None:
+        missing = missing_parts(state)
+        parts = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
+        what = f" (gone: {parts})" if missing else " (it was never finished)"
+    return AlreadyThere(f"lab {name} is half there{what}", hint=hint)
 
 
 def remove_lab(lab: str) -> bool:
@@ -56,9 +149,13 @@ def remove_lab(lab: str) -> bool:
     _remove_containers(lab, state.docker)
     # After a reboot the kernel holds nothing of ours, but Docker keeps its containers.
     if state.is_of_this_boot:
-        present = _present_namespaces(state)
-        _refuse_own_namespace(lab, present)
-        _end_processes(state, set(present.values()))
+        inodes = set(_present_namespaces(state).values())
+        if namespaces.own_inode() in inodes:
+            raise NotRemoved(
+                f"removing lab {lab}: this command runs inside one of its namespaces",
+                hint="Leave the lab's shell first.",
+            )
+        _end_processes(state, inodes)
     _remove_containers(lab, state.docker)
     if state.is_of_this_boot:
         # Looked up again: an agent may have made one for a worker since.
@@ -70,10 +167,10 @@ def remove_lab(lab: str) -> bool:
 
 
 def remove_forgotten_disks() -> None:
-    """Remove the disks of labs that ended with the machine: nothing in ``/run`` tells of them."""
+    """Remove the disks of labs that ended with the machine: ``/run`` has no record of them."""
     with suppress(FileNotFoundError):
         for folder in list(states.DISK_ROOT.iterdir()):
-            # A disk of its own has a lost+found there.
+            # A separate disk has a lost+found there.
             with suppress(BadInput):
                 if not is_there(folder.name):
                     _remove_folder(folder)
@@ -88,7 +185,7 @@ def _remove_folder(folder: Path) -> None:
 
 
 def _recorded(lab: str) -> states.LabState | None:
-    """What was written down; without that, a state that goes by names and marks alone."""
+    """The record of the lab; without one, a state for names and marks alone."""
     with suppress(PatchlightError):
         state = states.read_state(lab)
         if state is not None:
@@ -99,7 +196,7 @@ def _recorded(lab: str) -> states.LabState | None:
 
 
 def is_there(lab: str) -> bool:
-    """Whether anything on this machine is called as this lab's things are."""
+    """Whether anything on this machine has the names of this lab's parts."""
     return _recorded(lab) is not None
 
 
@@ -108,14 +205,6 @@ def _present_namespaces(state: states.LabState) -> dict[str, int]:
     names_of_lab = {*state.namespaces, *namespaces.names_with_prefix(prefix)}
     inodes = {name: namespaces.inode(namespaces.namespace_path(name)) for name in names_of_lab}
     return {name: inode for name, inode in inodes.items() if inode is not None}
-
-
-def _refuse_own_namespace(lab: str, present: dict[str, int]) -> None:
-    if namespaces.own_inode() in present.values():
-        raise NotRemoved(
-            f"removing lab {lab}: this command runs inside one of its namespaces",
-            hint="Leave the lab's shell first.",
-        )
 
 
 def _end_processes(state: states.LabState, inodes: set[int]) -> None:
@@ -130,9 +219,12 @@ def _end_processes(state: states.LabState, inodes: set[int]) -> None:
             return
         waited = time.monotonic() - began
         if waited > _DEADLINE_S:
-            raise NotRemoved(
-                f"ending the processes of lab {state.lab}: {_described(running)} will not go"
-            )
+            names = []
+            for pid in sorted(running):
+                with suppress(OSError):
+                    names.append(f"{Path(f'/proc/{pid}/comm').read_text().strip()} ({pid})")
+            stuck = ", ".join(names) or "a process"
+            raise NotRemoved(f"ending the processes of lab {state.lab}: {stuck} will not go")
         for pid in running:
             if waited > _POLITE_S:
                 _kill(pid, signal.SIGKILL)
@@ -154,16 +246,18 @@ def _kill_and_close(pid: int) -> None:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
         return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
-        with _many_files():
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(process, signal.SIGSTOP)
-            taken = _take_sockets(pid, process)
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(process, signal.SIGKILL)
-            with ThreadPoolExecutor(_CLOSING_THREADS) as pool:
-                list(pool.map(os.close, taken))
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process, signal.SIGSTOP)
+        taken = _take_sockets(pid, process)
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+        with ThreadPoolExecutor(_CLOSING_THREADS) as pool:
+            list(pool.map(os.close, taken))
     finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         os.close(process)
 
 
@@ -172,7 +266,7 @@ def _take_sockets(pid: int, process: int) -> list[int]:
     with suppress(OSError):
         names = os.listdir(f"/proc/{pid}/fd")
     for name in names:
-        # A file may close between two looks at it.
+        # A file may close at any moment.
         with suppress(OSError):
             if os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:"):
                 fd = _libc.syscall(_PIDFD_GETFD, process, int(name), 0)
@@ -181,17 +275,6 @@ def _take_sockets(pid: int, process: int) -> list[int]:
                 elif ctypes.get_errno() in (errno.EPERM, errno.ENOSYS, errno.EMFILE):
                     break
     return taken
-
-
-@contextmanager
-def _many_files() -> Iterator[None]:
-    """As many open files as this process may have, inside the block."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _lab_processes(state: states.LabState, inodes: set[int]) -> Iterable[int]:
@@ -216,7 +299,7 @@ def _wait_for_any(pids: set[int], timeout_s: float) -> None:
     poll = select.poll()
     for pid in pids:
         with suppress(OSError):
-            # A child of ours stays a zombie until somebody asks for its status.
+            # A child of ours stays a zombie until its status is read.
             os.waitpid(pid, os.WNOHANG)
         with suppress(OSError):
             fd = os.pidfd_open(pid)
@@ -247,19 +330,11 @@ def _remove_containers(lab: str, engine: str) -> None:
             raise ContainerNotRemoved(f"{what}: Docker said {answer.text}")
 
 
-def _described(pids: set[int]) -> str:
-    descriptions = []
-    for pid in sorted(pids):
-        with suppress(OSError):
-            descriptions.append(f"{Path(f'/proc/{pid}/comm').read_text().strip()} ({pid})")
-    return ", ".join(descriptions) or "a process"
-
-
 def _end_namespaces(lab: str, present: dict[str, int]) -> None:
-    """Delete the namespaces and wait until the kernel has taken them apart.
+    """Delete the namespaces and wait until the kernel has removed them.
 
     The kernel does that later, by itself. A veth pair between the last namespace and one of
-    ours shows when: the pair goes with the namespace, and those let go before it went before.
+    ours shows when: the pair goes with the namespace, after those that were deleted before.
     """
     from patchlight.emulation.fabric import links
     from patchlight.testbed.linux.netlink import KernelRefused, Netlink

@@ -1,1 +1,0 @@
-"""The light of an emulated lab that sorts it by wavelength, as frames in the kernel."""

@@ -1,15 +1,15 @@
 """All light of one lab: where it goes now, followed at every change, and what was lost in it.
 
-A change of a laser, a map or a fibre is followed through the whole lab, and the redirects of those
-transmitters are made anew whose frames then go elsewhere.
+A change of a laser, a map or a fibre is followed through the whole lab. Then the redirects of those
+transmitters change whose frames go elsewhere.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from patchlight.emulation.light.fibres import Fibres
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint, Fibre, Lab
 from patchlight.testbed.lab.optical_links import Light, is_end, transceiver_of
@@ -19,7 +19,7 @@ from patchlight.testbed.lab.spectrum import Channel, SpectrumMap
 
 @dataclass(frozen=True, slots=True)
 class Laser:
-    """One transmitter: its channel, whether it is to send, and until when it is being tuned."""
+    """One transmitter: its channel, whether it is on, and until when it is being tuned."""
 
     channel: Channel
     on: bool = True
@@ -62,10 +62,10 @@ class Lasers:
         )
 
     def tune(self, end: Endpoint, channel: Channel | None, now: float) -> float:
-        """Have a laser send ``channel``, or nothing (``None``); when it does so.
+        """Have a laser send ``channel``, or nothing (``None``); the time when it does so.
 
-        While it is tuned to another channel than it has, it is dark. Raises ``BadInput`` for a
-        channel that it cannot send; it goes on as it was then.
+        It is dark while it is tuned to another channel. Raises ``BadInput`` for a channel that it
+        cannot send, and leaves it as it was.
         """
         laser = self[end]
         if channel is None:
@@ -80,7 +80,7 @@ class Lasers:
         return now if tuned_at is None else tuned_at
 
     def come_to(self, now: float) -> None:
-        """Let the time be ``now``: what has been tuned by then is so."""
+        """Let the time be ``now``: lasers that have been tuned by then are on."""
         for end, laser in self._lasers.items():
             if laser.tuned_at is not None and laser.tuned_at <= now:
                 self._lasers[end] = replace(laser, tuned_at=None)
@@ -102,20 +102,46 @@ class Lasers:
         return frozenset(end for end, laser in self._lasers.items() if laser.state != "on")
 
     def band_of(self, end: Endpoint) -> str:
-        """The channels that it can be tuned to, in words."""
+        """The channels that it can be tuned to, as text."""
         transceiver = self._transceivers[end]
         return str(transceiver.tunable or transceiver.channel)
 
 
 @dataclass(frozen=True, slots=True)
 class FrameFate:
-    """What becomes of a transmitter's frames: who gets them, and where others destroy them.
+    """Where a transmitter's frames go, and where others destroy them.
 
     ``sinks`` are NICs and packet-switch ports; ``met`` are fibres, by the end that light leaves.
     """
 
     sinks: tuple[Endpoint, ...] = ()
     met: tuple[Endpoint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PluggedFibres:
+    """How the fibres are, by the ends that are plugged into devices of light.
+
+    ``up``: not cut there. ``receiving``: light that has been sent can come in. ``frames``: how
+    many have come in since the fibre was made.
+    """
+
+    up: frozenset[Endpoint]
+    receiving: frozenset[Endpoint]
+    frames: Mapping[Endpoint, int]
+
+
+class Fibres(Protocol):
+    """Carries frames between ends of fibres. All ends are at devices of light."""
+
+    def plugs(self) -> PluggedFibres:
+        """How the fibres are now."""
+
+    def lead(self, changes: Mapping[Endpoint, Sequence[Endpoint]]) -> None:
+        """What comes in at each of these leaves at all of those from now on, and nowhere else."""
+
+    def hold_dark(self, dark: Iterable[Endpoint], lit: Iterable[Endpoint]) -> None:
+        """What is plugged in at ``dark`` has no carrier from now on; at ``lit`` it has again."""
 
 
 class EmulatedLight:
@@ -136,7 +162,7 @@ class EmulatedLight:
             for end, (far, _) in lab.fibre_ends.items()
             if is_end(lab, end.device) and not is_end(lab, far.device)
         }
-        # Who notices that it is dark.
+        # Receivers that notice that it is dark.
         self._hears = frozenset(
             end
             for end in self._far
@@ -207,7 +233,7 @@ class EmulatedLight:
     # --- readings ----------------------------------------------------------------------------
 
     def transceivers(self) -> dict[str, dict[str, object]]:
-        """Of each transmitter with a transceiver, by its port: what it sends, and to whom."""
+        """What each transmitter with a transceiver sends, and where it arrives, by its port."""
         return {
             str(end): {
                 "channel": str(laser.channel),
@@ -221,10 +247,10 @@ class EmulatedLight:
         }
 
     def losses(self) -> dict[str, dict[str, int]]:
-        """How many frames were lost so far: ``destroyed`` by fibre, and ``dark`` by transmitter.
+        """Frames lost so far: ``destroyed`` by fibre, and ``dark`` by transmitter.
 
         A fibre is named by the end that its light leaves. A frame that others destroy on several
-        fibres, on its ways to several receivers, counts on each.
+        fibres counts on each.
         """
         self._count()
         return {
@@ -243,8 +269,15 @@ class EmulatedLight:
     # --- following ---------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        """Bring the fibres to what is now; they are touched only where something is different."""
-        fates = _fates_of(self._followed(), self._far)
+        """Bring the fibres up to date; they are touched only where something is different."""
+        light = self._followed()
+        fates = {
+            end: FrameFate(
+                tuple(path.sink for path in light.arrivals.get(end, ())),
+                light.destroyed.get(end, ()),
+            )
+            for end in self._far
+        }
         changed = {end: fate for end, fate in fates.items() if fate != self._fates[end]}
         if changed:
             self._count()
@@ -265,7 +298,7 @@ class EmulatedLight:
             self._held = dark
 
     def _followed(self) -> Light:
-        """All light as it is now; what only lasers change leaves what was followed before."""
+        """All light as it is now; it is not followed again where only lasers have changed."""
         cut = frozenset(
             fibre
             for fibre in self._lab.fibres
@@ -285,7 +318,7 @@ class EmulatedLight:
         return self._light
 
     def _count(self) -> None:
-        """Note what the transmitters have sent since they were counted last, by its fate."""
+        """Count what the transmitters have sent since the last count, by its fate."""
         frames = self._fibres.plugs().frames
         for end, fate in self._fates.items():
             now = frames.get(self._far[end], 0)
@@ -294,12 +327,3 @@ class EmulatedLight:
                 self._destroyed[at] += sent
             if not fate.sinks and not fate.met:
                 self._lost[end] += sent
-
-
-def _fates_of(light: Light, ends: Iterable[Endpoint]) -> dict[Endpoint, FrameFate]:
-    return {
-        end: FrameFate(
-            tuple(path.sink for path in light.arrivals.get(end, ())), light.destroyed.get(end, ())
-        )
-        for end in ends
-    }

@@ -10,22 +10,12 @@ import sys
 from pathlib import Path
 
 from patchlight.emulation.fabric.plan import namespace_name
-from patchlight.emulation.optical.crossbar import (
-    ChannelCrossbar,
-    Crossbar,
-    KernelCrossbar,
-    LightChannelCrossbar,
-    LightCrossbar,
-    NoChannelCrossbar,
-    NoCrossbar,
-    arriving_dbm,
-)
-from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical import crossbar
+from patchlight.emulation.optical.device import EmulatedOcs, EmulatedWss
 from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
 from patchlight.emulation.optical.protocols.server import serve_until_stopped, server_class
-from patchlight.emulation.optical.wavelength_device import EmulatedWss
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab.model import CircuitSwitch, Lab
+from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.optical_links import Light
 from patchlight.testbed.labfile.reader import read_lab
 from patchlight.testbed.linux.namespaces import namespace_path
@@ -33,19 +23,7 @@ from patchlight.testbed.logs import log_to_stderr
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the device until it is told to stop; the exit code says how it ended."""
-    options = _parser().parse_args(arguments)
-    log_to_stderr(options.log_level.upper(), "%(name)s: %(message)s")
-    try:
-        lab = read_lab(options.lab)
-        asyncio.run(_run(lab, options))
-    except PatchlightError as error:
-        print(f"emulated OCS {options.ocs}: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
+    """Run the device until a signal ends it; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m patchlight.emulation.optical", description=__doc__
     )
@@ -61,17 +39,26 @@ def _parser() -> argparse.ArgumentParser:
     argument("--control", type=Path, metavar="SOCKET", help="takes faults as JSON")
     argument("--state", type=Path, metavar="FILE", help="keeps the circuits")
     argument("--log-level", default="warning", choices=("debug", "info", "warning", "error"))
-    return parser
+    options = parser.parse_args(arguments)
+    log_to_stderr(options.log_level.upper(), "%(name)s: %(message)s")
+    try:
+        asyncio.run(_run(_device(read_lab(options.lab), options), options))
+    except PatchlightError as error:
+        print(f"emulated OCS {options.ocs}: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
 
 
-async def _run(lab: Lab, options: argparse.Namespace) -> None:
-    device = _device(lab, options)
-    switch = device.switch
-
+async def _run(device: EmulatedSwitch, options: argparse.Namespace) -> None:
     async def ready(host: str, port: int) -> None:
-        if options.ready_file is not None:
-            await asyncio.to_thread(_announce, options.ready_file, f"{host}:{port}\n")
+        if (path := options.ready_file) is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # A program that waits for the file must never see it empty.
+            new = path.with_name(path.name + ".new")
+            new.write_text(f"{host}:{port}\n")
+            os.replace(new, path)
 
+    switch = device.switch
     protocol, address = server_class(switch.driver)(device), options.listen or switch.address
     await serve_until_stopped(device, protocol, address, control=options.control, ready=ready)
 
@@ -79,11 +66,12 @@ async def _run(lab: Lab, options: argparse.Namespace) -> None:
 def _device(lab: Lab, options: argparse.Namespace) -> EmulatedSwitch:
     wss = next((w for w in lab.wavelength_switches if w.name == options.ocs), None)
     if wss is not None:
+        channels: crossbar.ChannelCrossbar
         if options.light is not None:
-            channels: ChannelCrossbar = LightChannelCrossbar(options.light, wss.name)
+            channels = crossbar.LightChannelCrossbar(options.light, wss.name)
         else:
             arriving = Light(lab, lab.initial_maps).arriving(wss.name)
-            channels = NoChannelCrossbar(
+            channels = crossbar.NoChannelCrossbar(
                 {
                     inp: {signal.channel: dbm for signal, dbm in light.items() if signal.channel}
                     for inp, light in arriving.items()
@@ -91,25 +79,16 @@ def _device(lab: Lab, options: argparse.Namespace) -> EmulatedSwitch:
             )
         return EmulatedWss(wss, channels, state_file=options.state)
     ocs = lab.circuit_switch(options.ocs)
-    crossbar = _crossbar(lab, ocs, options)
-    return EmulatedOcs(ocs, arriving_dbm(lab, ocs), crossbar, state_file=options.state)
-
-
-def _crossbar(lab: Lab, switch: CircuitSwitch, options: argparse.Namespace) -> Crossbar:
+    carrier: crossbar.Crossbar
     if options.light is not None:
-        return LightCrossbar(options.light, switch.name)
-    if options.no_fabric:
-        return NoCrossbar()
-    where = options.netns or namespace_name(lab.name, switch.name)
-    return KernelCrossbar(Path(where) if "/" in where else namespace_path(where))
-
-
-def _announce(path: Path, text: str) -> None:
-    # Whoever waits for the file must never see it empty.
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".new")
-    beside.write_text(text)
-    os.replace(beside, path)
+        carrier = crossbar.LightCrossbar(options.light, ocs.name)
+    elif options.no_fabric:
+        carrier = crossbar.NoCrossbar()
+    else:
+        where = options.netns or namespace_name(lab.name, ocs.name)
+        carrier = crossbar.KernelCrossbar(Path(where) if "/" in where else namespace_path(where))
+    arriving_dbm = crossbar.arriving_dbm(lab, ocs)
+    return EmulatedOcs(ocs, arriving_dbm, carrier, state_file=options.state)
 
 
 if __name__ == "__main__":

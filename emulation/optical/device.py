@@ -1,22 +1,20 @@
-"""An emulated OCS behind its vendor's protocol: circuits of a switch matrix, optical power."""
+"""An emulated OCS and an emulated wavelength switch behind their vendors' protocols."""
 
 import contextlib
 import logging
+import math
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from patchlight.emulation.optical.crossbar import Crossbar
-from patchlight.emulation.optical.emulated_switch import Clock, EmulatedFaults, EmulatedSwitch
-from patchlight.emulation.optical.switch_matrix import (
-    Phase,
-    RequestRefused,
-    SwitchedCircuit,
-    SwitchMatrix,
-)
+from patchlight.emulation.optical import matrices
+from patchlight.emulation.optical.crossbar import ChannelCrossbar, Crossbar
+from patchlight.emulation.optical.emulated_switch import DeviceOptions, EmulatedSwitch
+from patchlight.emulation.optical.matrices import Phase, RequestRefused, SwitchedCircuit
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap, parse_cross_connects
+from patchlight.testbed.lab.spectrum import ChannelConnect, SpectrumMap, parse_channel_connects
+from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 
 log = logging.getLogger("patchlight.optical")
 
@@ -29,29 +27,21 @@ class EmulatedOcs(EmulatedSwitch):
     """
 
     switch: CircuitSwitch
-    matrix: SwitchMatrix
+    matrix: matrices.SwitchMatrix
     _crossbar: Crossbar
+    _parse_entries = staticmethod(parse_cross_connects)
+    _parse_map = PortMap.parse
 
     def __init__(
         self,
         switch: CircuitSwitch,
         arriving_dbm: Mapping[int, float],
         crossbar: Crossbar,
-        *,
-        users: Mapping[str, str | None] | None = None,
-        state_file: Path | None = None,
-        clock: Clock | None = None,
+        **options: Unpack[DeviceOptions],
     ) -> None:
-        faults = EmulatedFaults()
-        super().__init__(switch, faults, users=users, state_file=state_file, clock=clock)
-        self.switch = switch
-        self.matrix = SwitchMatrix(switch.ports, switch.switching_time_s)
+        matrix = matrices.SwitchMatrix(switch.ports, switch.switching_time_s)
+        super().__init__(switch, matrix, crossbar, **options)
         self._arriving_dbm = dict(arriving_dbm)
-        self._crossbar = crossbar
-
-    def _begin(self) -> None:
-        for c in self.switch.initial:
-            self.make((c,))
 
     # --- changes: call, then await settle ---------------------------------------------------
 
@@ -80,7 +70,7 @@ class EmulatedOcs(EmulatedSwitch):
     def make(
         self, directions: Iterable[CrossConnect], name: str = "", group: str = ""
     ) -> SwitchedCircuit:
-        """Enter and activate a circuit; nothing of it is left if that is ``RequestRefused``."""
+        """Enter and activate a circuit; ``RequestRefused`` leaves nothing of it."""
         circuit = self.enter(directions, name, group)
         try:
             self.activate(circuit)
@@ -108,7 +98,7 @@ class EmulatedOcs(EmulatedSwitch):
     async def light(self, pairs: Iterable[CrossConnect]) -> list[SwitchedCircuit]:
         """Make these one-way circuits, all or none, and wait until their mirrors rest.
 
-        Raises ``RequestRefused``. One whose mirrors fail is in the table all the same: look at the
+        Raises ``RequestRefused``. A circuit whose mirrors fail stays in the table: look at the
         phases of the circuits returned.
         """
         made: list[SwitchedCircuit] = []
@@ -121,26 +111,17 @@ class EmulatedOcs(EmulatedSwitch):
         await self.come_to_rest()
         return made
 
-    async def lose(self, entries: str) -> None:
-        """Let cross-connects be gone, each with its whole circuit if it has one."""
-        for c in parse_cross_connects(entries):
-            if (circuit := self.matrix.find(c)) is not None:
-                self.remove(circuit)
-        await self.settle()
+    def _add(self, entry: CrossConnect) -> None:
+        self.make((entry,))
 
-    async def _meddle(self, entries: str) -> None:
-        for c in PortMap.parse(entries.split(",")):
-            circuit = self.matrix.find(c)
-            if circuit is not None:
-                self.remove(circuit)
-                continue
-            # Where a port is in use the other client is refused, too.
-            with contextlib.suppress(RequestRefused):
-                self.make((c,))
-        await self.settle()
+    def _drop(self, entry: CrossConnect) -> bool:
+        """With its whole circuit."""
+        circuit = self.matrix.find(entry)
+        self.remove_all((circuit,))
+        return circuit is not None
 
     async def reboot(self, *, keep_map: bool) -> None:
-        """See ``EmulatedSwitch``: what was active turns anew."""
+        """See ``EmulatedSwitch``."""
         for circuit in tuple(self.matrix):
             active = circuit.phase is not Phase.PARKED
             self.deactivate(circuit)
@@ -210,3 +191,102 @@ class EmulatedOcs(EmulatedSwitch):
             circuit = self.enter(directions, each["name"], each["group"])
             if each["active"]:
                 self.activate(circuit)
+
+
+class EmulatedWss(EmulatedSwitch):
+    """One emulated wavelength switch; see ``EmulatedSwitch``."""
+
+    switch: WavelengthSwitch
+    matrix: matrices.SpectrumMatrix
+    _crossbar: ChannelCrossbar
+    _parse_entries = staticmethod(parse_channel_connects)
+    _parse_map = SpectrumMap.parse
+
+    def __init__(
+        self, switch: WavelengthSwitch, crossbar: ChannelCrossbar, **options: Unpack[DeviceOptions]
+    ) -> None:
+        matrix = matrices.SpectrumMatrix(switch.inputs, switch.outputs, switch.switching_time_s)
+        super().__init__(switch, matrix, crossbar, **options)
+
+    # --- changes: call, then await settle ---------------------------------------------------
+
+    def make(self, ways: Iterable[ChannelConnect]) -> None:
+        """Enter all of these or none; ``RequestRefused``."""
+        self._changed = True
+        self.matrix.make(ways, self._clock.time())
+
+    def remove(self, ways: Iterable[ChannelConnect]) -> None:
+        """Make these dark, as far as they are there."""
+        self._changed = True
+        self.matrix.remove(ways)
+
+    def load(self, wanted: SpectrumMap) -> None:
+        """Have exactly this; what stays is never dark. ``RequestRefused``."""
+        self._changed = True
+        self.matrix.load(wanted, self._clock.time())
+
+    def _add(self, entry: ChannelConnect) -> None:
+        self.make((entry,))
+
+    def _drop(self, entry: ChannelConnect) -> bool:
+        is_there = entry in self.matrix.entries
+        self.remove((entry,))
+        return is_there
+
+    async def reboot(self, *, keep_map: bool) -> None:
+        """See ``EmulatedSwitch``."""
+        before = tuple(self.matrix)
+        self.remove(before)
+        await self.settle()
+        for way in before if keep_map else ():
+            # A port locked meanwhile loses its channels.
+            with contextlib.suppress(RequestRefused):
+                self.make([way])
+        await self.settle()
+
+    # --- readings: await settle, then call --------------------------------------------------
+
+    async def channel_powers(self) -> dict[ChannelConnect, tuple[float | None, float | None]]:
+        """Power in dBm of each entry's light at its input and output, ``None`` where it is dark."""
+        arriving = await self._crossbar.arriving()
+        powers = {}
+        for way, entry in self.matrix.entries.items():
+            light = arriving.get(way.inp, {}).items()
+            entering = _sum_dbm(dbm for channel, dbm in light if channel.within(way.channel))
+            leaving = None
+            if entering is not None and entry.phase is Phase.LIT:
+                drift_db = self.faults.drift_db.get(str(way.out), 0.0)
+                less_db = self.loss_db(way.ports) + way.attenuation_db + drift_db
+                leaving = entering - less_db
+            powers[way] = (entering, leaving)
+        return powers
+
+    async def input_powers(self) -> dict[int, float | None]:
+        """Power in dBm of all light at each input, ``None`` where it is dark."""
+        arriving = await self._crossbar.arriving()
+        inputs = range(1, self.switch.inputs + 1)
+        return {inp: _sum_dbm(arriving.get(inp, {}).values()) for inp in inputs}
+
+    async def output_powers(self) -> dict[int, float | None]:
+        """The same at each output."""
+        leaving: dict[int, list[float]] = {out: [] for out in range(1, self.switch.outputs + 1)}
+        for way, (_, dbm) in (await self.channel_powers()).items():
+            if dbm is not None:
+                leaving[way.out].append(dbm)
+        return {out: _sum_dbm(dbms) for out, dbms in leaving.items()}
+
+    async def _follow(self, now: float) -> None:
+        lit = self.matrix.take(now)
+        if lit is not None:
+            await self._crossbar.change(lit)
+
+    def _kept(self) -> list[dict[str, Any]]:
+        return [{"way": str(way)} for way in self.matrix]
+
+    def _restore(self, kept: list[dict[str, Any]]) -> None:
+        self.make(SpectrumMap.parse(each["way"] for each in kept))
+
+
+def _sum_dbm(dbms: Iterable[float]) -> float | None:
+    milliwatts = sum(10 ** (dbm / 10) for dbm in dbms)
+    return 10 * math.log10(milliwatts) if milliwatts else None

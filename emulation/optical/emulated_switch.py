@@ -1,7 +1,7 @@
 """What emulated optical switches have in common: users, faults, memory, and light that follows.
 
 A protocol server calls what changes it (plain methods), then awaits ``settle`` before it answers:
-then the crossbar has done what the answer says. It awaits ``settle`` before reading, too.
+then the crossbar has done what the answer reports. It awaits ``settle`` before reading, too.
 """
 
 import asyncio
@@ -10,17 +10,16 @@ import json
 import os
 import random
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from patchlight.emulation.optical.crossbar import ChannelCrossbar, Crossbar
-from patchlight.emulation.optical.switch_matrix import RequestRefused
+from patchlight.emulation.optical.matrices import RequestRefused, SpectrumMatrix, SwitchMatrix
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import OpticalSwitch
-from patchlight.testbed.lab.portmap import PortMap
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "cut": ("", "before", "after"),
@@ -29,30 +28,30 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 
 
 class HungUp(ConnectionError):
-    """The device drops the connection: a fault asks for it."""
+    """The device drops the connection because of a fault."""
 
 
 @dataclass
 class EmulatedFaults:
     """What goes wrong, and what the device lacks.
 
-    For as long as they are set: ``refuse_ports``: locked, refuse every circuit.
-    ``fail_ports``: mirrors stuck, circuits fail. ``drift_db``: more loss at these outputs.
-    ``read_only``: whoever logs in may only look. ``repeat_pages``: long replies come as whole
-    replies one after another. ``monitors``: power monitors ``"both"``, ``"out"`` (on outputs
-    only) or ``"none"``, where a vendor sells such models. ``names``: what every circuit and port is
-    called, where the protocol tells of names, quotes and line ends and all.
+    As long as they are set: ``refuse_ports``: locked, refuse every circuit. ``fail_ports``: mirrors
+    stuck, circuits fail. ``drift_db``: more loss at these outputs. ``read_only``: users may only
+    look. ``repeat_pages``: long replies come as whole replies one after another. ``monitors``:
+    power monitors ``"both"``, ``"out"`` (on outputs only) or ``"none"``, where a vendor sells such
+    models. ``names``: the name of every circuit and port, where the protocol has names, with any
+    quotes and line ends.
 
-    Used up by the next command that changes something: ``refuse_next``: the words to refuse
-    with. ``cut``: drop the connection ``"before"`` or ``"after"`` doing it. ``stall_s``: do
-    it so much later; ``acknowledge``: and keep saying that it is in progress. ``meddle``:
-    cross-connects that another client breaks, or makes where they are not, just before it.
+    For the next command that changes something: ``refuse_next``: the words to refuse with.
+    ``cut``: drop the connection ``"before"`` or ``"after"`` doing it. ``stall_s``: do it so much
+    later; ``acknowledge``: and keep reporting that it is in progress. ``meddle``: cross-connects
+    that another client breaks, or makes where they are missing, just before it.
 
-    Used up by the next answers, whatever to: ``garble`` and ``answer_twice``: so many come
-    broken, or twice. ``strays``: before so many comes another, to nothing that was sent (TL1: a
-    denial with CTAG 0). ``flood``: so many alarms come before the next one.
+    For the next answers: ``garble`` and ``answer_twice``: so many come broken, or twice.
+    ``strays``: before so many comes one to no request (TL1: a denial with CTAG 0). ``flood``: so
+    many alarms come before the next one.
 
-    ``parse_map`` raises ``BadInput`` for texts that are no entries of such a switch's map.
+    ``parse_map`` raises ``BadInput`` for texts that are not entries of such a switch's map.
     """
 
     refuse_ports: list[int] = field(default_factory=list)
@@ -73,7 +72,7 @@ class EmulatedFaults:
     flood: int = 0
 
     def __post_init__(self) -> None:
-        self.parse_map: Callable[[list[str]], object] = PortMap.parse
+        self.parse_map: Callable[[list[str]], object] = list
         self.changes = 0
         self.before_change: Callable[[int], None] = lambda changes: None
         self.on_meddling: Callable[[str], Awaitable[None]] | None = None
@@ -97,19 +96,18 @@ class EmulatedFaults:
     async def around_command(
         self, *, changes: bool, stall: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> AsyncIterator[str]:
-        """Let befall a command what is to: gives the words that it is refused with, or ``""``.
+        """Apply the faults to a command: yields the words that it is refused with, or ``""``.
 
-        Raises ``HungUp`` before or after it. What happens once is over after that. ``stall``
-        waits so many seconds. ``before_change`` is told how many commands that change something
-        came before this one, ``on_meddling`` what another client makes or breaks first.
+        Raises ``HungUp`` before or after it. One-time faults are over after that. ``stall`` waits
+        so many seconds. ``before_change`` gets the number of changing commands before this one,
+        ``on_meddling`` what another client makes or breaks first.
         """
         if not changes:
             yield ""
             return
         self.before_change(self.changes)
         self.changes += 1
-        refusal, cut, stall_s = self.refuse_next, self.cut, self.stall_s
-        meddled = self.meddle
+        refusal, cut, stall_s, meddled = self.refuse_next, self.cut, self.stall_s, self.meddle
         self.refuse_next, self.cut, self.stall_s, self.meddle = "", "", 0.0, ""
         if meddled and self.on_meddling is not None:
             await self.on_meddling(meddled)
@@ -132,10 +130,9 @@ class EmulatedFaults:
 
     def take_stray(self) -> bool:
         """Whether an answer to nothing comes now."""
-        if self.strays <= 0:
-            return False
-        self.strays -= 1
-        return True
+        now = self.strays > 0
+        self.strays -= now
+        return now
 
     def take_flood(self) -> int:
         """How many alarms come now."""
@@ -155,9 +152,6 @@ def _fits(value: object, like: object) -> bool:
     return type(value) is type(like)
 
 
-_VARIATION_DB = 0.3
-
-
 class Timer(Protocol):
     """Something due later that can be called off."""
 
@@ -175,41 +169,46 @@ class Clock(Protocol):
         """Call ``callback`` at ``when``."""
 
 
-class Matrix(Protocol):
-    """What switches: see ``SwitchMatrix`` and ``SpectrumMatrix``."""
+class DeviceOptions(TypedDict, total=False):
+    """``state_file`` keeps the map over a restart.
 
-    locked: set[int]
-    failed: set[int]
+    ``users`` may log in, with these passwords or, where that is ``None``, with any: else the lab
+    file's users, with the passwords in their environment variables. ``clock``: else the running
+    event loop.
+    """
 
-    def next_due(self) -> float | None:
-        """When the next thing comes to rest, or ``None`` if nothing moves."""
+    users: Mapping[str, str | None] | None
+    state_file: Path | None
+    clock: Clock | None
 
 
 class EmulatedSwitch(ABC):
-    """One emulated device.
-
-    ``state_file`` keeps its map over a restart. ``users`` may log in, with these passwords or,
-    where that is ``None``, with any: else the lab file's users, with the passwords in their
-    environment variables. ``clock``: else the running event loop.
-    """
+    """One emulated device. ``crossbar`` carries its light."""
 
     switch: OpticalSwitch
-    matrix: Matrix
+    matrix: SwitchMatrix | SpectrumMatrix
     _crossbar: Crossbar | ChannelCrossbar
+    _parse_entries: Callable[[str], Iterable[Any]]
+    _parse_map: Callable[[list[str]], Iterable[Any]]
 
     def __init__(
         self,
         switch: OpticalSwitch,
-        faults: EmulatedFaults,
+        matrix: SwitchMatrix | SpectrumMatrix,
+        crossbar: Crossbar | ChannelCrossbar,
         *,
-        users: Mapping[str, str | None] | None,
-        state_file: Path | None,
-        clock: Clock | None,
+        users: Mapping[str, str | None] | None = None,
+        state_file: Path | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        self.faults = faults
-        self.faults.on_meddling = self._meddle
-        self.seed = switch.name
-        self._users = _lab_users(switch) if users is None else users
+        self.switch, self.matrix, self._crossbar = switch, matrix, crossbar
+        self.faults = EmulatedFaults()
+        self.faults.parse_map, self.faults.on_meddling = self._parse_map, self._meddle
+        if users is None:
+            variables = {switch.user: switch.password_env}
+            variables |= {user.name: user.password_env for user in switch.emulated.users}
+            users = {name: os.environ.get(var) if var else None for name, var in variables.items()}
+        self._users = users
         self._viewers = frozenset(u.name for u in switch.emulated.users if u.read_only)
         self._own_clock = clock
         self._state_file = state_file
@@ -221,8 +220,12 @@ class EmulatedSwitch(ABC):
     # --- what a kind of switch adds ---------------------------------------------------------
 
     @abstractmethod
-    def _begin(self) -> None:
-        """Make what the lab file says it has at the start."""
+    def _add(self, entry: Any) -> None:
+        """Make an entry of the map; ``RequestRefused``."""
+
+    @abstractmethod
+    def _drop(self, entry: Any) -> bool:
+        """Remove an entry; ``False`` if it is not there."""
 
     @abstractmethod
     async def _follow(self, now: float) -> None:
@@ -237,16 +240,8 @@ class EmulatedSwitch(ABC):
         """Make what the state file kept."""
 
     @abstractmethod
-    async def lose(self, entries: str) -> None:
-        """Let these entries of the map be gone without a word; ``BadInput`` if they are none."""
-
-    @abstractmethod
-    async def _meddle(self, entries: str) -> None:
-        """Another client breaks these entries, and makes those that are not there."""
-
-    @abstractmethod
     async def reboot(self, *, keep_map: bool) -> None:
-        """Power off and on: everything dark, then what was active comes anew, or nothing."""
+        """Power off and on: everything dark, then what was active comes back, or nothing."""
 
     # --- from here on the same for all ------------------------------------------------------
 
@@ -254,12 +249,19 @@ class EmulatedSwitch(ABC):
         """Power on: the remembered map, else the lab file's, is lit at once."""
         await self._crossbar.open()
         if self._state_file is not None and self._state_file.exists():
-            self._remember(self._state_file)
+            try:
+                self._restore(json.loads(self._state_file.read_text())["circuits"])
+            except (OSError, ValueError, KeyError, TypeError, RequestRefused, PatchlightError) as e:
+                raise PatchlightError(
+                    f"{self.switch.name}: reading its circuits from {self._state_file}: {e}",
+                    hint="delete the file to begin with the lab file's cross-connects",
+                ) from e
         else:
-            self._begin()
+            for entry in self.switch.initial:
+                self._add(entry)
         self.apply_faults()
         async with self._lock:
-            # The mirrors were where they are before we began to count time.
+            # The mirrors were in place before the clock began.
             await self._follow(float("inf"))
             self._save()
 
@@ -296,6 +298,11 @@ class EmulatedSwitch(ABC):
             due = self.matrix.next_due()
             self._timer = None if due is None else self._clock.call_at(due, self._on_due)
 
+    def _on_due(self) -> None:
+        task = asyncio.get_running_loop().create_task(self.settle())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     async def come_to_rest(self) -> None:
         """Wait until nothing moves any more."""
         while True:
@@ -305,49 +312,44 @@ class EmulatedSwitch(ABC):
                 return
             await asyncio.sleep(max(due - self._clock.time(), 0.0))
 
+    async def lose(self, entries: str) -> None:
+        """Remove these entries of the map without a word; ``BadInput`` if they are not entries."""
+        for entry in self._parse_entries(entries):
+            self._drop(entry)
+        await self.settle()
+
+    async def _meddle(self, entries: str) -> None:
+        """Another client breaks these entries, and makes those that are not there."""
+        for entry in self._parse_map(entries.split(",")):
+            if not self._drop(entry):
+                # Where a port or channel is in use the other client is refused, too.
+                with suppress(RequestRefused):
+                    self._add(entry)
+        await self.settle()
+
     async def faults_changed(self) -> None:
-        """Take over what ``faults`` says of ports."""
+        """Apply the faults of ports, and let the light follow."""
         self.apply_faults()
         await self.settle()
 
     def apply_faults(self) -> None:
-        """The same at once; what it is for the light follows with ``settle``."""
+        """Lock and fail ports as ``faults`` has it; the light follows with ``settle``."""
         self.matrix.locked = set(self.faults.refuse_ports)
         self.matrix.failed = set(self.faults.fail_ports)
 
     def loss_db(self, entry: object) -> float:
         """The insertion loss of one path: nearly the device's, a little off for each."""
-        own = _own_loss_db(f"{self.seed}/{entry}")
+        own = _own_loss_db(f"{self.switch.name}/{entry}")
         return max(self.switch.insertion_loss_db + own, 0.0)
-
-    def _on_due(self) -> None:
-        task = asyncio.get_running_loop().create_task(self.settle())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _save(self) -> None:
         if self._state_file is None:
             return
-        beside = self._state_file.with_name(self._state_file.name + ".new")
-        beside.write_text(json.dumps({"version": 1, "circuits": self._kept()}))
-        os.replace(beside, self._state_file)
-
-    def _remember(self, path: Path) -> None:
-        try:
-            self._restore(json.loads(path.read_text())["circuits"])
-        except (OSError, ValueError, KeyError, TypeError, RequestRefused, PatchlightError) as error:
-            raise PatchlightError(
-                f"{self.switch.name}: reading its circuits from {path}: {error}",
-                hint="delete the file to begin with the lab file's cross-connects",
-            ) from error
-
-
-def _lab_users(switch: OpticalSwitch) -> dict[str, str | None]:
-    variables = {switch.user: switch.password_env}
-    variables |= {user.name: user.password_env for user in switch.emulated.users}
-    return {name: os.environ.get(var) if var else None for name, var in variables.items()}
+        new = self._state_file.with_name(self._state_file.name + ".new")
+        new.write_text(json.dumps({"version": 1, "circuits": self._kept()}))
+        os.replace(new, self._state_file)
 
 
 @functools.lru_cache(maxsize=1 << 17)
 def _own_loss_db(path: str) -> float:
-    return random.Random(path).uniform(-_VARIATION_DB, _VARIATION_DB)
+    return random.Random(path).uniform(-0.3, 0.3)

@@ -1,136 +1,184 @@
-"""Rehearsal servers: emulated servers that a deployment over SSH takes for those of a lab.
+"""Rehearsal servers: emulated servers that a deployment over SSH treats as those of a lab.
 
-Each has a root file system of its own over a shared base, its own processes, host name and
-network, its NICs by the names of the lab file, and an sshd at a management address. No agent runs
-on it until somebody deploys one. Its control groups (cgroups) are below those of this machine.
+Each has its own root file system over a shared base, its own processes, host name and network, its
+NICs by the names of the lab file, and an sshd at a management address. No agent runs on it before a
+deployment. Its control groups (cgroups) are below those of this machine.
+
+The switch of the management network is a bridge in its own namespace. Of this machine's own network
+only the end of one veth pair is part of it, and that goes with the namespace.
 """
 
-import errno
-import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+import fcntl
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from pathlib import Path
 
-from patchlight.emulation.fabric.lab_state import LabState, disk_dir, run_dir
-from patchlight.emulation.fabric.plan import namespace_name
+from patchlight.emulation.fabric import lab_state as states
+from patchlight.emulation.fabric import links
+from patchlight.emulation.fabric.plan import fitted, namespace_name
 from patchlight.emulation.fabric.processes import LabService
-from patchlight.emulation.servers.disk import (
-    USER,
-    check_overlay,
-    has_docker,
-    make_disk,
-    new_key,
-    server_base,
-    write_client_files,
-)
-from patchlight.emulation.servers.management import (
-    ManagementNetwork,
-    join_servers,
-    make_network,
-    management_namespace,
-)
-from patchlight.testbed.errors import BadInput
+from patchlight.emulation.servers import server as machines
+from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.access import SshAccess
-from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.linux.cgroups import CgroupError
-from patchlight.testbed.linux.namespaces import namespace_path
+from patchlight.testbed.lab.model import Lab, Server
+from patchlight.testbed.linux import namespaces
+from patchlight.testbed.linux.netlink import Netlink
 from patchlight.testbed.linux.sockets import ssh_answers
 
-GROUPS = Path("/sys/fs/cgroup")
-OURS = "patchlight-servers"
-# All that runs on servers together counts as much as four favoured processes (a niceness of -10):
-# the lab's others are in no group, and groups count as much as one process that is not favoured.
-_WEIGHTS = {"cpu.shares": 4 * 9548, "cpu.weight": 4 * 932}
+# For benchmarks of networks (RFC 2544): not routed on the Internet, and hardly ever anywhere else.
+_POOL = IPv4Network("198.18.0.0/15")
+_SHORTEST, _LONGEST = 16, 24
+# Shorter ones are default routes, whole or in two halves.
+_SHORTEST_TAKEN = 2
+_FIRST_SERVER = 11
+_MOST_SERVERS = 2 ** (32 - _SHORTEST) - 1 - _FIRST_SERVER
+# Below those of the lab's own links.
+_BRIDGE, _MACHINE, _SERVER_NIC = 10, 11, 90
+_FIRST_PORT = 100
 
 
-def server_group(lab: str, server: str) -> str:
-    """Where a server's groups stand in every hierarchy."""
-    return f"{OURS}/{lab}/{server}"
+class NoManagementNetwork(PatchlightError):
+    """This machine has routes to all addresses that the network could have."""
 
 
-def make_groups(lab: str, server: str, root: Path = GROUPS) -> None:
-    """Make the groups of a server, those that are missing; ``CgroupError`` if that cannot be."""
-    try:
-        for hierarchy in _hierarchies(root):
-            group = hierarchy
-            for name in server_group(lab, server).split("/"):
-                _hand_down(group)
-                group /= name
-                group.mkdir(exist_ok=True)
-                _set_up(group)
-    except OSError as error:
-        raise CgroupError(
-            f"making control groups for {server}: {error.strerror} ({error.filename})",
-            hint="A machine where cgroups can be written is needed; leave out --docker elsewhere.",
-        ) from error
+@dataclass(frozen=True, slots=True)
+class ManagementNetwork:
+    """Addresses of a lab's servers, and the names of the network's parts."""
+
+    lab: str
+    network: IPv4Network
+    servers: tuple[str, ...]
+
+    @property
+    def machine(self) -> IPv4Interface:
+        """The address of this machine in it."""
+        return IPv4Interface((self.network.network_address + 1, self.network.prefixlen))
+
+    @property
+    def interface(self) -> str:
+        """This machine's interface."""
+        return fitted(f"pl-{self.lab}", "")
+
+    @property
+    def addresses(self) -> dict[str, IPv4Address]:
+        """The address of each server."""
+        first = self.network.network_address + _FIRST_SERVER
+        return {name: first + number for number, name in enumerate(self.servers)}
 
 
-def remove_groups(
-    lab: str, server: str = "", root: Path = GROUPS, deadline_s: float = 10.0
-) -> None:
-    """Remove what is left of a lab's groups, or of one server's; its processes have ended.
+def management_namespace(lab: str) -> str:
+    """The namespace that holds the network's switch; no device can have this name."""
+    return namespace_name(lab, "_management")
 
-    ``CgroupError`` if a process is still in one of them.
+
+def choose_network(servers: int, taken: Iterable[IPv4Network]) -> IPv4Network:
+    """The first network with room for so many servers that overlaps with none of ``taken``.
+
+    At least a /24; ``NoManagementNetwork`` if there is no such network.
     """
-    ends = time.monotonic() + deadline_s
-    for hierarchy in _hierarchies(root):
-        top = hierarchy / OURS / lab / server
-        folders = [top, *top.rglob("*/")] if top.is_dir() else []
-        for folder in sorted(folders, reverse=True):
-            _remove(folder, ends)
-        for folder in (hierarchy / OURS / lab, hierarchy / OURS):
-            with suppress(OSError):
-                folder.rmdir()  # the last one
+    bits = (_FIRST_SERVER + servers).bit_length()  # room for the broadcast address too
+    length = min(_LONGEST, 32 - bits)
+    if length < _SHORTEST:
+        raise NoManagementNetwork(
+            f"looking for addresses for {servers:,} servers: a network has room for "
+            f"{_MOST_SERVERS:,} at most",
+            hint="Take fewer, or use --servers namespace.",
+        )
+    in_the_way = [other for other in taken if other.prefixlen >= _SHORTEST_TAKEN]
+    for network in _POOL.subnets(new_prefix=length):
+        if not any(network.overlaps(other) for other in in_the_way):
+            return network
+    raise NoManagementNetwork(
+        f"looking for addresses for {servers} servers: this machine has routes to all of {_POOL}",
+        hint="Take the routes away (ip route), or use --servers namespace.",
+    )
 
 
-def _hierarchies(root: Path) -> Iterator[Path]:
-    """The top of each hierarchy: one of version 2, or one for each controller of version 1."""
-    if (root / "cgroup.controllers").exists():
-        yield root
-        return
-    with suppress(FileNotFoundError):
-        for folder in sorted(root.iterdir()):
-            # Some are called by two names.
-            if not folder.is_symlink() and (folder / "cgroup.procs").exists():
-                yield folder
+def make_network(lab: Lab, made: Callable[[str, int], None]) -> ManagementNetwork:
+    """Choose the network of a lab's servers, and make its switch and this machine's end.
 
-
-def _hand_down(group: Path) -> None:
-    """Have the groups below this one count and limit what it can itself (version 2)."""
-    with suppress(FileNotFoundError):
-        for controller in (group / "cgroup.controllers").read_text().split():
-            with suppress(OSError):  # one that is used at the top alone
-                (group / "cgroup.subtree_control").write_text(f"+{controller}")
-
-
-def _set_up(group: Path) -> None:
-    for file in ("cpuset.cpus", "cpuset.mems"):
-        # Of version 1, a new one has none, and nothing can be in it.
-        if (group / file).exists() and not (group / file).read_text().strip():
-            (group / file).write_text((group.parent / file).read_text())
-    for file, weight in _WEIGHTS.items():
-        if (group / file).exists():
-            (group / file).write_text(str(weight))
-
-
-def _remove(folder: Path, ends: float) -> None:
-    while True:
+    ``made`` gets the namespace and its inode. If it fails, what was made so far stays for the
+    caller to remove.
+    """
+    namespaces.prepare_directory()
+    with _one_at_a_time(), Netlink() as here:
+        taken = [lab.network, *links.list_destinations(here)]
+        network = choose_network(len(lab.servers), taken)
+        management = ManagementNetwork(lab.name, network, tuple(s.name for s in lab.servers))
+        machine = namespaces.open_namespace(namespaces.process_namespace())
         try:
-            folder.rmdir()
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            if error.errno != errno.EBUSY or time.monotonic() > ends:
-                raise CgroupError(
-                    f"removing the cgroup {folder}: {error.strerror}",
-                    hint="End the processes that cgroup.procs in it names.",
-                ) from error
-            time.sleep(0.01)  # its last process is on its way out
-        else:
-            return
+            with namespaces.kept_namespace():
+                name = management_namespace(lab.name)
+                made(name, namespaces.create_here(name))
+                namespaces.set_sysctl("ipv6/conf/all/disable_ipv6", 1)
+                near = links.LinkEnd("machine", _MACHINE, up=True)
+                far = links.LinkEnd(management.interface, namespace=machine)
+                with Netlink() as switch:
+                    switch.run(
+                        [
+                            links.add_bridge("bridge", _BRIDGE),
+                            links.add_veth(near, far),
+                            links.set_master(_MACHINE, _BRIDGE, "machine"),
+                        ]
+                    )
+        finally:
+            os.close(machine)
+        namespaces.set_sysctl(f"ipv6/conf/{management.interface}/disable_ipv6", 1)
+        index = links.list_links(here)[management.interface].index
+        here.run(
+            [
+                links.add_address(index, management.machine, management.interface),
+                links.set_up(index, management.interface),
+            ]
+        )
+    return management
+
+
+def join_servers(management: ManagementNetwork, servers: Iterable[Server]) -> None:
+    """Give each server, whose namespace is there, its interface in the network."""
+    prefix = management.network.prefixlen
+    switch = namespaces.namespace_path(management_namespace(management.lab))
+    with Netlink(switch) as bridge:
+        for number, server in enumerate(servers, _FIRST_PORT):
+            path = namespaces.namespace_path(namespace_name(management.lab, server.name))
+            name = interface_of(server)
+            namespace = namespaces.open_namespace(path)
+            try:
+                port = links.LinkEnd(f"port{number}", number, up=True)
+                bridge.run(
+                    [
+                        links.add_veth(port, links.LinkEnd(name, _SERVER_NIC, namespace=namespace)),
+                        links.set_master(number, _BRIDGE, port.name),
+                    ]
+                )
+            finally:
+                os.close(namespace)
+            address = IPv4Interface((management.addresses[server.name], prefix))
+            with Netlink(path) as inside:
+                inside.run(
+                    [links.add_address(_SERVER_NIC, address, name), links.set_up(_SERVER_NIC, name)]
+                )
+
+
+def interface_of(server: Server) -> str:
+    """A server's management interface: ``mgmt0``, or the first name that no NIC of it has."""
+    taken = {nic.name for nic in server.nics}
+    return next(name for name in (f"mgmt{n}" for n in range(len(taken) + 1)) if name not in taken)
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Labs that come up at once must not choose the same network."""
+    fd = os.open(states.RUN_ROOT, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 _AGENT_PORT = 8471
@@ -165,62 +213,67 @@ def server_service(lab: str, base: Path, server: str, address: IPv4Address) -> L
     Makes its control groups where the server has a Docker engine; ``CgroupError`` if it cannot.
     """
     own = ["--mount", "--pid", "--uts", "--ipc"]
-    if has_docker(base):
-        make_groups(lab, server)
-    # With its parent, or by any other way, the server ends as when the power goes.
-    gpus, disk = run_dir(lab) / "gpus" / server, disk_dir(lab) / server
+    if machines.has_docker(base):
+        machines.make_groups(lab, server)
+    # Whenever this process ends, the server ends as in a power cut.
+    gpus, disk = states.run_dir(lab) / "gpus" / server, states.disk_dir(lab) / server
     gpus.mkdir(mode=0o700, parents=True, exist_ok=True)
     boot = ["unshare", *own, "--fork", "--kill-child", "sh", str(_BOOT)]
     return LabService(
         name=service_name(server),
-        argv=[*boot, *map(str, (base, disk, server, gpus, server_group(lab, server)))],
+        argv=[*boot, *map(str, (base, disk, server, gpus, machines.server_group(lab, server)))],
         ready=partial(ssh_answers, str(address)),
-        namespace=namespace_path(namespace_name(lab, server)),
+        namespace=namespaces.namespace_path(namespace_name(lab, server)),
         environment={"PATH": _PATH},
         abrupt=True,
     )
 
 
 def service_name(server: str) -> str:
-    """What a server's first process is called among those of its lab."""
+    """The name of a server's first process among those of its lab."""
     return f"server-{server}"
 
 
 def prepare_rehearsal(
-    lab: Lab, state: LabState, say: Callable[[str], None], *, docker: bool = False
+    lab: Lab, state: states.LabState, say: Callable[[str], None], *, docker: bool = False
 ) -> Rehearsal:
-    """Make what rehearsal servers need before their NICs: base, network, keys, disks.
+    """Make the parts of rehearsal servers that come before their NICs: base, network, keys, disks.
 
-    With ``docker`` each has a Docker engine, which begins with the server.
+    With ``docker`` each has a Docker engine, which starts with the server.
 
     Raises ``NoRehearsalServers`` where this machine can have no such servers, and what the parts
     raise; what was made so far stays for the caller to remove.
     """
     if not lab.servers:
         raise BadInput(f"lab {lab.name} has no servers: expected some, with --servers ssh")
-    base = server_base(say, docker=docker)
+    base = machines.server_base(say, docker=docker)
     state.servers, state.base = "ssh", str(base)
     state.namespaces[management_namespace(lab.name)] = 0
     state.save()
-    check_overlay(base, disk_dir(lab.name) / ".trial")
+    machines.check_overlay(base, states.disk_dir(lab.name) / ".trial")
     management = make_network(lab, state.namespaces.__setitem__)
     state.save()
     say(f"servers are in the management network {management.network}")
-    identity, folder = new_key(), state.run_dir / "ssh"
-    keys = {server.name: new_key() for server in lab.servers}
+    identity, folder = machines.new_key(), state.run_dir / "ssh"
+    keys = {server.name: machines.new_key() for server in lab.servers}
     addresses = management.addresses
-    write_client_files(
-        folder, USER, identity, {name: (addresses[name], key) for name, key in keys.items()}
+    machines.write_client_files(
+        folder,
+        machines.USER,
+        identity,
+        {name: (addresses[name], key) for name, key in keys.items()},
     )
     for name, key in keys.items():
-        make_disk(disk_dir(lab.name) / name, name, key, identity, addresses, docker=docker)
+        machines.make_disk(
+            states.disk_dir(lab.name) / name, name, key, identity, addresses, docker=docker
+        )
     servers = tuple(
         replace(
             server,
             management=f"{addresses[server.name]}:{_AGENT_PORT}",
             ssh=SshAccess(
                 address=str(addresses[server.name]),
-                user=USER,
+                user=machines.USER,
                 identity=str(folder / "identity"),
                 host_key=keys[server.name].fingerprint,
             ),

@@ -9,7 +9,7 @@ import pytest
 
 from patchlight import EmulatedLab
 from patchlight.client.client import ControllerClient
-from patchlight.emulation.lab.status import lab_status
+from patchlight.emulation.lab.teardown import lab_status
 from tests.support.lab_jobs import SPREAD, connected, ended
 from tests.support.lab_jobs import spread_spec as spec
 from tests.support.programs import patchlight

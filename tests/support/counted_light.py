@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from patchlight.emulation.light.emulated_light import EmulatedLight
-from patchlight.emulation.light.fibres import PluggedFibres
-from patchlight.emulation.light.serving import LightRequests
+from patchlight.emulation.light.__main__ import LightRequests
+from patchlight.emulation.light.emulated_light import EmulatedLight, PluggedFibres
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.optical_links import is_end
 

@@ -42,7 +42,7 @@ fibres:
 PAUSING = """
 import sys, time
 from patchlight.cli.main import main
-from patchlight.emulation.fabric.openvswitch import OpenVSwitch
+from patchlight.emulation.fabric.build import OpenVSwitch
 from patchlight.emulation.fabric.processes import Supervisor
 from patchlight.testbed.linux import namespaces
 

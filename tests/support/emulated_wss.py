@@ -8,8 +8,8 @@ from typing import Any
 from patchlight.controller.circuits.protocols.session import Timeouts
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.emulation.optical.crossbar import NoChannelCrossbar
+from patchlight.emulation.optical.device import EmulatedWss
 from patchlight.emulation.optical.protocols.server import ProtocolServer, server_class
-from patchlight.emulation.optical.wavelength_device import EmulatedWss
 from patchlight.testbed.lab.spectrum import Channel, Grid, SpectrumMap
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from tests.support.ocs_drivers import listening

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from patchlight.emulation.fabric.openvswitch import OpenVSwitch, new_bridge, set_tls
+from patchlight.emulation.fabric.build import OpenVSwitch, new_bridge, set_tls
 from patchlight.emulation.fabric.processes import LabService
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux.namespaces import entered

@@ -11,8 +11,8 @@ import yaml
 from matplotlib.figure import Figure
 
 from patchlight.controller.policies.contract import JobView
-from patchlight.emulation import output_folder
-from patchlight.emulation.provenance import provenance
+from patchlight.emulation import results
+from patchlight.emulation.results import provenance
 from patchlight.emulation.simulator.cluster import NetworkCluster, QueueJob, Training, simulate
 from patchlight.emulation.simulator.cluster.networkcluster import Usage
 from patchlight.emulation.simulator.cluster.results import summary_of
@@ -254,7 +254,7 @@ def _measure(
 
 def write_report(result: dict[str, Any], output: Path) -> list[Path]:
     """Write ``result.json`` and the plot into ``output``; the files."""
-    return output_folder.write_report(
+    return results.write_report(
         result, output, {"architectures": lambda: architectures_figure(result)}
     )
 

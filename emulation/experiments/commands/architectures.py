@@ -60,7 +60,7 @@ def architectures(
     """
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.experiments.architectures import run
-    from patchlight.emulation.output_folder import check_output
+    from patchlight.emulation.results import check_output
 
     given: dict[str, Any] = {"networks": networks} if networks else {}
     if prices is not None:

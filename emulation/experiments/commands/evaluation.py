@@ -259,7 +259,7 @@ def evaluate(
     as 'patchlight simulate' does, which has more options. Both print a table and write result.json;
     Ctrl-C keeps what is finished.
     """
-    from patchlight.emulation.output_folder import cannot_write, check_output, write_result
+    from patchlight.emulation.results import cannot_write, check_output, write_result
     from patchlight.emulation.simulator.commands.simulate import refuse_faults, run_simulation
 
     kinds = {_kind_of(name) for name in names}

@@ -252,7 +252,7 @@ def pac_ml(
     from patchlight.emulation.experiments.commands.pac_ml import print_tables
     from patchlight.emulation.experiments.pac_ml import report, run
     from patchlight.emulation.experiments.pac_ml.variation import Variation
-    from patchlight.emulation.output_folder import check_output
+    from patchlight.emulation.results import check_output
     from patchlight.emulation.simulator.executors import Engine
 
     options = run.PacMlOptions(

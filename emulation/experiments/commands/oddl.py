@@ -154,7 +154,7 @@ def oddl(
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.experiments.oddl import figures, run
     from patchlight.emulation.experiments.oddl.conditions import LightTimes
-    from patchlight.emulation.output_folder import check_output
+    from patchlight.emulation.results import check_output
     from patchlight.emulation.simulator.executors import Engine
 
     given: dict[str, Any] = {"models": models} if models else {}
@@ -269,7 +269,7 @@ def run_with_packets(
     # Not above: importing NumPy and Matplotlib takes longer than --help should.
     from patchlight.emulation.experiments.oddl import figures
     from patchlight.emulation.experiments.oddl.packets import run
-    from patchlight.emulation.output_folder import check_output
+    from patchlight.emulation.results import check_output
 
     if len(models) > 1:
         raise BadInput("expected one --model: with packets, a single job is trained")

@@ -236,7 +236,7 @@ def pac_ml_load(
     An episode has 1,001 jobs at every load. Prints a table, and writes a plot and result.json.
     """
     from patchlight.emulation.experiments.pac_ml import load
-    from patchlight.emulation.output_folder import check_output
+    from patchlight.emulation.results import check_output
     from patchlight.emulation.simulator.executors import Engine
 
     try:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from patchlight.emulation import output_folder
+from patchlight.emulation import results
 
 LABELS = {
     "fat_tree": "fat-tree 1:1",
@@ -30,7 +30,7 @@ def write_report(result: dict[str, Any], output: Path) -> list[Path]:
         "decomposition": lambda: decomposition_figure(result),
         "f-and-c": lambda: plane_figure(result),
     }
-    return output_folder.write_report(result, output, plots)
+    return results.write_report(result, output, plots)
 
 
 def speedups_figure(result: dict[str, Any]) -> Figure:
@@ -181,7 +181,7 @@ def write_packets_report(result: dict[str, Any], output: Path) -> list[Path]:
         "stages": lambda: stages_figure(result),
         "isolation": lambda: isolation_figure(result),
     }
-    return output_folder.write_report(result, output, plots)
+    return results.write_report(result, output, plots)
 
 
 def sweep_figure(result: dict[str, Any]) -> Figure:

@@ -19,7 +19,7 @@ from patchlight.emulation.experiments.oddl.conditions import (
     workload,
 )
 from patchlight.emulation.experiments.paper import SPEEDUPS
-from patchlight.emulation.provenance import provenance
+from patchlight.emulation.results import provenance
 from patchlight.emulation.simulator.executors import Engine, run_all
 from patchlight.emulation.simulator.network import PlacedJob, Round, collective, network_of
 from patchlight.emulation.simulator.network.contract import Network

@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from patchlight.emulation import output_folder
+from patchlight.emulation import results
 from patchlight.emulation.experiments.ofc2022.analysis import (
     CaseRun,
     JobRun,
@@ -194,14 +194,14 @@ COLUMNS = ("case", "first job", "paper", "measured", "difference")
 
 def write_report(result: dict[str, Any], runs: Sequence[CaseRun], output: Path) -> list[Path]:
     """Write everything into the folder ``output``; the files, the HTML page first."""
-    files = output_folder.write_report(result, output, _plots(result, runs))
+    files = results.write_report(result, output, _plots(result, runs))
     measured, report = output / "measurements.json", output / "report.html"
     try:
         lives = json.dumps([asdict(run) for run in runs], indent=2, ensure_ascii=False)
         measured.write_text(lives + "\n", encoding="utf-8")
         report.write_text(page(result, rows_of(result), files[1:]), encoding="utf-8")
     except OSError as error:
-        raise output_folder.cannot_write(output, error) from error
+        raise results.cannot_write(output, error) from error
     return [report, files[0], measured, *files[1:]]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from patchlight.emulation import output_folder
+from patchlight.emulation import results
 from patchlight.emulation.experiments import paper
 from patchlight.emulation.experiments.pac_ml.episodes import ROLL_OUT
 from patchlight.emulation.experiments.pac_ml.results import policies_in
@@ -110,7 +110,7 @@ def write_report(result: dict[str, Any], output: Path) -> list[Path]:
     for rule in result["rules"]:
         plots[f"blocking-{rule}"] = partial(blocking_figure, result, rule)
         plots[f"completion-{rule}"] = partial(completion_figure, result, rule)
-    return output_folder.write_report(result, output, plots)
+    return results.write_report(result, output, plots)
 
 
 def rows_beside_published(result: dict[str, Any]) -> list[tuple[str, ...]]:

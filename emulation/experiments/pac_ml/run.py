@@ -33,7 +33,7 @@ from patchlight.emulation.experiments.pac_ml.results import (
     less_maximum,
 )
 from patchlight.emulation.experiments.pac_ml.variation import Variation
-from patchlight.emulation.provenance import policy_files, provenance
+from patchlight.emulation.results import policy_files, provenance
 from patchlight.emulation.simulator.executors import Engine, Interrupted, run_all
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
 from patchlight.emulation.simulator.ramp.rollout import LookAhead

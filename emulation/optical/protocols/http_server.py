@@ -22,17 +22,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import NameOID
 
 from patchlight.emulation.optical.emulated_switch import EmulatedSwitch, HungUp
+from patchlight.emulation.optical.matrices import RequestRefused
 from patchlight.emulation.optical.protocols.server import ProtocolServer
-from patchlight.emulation.optical.switch_matrix import RequestRefused
 
 _BODY_LIMIT = 1 << 20
 _READING = ("GET", "HEAD", "OPTIONS")
 _SUBJECT = "emulated optical circuit switch"
-
-
-def read_map_by_hand(path: str) -> str:
-    """A shell command that gets ``path``; see ``ProtocolServer.by_hand``."""
-    return f'curl -sk -u "{{user}}:{{password}}" "https://{{host}}:{{port}}{path}"'
 
 
 @dataclass(frozen=True)
@@ -57,7 +52,10 @@ class HttpResponse:
 
 
 class HttpServer(ProtocolServer):
-    """Serves HTTP over TLS, with Basic authentication; neither of them if it is not ``secure``."""
+    """Serves HTTP over TLS, with Basic authentication; neither of them if it is not ``secure``.
+
+    The codes of ``refusals`` are HTTP's.
+    """
 
     media_type = "application/json"
     secure: ClassVar[bool] = True
@@ -66,13 +64,14 @@ class HttpServer(ProtocolServer):
         super().__init__(device)
         self.tls = server_context() if self.secure else None
 
+    @staticmethod
+    def curl(path: str) -> str:
+        """A shell command that gets ``path``; see ``ProtocolServer.by_hand``."""
+        return f'curl -sk -u "{{user}}:{{password}}" "https://{{host}}:{{port}}{path}"'
+
     @abstractmethod
     async def _answer(self, request: HttpRequest) -> HttpResponse:
         """Do it; raises ``RequestRefused``."""
-
-    @abstractmethod
-    def _refusal(self, refusal: RequestRefused) -> HttpResponse:
-        """The vendor's words for a refusal."""
 
     @abstractmethod
     def _problem(self, status: int, message: str) -> HttpResponse:
@@ -80,7 +79,7 @@ class HttpServer(ProtocolServer):
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = h11.Connection(h11.SERVER)
-        # A device hangs up on what is no HTTP.
+        # A device hangs up on what is not HTTP.
         with contextlib.suppress(h11.ProtocolError):
             while await self._exchange(connection, reader, writer):
                 connection.start_next_cycle()
@@ -89,10 +88,9 @@ class HttpServer(ProtocolServer):
         self, connection: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         """One request and its answer; ``False`` ends the connection."""
-        received = await _receive(connection, reader)
-        if received is None:
+        head, data = await _receive(connection, reader)
+        if head is None:
             return False
-        head, data = received
         faults = self._device.faults
         try:
             changes = head.method.decode() not in _READING
@@ -138,7 +136,7 @@ class HttpServer(ProtocolServer):
         try:
             response = await self._answer(request)
         except RequestRefused as refused:
-            response = self._refusal(refused)
+            response = self._problem(*self._refusal(refused))
         await self._device.settle()
         return response
 
@@ -155,10 +153,10 @@ class HttpServer(ProtocolServer):
 
 async def _receive(
     connection: h11.Connection, reader: asyncio.StreamReader
-) -> tuple[h11.Request, bytes] | None:
+) -> tuple[h11.Request | None, bytes]:
     """A whole request; ``None`` if the client is done."""
     head, data = None, b""
-    while True:
+    while len(data) <= _BODY_LIMIT:
         event = connection.next_event()
         if event is h11.NEED_DATA:
             connection.receive_data(await reader.read(65536))
@@ -166,21 +164,19 @@ async def _receive(
             head = event
         elif isinstance(event, h11.Data):
             data += event.data
-            if len(data) > _BODY_LIMIT:
-                return None
         elif isinstance(event, h11.EndOfMessage):
-            return None if head is None else (head, data)
+            return head, data
         else:
-            return None
+            break
+    return None, b""
 
 
 @functools.cache
 def certificate() -> x509.Certificate:
-    """The certificate of emulated devices: signed by itself, as those of switches in labs are.
+    """The certificate of emulated devices: self-signed, as those of switches in labs are.
 
-    Its key is no secret, for nothing emulated is, and it is the same for all and at every start
-    (Ed25519 signs without chance): a client that remembers it finds it again behind whichever
-    port the next emulated lab gets.
+    Its key is not secret, and the same for all devices and at every start (Ed25519 signs without
+    chance): a client that remembers it finds it again behind any port of the next emulated lab.
     """
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, _SUBJECT)])
     return x509.CertificateBuilder(

@@ -1,7 +1,7 @@
-"""OpenFlow 1.3 as a switch of cross-connects needs it: messages to and from bytes.
+"""OpenFlow 1.3 for a switch of cross-connects: messages to and from bytes.
 
-Numbers and layouts are those of the OpenFlow Switch Specification 1.3.5, chapter 7. Only what
-can stand in such a switch is known: matches on the input port, and outputs to ports.
+Numbers and layouts are those of the OpenFlow Switch Specification 1.3.5, chapter 7. Only entries of
+such a switch are possible: matches on the input port, and outputs to ports.
 """
 
 import struct
@@ -16,7 +16,7 @@ ANY_PORT = 0xFFFFFFFF
 IN_PORT = 0xFFFFFFF8
 ALL_TABLES = 0xFF
 UNCOUNTED = (1 << 64) - 1
-"""What a counter shows that the switch does not keep."""
+"""The value of a counter that the switch does not keep."""
 
 _FLOW_MOD = struct.Struct("!QQBBHHHIIIH2x")
 _FLOW_STATS_REQUEST = struct.Struct("!B3xII4xQQ")
@@ -120,7 +120,7 @@ class OpenFlowMessage:
 
 
 def messages(buffer: bytearray) -> Iterator[OpenFlowMessage]:
-    """Take the whole messages out of ``buffer``. ``OpenFlowError`` if a length cannot be."""
+    """Take the whole messages out of ``buffer``. ``OpenFlowError`` for an impossible length."""
     while len(buffer) >= HEADER.size:
         _, kind, length, xid = HEADER.unpack_from(buffer)
         if length < HEADER.size:
@@ -190,7 +190,7 @@ class Port:
 
 
 def port_modified(port: Port) -> bytes:
-    """What a switch says unasked when a port changes."""
+    """The message of a switch when a port changes."""
     return message(Kind.PORT_STATUS, 0, struct.pack("!B7x", 2) + port.to_bytes())
 
 
@@ -218,7 +218,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which entries a request means: those with this cookie, input, output and priority."""
+    """The entries of a request: those with this cookie, input, output and priority."""
 
     cookie: int
     mask: int
@@ -227,7 +227,7 @@ class Selection:
     priority: int | None = None
 
     def takes(self, flow: Flow) -> bool:
-        """Whether it means this entry."""
+        """Whether it selects this entry."""
         return (
             flow.cookie & self.mask == self.cookie & self.mask
             and self.out in (ANY_PORT, flow.out)
@@ -237,17 +237,17 @@ class Selection:
 
 
 def asked_flows(body: bytes) -> Selection:
-    """What a request for flow statistics asks for."""
+    """The entries that a request for flow statistics selects."""
     table, out, _group, cookie, mask = _unpack(_FLOW_STATS_REQUEST, body)
     inp, _ = _read_match(body[_FLOW_STATS_REQUEST.size :])
-    # There is one table, and nothing in another.
+    # There is only one table.
     return Selection(cookie, mask, 0 if table not in (0, ALL_TABLES) else out, inp)
 
 
 def read_flow_mod(body: bytes) -> tuple[Selection, Flow | None]:
-    """Which entries a flow-mod means, and the one to add: with none it deletes those.
+    """The entries that a flow-mod selects, and the one to add: with none it deletes those.
 
-    ``OpenFlowError`` if it cannot be.
+    ``OpenFlowError`` if it is not possible.
     """
     fields = _unpack(_FLOW_MOD, body)
     cookie, mask, table, command, idle, hard, priority, _buffer, out, _group, _flags = fields
@@ -264,9 +264,17 @@ def read_flow_mod(body: bytes) -> tuple[Selection, Flow | None]:
     if idle or hard:
         raise OpenFlowError(BAD_TIMEOUT)
     if inp is None:
-        # Light has no headers: what comes in by any port cannot be told apart.
+        # Light has no headers: entries match by input port only.
         raise OpenFlowError(BAD_MATCH_FIELD)
-    target = _read_output(rest)
+    kind, length = _unpack(_ACTIONS, rest)
+    if kind != _APPLY_ACTIONS or length != len(rest):
+        raise OpenFlowError(UNSUPPORTED_INSTRUCTION)
+    actions = rest[_ACTIONS.size :]
+    if len(actions) > _OUTPUT.size:
+        raise OpenFlowError(TOO_MANY_ACTIONS)
+    action, _, target, _ = _unpack(_OUTPUT, actions)
+    if action != _TO_PORT:
+        raise OpenFlowError(BAD_ACTION)
     flow = Flow(inp, inp if target == IN_PORT else target, cookie, priority)
     if target == inp:
         raise OpenFlowError(BAD_OUT_PORT)
@@ -274,31 +282,14 @@ def read_flow_mod(body: bytes) -> tuple[Selection, Flow | None]:
 
 
 def _read_match(body: bytes) -> tuple[int | None, bytes]:
-    """The input port that a match asks for (``None``: any), and what follows it."""
+    """The input port of a match (``None``: any), and what follows it."""
     _, length = _unpack(_MATCH, body)
     fields, rest = body[_MATCH.size : length], body[-(-length // 8) * 8 :]
     if not fields:
         return None, rest
-    if len(fields) != _IN_PORT.size:
+    if len(fields) != _IN_PORT.size or not fields.startswith(struct.pack("!I", _OXM_IN_PORT)):
         raise OpenFlowError(BAD_MATCH_FIELD)
-    field, port = _IN_PORT.unpack(fields)
-    if field != _OXM_IN_PORT:
-        raise OpenFlowError(BAD_MATCH_FIELD)
-    return port, rest
-
-
-def _read_output(body: bytes) -> int:
-    """The one port that a list of instructions sends to."""
-    kind, length = _unpack(_ACTIONS, body)
-    if kind != _APPLY_ACTIONS or length != len(body):
-        raise OpenFlowError(UNSUPPORTED_INSTRUCTION)
-    actions = body[_ACTIONS.size :]
-    if len(actions) > _OUTPUT.size:
-        raise OpenFlowError(TOO_MANY_ACTIONS)
-    action, _, port, _ = _unpack(_OUTPUT, actions)
-    if action != _TO_PORT:
-        raise OpenFlowError(BAD_ACTION)
-    return int(port)
+    return _IN_PORT.unpack(fields)[1], rest
 
 
 def _unpack(layout: struct.Struct, body: bytes) -> tuple[int, ...]:

@@ -13,24 +13,30 @@ import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from patchlight.controller.circuits.registry import PlugIns
 from patchlight.emulation.json_lines import answer_lines
 from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
+from patchlight.emulation.optical.matrices import Reason, RequestRefused
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.lab.model import OcsFault
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS
 from patchlight.testbed.linux.sockets import bind_unix, free_ports, listen, split_address
 
+log = logging.getLogger("patchlight.optical")
+_ACTIONS = ("report", "lose", "reboot")
+_DIALS_AGAIN_S = 0.1
+
 
 class ProtocolServer(ABC):
     """Serves one device to all its clients.
 
     A server calls what changes the device, awaits ``device.settle`` and only then answers; what
-    the device refuses comes as ``RequestRefused``. Beside that it has to honour:
+    the device refuses comes as ``RequestRefused``. It also has to honour:
 
     - users: ``device.lets_in`` before anything else, ``device.may_change`` before a change, where
       its protocol has logins;
@@ -38,19 +44,22 @@ class ProtocolServer(ABC):
       cuts, stalls, meddles and refuses; meanwhile ``faults.acknowledge``, if there is such a word;
     - ``faults.spoilt`` on each answer, ``take_stray`` before it and ``take_flood`` at it;
     - ``faults.monitors`` and ``repeat_pages``, where the vendor has such models and such replies;
-    - ``device.name_of`` for each circuit whose name it tells, and ``faults.names`` for ports;
+    - ``device.name_of`` for each circuit whose name it sends, and ``faults.names`` for ports;
     - ``report``, by which an alarm comes, or ``BadInput``.
 
     ``port``: where such devices listen by default. ``by_hand``: a shell command that reads the
     map, with ``{host}``, ``{port}``, ``{user}`` and ``{password}`` to fill in. ``dials``: the
-    device connects to its client, rather than listen, and says ``datapath_id`` where the lab file
-    gives it none. ``tls``: what clients connect with.
+    device connects to its client, rather than listen, and sends ``datapath_id`` where the lab file
+    gives it none. ``tls``: what clients connect with. ``refusals``: the vendor's code and words for
+    a refusal, with ``{port}`` and ``{reason}`` to fill in; ``refused`` where there are none.
     """
 
     port: ClassVar[int] = 0
     by_hand: ClassVar[str] = ""
     dials: ClassVar[bool] = False
     datapath_id: ClassVar[int | None] = None
+    refusals: ClassVar[Mapping[Reason, tuple[Any, str]]] = {}
+    refused: ClassVar[tuple[Any, str]] = ("", "failed")
     tls: ssl.SSLContext | None = None
 
     def __init__(self, device: EmulatedSwitch) -> None:
@@ -81,6 +90,12 @@ class ProtocolServer(ABC):
     def report(self, text: str) -> None:
         """Raise an alarm with these words, as far as the protocol can; ``BadInput`` if not."""
 
+    def _refusal(self, refusal: RequestRefused) -> tuple[Any, str]:
+        """The vendor's code and words for a refusal."""
+        code, words = self.refusals.get(refusal.reason, self.refused)
+        reason = refusal.reason.value
+        return code, refusal.message or words.format(port=refusal.port, reason=reason)
+
 
 _SERVERS = PlugIns(
     "patchlight.emulated_ocs",
@@ -94,17 +109,12 @@ emulated_drivers = _SERVERS.names
 
 
 def server_class(driver: str) -> type[ProtocolServer]:
-    """The server that speaks to this driver; ``BadInput`` if there is none."""
+    """The server that speaks to this driver; ``BadInput`` if none does."""
     try:
         return cast(type[ProtocolServer], _SERVERS.load(driver))
     except KeyError:
         known = nearest(driver, emulated_drivers(), "there are")
         raise BadInput(f"no emulated switch speaks {driver!r}: {known}") from None
-
-
-log = logging.getLogger("patchlight.optical")
-
-_DIALS_AGAIN_S = 0.1
 
 
 async def serve_until_stopped(
@@ -149,7 +159,7 @@ async def serve_until_stopped(
 
 
 async def _dial(protocol: ProtocolServer, host: str, port: int) -> None:
-    """Connect, serve, and begin anew when that ends, until cancelled."""
+    """Connect, serve, and connect again when that ends, until cancelled."""
     while True:
         with contextlib.suppress(OSError):
             await protocol.serve(*await asyncio.open_connection(host, port))
@@ -157,25 +167,21 @@ async def _dial(protocol: ProtocolServer, host: str, port: int) -> None:
 
 
 class FaultRequests:
-    """Takes objects that ask for faults and actions, and brings them about.
+    """Brings about faults and actions.
 
-    Keys are the fields of ``Faults`` (present ones replace what was), and the actions ``report``
-    (say an alarm), ``lose`` (a cross-connect) and ``reboot`` (``"keep"`` or ``"forget"`` the map).
-    The control socket takes one JSON object a line and answers each with one.
+    Keys are the fields of ``EmulatedFaults`` (given ones replace what was), and the actions
+    ``report`` (an alarm), ``lose`` (a cross-connect) and ``reboot`` (``"keep"`` or ``"forget"`` the
+    map). The control socket takes one JSON object a line and answers each with one.
     """
 
     def __init__(self, device: EmulatedSwitch, protocol: ProtocolServer) -> None:
         self._device, self._protocol = device, protocol
         self._tasks: set[asyncio.Task[None]] = set()
-        self._actions: dict[str, Callable[[object], Awaitable[None]]] = {
-            "report": self._report,
-            "lose": self._lose,
-            "reboot": self._reboot,
-        }
 
     async def listen(self, path: Path) -> asyncio.Server:
         """Take requests on a Unix socket, replacing one that nobody serves any more."""
-        return await asyncio.start_unix_server(self._serve, sock=bind_unix(path, "emulated switch"))
+        serve = partial(answer_lines, answer=self._answer)
+        return await asyncio.start_unix_server(serve, sock=bind_unix(path, "emulated switch"))
 
     async def schedule(self, faults: Sequence[OcsFault]) -> None:
         """Bring about a lab file's faults in their time: at once, later, or before a change.
@@ -195,7 +201,7 @@ class FaultRequests:
             if fault.after_s:
                 self._start(self._later(fault))
             elif not fault.after_changes:
-                await self._take(fault.control)
+                await self._act(self._begin(fault.control))
 
     def end(self) -> None:
         """Cancel what is still to come."""
@@ -210,45 +216,35 @@ class FaultRequests:
     async def _later(self, fault: OcsFault) -> None:
         await asyncio.sleep(fault.after_s)
         try:
-            await self._take(fault.control)
+            await self._act(self._begin(fault.control))
         except BadInput as error:
             log.warning("the fault %s of the lab file: %s", fault.control, error.message)
 
-    async def _take(self, request: Mapping[str, Any]) -> None:
-        await self._act(self._begin(request))
-
     def _begin(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        actions = {name: value for name, value in request.items() if name in self._actions}
-        self._device.faults.update({name: request[name] for name in request if name not in actions})
+        """Set the faults; the actions, which are still to do."""
+        self._device.faults.update({k: v for k, v in request.items() if k not in _ACTIONS})
         self._device.apply_faults()
-        return actions
+        return {k: v for k, v in request.items() if k in _ACTIONS}
 
-    async def _act(self, actions: dict[str, Any]) -> None:
+    async def _act(self, actions: Mapping[str, Any]) -> None:
         await self._device.settle()
         for name, value in actions.items():
-            await self._actions[name](value)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await answer_lines(reader, writer, self._answer)
+            if name == "report":
+                self._protocol.report(str(value))
+            elif name == "lose":
+                await self._device.lose(str(value))
+            elif value in ("keep", "forget"):
+                self._protocol.cut()
+                await self._device.reboot(keep_map=value == "keep")
+            else:
+                raise BadInput(f"reboot cannot be {value!r}: 'keep' or 'forget', meaning the map")
 
     async def _answer(self, line: bytes) -> dict[str, Any]:
         try:
             request = json.loads(line)
             if not isinstance(request, dict):
                 raise BadInput("expected a JSON object")
-            await self._take(request)
+            await self._act(self._begin(request))
         except (BadInput, ValueError) as error:
             return {"ok": False, "error": str(error)}
         return {"ok": True, "faults": asdict(self._device.faults)}
-
-    async def _report(self, text: object) -> None:
-        self._protocol.report(str(text))
-
-    async def _lose(self, text: object) -> None:
-        await self._device.lose(str(text))
-
-    async def _reboot(self, how: object) -> None:
-        if how not in ("keep", "forget"):
-            raise BadInput(f"reboot cannot be {how!r}: 'keep' or 'forget', meaning the map")
-        self._protocol.cut()
-        await self._device.reboot(keep_map=how == "keep")

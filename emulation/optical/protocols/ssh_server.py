@@ -1,45 +1,48 @@
-"""SSH in front of an emulated device: logins by password, then one shell or subsystem.
+"""SSH in front of an emulated device: logins by password, then one shell or subsystem; NETCONF.
 
-paramiko works in threads and on a socket of its own; here its bytes and the session's become
+paramiko works in threads and on its own socket; here its bytes and the session's become
 asyncio streams, so that what runs over SSH is served like anything else.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
+import re
 import socket
 import tempfile
 import threading
+import time
+import xml.etree.ElementTree as ET
 from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
+from xml.sax.saxutils import escape, quoteattr
 
 import paramiko
-from paramiko.common import (
-    AUTH_FAILED,
-    AUTH_SUCCESSFUL,
-    OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED,
-    OPEN_SUCCEEDED,
-)
+from paramiko import common
 
 from patchlight.controller.circuits.protocols.ssh import joined
 from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
+from patchlight.emulation.optical.matrices import RequestRefused
 from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.testbed.linux.files import NoHome, user_folder
 
 log = logging.getLogger("patchlight.optical")
 _LOG = "patchlight.optical.ssh"
 
-# A client that hangs up in the middle is nothing to be told with a traceback.
+# A client that hangs up in the middle is not worth a traceback.
 logging.getLogger(_LOG).setLevel(logging.CRITICAL)
 
 
 class SshServer(ProtocolServer):
-    """Serves ``_session`` to whoever logs in.
+    """Serves ``_session`` to users who log in.
 
-    ``subsystem`` is what a client must ask for; empty for a shell.
+    ``subsystem`` is what a client must request; empty for a shell.
     """
 
     subsystem: ClassVar[str] = ""
@@ -67,16 +70,16 @@ class SshServer(ProtocolServer):
             asyncio.create_task(_copy(inner[0], writer)),
             asyncio.create_task(self._once_opened(transport, opened)),
         ]
-        door = _Door(self._device, self.subsystem, loop, opened)
+        login = _Login(self._device, self.subsystem, loop, opened)
         try:
             # With an event it returns at once; the handshake goes on in paramiko's thread.
-            transport.start_server(event=threading.Event(), server=door)
+            transport.start_server(event=threading.Event(), server=login)
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if tasks[2].done():
-                # What was said last is still on its way through paramiko's threads.
+                # The last output is still on its way through paramiko's threads.
                 await asyncio.wait(tasks[1:2], timeout=1)
             transport.close()
-            # A device goes on with what it was told, whether or not anybody waits for it.
+            # A device completes its commands, even if no client waits.
             if opened.done():
                 await tasks[2]
         finally:
@@ -98,8 +101,8 @@ class SshServer(ProtocolServer):
 
 
 @dataclass(eq=False)
-class _Door(paramiko.ServerInterface):
-    """Lets in who has the password; called in paramiko's thread."""
+class _Login(paramiko.ServerInterface):
+    """Lets in users who have the password; called in paramiko's thread."""
 
     device: EmulatedSwitch
     subsystem: str
@@ -108,29 +111,25 @@ class _Door(paramiko.ServerInterface):
     given: bool = False
 
     def get_allowed_auths(self, username: str) -> str:
-        """Passwords alone."""
         return "password"
 
     def check_auth_password(self, username: str, password: str) -> int:
-        """Whether that is the user's password."""
-        return AUTH_SUCCESSFUL if self.device.lets_in(username, password) else AUTH_FAILED
+        known = self.device.lets_in(username, password)
+        return common.AUTH_SUCCESSFUL if known else common.AUTH_FAILED
 
     def check_channel_request(self, kind: str, chanid: int) -> int:
-        """Sessions, nothing else: no forwarding."""
+        # No forwarding.
         if kind == "session":
-            return OPEN_SUCCEEDED
-        return OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
+            return common.OPEN_SUCCEEDED
+        return common.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED
 
     def check_channel_pty_request(self, *request: Any, **named: Any) -> bool:
-        """A terminal for a shell."""
         return not self.subsystem
 
     def check_channel_shell_request(self, channel: paramiko.Channel) -> bool:
-        """A shell, if that is what the device has."""
         return not self.subsystem and self._give(channel)
 
     def check_channel_subsystem_request(self, channel: paramiko.Channel, name: str) -> bool:
-        """The subsystem that the device has."""
         return bool(self.subsystem) and name == self.subsystem and self._give(channel)
 
     def _give(self, channel: paramiko.Channel) -> bool:
@@ -142,7 +141,7 @@ class _Door(paramiko.ServerInterface):
             if not self.opened.done():
                 self.opened.set_result(channel)
 
-        # The loop may have ended while the client was asking.
+        # The loop may have ended meanwhile.
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(give)
         return True
@@ -161,21 +160,226 @@ def _host_key() -> paramiko.PKey:
     Where that cannot be written, a key of this process alone.
     """
     try:
-        folder = user_folder("XDG_STATE_HOME", ".local/state")
-        path = folder / "patchlight" / "emulated_ssh_host_key"
+        path = user_folder("XDG_STATE_HOME", ".local/state") / "patchlight/emulated_ssh_host_key"
         if not path.exists():
-            _make_key(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Several devices of a lab start at once: the first whole file stays.
+            with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+                new = f"{folder}/key"
+                paramiko.ECDSAKey.generate().write_private_key_file(new)
+                with contextlib.suppress(FileExistsError):
+                    os.link(new, path)
         return paramiko.ECDSAKey(filename=str(path))
     except (OSError, NoHome, paramiko.SSHException) as error:
         log.warning("a new host key for this start only: %s", error)
         return paramiko.ECDSAKey.generate()
 
 
-def _make_key(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Several devices of a lab start at once: the first whole file stays.
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        beside = Path(folder) / "key"
-        paramiko.ECDSAKey.generate().write_private_key_file(str(beside))
-        with contextlib.suppress(FileExistsError):
-            os.link(beside, path)
+# NETCONF (RFC 6241 and 6242): framing 1.0 and 1.1; of the operations only those that a datastore
+# ``running`` needs.
+
+BASE = "urn:ietf:params:xml:ns:netconf:base:1.0"
+_NOTIFICATION = "urn:ietf:params:xml:ns:netconf:notification:1.0"
+_CAPABILITIES = (
+    "urn:ietf:params:netconf:base:1.0",
+    "urn:ietf:params:netconf:base:1.1",
+    "urn:ietf:params:netconf:capability:writable-running:1.0",
+    "urn:ietf:params:netconf:capability:notification:1.0",
+    "urn:ietf:params:netconf:capability:interleave:1.0",
+)
+_MESSAGE_LIMIT = 1 << 20
+_END = b"]]>]]>"
+_CHUNK = re.compile(rb"\n#(\d{1,10})\n")
+
+
+class NetconfError(Exception):
+    """The ``rpc-error`` of a reply."""
+
+    def __init__(self, tag: str, message: str, kind: str = "application") -> None:
+        super().__init__(message)
+        self.xml = (
+            f"<rpc-error><error-type>{kind}</error-type><error-tag>{tag}</error-tag>"
+            "<error-severity>error</error-severity>"
+            f'<error-message xml:lang="en">{escape(message)}</error-message></rpc-error>'
+        )
+
+
+class NetconfServer(SshServer):
+    """Serves NETCONF over SSH. A vendor's server adds its operations to ``_operations``.
+
+    They go by local name, get the element and return XML. ``module`` is the capability of the
+    device's own YANG module, ``changing`` names the operations that change something. The codes of
+    ``refusals`` are error tags.
+    """
+
+    subsystem = "netconf"
+    module: ClassVar[str]
+    changing: ClassVar[tuple[str, ...]] = ("edit-config",)
+
+    def __init__(self, device: EmulatedSwitch) -> None:
+        super().__init__(device)
+        self._operations: dict[str, Callable[[ET.Element], Awaitable[str]]] = {}
+        self._sessions: set[_Session] = set()
+        self._ids = itertools.count(1)
+
+    async def _session(
+        self, user: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        session = _Session(user, writer)
+        capabilities = (*_CAPABILITIES, self.module)
+        listed = "".join(f"<capability>{escape(name)}</capability>" for name in capabilities)
+        session.send(
+            f'<hello xmlns="{BASE}"><capabilities>{listed}</capabilities>'
+            f"<session-id>{next(self._ids)}</session-id></hello>"
+        )
+        self._sessions.add(session)
+        try:
+            async for message in _messages(reader, session):
+                try:
+                    root = ET.fromstring(message)
+                except ET.ParseError:
+                    return
+                if not await self._do(session, root):
+                    return
+        finally:
+            self._sessions.discard(session)
+
+    async def _data(
+        self, request: ET.Element, containers: Mapping[str, Callable[[], Awaitable[ET.Element]]]
+    ) -> str:
+        """What the request's filter selects of these containers, by their tags."""
+        asked = request.find(f"{{{BASE}}}filter")
+        if asked is None:
+            data = [await read() for read in containers.values()]
+        elif asked.get("type", "subtree") != "subtree":
+            raise NetconfError("operation-not-supported", "filters are subtrees", "protocol")
+        else:
+            data = []
+            for subtree in asked:
+                if subtree.tag in containers:
+                    kept = selected(await containers[subtree.tag](), subtree)
+                    data += [] if kept is None else [kept]
+        return f"<data>{''.join(ET.tostring(each, encoding='unicode') for each in data)}</data>"
+
+    def _notify(self, event: str) -> None:
+        """Send this to every session that has subscribed."""
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        for session in tuple(self._sessions):
+            if session.subscribed:
+                session.send(
+                    f'<notification xmlns="{_NOTIFICATION}"><eventTime>{at}</eventTime>'
+                    f"{event}</notification>"
+                )
+
+    async def _do(self, session: _Session, root: ET.Element) -> bool:
+        """Do a message; ``False`` ends the session."""
+        kind = local(root.tag)
+        if kind == "hello":
+            offered = {(c.text or "").strip() for c in root.iter(f"{{{BASE}}}capability")}
+            session.chunked = _CAPABILITIES[1] in offered
+            return True
+        if kind != "rpc" or len(root) != 1:
+            return False
+        verb, faults = local(root[0].tag), self._device.faults
+        async with faults.around_command(changes=verb in self.changing) as refusal:
+            try:
+                answer = await self._execute(session, root[0], refusal)
+            except NetconfError as error:
+                answer = error.xml
+        for number in range(faults.take_flood()):
+            self._notify(f"<system-error><message>Alarm {number}</message></system-error>")
+        # Whatever attributes a request has, its reply has.
+        given = "".join(f" {name}={quoteattr(value)}" for name, value in root.attrib.items())
+        reply = f'<rpc-reply xmlns="{BASE}"{given}>{answer or "<ok/>"}</rpc-reply>'
+        session.send(reply, faults.spoilt)
+        with contextlib.suppress(ConnectionError):
+            await session.writer.drain()
+        return verb != "close-session"
+
+    async def _execute(self, session: _Session, operation: ET.Element, refusal: str) -> str:
+        verb = local(operation.tag)
+        if verb in ("close-session", "create-subscription"):
+            session.subscribed = session.subscribed or verb == "create-subscription"
+            return ""
+        if verb in self.changing:
+            if refusal:
+                raise NetconfError("operation-failed", refusal)
+            if not self._device.may_change(session.user):
+                raise NetconfError("access-denied", "this user may only look", "protocol")
+        execute = self._operations.get(verb)
+        if execute is None:
+            raise NetconfError("operation-not-supported", f"no operation {verb}", "protocol")
+        await self._device.settle()
+        try:
+            return await execute(operation)
+        except RequestRefused as refusal:
+            raise NetconfError(*self._refusal(refusal)) from refusal
+
+
+@dataclass(eq=False)
+class _Session:
+    """One client: who it is, how it frames, and whether it wants notifications."""
+
+    user: str
+    writer: asyncio.StreamWriter
+    chunked: bool = False
+    subscribed: bool = False
+
+    def send(self, text: str, spoilt: Callable[[bytes], bytes] = bytes) -> None:
+        """Send one message."""
+        data = text.encode()
+        framed = b"\n#%d\n%s\n##\n" % (len(data), data) if self.chunked else data + _END
+        self.writer.write(spoilt(framed))
+
+
+def local(tag: str) -> str:
+    """A name without its namespace."""
+    return tag.rpartition("}")[2]
+
+
+def selected(data: ET.Element, subtree: ET.Element) -> ET.Element | None:
+    """What a subtree filter selects of ``data``, whose name it has (RFC 6241, section 6)."""
+    exact = [child for child in subtree if not len(child) and (child.text or "").strip()]
+    others = [child for child in subtree if child not in exact]
+    for child in exact:
+        held = data.find(child.tag)
+        if held is None or (held.text or "").strip() != (child.text or "").strip():
+            return None
+    if not others:
+        return data
+    kept = ET.Element(data.tag)
+    kept.extend(held for child in exact if (held := data.find(child.tag)) is not None)
+    for held in data:
+        for child in others:
+            if child.tag == held.tag and (part := selected(held, child)) is not None:
+                kept.append(part)
+    return kept if len(kept) > len(exact) else None
+
+
+async def _messages(reader: asyncio.StreamReader, session: _Session) -> AsyncIterator[bytes]:
+    """Whole messages as they come; ends with the stream or with wrong framing."""
+    buffer, whole = b"", b""
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65536):
+            buffer += data
+            while True:
+                if not session.chunked:
+                    message, end, rest = buffer.partition(_END)
+                    if not end:
+                        break
+                    buffer = rest
+                    yield message.strip()
+                elif buffer.startswith(b"\n##\n"):
+                    message, whole, buffer = whole, b"", buffer[4:]
+                    yield message
+                elif chunk := _CHUNK.match(buffer):
+                    end_at = chunk.end() + int(chunk[1])
+                    if len(buffer) < end_at:
+                        break
+                    whole, buffer = whole + buffer[chunk.end() : end_at], buffer[end_at:]
+                elif len(buffer) >= 16:
+                    return
+                else:
+                    break
+            if len(buffer) + len(whole) > _MESSAGE_LIMIT:
+                return

@@ -12,25 +12,12 @@ import time
 
 from patchlight.controller.openflow.flowtable import FlowEntry, Match
 from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.matrices import Phase, Reason, RequestRefused, SwitchedCircuit
 from patchlight.emulation.optical.protocols import openflow_wire as wire
-from patchlight.emulation.optical.protocols.openflow_wire import (
-    Flow,
-    Kind,
-    MultipartKind,
-    OpenFlowError,
-    OpenFlowMessage,
-)
 from patchlight.emulation.optical.protocols.server import ProtocolServer
-from patchlight.emulation.optical.switch_matrix import (
-    Phase,
-    Reason,
-    RequestRefused,
-    SwitchedCircuit,
-)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import CrossConnect
 
-SOFTWARE = "1.3-emulated"
 _PRIORITY = 100
 _FAULTS = {
     Reason.NO_PORT: wire.BAD_OUT_PORT,
@@ -41,9 +28,9 @@ _FAULTS = {
 
 
 class OpenFlowServer(ProtocolServer):
-    """Speaks for one device; nobody logs in to it.
+    """Speaks for one device, which has no users.
 
-    Only a controller can ask for its map, and it has to come to one: there is no ``by_hand``.
+    Only the controller that it connects to can read its map: there is no ``by_hand``.
     """
 
     dials = True
@@ -55,13 +42,13 @@ class OpenFlowServer(ProtocolServer):
         super().__init__(device)
         self._features = wire.features(device.switch.datapath_id or self.datapath_id)
         self._since = time.monotonic()
-        # What was asked for since the last barrier: its mirrors may still fail.
-        self._pending: list[tuple[OpenFlowMessage, SwitchedCircuit]] = []
+        # Requests since the last barrier: their mirrors may still fail.
+        self._pending: list[tuple[wire.OpenFlowMessage, SwitchedCircuit]] = []
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         buffer = bytearray()
-        writer.write(wire.message(Kind.HELLO, 0))
-        with contextlib.suppress(OpenFlowError):
+        writer.write(wire.message(wire.Kind.HELLO, 0))
+        with contextlib.suppress(wire.OpenFlowError):
             while data := await reader.read(65536):
                 buffer += data
                 for message in wire.messages(buffer):
@@ -69,7 +56,7 @@ class OpenFlowServer(ProtocolServer):
                 await writer.drain()
 
     def report(self, text: str) -> None:
-        """Tell of the first port that is named in it: OpenFlow has words for ports only."""
+        """Report the first port that is named in it: OpenFlow has messages about ports only."""
         number = re.search(r"\d+", text)
         if number is None or not 1 <= int(number[0]) <= self._device.switch.ports:
             raise BadInput("OpenFlow reports ports only: name one, like 'port 3 is dark'")
@@ -79,54 +66,54 @@ class OpenFlowServer(ProtocolServer):
         for writer in tuple(self.writers):
             writer.write(wire.port_modified(port))
 
-    async def _do(self, message: OpenFlowMessage, writer: asyncio.StreamWriter) -> None:
+    async def _do(self, message: wire.OpenFlowMessage, writer: asyncio.StreamWriter) -> None:
         faults = self._device.faults
         for number in range(faults.take_flood()):
             self._say(wire.Port(number % self._device.switch.ports + 1, "flood", dark=True))
         try:
             answer = await self._answer(message)
-        except OpenFlowError as wrong:
+        except wire.OpenFlowError as wrong:
             answer = wire.error(wrong.fault, message)
         if answer:
-            # Keeping the connection is none of what a fault spoils.
-            keeping = message.kind in (Kind.ECHO_REQUEST, Kind.FEATURES_REQUEST)
+            # A fault spoils none of the messages that keep the connection.
+            keeping = message.kind in (wire.Kind.ECHO_REQUEST, wire.Kind.FEATURES_REQUEST)
             writer.write(answer if keeping else faults.spoilt(answer))
 
-    async def _answer(self, message: OpenFlowMessage) -> bytes:
+    async def _answer(self, message: wire.OpenFlowMessage) -> bytes:
         match message.kind:
-            case Kind.ECHO_REQUEST:
-                return wire.message(Kind.ECHO_REPLY, message.xid, message.body)
-            case Kind.FEATURES_REQUEST:
-                return wire.message(Kind.FEATURES_REPLY, message.xid, self._features)
-            case Kind.GET_CONFIG_REQUEST:
-                return wire.message(Kind.GET_CONFIG_REPLY, message.xid, b"\0\0\xff\xff")
-            case Kind.FLOW_MOD:
+            case wire.Kind.ECHO_REQUEST:
+                return wire.message(wire.Kind.ECHO_REPLY, message.xid, message.body)
+            case wire.Kind.FEATURES_REQUEST:
+                return wire.message(wire.Kind.FEATURES_REPLY, message.xid, self._features)
+            case wire.Kind.GET_CONFIG_REQUEST:
+                return wire.message(wire.Kind.GET_CONFIG_REPLY, message.xid, b"\0\0\xff\xff")
+            case wire.Kind.FLOW_MOD:
                 return await self._flow_mod(message)
-            case Kind.MULTIPART_REQUEST:
+            case wire.Kind.MULTIPART_REQUEST:
                 await self._device.settle()
                 return await self._multipart(message)
-            case Kind.BARRIER_REQUEST:
+            case wire.Kind.BARRIER_REQUEST:
                 return await self._barrier(message)
-            case Kind.HELLO | Kind.ERROR | Kind.ECHO_REPLY | Kind.SET_CONFIG:
+            case wire.Kind.HELLO | wire.Kind.ERROR | wire.Kind.ECHO_REPLY | wire.Kind.SET_CONFIG:
                 return b""
-            case Kind.EXPERIMENTER:
-                raise OpenFlowError(wire.BAD_EXPERIMENTER)
-        raise OpenFlowError(wire.BAD_TYPE)
+            case wire.Kind.EXPERIMENTER:
+                raise wire.OpenFlowError(wire.BAD_EXPERIMENTER)
+        raise wire.OpenFlowError(wire.BAD_TYPE)
 
-    async def _multipart(self, message: OpenFlowMessage) -> bytes:
+    async def _multipart(self, message: wire.OpenFlowMessage) -> bytes:
         part, body = wire.multipart_of(message.body)
-        if part == MultipartKind.DESCRIPTION:
+        if part == wire.MultipartKind.DESCRIPTION:
             name = self._device.switch.name
             model = f"emulated OCS of {self._device.switch.ports} ports"
-            entries = [wire.description("Patchlight", model, SOFTWARE, f"EMU-{name}", name)]
-        elif part == MultipartKind.PORT_DESCRIPTIONS:
+            entries = [wire.description("Patchlight", model, "1.3-emulated", f"EMU-{name}", name)]
+        elif part == wire.MultipartKind.PORT_DESCRIPTIONS:
             entries = [port.to_bytes() for port in await self._ports()]
-        elif part == MultipartKind.FLOWS:
+        elif part == wire.MultipartKind.FLOWS:
             selection, age_s = wire.asked_flows(body), time.monotonic() - self._since
             flows = map(self._flow, self._device.matrix)
             entries = [flow.to_bytes(age_s) for flow in flows if selection.takes(flow)]
         else:
-            raise OpenFlowError(wire.BAD_MULTIPART)
+            raise wire.OpenFlowError(wire.BAD_MULTIPART)
         return wire.multipart(part, message.xid, entries)
 
     async def _ports(self) -> list[wire.Port]:
@@ -137,7 +124,7 @@ class OpenFlowServer(ProtocolServer):
             for n in numbers
         ]
 
-    async def _barrier(self, message: OpenFlowMessage) -> bytes:
+    async def _barrier(self, message: wire.OpenFlowMessage) -> bytes:
         await self._device.come_to_rest()
         pending, self._pending = self._pending, []
         answer = b""
@@ -146,13 +133,13 @@ class OpenFlowServer(ProtocolServer):
                 self._device.remove(circuit)
                 answer += wire.error(wire.FLOW_MOD_FAILED, cause)
         await self._device.settle()
-        return answer + wire.message(Kind.BARRIER_REPLY, message.xid)
+        return answer + wire.message(wire.Kind.BARRIER_REPLY, message.xid)
 
-    async def _flow_mod(self, message: OpenFlowMessage) -> bytes:
+    async def _flow_mod(self, message: wire.OpenFlowMessage) -> bytes:
         faults, matrix = self._device.faults, self._device.matrix
         async with faults.around_command(changes=True) as refused:
             if refused or faults.read_only:
-                raise OpenFlowError(wire.NO_PERMISSION)
+                raise wire.OpenFlowError(wire.NO_PERMISSION)
             await self._device.settle()
             selection, flow = wire.read_flow_mod(message.body)
             try:
@@ -163,11 +150,11 @@ class OpenFlowServer(ProtocolServer):
             except RequestRefused as refusal:
                 at_input = refusal.reason is Reason.NO_PORT and flow and refusal.port == flow.inp
                 fault = _FAULTS.get(refusal.reason, wire.FLOW_MOD_FAILED)
-                raise OpenFlowError(wire.BAD_MATCH_VALUE if at_input else fault) from refusal
+                raise wire.OpenFlowError(wire.BAD_MATCH_VALUE if at_input else fault) from refusal
             await self._device.settle()
         return b""
 
-    def _add(self, message: OpenFlowMessage, flow: Flow, same: wire.Selection) -> None:
+    def _add(self, message: wire.OpenFlowMessage, flow: wire.Flow, same: wire.Selection) -> None:
         there = self._device.matrix.at_input(flow.inp)
         if there is not None and same.takes(self._flow(there)):
             if self._flow(there) == flow:
@@ -182,11 +169,11 @@ class OpenFlowServer(ProtocolServer):
         )
         self._pending.append((message, circuit))
 
-    def _flow(self, circuit: SwitchedCircuit) -> Flow:
-        """A circuit as an entry. One that nobody told it of is as Patchlight would have made it."""
+    def _flow(self, circuit: SwitchedCircuit) -> wire.Flow:
+        """A circuit as an entry. One that came from elsewhere is as Patchlight would make it."""
         c = circuit.directions[0]
         if circuit.name:
-            return Flow(c.inp, c.out, int(circuit.name, 16), int(circuit.group))
+            return wire.Flow(c.inp, c.out, int(circuit.name, 16), int(circuit.group))
         back = wire.IN_PORT if c.inp == c.out else c.out
         ours = FlowEntry.ours(Match(in_port=c.inp), (back,), priority=_PRIORITY)
-        return Flow(c.inp, c.out, ours.cookie, _PRIORITY)
+        return wire.Flow(c.inp, c.out, ours.cookie, _PRIORITY)

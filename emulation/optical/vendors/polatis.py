@@ -1,33 +1,22 @@
-"""An emulated Polatis: numbers, shutters and limits behind any protocol; SCPI and TL1.
+"""An emulated Polatis: its numbers, shutters and limits behind any protocol, and SCPI.
 
-A new cross-connect takes its ports from the ones that hold them, without a word (captured
-sessions of others rely on it). A list is done whole or, if one entry cannot be, not at all.
+A new cross-connect silently takes its ports from the ones that hold them (captured sessions of
+others rely on it). A list is done whole or, if one entry cannot be, not at all.
 """
 
+import asyncio
 import contextlib
 import re
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Literal
 
-from patchlight.controller.circuits.contract import SIDES
 from patchlight.controller.circuits.drivers.base import Numbering
-from patchlight.controller.circuits.protocols.scpi import channels
+from patchlight.controller.circuits.protocols.connection import FramingError, LineFramer
+from patchlight.controller.circuits.protocols.scpi import channels, units
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.protocols.scpi_server import ScpiError, ScpiServer
-from patchlight.emulation.optical.protocols.tl1_server import (
-    Tl1Answer,
-    Tl1Command,
-    Tl1Server,
-    deny,
-    port_numbers,
-    read_map_by_hand,
-)
-from patchlight.emulation.optical.switch_matrix import (
-    Phase,
-    Reason,
-    RequestRefused,
-    SwitchedCircuit,
-)
+from patchlight.emulation.optical.matrices import Phase, Reason, RequestRefused, SwitchedCircuit
+from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.testbed.lab.portmap import CrossConnect
 
 SOFTWARE = "6.5.2.18-emulated"
@@ -55,8 +44,7 @@ class PolatisSwitch:
 
     def pairs(self) -> list[tuple[int, int]]:
         """The cross-connects as numbers, in the order made."""
-        directions = (c for circuit in self.device.matrix for c in circuit.directions)
-        return [self._pair(c) for c in directions]
+        return [self._pair(c) for circuit in self.device.matrix for c in circuit.directions]
 
     def partner(self, number: int) -> int | None:
         """The port that this one is joined to."""
@@ -88,7 +76,7 @@ class PolatisSwitch:
             raise RequestRefused(Reason.FAILED, port=self._pair(failed[0].directions[0])[0])
 
     async def disconnect(self, ins: Sequence[int], outs: Sequence[int]) -> None:
-        """Break these; of ports without a counterpart, whatever they are joined to."""
+        """Break these; of ports without a counterpart, all that they are joined to."""
         for number in (*ins, *outs):
             self._known(number)
         if ins and outs:
@@ -152,7 +140,7 @@ class PolatisSwitch:
         return dict(zip(numbers, await self.power(numbers), strict=True))
 
     def product(self) -> dict[str, str]:
-        """What ``product-information`` of its YANG module says."""
+        """The ``product-information`` of its YANG module."""
         return {
             "manufacturer": "Polatis",
             "serial-number": self.serial,
@@ -175,8 +163,7 @@ class PolatisSwitch:
         for inp, out in zip(ins, outs, strict=True):
             self._known(inp)
             self._known(out)
-            cross_connect = self.numbering.to_directed(inp, out)
-            if cross_connect is None:
+            if (cross_connect := self.numbering.to_directed(inp, out)) is None:
                 raise RequestRefused(Reason.NO_PORT, port=out)
             cross_connects.append(cross_connect)
         return cross_connects
@@ -186,30 +173,63 @@ class PolatisSwitch:
         return matrix.at_input(port) if number <= self.numbering.ins else matrix.at_output(port)
 
 
+_MESSAGE_LIMIT = 65536
+_ERRORS_KEPT = 30
+_NO_ERROR = '0,"No error"'
 _POWER_LIMIT = 256  # ports in one question for power
-_LIST = re.compile(r"\s*\(@([^()]*)\)\s*")
-_LISTS = re.compile(r"\s*\(@([^()]*)\)\s*,\s*\(@([^()]*)\)\s*")
+_HEADER = re.compile(r":?([a-z]\w*(?::[a-z]\w*)*|\*[a-z]+)(\?)?(?:\s+(.*))?", re.I | re.DOTALL)
+_LIST = r"\s*\(@([^()]*)\)\s*"
 _SHORT = {
     "switch": "swit", "connect": "conn", "subtract": "sub", "disconnect": "disc",
     "state": "stat", "enable": "enab", "disable": "dis", "power": "pow",
     "system": "syst", "error": "err", "pmonitor": "pmon",
 }  # fmt: skip
+_REFUSALS = {
+    Reason.NO_PORT: (-222, "Data out of range;port {port}"),
+    Reason.BUSY: (-221, "Settings conflict;port {port} twice"),
+    Reason.LOCKED: (-221, "Settings conflict;port {port} is disabled"),
+    Reason.FAILED: (-240, "Hardware error;port {port} has failed"),
+}
 
 
-class PolatisScpiServer(ScpiServer):
-    """SCPI with its commands."""
+class ScpiError(Exception):
+    """An entry of the error queue. After a code −1xx the rest of the message is dropped."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+    def __str__(self) -> str:
+        escaped = self.message.replace('"', '""')
+        return f'{self.code},"{escaped}"'
+
+
+class PolatisScpiServer(ProtocolServer):
+    """SCPI on a raw socket. It has no users.
+
+    Commands go by canonical header, like ``conn:stat?``. A command gets its parameters as text and
+    returns an answer, or ``None``; it raises ``ScpiError``.
+    """
 
     by_hand = "printf ':oxc:swit:conn:stat?\\n' | nc -q 1 {host} {port}"
-    short_forms = _SHORT
+    refusals = _REFUSALS
+    refused = (-200, "Execution error")
 
     _device: EmulatedOcs
 
     def __init__(self, device: EmulatedOcs) -> None:
         super().__init__(device)
         self._switch = switch = PolatisSwitch(device)
-        self._commands |= {
-            "*idn?": self._identity,
-            "oxc:swit:size?": self._size,
+        self._errors: deque[ScpiError] = deque()
+        self._commands: dict[str, Callable[[str], Awaitable[str | None] | str | None]] = {
+            "*cls": lambda text: self._errors.clear(),
+            "*opc?": lambda text: "1",
+            "syst:err?": self._next_error,
+            "syst:err:next?": self._next_error,
+            "syst:err:all?": self._all_errors,
+            "*idn?": lambda text: f"Polatis,{switch.model},{switch.serial},{SOFTWARE}",
+            "oxc:swit:size?": lambda text: f"{switch.numbering.ins},{switch.numbering.outs}",
             "oxc:swit:conn:add": lambda text: switch.connect(*_two_lists(text, even=True)),
             "oxc:swit:conn:only": lambda text: switch.only(*_two_lists(text, even=True)),
             "oxc:swit:conn:sub": lambda text: switch.disconnect(*_two_lists(text, even=False)),
@@ -222,33 +242,84 @@ class PolatisScpiServer(ScpiServer):
             "pmon:pow?": self._power,
         }
 
-    def _refusal(self, refusal: RequestRefused) -> ScpiError:
-        port = refusal.port
-        code, message = {
-            Reason.NO_PORT: (-222, f"Data out of range;port {port}"),
-            Reason.BUSY: (-221, f"Settings conflict;port {port} twice"),
-            Reason.LOCKED: (-221, f"Settings conflict;port {port} is disabled"),
-            Reason.FAILED: (-240, f"Hardware error;port {port} has failed"),
-        }.get(refusal.reason, (-200, "Execution error"))
-        return ScpiError(code, message)
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        framer = LineFramer(_MESSAGE_LIMIT)
+        with contextlib.suppress(FramingError):
+            while data := await reader.read(65536):
+                for message in framer.feed(data):
+                    await self._do(message, writer)
 
-    async def _identity(self, parameters: str) -> str:
-        return f"Polatis,{self._switch.model},{self._switch.serial},{SOFTWARE}"
+    def report(self, text: str) -> None:
+        """Put it into the error queue: SCPI sends nothing unasked."""
+        self._note(100, text)
 
-    async def _size(self, parameters: str) -> str:
-        return f"{self._switch.numbering.ins},{self._switch.numbering.outs}"
+    def _note(self, code: int, message: str) -> None:
+        if len(self._errors) >= _ERRORS_KEPT:
+            self._errors[-1] = ScpiError(-350, "Queue overflow")
+        else:
+            self._errors.append(ScpiError(code, message))
 
-    async def _connections(self, parameters: str) -> str:
+    async def _do(self, message: str, writer: asyncio.StreamWriter) -> None:
+        parts, faults = list(units(message)), self._device.faults
+        changes = any("?" not in part and not part.startswith("*") for part in parts)
+        answers = []
+        async with faults.around_command(changes=changes) as refusal:
+            for number in range(faults.take_flood()):
+                self.report(f"Alarm {number}")
+            for part in parts:
+                try:
+                    answer = await self._execute(part, refusal)
+                except ScpiError as error:
+                    self._note(error.code, error.message)
+                    if -199 <= error.code <= -100:
+                        break
+                    continue
+                if answer is not None:
+                    answers.append(answer)
+        if answers:
+            writer.write(faults.spoilt(f"{';'.join(answers)}\n".encode()))
+            await writer.drain()
+
+    async def _execute(self, part: str, refusal: str) -> str | None:
+        match = _HEADER.fullmatch(part)
+        if match is None:
+            raise ScpiError(-102, "Syntax error")
+        mnemonics = (_SHORT.get(word, word) for word in match[1].lower().split(":"))
+        header = ":".join(mnemonics) + (match[2] or "")
+        command = self._commands.get(header)
+        if command is None:
+            raise ScpiError(-113, f"Undefined header;{part[:60]}")
+        if not match[2] and not header.startswith("*"):
+            if refusal:
+                raise ScpiError(-200, f"Execution error;{refusal}")
+            if self._device.faults.read_only:
+                raise ScpiError(-203, "Command protected")
+        await self._device.settle()
+        try:
+            answer = command(match[3] or "")
+            return await answer if isinstance(answer, Awaitable) else answer
+        except RequestRefused as refusal:
+            raise ScpiError(*self._refusal(refusal)) from refusal
+
+    def _next_error(self, parameters: str) -> str:
+        return str(self._errors.popleft()) if self._errors else _NO_ERROR
+
+    def _all_errors(self, parameters: str) -> str:
+        entries = ",".join(map(str, self._errors)) or _NO_ERROR
+        self._errors.clear()
+        return entries
+
+    def _connections(self, parameters: str) -> str:
         pairs = self._switch.pairs()
         return f"{_listed(i for i, _ in pairs)},{_listed(o for _, o in pairs)}"
 
-    async def _partner(self, parameters: str) -> str:
+    def _partner(self, parameters: str) -> str:
         if not parameters.strip().isdigit():
             raise ScpiError(-104, "Data type error")
         partner = self._switch.partner(int(parameters))
         return '""' if partner is None else f'"{partner}"'
 
-    async def _port_states(self, parameters: str) -> str:
+    def _port_states(self, parameters: str) -> str:
         numbers = _numbers(parameters) if parameters else list(self._switch.numbers)
         return f"({','.join(self._switch.state(number) for number in numbers)})"
 
@@ -264,118 +335,25 @@ class PolatisScpiServer(ScpiServer):
 
 
 def _two_lists(text: str, *, even: bool) -> tuple[list[int], list[int]]:
-    match = _LISTS.fullmatch(text)
-    if match is None:
-        raise ScpiError(-171, "Invalid expression")
-    ins, outs = _channels(match[1]), _channels(match[2])
+    ins, outs = _lists(text, 2)
     if len(ins) != len(outs) and (even or (ins and outs)):
         raise ScpiError(-108, "Parameter not allowed;lists of different length")
     return ins, outs
 
 
 def _numbers(text: str) -> list[int]:
-    match = _LIST.fullmatch(text)
+    return _lists(text, 1)[0]
+
+
+def _lists(text: str, count: int) -> list[list[int]]:
+    match = re.fullmatch(",".join([_LIST] * count), text)
     if match is None:
         raise ScpiError(-171, "Invalid expression")
-    return _channels(match[1])
-
-
-def _channels(text: str) -> list[int]:
     try:
-        return channels(text)
+        return [channels(part) for part in match.groups()]
     except ValueError as error:
         raise ScpiError(-171, "Invalid expression") from error
 
 
 def _listed(numbers: Iterable[int]) -> str:
     return f"(@{','.join(map(str, numbers))})"
-
-
-_SHUTTER = {"E": "OPEN", "D": "CLOSED", "F": "FAILED"}
-
-
-class PolatisTl1Server(Tl1Server):
-    """TL1 with its commands."""
-
-    by_hand = read_map_by_hand("RTRV-PATCH:::2:;")
-
-    _device: EmulatedOcs
-
-    def __init__(self, device: EmulatedOcs) -> None:
-        super().__init__(device)
-        self._switch = PolatisSwitch(device)
-        self._handlers |= {
-            "RTRV-NETYPE": self._identity,
-            "RTRV-INV": self._inventory,
-            "RTRV-EQPT": self._equipment,
-            "ED-EQPT": lambda command: None,
-            "RTRV-PATCH": self._patches,
-            "ENT-PATCH": self._enter,
-            "DLT-PATCH": self._delete,
-            "RTRV-PORT-SHUTTER": self._shutters,
-            "OPR-PORT-SHUTTER": self._turn_shutters,
-            "RLS-PORT-SHUTTER": self._turn_shutters,
-            "RTRV-PORT-POWER": self._power,
-        }
-
-    def _denial(self, refusal: RequestRefused) -> Tl1Answer:
-        port = refusal.port
-        return {
-            Reason.NO_PORT: deny("IIAC", "Invalid port" if port is None else f"No port {port}"),
-            Reason.BUSY: deny("IIAC", f"Port {port} is named twice"),
-            Reason.LOCKED: deny("SNVS", f"Port {port} is disabled"),
-            Reason.FAILED: deny("SROF", f"Port {port} has failed"),
-        }.get(refusal.reason, deny("SROF", "Failed"))
-
-    def _aids(self, port: int) -> tuple[str, ...]:
-        return tuple(str(self._switch.numbering.to_number(side, port)) for side in SIDES)
-
-    def _identity(self, command: Tl1Command) -> list[str]:
-        return [f"Polatis,{self._switch.model},OCS,{SOFTWARE}"]
-
-    def _inventory(self, command: Tl1Command) -> list[str]:
-        return [f"OCS::SN={self._switch.serial.replace('-', '')}"]
-
-    def _equipment(self, command: Tl1Command) -> Tl1Answer:
-        if command.aid.upper() != "SYSTEM" or "PARAMETER=SIZE" not in command.params:
-            return deny("IIAC", f"Invalid AID {command.aid}")
-        return Tl1Answer(lines=(f"SYSTEM:SIZE={self._switch.numbering}",))
-
-    def _patches(self, command: Tl1Command) -> list[str]:
-        ports = set(self._ports(command.aid))
-        return [f"{inp},{out}" for inp, out in self._switch.pairs() if {inp, out} & ports]
-
-    def _shutters(self, command: Tl1Command) -> list[str]:
-        ports = self._ports(command.aid)
-        return [f"{port}:{_SHUTTER[self._switch.state(port)]}" for port in ports]
-
-    async def _power(self, command: Tl1Command) -> list[str]:
-        powers = await self._switch.monitored(self._ports(command.aid))
-        return [f"{port}:{dbm:.1f}" for port, dbm in powers.items()]
-
-    async def _enter(self, command: Tl1Command) -> Tl1Answer | None:
-        ins, _, outs = command.aid.partition(",")
-        lists = self._ports(ins), self._ports(outs)
-        if len(lists[0]) != len(lists[1]) or not ins:
-            return deny("IIAC", "Lists of different length")
-        await self._switch.connect(*lists)
-        self._changed("ENT-PATCH", command.aid)
-        return None
-
-    async def _delete(self, command: Tl1Command) -> Tl1Answer | None:
-        if command.aid.upper() == "ALL":
-            await self._switch.disconnect_all()
-        elif command.aid:
-            await self._switch.disconnect(self._ports(command.aid), ())
-        else:
-            return deny("IIAC", "Invalid AID")
-        self._changed("DLT-PATCH", command.aid)
-        return None
-
-    async def _turn_shutters(self, command: Tl1Command) -> None:
-        await self._switch.enable(self._ports(command.aid), on=command.verb.startswith("RLS"))
-
-    def _ports(self, aid: str) -> list[int]:
-        """The ports of a list or range, all if there is none."""
-        known = self._switch.numbers
-        return port_numbers(aid, known.__contains__) if aid else list(known)

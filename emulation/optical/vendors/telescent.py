@@ -1,7 +1,7 @@
 """An emulated Telescent: a shell over SSH, and a robot that moves fibre by fibre.
 
-What ``switchstate`` prints and which commands there are follows a third party's driver; the
-prompt, the words of errors and what a status but A and U is called are ours.
+The commands and what ``switchstate`` prints follow a third party's driver; the prompt, the words of
+errors and the names of statuses other than A and U are ours.
 """
 
 import asyncio
@@ -11,19 +11,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 from patchlight.controller.circuits.contract import SIDES, DirectedPort
 from patchlight.emulation.optical.device import EmulatedOcs
+from patchlight.emulation.optical.matrices import Phase, Reason, RequestRefused, SwitchedCircuit
 from patchlight.emulation.optical.protocols.ssh_server import SshServer
-from patchlight.emulation.optical.switch_matrix import (
-    Phase,
-    Reason,
-    RequestRefused,
-    SwitchedCircuit,
-)
 from patchlight.testbed.lab.portmap import CrossConnect
 
 PROMPT = "NTM> "
 _COLUMNS = 12
 _LINE_LIMIT = 4096
 _CHANGING = ("connect", "unallocate")
+_REFUSALS = {
+    Reason.NO_PORT: ("", "port {port} does not exist"),
+    Reason.BUSY: ("", "port {port} is allocated"),
+    Reason.LOCKED: ("", "port {port} is disabled"),
+    Reason.ACTIVE: ("", "port {port} is locked"),
+    Reason.FAILED: ("", "the robot failed at port {port}"),
+}
 _LEVELS = {"*C": "CRITICAL", "**": "MAJOR", "*": "MINOR", "A": "NOTICE"}
 
 
@@ -31,6 +33,7 @@ class TelescentSshServer(SshServer):
     """A shell with its commands. Ports count from 0."""
 
     by_hand = "ssh -t -p {port} {user}@{host}, then: switchstate"
+    refusals = _REFUSALS
 
     _device: EmulatedOcs
 
@@ -47,10 +50,15 @@ class TelescentSshServer(SshServer):
         }
 
     def report(self, text: str) -> None:
-        """Say ``"*C EQPT: 7: robot stuck"`` in every shell."""
+        """Print ``"*C EQPT: 7: robot stuck"`` in every shell."""
         code, _, rest = text.partition(" ")
         for shell in tuple(self._shells):
             shell.write(f"\r\n{_LEVELS.get(code, 'NOTICE')}: {rest}\r\n".encode())
+
+    def _refusal(self, refusal: RequestRefused) -> tuple[str, str]:
+        if refusal.port is None:
+            return "", "no such port" if refusal.reason is Reason.NO_PORT else "failed"
+        return super()._refusal(RequestRefused(refusal.reason, port=refusal.port - 1))
 
     async def _session(
         self, user: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -80,7 +88,7 @@ class TelescentSshServer(SshServer):
                 try:
                     lines = await self._handlers[verb](arguments)
                 except RequestRefused as refusal:
-                    lines = [f"ERROR: {_refusal_text(refusal)}"]
+                    lines = [f"ERROR: {self._refusal(refusal)[1]}"]
             else:
                 lines = [f"ERROR: unknown command {verb[:40]}"] if verb else []
         for number in range(faults.take_flood()):
@@ -192,17 +200,6 @@ def _parsed(arguments: Iterable[str]) -> tuple[bool, list[DirectedPort]]:
         else:
             raise RequestRefused(Reason.NO_PORT)
     return force, ports
-
-
-def _refusal_text(refusal: RequestRefused) -> str:
-    port = None if refusal.port is None else refusal.port - 1
-    return {
-        Reason.NO_PORT: "no such port" if port is None else f"port {port} does not exist",
-        Reason.BUSY: f"port {port} is allocated",
-        Reason.LOCKED: f"port {port} is disabled",
-        Reason.ACTIVE: f"port {port} is locked",
-        Reason.FAILED: f"the robot failed at port {port}",
-    }.get(refusal.reason, "failed")
 
 
 async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from patchlight.emulation.output_folder import check_output
-from patchlight.emulation.provenance import policy_files, provenance
+from patchlight.emulation.results import check_output, policy_files, provenance
 from patchlight.emulation.simulator.cluster.cluster import Cluster, TwoLevel
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, queue_jobs
 from patchlight.emulation.simulator.cluster.labcluster import LabCluster, jobs_of_specs

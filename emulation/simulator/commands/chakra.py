@@ -21,7 +21,7 @@ def simulate_chakra(context: click.Context, given: dict[str, Any]) -> None:
 
     ``BadInput`` without a network, and for options that are about the jobs of a queue.
     """
-    from patchlight.emulation.output_folder import cannot_write, check_output, write_result
+    from patchlight.emulation.results import cannot_write, check_output, write_result
     from patchlight.emulation.simulator.network import Failure, Slowness, Trouble, network_of
     from patchlight.emulation.simulator.network.chakra import result_of_chakra
     from patchlight.emulation.simulator.network.chakra_file import files_of_ranks

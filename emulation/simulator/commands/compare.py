@@ -82,8 +82,7 @@ def compare(
     table has the mean completion time over that of the best of these, by the size of labs, and the
     95th percentile over that of the same pair.
     """
-    from patchlight.emulation.output_folder import cannot_write, check_output, write_result
-    from patchlight.emulation.provenance import provenance
+    from patchlight.emulation.results import cannot_write, check_output, provenance, write_result
     from patchlight.emulation.simulator.executors import Engine
     from patchlight.emulation.simulator.randomlabs import Drawn, PlayedPolicies, built_in, by_size
     from patchlight.emulation.simulator.randomlabs import compare as run_comparison

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from patchlight.emulation.provenance import provenance
+from patchlight.emulation.results import provenance
 from patchlight.emulation.simulator.network.chakra_file import TraceNode, read_rank
 from patchlight.emulation.simulator.network.collectives import Round, collective, ring
 from patchlight.emulation.simulator.network.contract import Network

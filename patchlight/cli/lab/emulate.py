@@ -33,7 +33,7 @@ from patchlight.console.rendering import (
 from patchlight.console.scheduling_options import chosen_policies, policy_options
 from patchlight.emulation.fabric.lab_state import recorded_labs
 from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab
-from patchlight.emulation.lab.status import lab_status, only_processes
+from patchlight.emulation.lab.teardown import lab_status, only_processes
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.labfile.reader import find_lab, read_lab

@@ -17,7 +17,7 @@ from patchlight.console.rendering import Coloured, Column, Table, listing_option
 from patchlight.emulation.fabric.lab_state import RUN_ROOT, recorded_labs
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.emulation.lab.hosts import EmulatedHost
-from patchlight.emulation.lab.wires import FibreState
+from patchlight.emulation.lab.network import FibreState
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Endpoint, Host
 from patchlight.testbed.lab.spectrum import Channel

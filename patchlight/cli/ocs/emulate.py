@@ -25,10 +25,9 @@ from patchlight.testbed.linux.sockets import is_loopback
 from patchlight.testbed.units import parse_loss, parse_time
 
 if TYPE_CHECKING:
-    from patchlight.emulation.optical.device import EmulatedOcs
+    from patchlight.emulation.optical.device import EmulatedOcs, EmulatedWss
     from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
     from patchlight.emulation.optical.protocols.server import ProtocolServer
-    from patchlight.emulation.optical.wavelength_device import EmulatedWss
 
 
 _ARRIVING_DBM = 0.0
@@ -183,7 +182,7 @@ def _wss(
     state: Path | None,
 ) -> EmulatedWss:
     from patchlight.emulation.optical.crossbar import NoChannelCrossbar
-    from patchlight.emulation.optical.wavelength_device import EmulatedWss
+    from patchlight.emulation.optical.device import EmulatedWss
 
     if inputs is None or outputs is None:
         raise BadInput(f"a {about['driver']} has --inputs and --outputs: say both, one may be 1")

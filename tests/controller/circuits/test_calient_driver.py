@@ -17,9 +17,9 @@ from patchlight.controller.circuits.protocols.http_dialects import CALIENT as RE
 from patchlight.controller.circuits.protocols.session import Session, Timeouts
 from patchlight.controller.circuits.protocols.tl1 import Tl1Client
 from patchlight.controller.circuits.protocols.tl1_dialects import CALIENT
+from patchlight.emulation.optical.matrices import Reason, RequestRefused, SwitchedCircuit
 from patchlight.emulation.optical.protocols.http_server import HttpRequest
-from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused, SwitchedCircuit
-from patchlight.emulation.optical.vendors.calient_rest import CalientRestServer
+from patchlight.emulation.optical.vendors.calient import CalientRestServer
 from patchlight.testbed.errors import OutcomeUnknown
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
@@ -199,10 +199,10 @@ class ParkingFront(CalientRestServer):
         self._device.deactivate(added)
         return added
 
-    async def _activate(self, request: HttpRequest) -> None:
+    def _activate(self, request: HttpRequest) -> None:
         if request.query["conn"] == "1.1.5>1.2.3":
             raise RequestRefused(Reason.FAILED, port=5)
-        await super()._activate(request)
+        super()._activate(request)
 
 
 @pytest.mark.parametrize("bulk", [False, True])

@@ -11,7 +11,7 @@ from patchlight.controller.circuits.contract import DirectedPort, TellsChannelPo
 from patchlight.controller.circuits.drivers.lumentum import LumentumRoadm
 from patchlight.controller.circuits.protocols.session import Timeouts
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.emulation.optical.wavelength_device import EmulatedWss
+from patchlight.emulation.optical.device import EmulatedWss
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.spectrum import Channel, SpectrumMap
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch

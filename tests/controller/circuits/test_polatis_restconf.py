@@ -3,7 +3,7 @@
 from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.circuits.drivers.polatis_restconf import PolatisRestconf
 from patchlight.emulation.optical.protocols.http_server import HttpRequest, HttpResponse
-from patchlight.emulation.optical.vendors.polatis_restconf import PolatisRestconfServer
+from patchlight.emulation.optical.vendors.http import PolatisRestconfServer
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.portmap import PortMap
 from tests.support.emulated_devices import Running

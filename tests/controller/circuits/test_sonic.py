@@ -10,7 +10,7 @@ from patchlight.controller.changes.power import PowerBaselines, PowerCheck, Shou
 from patchlight.controller.changes.record import StepFailed
 from patchlight.controller.circuits.drivers.sonic import SonicOcs
 from patchlight.controller.storage.store import Store
-from patchlight.emulation.optical.vendors.sonic import SonicOcsServer
+from patchlight.emulation.optical.vendors.http import SonicOcsServer
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch, Lab
 from patchlight.testbed.lab.portmap import PortMap

@@ -11,8 +11,8 @@ import pytest
 from patchlight.controller.circuits.contract import DeviceRefused
 from patchlight.controller.circuits.drivers.waveshaper import Passing, Profile, WaveShaper
 from patchlight.controller.circuits.registry import open_driver
-from patchlight.emulation.optical.vendors.waveshaper import WaveShaperServer
-from patchlight.emulation.optical.wavelength_device import EmulatedWss
+from patchlight.emulation.optical.device import EmulatedWss
+from patchlight.emulation.optical.vendors.http import WaveShaperServer
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.spectrum import Channel, Grid, SpectrumMap
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch

@@ -31,7 +31,7 @@ from patchlight.emulation.experiments.pac_ml.report import (
     write_report,
 )
 from patchlight.emulation.experiments.pac_ml.run import PacMlOptions, find_profiles, run_experiment
-from patchlight.emulation.output_folder import PLOT_FORMATS
+from patchlight.emulation.results import PLOT_FORMATS
 from patchlight.emulation.simulator.executors import Engine
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode
 from patchlight.testbed.errors import BadInput

@@ -5,8 +5,7 @@ from collections import Counter
 import pytest
 
 from patchlight.emulation.fabric.plan import (
-    check_bridge_fabric,
-    check_without_controller,
+    check_fabric,
     plan_fabric,
     switch_port_name,
     with_swapped,
@@ -61,13 +60,13 @@ def test_a_nic_without_a_fibre_is_there_and_dark() -> None:
 
 def test_a_loop_is_refused_where_switches_learn() -> None:
     with pytest.raises(BadInput, match="loop of packet switches"):
-        check_without_controller(generate.fat_tree(16))
-    check_without_controller(generate.tree(40))
+        check_fabric(generate.fat_tree(16), controller=False)
+    check_fabric(generate.tree(40), controller=False)
 
 
 def test_bridges_cannot_be_a_lab_with_an_optical_switch() -> None:
     with pytest.raises(BadInput, match="ocs1"):
-        check_bridge_fabric(load_lab("ofc2022"))
+        check_fabric(load_lab("ofc2022").with_changes(fabric="bridge"), controller=True)
 
 
 def test_where_wavelengths_matter_one_namespace_passes_all_light_on() -> None:

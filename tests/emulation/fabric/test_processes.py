@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from patchlight.emulation.fabric import lab_state
-from patchlight.emulation.fabric.forking import nursery
 from patchlight.emulation.fabric.lab_state import LabState
-from patchlight.emulation.fabric.processes import LabService, ServiceNotStarted, Supervisor
+from patchlight.emulation.fabric.processes import LabService, ServiceNotStarted, Supervisor, nursery
 from patchlight.testbed.linux.processes import command_line, environment, process_start
 from tests.support.waiting import wait_until
 
@@ -135,7 +134,7 @@ def test_services_of_one_lab_and_of_the_next_are_forked_from_one_process(
     assert parents != {str(os.getpid())}
     (parent,) = map(int, parents)
     assert lab_state.MARK not in "".join(environment(parent))
-    assert command_line(parent).endswith("forking napper json")
+    assert command_line(parent).endswith("fabric.processes napper json")
     for process in following.processes:
         os.kill(process.pid, signal.SIGKILL)
 

@@ -16,7 +16,7 @@ from patchlight import EmulatedLab
 from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.lab.emulated_lab import down_lab
 from patchlight.emulation.lab.options import LabKeywords
-from patchlight.emulation.lab.status import AlreadyThere, lab_status
+from patchlight.emulation.lab.teardown import AlreadyThere, lab_status
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.linux.processes import process_start
 from tests.support.emulated_labs import PAUSING, SWITCHES_ONLY, left_of, pings, tree
@@ -250,7 +250,7 @@ def test_strangers_read_the_lab_file_and_the_hosts_names_alone(
         assert (lab.run_dir / "borrowed").stat().st_mode & 0o777 == 0o700
         program = f"""
 import os
-from patchlight.emulation.lab.status import lab_status
+from patchlight.emulation.lab.teardown import lab_status
 os.setuid(65534)
 print(lab_status({name!r}))
 """

@@ -8,7 +8,7 @@ import pytest
 
 from patchlight.emulation.light.emulated_light import EmulatedLight, Lasers
 from patchlight.emulation.optical.crossbar import LightChannelCrossbar, LightCrossbar
-from patchlight.emulation.optical.switch_matrix import LightChange
+from patchlight.emulation.optical.matrices import LightChange
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Endpoint
 from patchlight.testbed.lab.portmap import CrossConnect

@@ -9,7 +9,7 @@ import pytest
 
 from patchlight.emulation.optical.crossbar import NoCrossbar, arriving_dbm
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.switch_matrix import (
+from patchlight.emulation.optical.matrices import (
     LightChange,
     Phase,
     Reason,

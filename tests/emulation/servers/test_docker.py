@@ -12,7 +12,7 @@ from patchlight.deploy.image_file import write_image
 from patchlight.deploy.ssh import logged_in
 from patchlight.emulation.lab.options import LabOptions
 from patchlight.emulation.lab.services import reboot
-from patchlight.emulation.servers.rehearsal import GROUPS, OURS
+from patchlight.emulation.servers.server import GROUPS, OURS
 from patchlight.testbed.errors import BadInput
 from tests.support.emulated_labs import left_of
 from tests.support.waiting import PATIENCE_S

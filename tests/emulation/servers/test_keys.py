@@ -5,7 +5,7 @@ from pathlib import Path
 
 import paramiko
 
-from patchlight.emulation.servers.disk import new_key, write_client_files
+from patchlight.emulation.servers.server import new_key, write_client_files
 
 
 def test_what_a_client_needs_is_written(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from ipaddress import IPv4Address, IPv4Network
 import pytest
 
 from patchlight.emulation.fabric import links
-from patchlight.emulation.servers.management import (
+from patchlight.emulation.servers.rehearsal import (
     ManagementNetwork,
     NoManagementNetwork,
     choose_network,

@@ -17,8 +17,8 @@ from patchlight import EmulatedLab
 from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.lab.emulated_lab import down_lab
 from patchlight.emulation.lab.options import LabOptions
-from patchlight.emulation.servers.disk import NoRehearsalServers, check_overlay, server_base
 from patchlight.emulation.servers.rehearsal import prepare_rehearsal
+from patchlight.emulation.servers.server import NoRehearsalServers, check_overlay, server_base
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import read_lab

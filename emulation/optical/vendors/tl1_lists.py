@@ -1,37 +1,115 @@
-"""An emulated Glimmerglass: its TL1 commands, its table of all fibres.
+"""Emulated devices over TL1 that take lists of ports: a Polatis, and a Glimmerglass.
 
-Lines follow sessions captured by others. No capture shows a denial or a stuck mirror: those
-codes are GR-831's, and that cause is ours.
+Lines of the Glimmerglass follow sessions captured by others. No capture shows a denial or a stuck
+mirror: those codes are GR-831's, and that cause is ours.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 
 from patchlight.controller.circuits.contract import SIDES, Side
 from patchlight.controller.circuits.drivers.base import Numbering
 from patchlight.emulation.optical.device import EmulatedOcs
-from patchlight.emulation.optical.protocols.tl1_server import (
-    Tl1Answer,
-    Tl1Command,
-    Tl1Server,
-    deny,
-    port_numbers,
-    read_map_by_hand,
-)
-from patchlight.emulation.optical.switch_matrix import (
-    Phase,
-    Reason,
-    RequestRefused,
-    SwitchedCircuit,
-)
+from patchlight.emulation.optical.matrices import Phase, Reason, RequestRefused, SwitchedCircuit
+from patchlight.emulation.optical.protocols.tl1 import Tl1Answer, Tl1Command, Tl1Server, deny
+from patchlight.emulation.optical.vendors.polatis import SOFTWARE, PolatisSwitch
 from patchlight.testbed.lab.portmap import CrossConnect
 
-_DARK_DBM = -49.162  # the monitors' floor
+_POLATIS_REFUSALS = {
+    Reason.NO_PORT: ("IIAC", "No port {port}"),
+    Reason.BUSY: ("IIAC", "Port {port} is named twice"),
+    Reason.LOCKED: ("SNVS", "Port {port} is disabled"),
+    Reason.FAILED: ("SROF", "Port {port} has failed"),
+}
+_GLIMMERGLASS_REFUSALS = {
+    Reason.NO_PORT: ("IIAC", "No port {port}"),
+    Reason.BUSY: ("SNVS", "Port {port} is in a connection already"),
+    Reason.EXISTS: ("SNVS", "The connection exists already"),
+    Reason.LOCKED: ("SNVS", "Port {port} is locked"),
+    Reason.NOT_FOUND: ("SNVS", "No such connection"),
+}
+_SHUTTER = {"E": "OPEN", "D": "CLOSED", "F": "FAILED"}
+_DARK_DBM = -49.162  # the floor of a Glimmerglass's monitors
+_PORTS = re.compile(r"(\d{1,9})(?:&&(\d{1,9}))?")
+_RANGE_LIMIT = 1 << 16
+
+
+class PolatisTl1Server(Tl1Server):
+    """TL1 with the commands of a Polatis."""
+
+    by_hand = Tl1Server.netcat("RTRV-PATCH:::2:;")
+    refusals = _POLATIS_REFUSALS
+
+    _device: EmulatedOcs
+
+    def __init__(self, device: EmulatedOcs) -> None:
+        super().__init__(device)
+        self._switch = switch = PolatisSwitch(device)
+        self._handlers |= {
+            "RTRV-NETYPE": lambda command: [f"Polatis,{switch.model},OCS,{SOFTWARE}"],
+            "RTRV-INV": lambda command: [f"OCS::SN={switch.serial.replace('-', '')}"],
+            "RTRV-EQPT": self._equipment,
+            "ED-EQPT": lambda command: None,
+            "RTRV-PATCH": self._patches,
+            "ENT-PATCH": self._enter,
+            "DLT-PATCH": self._delete,
+            "RTRV-PORT-SHUTTER": self._shutters,
+            "OPR-PORT-SHUTTER": self._turn_shutters,
+            "RLS-PORT-SHUTTER": self._turn_shutters,
+            "RTRV-PORT-POWER": self._power,
+        }
+
+    def _aids(self, port: int) -> tuple[str, ...]:
+        return tuple(str(self._switch.numbering.to_number(side, port)) for side in SIDES)
+
+    def _equipment(self, command: Tl1Command) -> Tl1Answer:
+        if command.aid.upper() != "SYSTEM" or "PARAMETER=SIZE" not in command.params:
+            return deny("IIAC", f"Invalid AID {command.aid}")
+        return Tl1Answer(lines=(f"SYSTEM:SIZE={self._switch.numbering}",))
+
+    def _patches(self, command: Tl1Command) -> list[str]:
+        ports = set(self._ports(command.aid))
+        return [f"{inp},{out}" for inp, out in self._switch.pairs() if {inp, out} & ports]
+
+    def _shutters(self, command: Tl1Command) -> list[str]:
+        ports = self._ports(command.aid)
+        return [f"{port}:{_SHUTTER[self._switch.state(port)]}" for port in ports]
+
+    async def _power(self, command: Tl1Command) -> list[str]:
+        powers = await self._switch.monitored(self._ports(command.aid))
+        return [f"{port}:{dbm:.1f}" for port, dbm in powers.items()]
+
+    async def _enter(self, command: Tl1Command) -> Tl1Answer:
+        ins, _, outs = command.aid.partition(",")
+        lists = self._ports(ins), self._ports(outs)
+        if len(lists[0]) != len(lists[1]) or not ins:
+            return deny("IIAC", "Lists of different length")
+        await self._switch.connect(*lists)
+        return self._changed("ENT-PATCH", command.aid)
+
+    async def _delete(self, command: Tl1Command) -> Tl1Answer:
+        if command.aid.upper() == "ALL":
+            await self._switch.disconnect_all()
+        elif command.aid:
+            await self._switch.disconnect(self._ports(command.aid), ())
+        else:
+            return deny("IIAC", "Invalid AID")
+        return self._changed("DLT-PATCH", command.aid)
+
+    async def _turn_shutters(self, command: Tl1Command) -> None:
+        await self._switch.enable(self._ports(command.aid), on=command.verb.startswith("RLS"))
+
+    def _ports(self, aid: str) -> list[int]:
+        """The ports of a list or range; without one, all."""
+        known = self._switch.numbers
+        return _port_numbers(aid, known.__contains__) if aid else list(known)
 
 
 class GlimmerglassTl1Server(Tl1Server):
-    """TL1 with its commands."""
+    """TL1 with the commands of a Glimmerglass."""
 
-    by_hand = read_map_by_hand("RTRV-CRS-FIBER:::2:;")
+    by_hand = Tl1Server.netcat("RTRV-CRS-FIBER:::2:;")
+    refusals = _GLIMMERGLASS_REFUSALS
 
     _device: EmulatedOcs
 
@@ -46,16 +124,6 @@ class GlimmerglassTl1Server(Tl1Server):
             "ENT-CRS-FIBER": self._enter,
             "DLT-CRS-FIBER": self._delete,
         }
-
-    def _denial(self, refusal: RequestRefused) -> Tl1Answer:
-        port = refusal.port
-        return {
-            Reason.NO_PORT: deny("IIAC", "Invalid port" if port is None else f"No port {port}"),
-            Reason.BUSY: deny("SNVS", f"Port {port} is in a connection already"),
-            Reason.EXISTS: deny("SNVS", "The connection exists already"),
-            Reason.LOCKED: deny("SNVS", f"Port {port} is locked"),
-            Reason.NOT_FOUND: deny("SNVS", "No such connection"),
-        }.get(refusal.reason, deny("SROF", "Failed"))
 
     def _system(self, command: Tl1Command) -> list[str]:
         items = {
@@ -82,7 +150,7 @@ class GlimmerglassTl1Server(Tl1Server):
     async def _circuits(self, command: Tl1Command) -> list[str]:
         """One line for each circuit, and for each fibre that is in none."""
         numbers, listed, lines = self._asked(command.aid), set(), []
-        names = self._device.faults.names
+        names, matrix = self._device.faults.names, self._device.matrix
         readings = await self._device.power(range(1, self._device.switch.ports + 1))
         for number in numbers:
             if number in listed:
@@ -90,7 +158,6 @@ class GlimmerglassTl1Server(Tl1Server):
             port = self._numbering.to_port(number)
             assert port is not None
             inp, out = (port.number, 0) if port.side == "in" else (0, port.number)
-            matrix = self._device.matrix
             circuit = matrix.at_input(inp) if inp else matrix.at_output(out)
             if circuit is not None:
                 held = next(c for c in circuit.directions if c.inp == inp or c.out == out)
@@ -141,13 +208,12 @@ class GlimmerglassTl1Server(Tl1Server):
         sides = aid.split(",")
         if len(sides) != 2:
             raise RequestRefused(Reason.NO_PORT)
-        ins, outs = self._asked(sides[0]), self._asked(sides[1])
+        ins, outs = map(self._asked, sides)
         if len(ins) != len(outs):
             raise RequestRefused(Reason.NO_PORT)
         pairs = []
         for inp, out in zip(ins, outs, strict=True):
-            cross_connect = self._numbering.to_directed(inp, out)
-            if cross_connect is None:
+            if (cross_connect := self._numbering.to_directed(inp, out)) is None:
                 raise RequestRefused(Reason.NO_PORT, port=out)
             pairs.append(cross_connect)
         return pairs
@@ -156,7 +222,7 @@ class GlimmerglassTl1Server(Tl1Server):
         ports = self._device.switch.ports
         if aid.lower() in ("", "all"):
             return [base + n for base in (10000, 20000) for n in range(1, ports + 1)]
-        return port_numbers(aid, lambda number: self._numbering.to_port(number) is not None)
+        return _port_numbers(aid, lambda number: self._numbering.to_port(number) is not None)
 
 
 def _state(circuit: SwitchedCircuit | None, *, lit: bool) -> tuple[str, str]:
@@ -173,3 +239,22 @@ def _state(circuit: SwitchedCircuit | None, *, lit: bool) -> tuple[str, str]:
 
 def _dbm(power: float | None) -> float:
     return _DARK_DBM if power is None else power
+
+
+def _port_numbers(text: str, known: Callable[[int], bool]) -> list[int]:
+    """``1&3&&5`` → 1, 3, 4, 5; ``RequestRefused`` for another text, or a port not ``known``.
+
+    A range may reach beyond the device: ports that are not ``known`` are left out of it.
+    """
+    numbers: list[int] = []
+    for match in (_PORTS.fullmatch(part) for part in re.split(r"(?<!&)&(?!&)", text)):
+        if match is None:
+            raise RequestRefused(Reason.NO_PORT)
+        if match[2] is None:
+            numbers.append(int(match[1]))
+        elif int(match[2]) - int(match[1]) < _RANGE_LIMIT:
+            numbers += filter(known, range(int(match[1]), int(match[2]) + 1))
+    for number in numbers:
+        if not known(number):
+            raise RequestRefused(Reason.NO_PORT, port=number)
+    return numbers

@@ -1,31 +1,30 @@
-"""The root file system of rehearsal servers: the shared base, each one's own files, SSH keys."""
+"""The parts of a rehearsal server: root file system, SSH keys, control groups (cgroups)."""
 
 import base64
+import errno
 import hashlib
 import os
 import shutil
 import signal
 import subprocess
+import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from pathlib import Path
 
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-)
 
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import deploy_file
+from patchlight.testbed.linux.cgroups import CgroupError
 
 _PREFIX = "server-base: "
 USER = "admin"
-"""Who deploys: may log in with the lab's key, and use sudo without a password."""
+"""The user who deploys: may log in with the lab's key, and use sudo without a password."""
 _USER_ID = 1000  # as deploy/server-base.sh makes it
 
 
@@ -47,15 +46,21 @@ class SshKey:
 def new_key() -> SshKey:
     """A new Ed25519 key."""
     key = Ed25519PrivateKey.generate()
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
     return SshKey(private.decode(), public.decode())
 
 
 def write_client_files(
     folder: Path, user: str, identity: SshKey, servers: Mapping[str, tuple[IPv4Address, SshKey]]
 ) -> None:
-    """Write what OpenSSH's client needs: ``identity`` (0600), ``known_hosts`` and ``config``.
+    """Write the files of OpenSSH's client: ``identity`` (0600), ``known_hosts`` and ``config``.
 
     ``servers`` has each server's address and host key. ``ssh -F folder/config SERVER`` logs in.
     """
@@ -85,9 +90,8 @@ def make_disk(
 ) -> None:
     """Make the folders of an overlay mount, and the server's own files in ``disk/upper``.
 
-    ``names`` are the servers' management addresses, for ``/etc/hosts``. Where a folder is in the
-    base too, owner and mode of this one count. With ``docker`` there is a folder
-    for what its engine keeps.
+    ``names`` are the servers' management addresses, for ``/etc/hosts``. Owner and mode of these
+    folders replace those in the base. With ``docker`` there is a folder for the engine's data.
     """
     upper, home = disk / "upper", disk / "upper/home" / USER
     disk.mkdir(mode=0o700, parents=True)
@@ -121,13 +125,13 @@ def _file(path: Path, text: str, mode: int, owner: int = 0) -> None:
 
 
 class NoRehearsalServers(PatchlightError):
-    """This machine cannot run servers with a root file system of their own."""
+    """This machine cannot run servers with their own root file system."""
 
 
 def server_base(say: Callable[[str], None], *, docker: bool = False) -> Path:
-    """The folder of the root file system, made where there is none (once, about a minute).
+    """The folder of the root file system, made if it is missing (once, about a minute).
 
-    With ``docker`` it is the one that has a Docker engine. ``say`` hears of each step. Raises
+    With ``docker`` it has a Docker engine. ``say`` gets a message at each step. Raises
     ``NoRehearsalServers`` where it cannot be made.
     """
     script = str(deploy_file("server-base.sh"))
@@ -150,7 +154,7 @@ def server_base(say: Callable[[str], None], *, docker: bool = False) -> Path:
                     say(lines[-1])
             folder = process.stdout.read().strip()
         except BaseException:
-            # All of it: the shell alone would wait for the program that it runs.
+            # The whole group: the shell alone would wait for the program that it runs.
             os.killpg(process.pid, signal.SIGTERM)
             raise
     if process.returncode or not folder:
@@ -172,7 +176,7 @@ def has_docker(base: Path) -> bool:
 def check_overlay(base: Path, trial: Path) -> None:
     """Raise ``NoRehearsalServers`` where no server's root can be mounted over ``base``.
 
-    ``trial`` is a folder to be made where the servers' disks are, and removed again.
+    ``trial`` is a folder to be made beside the servers' disks, and removed again.
     """
     layers = {"upperdir": trial / "upper", "workdir": trial / "work"}
     root = trial / "root"
@@ -196,3 +200,83 @@ def check_overlay(base: Path, trial: Path) -> None:
             f"{trial.parent} on a plain disk: a container has them only if it is privileged, "
             "with a volume there. --servers namespace needs none of it.",
         )
+
+
+GROUPS = Path("/sys/fs/cgroup")
+OURS = "patchlight-servers"
+# All servers together count as much as four favoured processes (a niceness of -10): the lab's
+# others are in no group, and a group counts as much as one process that is not favoured.
+_WEIGHTS = {"cpu.shares": 4 * 9548, "cpu.weight": 4 * 932}
+
+
+def server_group(lab: str, server: str) -> str:
+    """The path of a server's groups in every hierarchy."""
+    return f"{OURS}/{lab}/{server}"
+
+
+def make_groups(lab: str, server: str, root: Path = GROUPS) -> None:
+    """Make the missing groups of a server; ``CgroupError`` if that is not possible."""
+    try:
+        for hierarchy in _hierarchies(root):
+            group = hierarchy
+            for name in server_group(lab, server).split("/"):
+                # Of version 2: groups below count and limit what this one can itself.
+                with suppress(FileNotFoundError):
+                    for controller in (group / "cgroup.controllers").read_text().split():
+                        with suppress(OSError):  # one that is used at the top alone
+                            (group / "cgroup.subtree_control").write_text(f"+{controller}")
+                group /= name
+                group.mkdir(exist_ok=True)
+                for file in ("cpuset.cpus", "cpuset.mems"):
+                    # Of version 1, a new one has none, and nothing can be in it.
+                    if (group / file).exists() and not (group / file).read_text().strip():
+                        (group / file).write_text((group.parent / file).read_text())
+                for file, weight in _WEIGHTS.items():
+                    if (group / file).exists():
+                        (group / file).write_text(str(weight))
+    except OSError as error:
+        raise CgroupError(
+            f"making control groups for {server}: {error.strerror} ({error.filename})",
+            hint="A machine where cgroups can be written is needed; leave out --docker elsewhere.",
+        ) from error
+
+
+def remove_groups(
+    lab: str, server: str = "", root: Path = GROUPS, deadline_s: float = 10.0
+) -> None:
+    """Remove what is left of a lab's groups, or of one server's; its processes have ended.
+
+    ``CgroupError`` if a process is still in one of them.
+    """
+    ends = time.monotonic() + deadline_s
+    for hierarchy in _hierarchies(root):
+        top = hierarchy / OURS / lab / server
+        folders = [top, *top.rglob("*/")] if top.is_dir() else []
+        for folder in sorted(folders, reverse=True):
+            while folder.exists():
+                try:
+                    folder.rmdir()
+                except FileNotFoundError:
+                    break
+                except OSError as error:
+                    if error.errno != errno.EBUSY or time.monotonic() > ends:
+                        raise CgroupError(
+                            f"removing the cgroup {folder}: {error.strerror}",
+                            hint="End the processes that cgroup.procs in it names.",
+                        ) from error
+                    time.sleep(0.01)  # its last process is about to end
+        for folder in (hierarchy / OURS / lab, hierarchy / OURS):
+            with suppress(OSError):
+                folder.rmdir()  # the last one
+
+
+def _hierarchies(root: Path) -> Iterator[Path]:
+    """The top of each hierarchy: one of version 2, or one for each controller of version 1."""
+    if (root / "cgroup.controllers").exists():
+        yield root
+        return
+    with suppress(FileNotFoundError):
+        for folder in sorted(root.iterdir()):
+            # Some have two names.
+            if not folder.is_symlink() and (folder / "cgroup.procs").exists():
+                yield folder

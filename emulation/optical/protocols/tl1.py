@@ -6,20 +6,23 @@ import asyncio
 import itertools
 import re
 import time
-from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from patchlight.controller.circuits.protocols.connection import TelnetFilter
 from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
+from patchlight.emulation.optical.matrices import Reason, RequestRefused
 from patchlight.emulation.optical.protocols.server import ProtocolServer
-from patchlight.emulation.optical.switch_matrix import Reason, RequestRefused
 
 _PAGE_LINES = 64
 _QUIET = re.compile(rb'(?:[^";]+|"(?:[^"\\]|\\.)*")*', re.DOTALL)
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[^"]', re.DOTALL)
-_PORTS = re.compile(r"(\d{1,9})(?:&&(\d{1,9}))?")
-_RANGE_LIMIT = 1 << 16
+_COMMAND_LIMIT = 65536
+_ACKNOWLEDGE_EVERY_S = 0.2
+_READING = ("RTRV-", "ACT-USER", "CANC-USER", "INH-", "ALW-")
+_CTAG = re.compile(r"\w{1,6}", re.ASCII)
+_NOTIFICATIONS = {"*C": "CR", "**": "MJ", "*": "MN"}
+_NOTIFIED = re.compile(r"(CR|MJ|MN|NA|NR),")
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,10 @@ class Tl1Command:
 
     @classmethod
     def parse(cls, text: str) -> Tl1Command:
-        """What stands before the ``;``. Missing fields are empty; quotes are taken off."""
+        """The text before the ``;``. Missing fields are empty; quotes are removed."""
         fields = _split(text.strip(), ":")
         fields += [""] * (6 - len(fields))
-        # Some drivers put the payload one field early; there is no general block to miss.
+        # Some drivers put the payload one field early: there is no general block.
         payload = ":".join(fields[5:]).lstrip(":") or fields[4]
         params = tuple(_unquoted(param) for param in _split(payload, ","))
         return cls(fields[0].upper(), _unquoted(fields[2]), fields[3] or "0", params)
@@ -44,7 +47,7 @@ class Tl1Command:
 
 @dataclass(frozen=True)
 class Tl1Answer:
-    """What a command came to: a completion code, quoted lines, a comment, an error code.
+    """The result of a command: a completion code, quoted lines, a comment, an error code.
 
     ``bye``: the connection ends with it.
     """
@@ -76,11 +79,6 @@ def deny(error: str, comment: str) -> Tl1Answer:
     return Tl1Answer("DENY", (), comment, error)
 
 
-def autonomous(sid: str, alarm_code: str, atag: int, verb: str, lines: Sequence[str]) -> str:
-    """A message that nobody asked for."""
-    return f"{_header(sid)}{alarm_code:<2} {atag} {verb}\r\n{_quoted(lines)};"
-
-
 def take_commands(buffer: bytearray) -> Iterator[str]:
     """Take the whole commands out of ``buffer``; a ``;`` in quotes does not end one."""
     while True:
@@ -91,25 +89,6 @@ def take_commands(buffer: bytearray) -> Iterator[str]:
         text = bytes(buffer[:end]).decode("utf-8", "replace").strip()
         del buffer[: end + 1]
         yield text
-
-
-def port_numbers(text: str, known: Callable[[int], bool]) -> list[int]:
-    """``1&3&&5`` → 1, 3, 4, 5; ``RequestRefused`` if it is no such list, or a port not ``known``.
-
-    A range may reach beyond the device: ports that are not ``known`` are left out of it.
-    """
-    numbers: list[int] = []
-    for match in (_PORTS.fullmatch(part) for part in re.split(r"(?<!&)&(?!&)", text)):
-        if match is None:
-            raise RequestRefused(Reason.NO_PORT)
-        if match[2] is None:
-            numbers.append(int(match[1]))
-        elif int(match[2]) - int(match[1]) < _RANGE_LIMIT:
-            numbers += filter(known, range(int(match[1]), int(match[2]) + 1))
-    for number in numbers:
-        if not known(number):
-            raise RequestRefused(Reason.NO_PORT, port=number)
-    return numbers
 
 
 def _header(sid: str) -> str:
@@ -137,23 +116,9 @@ def _unquoted(text: str) -> str:
     return text
 
 
-_COMMAND_LIMIT = 65536
-_ACKNOWLEDGE_EVERY_S = 0.2
-_READING = ("RTRV-", "ACT-USER", "CANC-USER", "INH-", "ALW-")
-_CTAG = re.compile(r"\w{1,6}", re.ASCII)
-_NOTIFICATIONS = {"*C": "CR", "**": "MJ", "*": "MN"}
-_NOTIFIED = re.compile(r"(CR|MJ|MN|NA|NR),")
-_OPEN_TO_ALL = ("ACT-USER", "RTRV-HDR")
-
-
-def read_map_by_hand(command: str) -> str:
-    """A shell command that logs in and says ``command``; see ``ProtocolServer.by_hand``."""
-    return f'printf "ACT-USER::{{user}}:1::{{password}};{command}" | nc -q 2 {{host}} {{port}}'
-
-
 @dataclass(eq=False)
 class Tl1Connection:
-    """One client: who it is, and whether it hears autonomous messages."""
+    """One client: its user, and whether it gets autonomous messages."""
 
     writer: asyncio.StreamWriter
     user: str = ""
@@ -161,11 +126,16 @@ class Tl1Connection:
 
 
 Result = Tl1Answer | Sequence[str] | None
-"""What a command came to; lines alone, or ``None``: it is completed."""
+"""The result of a command; lines alone, or ``None``: it is completed."""
 
 
 class Tl1Server(ProtocolServer):
-    """Serves TL1 on TCP. A vendor's server adds its commands to ``_handlers``."""
+    """Serves TL1 on TCP. A vendor's server adds its commands to ``_handlers``.
+
+    The codes of ``refusals`` are GR-831's.
+    """
+
+    refused = ("SROF", "Failed")
 
     def __init__(self, device: EmulatedSwitch) -> None:
         super().__init__(device)
@@ -180,9 +150,15 @@ class Tl1Server(ProtocolServer):
         # What was reported and not cleared, by its modifier and subject.
         self._standing: dict[tuple[str, str], str] = {}
 
-    @abstractmethod
-    def _denial(self, refusal: RequestRefused) -> Tl1Answer:
-        """The vendor's words for a refusal."""
+    @staticmethod
+    def netcat(command: str) -> str:
+        """A shell command that logs in and sends ``command``; see ``ProtocolServer.by_hand``."""
+        return f'printf "ACT-USER::{{user}}:1::{{password}};{command}" | nc -q 2 {{host}} {{port}}'
+
+    def _refusal(self, refusal: RequestRefused) -> tuple[str, str]:
+        if refusal.reason is Reason.NO_PORT and refusal.port is None:
+            return "IIAC", "Invalid port"
+        return super()._refusal(refusal)
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = Tl1Connection(writer)
@@ -200,9 +176,9 @@ class Tl1Server(ProtocolServer):
             self._connections.discard(connection)
 
     def report(self, text: str) -> None:
-        """Say ``"*C EQPT: 1.1.1: mirror stuck"`` as an alarm to all clients.
+        """Send ``"*C EQPT: 1.1.1: mirror stuck"`` as an alarm to all clients.
 
-        It stands until another one with the code ``A`` says that it has cleared.
+        It stands until another one with the code ``A`` clears it.
         """
         code, _, rest = text.partition(" ")
         modifier, _, line = (part.strip() for part in rest.partition(":"))
@@ -216,14 +192,17 @@ class Tl1Server(ProtocolServer):
         self._broadcast(code, f"REPT ALM {modifier}", (line,))
 
     def _broadcast(self, alarm_code: str, verb: str, lines: Sequence[str]) -> None:
-        """Say this unasked to every client that is logged in and has not inhibited it."""
-        message = autonomous(self._sid, alarm_code, next(self._atags), verb, lines).encode()
+        """Send this to every client that is logged in and has not inhibited it."""
+        head = f"{_header(self._sid)}{alarm_code:<2} {next(self._atags)} {verb}\r\n"
+        message = f"{head}{_quoted(lines)};".encode()
         for connection in tuple(self._connections):
             if connection.user and not connection.inhibited:
                 connection.writer.write(message)
 
-    def _changed(self, verb: str, what: str) -> None:
+    def _changed(self, verb: str, what: str) -> Tl1Answer:
+        """Report a change of the map to all clients; the answer to the command."""
         self._broadcast("A", "REPT DBCHG", (f"{verb}:{what[:80]}",))
+        return Tl1Answer()
 
     async def _do(self, connection: Tl1Connection, command: Tl1Command) -> bool:
         """Do it and answer; ``False`` ends the connection."""
@@ -259,11 +238,17 @@ class Tl1Server(ProtocolServer):
         return not answer.bye
 
     async def _execute(self, connection: Tl1Connection, command: Tl1Command) -> Tl1Answer:
-        if not connection.user and command.verb not in _OPEN_TO_ALL:
+        if not connection.user and command.verb not in ("ACT-USER", "RTRV-HDR"):
             return deny("PLNA", "Login Not Active")
         match command.verb:
             case "ACT-USER":
-                return self._log_in(connection, command)
+                user, password, *_ = (command.aid, *command.params, "")
+                if connection.user:
+                    return deny("PICC", "Already logged in")
+                if not self._device.lets_in(user, password):
+                    return deny("PIUI", "Failed: invalid user or password")
+                connection.user = user
+                return Tl1Answer(lines=(f"{user}:{user},2",), comment="NOTICE emulated device")
             case "CANC-USER":
                 connection.user = ""
                 return Tl1Answer(bye=True)
@@ -278,22 +263,12 @@ class Tl1Server(ProtocolServer):
             result = handler(command)
             result = await result if isinstance(result, Awaitable) else result
         except RequestRefused as refusal:
-            result = self._denial(refusal)
+            result = deny(*self._refusal(refusal))
         await self._device.settle()
         return result if isinstance(result, Tl1Answer) else Tl1Answer(lines=result or ())
 
-    def _log_in(self, connection: Tl1Connection, command: Tl1Command) -> Tl1Answer:
-        if connection.user:
-            return deny("PICC", "Already logged in")
-        if not self._device.lets_in(command.aid, command.params[0] if command.params else ""):
-            return deny("PIUI", "Failed: invalid user or password")
-        connection.user = command.aid
-        return Tl1Answer(
-            lines=(f"{command.aid}:{command.aid},2",), comment="NOTICE emulated device"
-        )
-
     def _alarms(self, command: Tl1Command) -> list[str]:
-        """What stands: ports whose mirrors are stuck, and what was reported and not cleared."""
+        """Ports whose mirrors are stuck, and what was reported and not cleared."""
         lines = [
             f"{aid},EQPT:CR,FAIL,SA,,,,:mirror stuck"
             for port in sorted(self._device.matrix.failed)
@@ -303,5 +278,5 @@ class Tl1Server(ProtocolServer):
         return lines
 
     def _aids(self, port: int) -> tuple[str, ...]:
-        """How the vendor calls both sides of a port."""
+        """The vendor's names of both sides of a port."""
         return (str(port),)
