@@ -12,8 +12,12 @@ from typing import Any
 from patchlight.controller.changes.record import Reconfiguration
 from patchlight.controller.jobs.cluster_view import training_of
 from patchlight.controller.jobs.job_table import JobTable
-from patchlight.controller.prediction.completion import PredictedJob, Prediction, predict_on
-from patchlight.controller.prediction.network import LabNetwork
+from patchlight.controller.prediction.network import (
+    LabNetwork,
+    PredictedJob,
+    Prediction,
+    predict_on,
+)
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.lab.model import Lab

@@ -17,8 +17,7 @@ from patchlight.controller.jobs.gangs import Gang
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.placement import LabSnapshot, Placed, Placement
 from patchlight.controller.policies.contract import Frozen, Progress, RingOfJob, Running
-from patchlight.controller.prediction.completion import RingWork, units_s
-from patchlight.controller.prediction.network import LabNetwork
+from patchlight.controller.prediction.network import LabNetwork, RingWork, units_s
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.lab.queueing import Waiting, WaitReason

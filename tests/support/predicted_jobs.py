@@ -6,7 +6,7 @@ from statistics import median
 
 from patchlight.client.client import ControllerClient
 from patchlight.controller.policies.topology import regroup
-from patchlight.controller.prediction.completion import PredictedJob, predict
+from patchlight.controller.prediction.network import PredictedJob, predict
 from patchlight.controller.prediction.sharing import Training
 from patchlight.emulation.experiments.ofc2022.scenario import COMPUTE_S, GRADIENT_BYTES
 from patchlight.testbed.jobs import JobSpec

@@ -19,8 +19,7 @@ from patchlight.controller.jobs.discipline.contract import (
 )
 from patchlight.controller.jobs.discipline.standings import Place, WaitingLine, victims_of
 from patchlight.controller.policies.contract import ClusterView, ElasticJob, QueuedJob
-from patchlight.controller.prediction.completion import RingWork, units_s
-from patchlight.controller.prediction.network import LabNetwork
+from patchlight.controller.prediction.network import LabNetwork, RingWork, units_s
 from patchlight.controller.prediction.sharing import Load
 from patchlight.testbed.lab.queueing import Discipline, Waiting, WaitReason
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from patchlight.controller.policies.contract import ClusterView, JobView
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.topology import regroup
-from patchlight.controller.prediction.completion import MeasuredIteration, PredictedJob, predict
-from patchlight.controller.prediction.sharing import Training
+from patchlight.controller.prediction.network import PredictedJob, predict
+from patchlight.controller.prediction.sharing import MeasuredIteration, Training
 from patchlight.emulation.experiments.ofc2022.scenario import jobs_of
 from patchlight.emulation.simulator.cluster import LabCluster, Policies, QueueJob, simulate
 from patchlight.testbed.errors import BadInput
