@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -13,8 +13,7 @@ from patchlight.controller.prediction import sharing
 from patchlight.controller.prediction.sharing import UNLIMITED_BPS, Demand, Load
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint, Host, Lab
-from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.lab.wiring import Links, trace_links
+from patchlight.testbed.lab.wiring import Links
 from patchlight.testbed.units import format_rate
 
 
@@ -195,20 +194,13 @@ class Prediction:
         )
 
 
-def predict(
-    lab: Lab, circuits: Mapping[str, PortMap], jobs: Sequence[PredictedJob]
-) -> list[Prediction]:
-    """The times of these jobs, all of which run now, under these maps.
+def predict(network: LabNetwork, jobs: Sequence[PredictedJob]) -> list[Prediction]:
+    """The times of these jobs, all of which run now.
 
     Links are shared max-min fair, again whenever a job ends; T = C + V/B for each. Rates and
     bytes are the lab's: its scale divides both. ``BadInput`` for a host that the lab does not
     have, or that has no GPU.
     """
-    return predict_on(LabNetwork(lab, trace_links(lab, circuits)), jobs)
-
-
-def predict_on(network: LabNetwork, jobs: Sequence[PredictedJob]) -> list[Prediction]:
-    """The same, over the links of a network."""
     runs = [_run_of(network, job) for job in jobs]
     going = [run for run in runs if run.demand is not None]
     _share(network, going)

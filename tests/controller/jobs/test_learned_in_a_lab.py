@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from patchlight.controller.jobs.decisions import arguments
+from patchlight.controller.jobs.cluster_view import arguments
 from patchlight.controller.policies.contract import ClusterView, JobView
 from patchlight.controller.policies.options.learned import LearnedPlacement
 from patchlight.controller.policies.options.observation import Observation
