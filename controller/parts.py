@@ -16,11 +16,10 @@ from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import AnyDriver
 from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.discovery.discovery import Discovery
-from patchlight.controller.discovery.listening import SwitchListening
-from patchlight.controller.discovery.window import MaintenanceWindow
+from patchlight.controller.discovery.window import MaintenanceWindow, SwitchListening
 from patchlight.controller.hosts.agent_client import VERSION, AgentTls
-from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.hosts.nics import NicMacs, differences
+from patchlight.controller.hosts.fleet import Fleet, NicMacs
+from patchlight.controller.hosts.health import differences
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.ledger import JobLedger, JobOutputs, Retention
 from patchlight.controller.jobs.rewiring import JobTraffic

@@ -9,8 +9,7 @@ from itertools import takewhile
 from typing import Any
 
 from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.jobs.iteration_times import Forecasts
-from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.jobs.job_table import Forecasts, JobTable
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.openflow.packet_switches import PacketSwitches
 from patchlight.controller.storage.database import JournalError

@@ -14,9 +14,10 @@ from patchlight.controller.circuits.device_lock import CONTROLLER, device_lock
 from patchlight.controller.metrics.exposition import (
     LOCAL_NAMES,
     ControllerMetrics,
+    JobTraces,
     listen_for_metrics,
+    sending_to,
 )
-from patchlight.controller.metrics.job_traces import JobTraces, sending_to
 from patchlight.controller.parts import Controller, Settings
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.logs import log_to_stderr, log_trouble

@@ -1,38 +1,36 @@
-"""Looking for the wiring: one search at a time, in the background, and what it has come to."""
+"""The search for a lab's wiring, and the comparison of what it finds with the lab file."""
 
 import asyncio
 import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from patchlight.controller.changes.record import ChangeOptions, Notifier, Refused
-from patchlight.controller.discovery.listening import Listened, SwitchListening
-from patchlight.controller.discovery.search import (
-    Findings,
-    Light,
-    OcsPort,
-    SearchRound,
-    likely_rounds,
-    search,
-)
-from patchlight.controller.discovery.window import MaintenanceWindow
-from patchlight.controller.discovery.wiring import FoundWiring, expected_ends, found_wiring
+from patchlight.controller.discovery import search
+from patchlight.controller.discovery.search import LIGHT, Findings, Heard, OcsPort
+from patchlight.controller.discovery.window import Listened, MaintenanceWindow, SwitchListening
 from patchlight.testbed.errors import PatchlightError, in_words
-from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.model import Endpoint, Fibre, Lab
 
 _log = logging.getLogger(__name__)
+
 
 State = Literal["idle", "looking", "restoring", "done", "stopped", "failed"]
 
 
+Verdict = Literal["as said", "differs", "not told", "free"]
+
+
 @dataclass(frozen=True, slots=True)
 class WantedSearch:
-    """What is to be looked at: these ports by OCS (all, if none are named), listening for so long
-    each round; ``every_port`` also once all ends of the lab are found."""
+    """The ``ports`` to probe, by OCS (all if none are named), and how long each round listens.
+
+    ``every_port``: also once all ends of the lab are found.
+    """
 
     ports: Mapping[str, Collection[int]]
     listen_s: float
@@ -41,8 +39,10 @@ class WantedSearch:
 
 @dataclass
 class DiscoveryProgress:
-    """How far the search is, or what the last one came to. ``rounds_left`` is the most that can
-    be left; ``wiring`` is there once it is ``done``, as JSON."""
+    """How far the search is, or how the last one ended.
+
+    ``rounds_left`` is the most that can be left; ``wiring`` is the result as JSON once ``done``.
+    """
 
     state: State = "idle"
     by: str = ""
@@ -57,7 +57,7 @@ class DiscoveryProgress:
 
 
 class Discovery:
-    """The search for the wiring of one lab; ``news`` of it are told with each round."""
+    """The search for the wiring of one lab, one at a time; ``news`` has a new step each round."""
 
     def __init__(self, lab: Lab, window: MaintenanceWindow, listening: SwitchListening) -> None:
         self._lab, self._window, self._listening = lab, window, listening
@@ -81,46 +81,52 @@ class Discovery:
         return asdict(self.progress) | {"step": self.news.step, "open": is_open}
 
     async def preview(self, wanted: WantedSearch) -> dict[str, Any]:
-        """What a search would look at, what goes dark, how long it takes where all is as the lab
-        file says, and what speaks against it now."""
+        """What a search would probe, the circuits that it takes, how long, and the objections."""
         ports = await self._window.ports(wanted.ports)
-        rounds = 1 + likely_rounds(_ports(ports), expected_ends(self._lab))
+        rounds, takes_s = self._estimate(wanted, ports)
         return {
             "ports": ports,
             "circuits": await self._window.circuits(ports),
             "rounds": rounds,
-            "takes_s": rounds * self._round_s(wanted),
+            "takes_s": takes_s,
             "objections": await self._window.objections(ports, whole=not wanted.ports),
         }
+
+    def _estimate(
+        self, wanted: WantedSearch, ports: Mapping[str, Collection[int]]
+    ) -> tuple[int, float]:
+        """The number of rounds where all is as the lab file says, and their seconds, about."""
+        each = [OcsPort(ocs, number) for ocs, numbers in ports.items() for number in numbers]
+        rounds = 1 + search.likely_rounds(each, expected_ends(self._lab))
+        slowest_s = max((c.switching_time_s for c in self._lab.circuit_switches), default=0.0)
+        return rounds, rounds * (wanted.listen_s + 2 * slowest_s)
 
     async def start(self, wanted: WantedSearch, caller: ChangeOptions) -> None:
         """Begin a search; ``Refused`` or ``BadInput`` if it cannot be."""
         async with self._beginning_or_ending:
-            await self._start(wanted, caller)
-
-    async def _start(self, wanted: WantedSearch, caller: ChangeOptions) -> None:
-        if self.under_way:
-            raise Refused(f"{self.progress.by} looks at the wiring already")
-        ports = await self._window.ports(wanted.ports)
-        try:
-            await self._window.open(ports, caller, whole=not wanted.ports)
-        except Refused:
-            raise
-        except BaseException:
-            await self._window.close()
-            raise
-        rounds = 1 + likely_rounds(_ports(ports), expected_ends(self._lab))
-        left_s = rounds * self._round_s(wanted)
-        self.progress = DiscoveryProgress(
-            "looking", caller.by, 0, rounds, time.time(), left_s=left_s
-        )
-        self._task = asyncio.create_task(self._run(wanted, ports), name="wiring discovery")
-        self._task.add_done_callback(self._ended)
-        self.news.tell()
+            if self.under_way:
+                raise Refused(f"{self.progress.by} looks at the wiring already")
+            ports = await self._window.ports(wanted.ports)
+            try:
+                await self._window.open(ports, caller, whole=not wanted.ports)
+            except Refused:
+                raise
+            except BaseException:
+                await self._window.close()
+                raise
+            rounds, left_s = self._estimate(wanted, ports)
+            self.progress = DiscoveryProgress(
+                "looking", caller.by, 0, rounds, time.time(), left_s=left_s
+            )
+            self._task = asyncio.create_task(self._run(wanted, ports), name="wiring discovery")
+            self._task.add_done_callback(self._ended)
+            self.news.tell()
 
     async def stop(self) -> None:
-        """Break the search off and put the circuits back, also those that an earlier controller
-        left; ``PatchlightError`` if they cannot be."""
+        """Cancel the search and restore the circuits, also those that an earlier controller left.
+
+        ``PatchlightError`` if they cannot be restored.
+        """
         async with self._beginning_or_ending:
             if self._task is not None and not self._task.done():
                 if self.progress.state == "looking":
@@ -129,19 +135,19 @@ class Discovery:
             await self._window.close()
 
     async def recover(self) -> None:
-        """Put back what an earlier controller left; the log says if it cannot be."""
+        """Restore the circuits that an earlier controller left; an error goes to the log."""
         try:
             await self._window.close()
         except PatchlightError as error:
             _log.error("the wiring discovery that was cut short: %s", error)
 
     async def close(self) -> None:
-        """The same at the controller's end."""
+        """Stop at the controller's end."""
         with contextlib.suppress(PatchlightError):
             await self.stop()
 
     def _ended(self, task: asyncio.Task[tuple[dict[str, Any] | None, State]]) -> None:
-        # Together, so that nobody sees the end without its step, or the step before the end.
+        # Together, so that no client sees the end without its step, or the step before the end.
         if not task.cancelled():
             self.progress.wiring, self.progress.state = task.result()
         self.news.tell()
@@ -149,7 +155,7 @@ class Discovery:
     async def _run(
         self, wanted: WantedSearch, ports: Mapping[str, list[int]]
     ) -> tuple[dict[str, Any] | None, State]:
-        """Search, and put the circuits back: what was found, and how it ended."""
+        """Search and restore the circuits; the result and how it ended."""
         progress, found = self.progress, None
         end: State = "failed"
         try:
@@ -184,9 +190,10 @@ class Discovery:
             )
         elsewhere = dark.beside(dark)
         expected = expected_ends(self._lab)
-        rounds = search(ports, expected, dark.ends, elsewhere, every_port=wanted.every_port)
+        every_port = wanted.every_port
+        rounds = search.search(ports, expected, dark.ends, elsewhere, every_port=every_port)
         try:
-            asked: SearchRound = next(rounds)
+            asked = next(rounds)
             while True:
                 heard = await self._round(wanted, asked.light, asked.left, asked.patience)
                 asked = rounds.send(heard.beside(dark))
@@ -195,10 +202,19 @@ class Discovery:
         silent = {end: why for end, why in dark.silent.items() if end not in dark.ends}
         whole = not wanted.ports
         wiring = found_wiring(self._lab, found, elsewhere, dark.ends, silent, whole=whole)
-        return _as_json(wiring, silent)
+        return {
+            "ports": [
+                {"ocs": row.port.ocs, **asdict(row), "port": row.port.number}
+                for row in wiring.ports
+            ],
+            "differences": list(wiring.differences),
+            "doubts": list(wiring.doubts),
+            "silent": silent,
+            "fibres": [[str(fibre.a), str(fibre.b)] for fibre in wiring.fibres],
+        }
 
     async def _round(
-        self, wanted: WantedSearch, light: Light, left: int, patience: int = 1
+        self, wanted: WantedSearch, light: search.Light, left: int, patience: int = 1
     ) -> Listened:
         progress = self.progress
         number = progress.rounds_done + 1
@@ -206,37 +222,178 @@ class Discovery:
         token = f"{secrets.token_hex(8)}-{number}"
         listened = await self._listening.listen(token, wanted.listen_s * patience)
         progress.rounds_done, progress.rounds_left = number, left
-        each_s = (time.time() - progress.began_at) / number
-        progress.left_s = (left + 1) * each_s
+        progress.left_s = (left + 1) * (time.time() - progress.began_at) / number
         self.news.tell()
         return listened
 
-    def _round_s(self, wanted: WantedSearch) -> float:
-        """About what a round takes, before one was timed."""
-        slowest_s = max((c.switching_time_s for c in self._lab.circuit_switches), default=0.0)
-        return wanted.listen_s + 2 * slowest_s
+
+@dataclass(frozen=True, slots=True)
+class PortFinding:
+    """A port of a circuit switch: the end that ``sends`` into it, the end that ``hears`` it.
+
+    ``None``: none was found. ``said`` is the end in the lab file.
+
+    ``not told``: the end that the lab file names could not be probed.
+    """
+
+    port: OcsPort
+    sends: str | None
+    hears: str | None
+    said: str | None
+    verdict: Verdict
+    words: str
 
 
-def _ports(by_ocs: Mapping[str, Collection[int]]) -> list[OcsPort]:
-    return [OcsPort(ocs, number) for ocs, numbers in by_ocs.items() for number in numbers]
+@dataclass(frozen=True, slots=True)
+class FoundWiring:
+    """The result of a search. ``fibres`` are those of the lab file, corrected where certain."""
+
+    ports: tuple[PortFinding, ...]
+    differences: tuple[str, ...]
+    doubts: tuple[str, ...]
+    fibres: tuple[Fibre, ...]
 
 
-def _as_json(wiring: FoundWiring, silent: Mapping[str, str]) -> dict[str, Any]:
+def expected_ends(lab: Lab) -> dict[OcsPort, str]:
+    """What the lab file says is plugged into each port of each circuit switch."""
     return {
-        "ports": [
-            {
-                "ocs": row.port.ocs,
-                "port": row.port.number,
-                "sends": row.sends,
-                "hears": row.hears,
-                "said": row.said,
-                "verdict": row.verdict,
-                "words": row.words,
-            }
-            for row in wiring.ports
-        ],
-        "differences": list(wiring.differences),
-        "doubts": list(wiring.doubts),
-        "silent": dict(silent),
-        "fibres": [[str(fibre.a), str(fibre.b)] for fibre in wiring.fibres],
+        OcsPort(ocs, number): str(end)
+        for ocs, fibres in lab.circuit_fibres.items()
+        for number, (end, _) in fibres.items()
     }
+
+
+def found_wiring(
+    lab: Lab,
+    found: Findings,
+    elsewhere: Heard,
+    ends: Collection[str],
+    silent: Mapping[str, str],
+    *,
+    whole: bool = True,
+) -> FoundWiring:
+    """Compare. ``ends`` were probed; ``silent`` says why others were not. ``elsewhere``: which end
+    hears which while all ports that were looked at are dark.
+
+    Without ``whole`` there were other circuits, so that what is heard in the dark is not a fibre.
+    """
+    expected = expected_ends(lab)
+    lit = found.inputs.keys() | found.outputs.keys()
+    ports = tuple(
+        _judged(port, found, expected.get(port), ends, silent)
+        for port in sorted(lit | (expected.keys() if whole else set()))
+    )
+    # What only sends LLDP cannot hear; where the file agrees or is silent, one way is enough.
+    certain = {
+        row.port: row.sends
+        for row in ports
+        if row.sends is not None
+        and (row.sends == row.hears or not (row.sends == LIGHT or row.hears or row.sends in ends))
+    }
+    direct = {(a, b) for a, b in elsewhere if a < b and (b, a) in elsewhere} if whole else set()
+    beside = list(_other_fibres(lab, elsewhere, direct, ends))
+    return FoundWiring(
+        ports,
+        tuple(row.words for row in ports if row.verdict == "differs") + tuple(beside),
+        tuple(found.doubts),
+        _corrected(lab, certain, direct),
+    )
+
+
+def _judged(
+    port: OcsPort,
+    found: Findings,
+    said: str | None,
+    ends: Collection[str],
+    silent: Mapping[str, str],
+) -> PortFinding:
+    sends, hears = found.inputs.get(port), found.outputs.get(port)
+    lab_file = f"the lab file says {said}" if said else "the lab file has nothing there"
+
+    def row(verdict: Verdict, words: str) -> PortFinding:
+        return PortFinding(port, sends, hears, said, verdict, words)
+
+    if sends is None and hears is None:
+        if said is None:
+            return row("free", "nothing was heard")
+        if said in silent:
+            return row("not told", f"{port}: {said} was not probed: {silent[said]}")
+        sides = (found.inputs, found.outputs)
+        looked_at = any(port in side or said in side.values() for side in sides)
+        if not looked_at:
+            words = f"{port}: nobody was found behind {port.ocs} who could tell; {lab_file}"
+            return row("not told", words)
+        return row("differs", f"nothing was heard at {port}, {lab_file}")
+    if sends == LIGHT:
+        words = f"light comes in at {port}, and no frame tells from where"
+        return row("not told" if said in silent else "differs", f"{words}; {lab_file}")
+    only_lldp = hears is None and sends not in ends
+    if sends == hears or only_lldp:
+        if sends == said:
+            return row("as said", "" if hears else "only its LLDP was heard")
+        return row("differs", f"fibre {port} goes to {sends}, {lab_file}")
+    if sends is not None and hears is not None:
+        words = f"the two fibres of {port} are crossed: {sends} sends into it, {hears} hears it"
+        return row("differs", f"{words}; {lab_file}")
+    if hears is None:
+        words = f"{sends} sends into {port}, and does not hear what goes out there"
+    else:
+        words = f"{hears} hears what goes out at {port}, and nobody is heard who sends into it"
+    return row("differs", f"{words}; {lab_file}")
+
+
+def _other_fibres(
+    lab: Lab, elsewhere: Heard, direct: Collection[tuple[str, str]], ends: Collection[str]
+) -> Iterator[str]:
+    """Differences of the fibres that pass no circuit switch."""
+    switches = {switch.name for switch in lab.circuit_switches}
+    said = {
+        (min(pair), max(pair))
+        for fibre in lab.fibres
+        if not {fibre.a.device, fibre.b.device} & switches
+        for pair in [(str(fibre.a), str(fibre.b))]
+    }
+    for a, b in sorted(said):
+        if {a, b} <= set(ends) and not {(a, b), (b, a)} <= elsewhere:
+            yield f"{a} and {b} do not hear each other, the lab file has a fibre between them"
+    for a, b in sorted(set(direct) - said):
+        yield (
+            f"{a} and {b} hear each other while all circuits are dark, the lab file has no "
+            "fibre between them"
+        )
+
+
+def _corrected(
+    lab: Lab, certain: Mapping[OcsPort, str], direct: Collection[tuple[str, str]]
+) -> tuple[Fibre, ...]:
+    """The lab's fibres as they run: each follows its device's end, with its rate and losses.
+
+    A fibre in the way of one that was found goes; new ones come last.
+    """
+    named = {str(host.endpoint): host.endpoint for host in lab.hosts}
+    counts = [(switch.name, switch.ports) for switch in lab.packet_switches]
+    counts += [(switch.name, switch.ports) for switch in lab.circuit_switches]
+    for name, count in counts:
+        ports = (Endpoint(name, str(number)) for number in range(1, count + 1))
+        named |= {str(end): end for end in ports}
+    pairs = [(str(port), end) for port, end in certain.items()] + list(direct)
+    other: dict[Endpoint, Endpoint] = {}
+    for a, b in pairs:
+        if a in named and b in named:
+            other |= {named[a]: named[b], named[b]: named[a]}
+    switches = {switch.name for switch in lab.circuit_switches}
+    fibres: dict[frozenset[Endpoint], Fibre] = {}
+    for fibre in lab.fibres:
+        moved = [end for end in (fibre.a, fibre.b) if end in other and end.device not in switches]
+        if other.get(fibre.a) == fibre.b or not {fibre.a, fibre.b} & other.keys():
+            kept = fibre
+        elif moved and moved[0] == fibre.a:
+            kept = replace(fibre, b=other[fibre.a])
+        elif moved:
+            kept = replace(fibre, a=other[fibre.b])
+        else:
+            continue
+        fibres.setdefault(frozenset((kept.a, kept.b)), kept)
+    for near, far in other.items():
+        fibres.setdefault(frozenset((near, far)), Fibre(far, near))
+    return tuple(fibres.values())

@@ -1,17 +1,15 @@
-"""Which rounds of light find out what hangs on the ports of circuit switches, and what they say.
+"""The rounds of a search for the ends of fibres at circuit switches, and what follows from them.
 
-Pure: rounds come out, who heard whom goes in. Every end sends frames that name it, in all rounds;
-what a round chooses is which input leads to which output. Inputs and outputs are told apart: the
-two fibres of a pair may have been plugged in crossed, or into different ports. Who hears whom
-while all ports are dark was found out before.
+Pure: rounds come out, pairs of sender and receiver go in. Every end sends frames that name it, in
+all rounds; a round chooses the circuits. Inputs and outputs are distinct: the two fibres of a pair
+may be crossed, or in different ports. What is heard while all ports are dark is known before.
 
-1. A ring over the ports that the lab file says something of, all at once. Who is heard then is
-   lit once more by the bits of the ring's numbers: a half of it at a time, then the other half,
-   log₂ times. The rounds in which a frame came spell the number of the cross-connect that it came
-   over; one that is lost, or comes another way, spells no number. If nobody is heard in that ring,
-   there are others, over all ports.
-2. With a known receiver behind an output, what is at any input can be heard; with a known
-   transmitter at an input, who is behind any output. As many ports at a time as ends are known.
+1. A ring over the ports that the lab file has an end for, all at once. Its circuits are then made
+   again by the bits of their numbers: half of them at a time, then the other half, log₂ times.
+   The rounds in which a frame came spell the number of its circuit; a frame that is lost, or comes
+   another way, spells no number. If nothing is heard in that ring, others follow, over all ports.
+2. A known receiver at an output hears what is at any input; a known transmitter at an input
+   reaches what is at any output. As many ports at a time as ends are known.
 """
 
 from collections import defaultdict
@@ -22,7 +20,7 @@ from typing import NamedTuple
 
 
 class OcsPort(NamedTuple):
-    """A port of a circuit switch; whether its input or its output is meant, the context says."""
+    """A port of a circuit switch: its input or its output, as the context says."""
 
     ocs: str
     number: int
@@ -35,18 +33,18 @@ Light = dict[OcsPort, OcsPort]
 """Which input is joined to which output, on the same circuit switch."""
 
 Heard = frozenset[tuple[str, str]]
-"""Who was heard, and by whom."""
+"""Pairs of the end that was heard and the end that heard it."""
 
 LIGHT = "light without frames"
-"""Who is heard where a receiver has a carrier, which it has not in the dark, and no frame comes."""
+"""The sender where a receiver has a carrier, has none in the dark, and receives no frame."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchRound:
-    """Cross-connects to light, and no others of these ports.
+    """Cross-connects to make, and no others of these ports.
 
-    ``left``: as far as can be told now, so many rounds at most come after it. ``patience``: how
-    many times the usual time to listen.
+    ``left``: the rounds that follow at most, as far as is known. ``patience``: how many times the
+    usual time to listen.
     """
 
     light: Light
@@ -56,10 +54,10 @@ class SearchRound:
 
 @dataclass
 class Findings:
-    """What hangs where: an end's name (``tor1.3``), or the port of another circuit switch.
+    """The end at each port: its name (``tor1.3``), or the port of another circuit switch.
 
-    ``inputs``: whose transmitter; ``outputs``: whose receiver; ``None`` at a port that was lit and
-    silent; ports that were not lit are not there. ``doubts``: what does not go together, in words.
+    ``inputs`` have transmitters, ``outputs`` receivers; ``None`` at a port that was silent in a
+    round; other ports are left out. ``doubts`` are contradictions, as text.
     """
 
     inputs: dict[OcsPort, str | None] = field(default_factory=dict)
@@ -79,11 +77,11 @@ def search(
     *,
     every_port: bool = False,
 ) -> Search:
-    """Find what hangs on these ``ports``, by OCS: send it who heard whom after each round.
+    """Find the ends at these ``ports``, by OCS; takes what was ``Heard`` after each round.
 
-    ``expected`` is what should be plugged in, as far as that is said somewhere; ``ends`` are those
-    that send and hear, and ``elsewhere`` who hears whom while all these ports are dark. Without
-    ``every_port`` it is over when all ends are found.
+    ``expected`` are the ends in the lab file; ``ends`` those that take part, and ``elsewhere`` what
+    is heard while all these ports are dark. Without ``every_port`` it is over when all ends are
+    found.
     """
     return _Searching(ports, expected, ends, elsewhere, every_port=every_port).run()
 
@@ -115,7 +113,12 @@ class _Searching:
 
     def run(self) -> Search:
         found = self._found
-        yield from self._begin()
+        for ring in self._rings():
+            heard = yield SearchRound(dict(ring), 2 * _bits(len(ring)))
+            # A carrier may come and go too slowly to spell a number.
+            named = frozenset(pair for pair in heard - self._elsewhere if pair[0] != LIGHT)
+            if named:
+                yield from self._spell(ring, named)
         inputs = [port for port in self._ports if port not in found.inputs]
         outputs = [port for port in self._ports if port not in found.outputs]
         yield from self._sweep(inputs, outputs, 1)
@@ -124,19 +127,11 @@ class _Searching:
         yield from self._trunks()
         return found
 
-    # -- the first ends -------------------------------------------------------------------
-
-    def _begin(self) -> _Rounds:
-        for ring in self._rings():
-            heard = yield SearchRound(dict(ring), 2 * _bits(len(ring)))
-            # A carrier may come and go too slowly to spell a number.
-            named = frozenset(pair for pair in heard - self._elsewhere if pair[0] != LIGHT)
-            if named:
-                yield from self._spell(ring, named)
+    # -- the first ends: a ring, and the bits of its numbers
 
     def _rings(self) -> Iterator[list[tuple[OcsPort, OcsPort]]]:
-        """Each port to another of its OCS: the likely ones, then all, by each distance, of those
-        OCS behind which nobody is known yet."""
+        """Circuits of each port to another of its OCS: the likely ports, then all ports, at each
+        distance, of the OCS without a known end."""
         likely = [port for port in self._ports if self._expected.get(port) in self._ends]
         if ring := _ring(likely, 1):
             yield ring
@@ -175,7 +170,7 @@ class _Searching:
     # -- all others -----------------------------------------------------------------------
 
     def _sweep(self, inputs: list[OcsPort], outputs: list[OcsPort], patience: int) -> _Rounds:
-        """Light each of these once; what is at them may make the next round a larger one."""
+        """Light each of these once; the ends found allow for more ports in the next round."""
         while (inputs or outputs) and not self._all_found():
             heard_at, sent_to = self._lit(inputs, outputs)
             if not heard_at and not sent_to:
@@ -187,7 +182,7 @@ class _Searching:
             yield from self._ask(heard_at, sent_to, left, patience)
 
     def _trunks(self) -> _Rounds:
-        """Fibres between circuit switches: outputs lit by known ends, inputs heard by others."""
+        """Find fibres between circuit switches: known ends at both, one of them sends."""
         among = {str(port) for port in self._ports}
         if len({port.ocs for port in self._ports}) < 2:
             return
@@ -216,11 +211,10 @@ class _Searching:
         """
         receivers = _by_ocs(p for p, end in self._found.outputs.items() if end in self._ends)
         sources = _by_ocs(p for p, end in self._found.inputs.items() if end in self._ends)
-        asked_in, asked_out = _by_ocs(inputs), _by_ocs(outputs)
         heard_at, sent_to = Light(), Light()
-        for ocs, ports in asked_in.items():
+        for ocs, ports in _by_ocs(inputs).items():
             heard_at |= zip(ports, receivers[ocs], strict=False)
-        for ocs, ports in asked_out.items():
+        for ocs, ports in _by_ocs(outputs).items():
             sent_to |= zip(ports, sources[ocs], strict=False)
         return heard_at, sent_to
 
@@ -244,7 +238,7 @@ class _Searching:
     # -- what was heard -------------------------------------------------------------------
 
     def _only(self, names: set[str], port: OcsPort | None = None) -> str | None:
-        """The one that this is: a device that sends probes may send LLDP besides."""
+        """The one end of these names: a device that sends probes may send LLDP, too."""
         known = sorted(names & self._ends or names - {LIGHT} or names)
         if len(known) > 1 and port is not None:
             self._found.doubts.append(f"{port}: {' and '.join(known)} at once")
@@ -288,5 +282,5 @@ def _by_ocs(ports: Iterable[OcsPort]) -> defaultdict[str, list[OcsPort]]:
 
 
 def _bits(count: int) -> int:
-    """So many bits tell so many numbers apart."""
+    """The bits that tell so many numbers apart."""
     return max(1, (count - 1).bit_length())

@@ -1,31 +1,37 @@
-"""Ports of circuit switches that are one search's alone, for a while, and what they had before.
+"""What a search for the wiring does to a lab: it takes ports of circuit switches, and probes.
 
-What has to be put back is in the store before anything is touched: the next controller does it.
+The circuits to restore are in the store before any is changed: the next controller restores them.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 
 from patchlight.controller.changes.device_maps import Decide
 from patchlight.controller.changes.parts import CircuitParts
-from patchlight.controller.changes.preflight import LockKind
 from patchlight.controller.changes.record import ChangeOptions, Refused
 from patchlight.controller.changes.transaction import Transactions
-from patchlight.controller.discovery.search import Light
+from patchlight.controller.discovery.search import LIGHT, Heard, Light
+from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.scheduler import Scheduler
+from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.packet_switches import PacketSwitches
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.controller.openflow.protocol import Message
+from patchlight.testbed.errors import BadInput, PatchlightError, in_words
+from patchlight.testbed.lab.model import Endpoint, Lab, PacketSwitch, Server
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
+from patchlight.testbed.wire import probe_frames
+from patchlight.testbed.wire.agent_status import LONGEST_LISTEN_S
+from patchlight.testbed.wire.probe_frames import Neighbour
 
 _log = logging.getLogger(__name__)
 
 _MARK = "discovery"
-_KEPT: LockKind = "kept"
 _PAUSES_S = (0.5, 2.0)
+_SEND_EVERY_S = 0.2
 
 
 class _NothingWritten(PatchlightError):
@@ -34,8 +40,7 @@ class _NothingWritten(PatchlightError):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A window that is open: whose, its ports by OCS, the circuits that they had before, and
-    whether the queue of jobs was held for it."""
+    """An open window: its ports and their circuits ``before``, by OCS; ``queue_held`` for it."""
 
     by: str
     ports: dict[str, list[int]]
@@ -60,7 +65,7 @@ class MaintenanceWindow:
 
     @property
     def opened(self) -> Opened | None:
-        """The window that is open, also one that an earlier controller left so."""
+        """The open window, also one that an earlier controller left open."""
         return self._parts.store.mark(_MARK, lambda row: Opened(**row))
 
     async def ports(self, wanted: Mapping[str, Collection[int]]) -> dict[str, list[int]]:
@@ -113,7 +118,7 @@ class MaintenanceWindow:
         return found
 
     async def objections(self, ports: Mapping[str, Collection[int]], *, whole: bool) -> list[str]:
-        """What speaks against a window of these ports now, in words."""
+        """What is against a window of these ports now."""
         found: list[str] = []
         if (open_now := self.opened) is not None:
             found.append(f"{open_now.by} has circuits away from their places already")
@@ -132,7 +137,7 @@ class MaintenanceWindow:
     async def open(
         self, ports: Mapping[str, Collection[int]], caller: ChangeOptions, *, whole: bool
     ) -> None:
-        """Keep everybody else off these ports, and jobs from starting. ``Refused`` says why not."""
+        """Lock these ports, and start no jobs; ``Refused`` if there are objections."""
         if objections := await self.objections(ports, whole=whole):
             raise Refused(
                 f"the wiring was not looked at: {'; '.join(objections)}",
@@ -151,8 +156,8 @@ class MaintenanceWindow:
             self._scheduler.hold_queue(opened.by)
         why = "its wiring is looked at"
         for ocs, numbers in ports.items():
-            self._parts.locks.lock(ocs, numbers, _KEPT, opened.by, why)
-        # What was under way when the ports were locked has come to its end after this.
+            self._parts.locks.lock(ocs, numbers, "kept", opened.by, why)
+        # This waits for changes that were under way when the ports were locked.
         await self._transactions.drift()
         latest = replace(opened, before=await self.circuits(ports))
         self._parts.store.set_mark(_MARK, asdict(latest))
@@ -167,17 +172,16 @@ class MaintenanceWindow:
         }
 
     async def light(self, light: Light, why: str) -> None:
-        """Light these cross-connects, and no others of the window's ports."""
+        """Make these cross-connects, and no others of the window's ports."""
         wanted: dict[str, list[CrossConnect]] = {}
         for inp, out in light.items():
             wanted.setdefault(inp.ocs, []).append(CrossConnect(inp.number, out.number))
         await self._change({ocs: PortMap.of(circuits) for ocs, circuits in wanted.items()}, why)
 
     async def close(self) -> None:
-        """Put everything back as it was; harmless where nothing is open.
+        """Restore the circuits, the locks and the queue; harmless where nothing is open.
 
-        ``PatchlightError`` if it cannot be: then the ports stay locked, and this can be called
-        again.
+        ``PatchlightError`` if that fails: the ports stay locked, and it can be called again.
         """
         opened = self.opened
         if opened is None:
@@ -218,25 +222,160 @@ class MaintenanceWindow:
 
 
 def _only(ports: Mapping[str, Collection[int]], circuits: Mapping[str, PortMap]) -> Decide:
-    """Of these ports these circuits and no others; all other ports as they are."""
+    """These circuits and no others on these ports; all other ports as they are."""
 
     def decide(maps: Mapping[str, PortMap]) -> dict[str, PortMap]:
-        return {
-            ocs: _beside(maps[ocs], numbers).joined(circuits.get(ocs, PortMap()))
-            for ocs, numbers in ports.items()
-        }
+        wanted = {}
+        for ocs, numbers in ports.items():
+            inside = set(numbers)
+            staying = PortMap.of(c for c in maps[ocs] if not inside & {c.inp, c.out})
+            wanted[ocs] = staying.joined(circuits.get(ocs, PortMap()))
+        return wanted
 
     return decide
 
 
 def _with_their_ends(numbers: Collection[int], port_map: PortMap) -> set[int]:
-    """These ports, and those that circuits join to them, however many there are in between."""
+    """These ports, and all that chains of circuits join to them."""
     joined = set(numbers)
     while more := {n for c in port_map if joined & {c.inp, c.out} for n in c} - joined:
         joined |= more
     return joined
 
 
-def _beside(port_map: PortMap, numbers: Collection[int]) -> PortMap:
-    inside = set(numbers)
-    return PortMap.of(c for c in port_map if not inside & {c.inp, c.out})
+@dataclass
+class Listened:
+    """The result of a round: pairs of ``heard`` ends, ends with a carrier, all that took part.
+
+    ``silent`` has the lab's other ends with a fibre, and why they did not take part.
+    """
+
+    heard: set[tuple[str, str]] = field(default_factory=set)
+    carriers: set[str] = field(default_factory=set)
+    ends: set[str] = field(default_factory=set)
+    silent: dict[str, str] = field(default_factory=dict)
+
+    def beside(self, dark: "Listened") -> Heard:
+        """What was heard; ``LIGHT`` by ends with a carrier and none in that round in the dark."""
+        return frozenset(self.heard | {(LIGHT, end) for end in self.carriers - dark.carriers})
+
+
+class SwitchListening:
+    """Has the agents and the packet switches of a lab probe their fibres."""
+
+    def __init__(self, lab: Lab, fleet: Fleet, switches: PacketSwitches, speaker: Speaker) -> None:
+        self._lab, self._fleet, self._switches, self._speaker = lab, fleet, switches, speaker
+
+    async def listen(self, token: str, listen_s: float) -> Listened:
+        """Probe for so long, with probes of this token."""
+        found, frames = Listened(), list[Message]()
+        unsubscribe = self._speaker.subscribe(
+            lambda event: frames.append(event) if event["event"] == "frame" else None
+        )
+        sending = asyncio.create_task(self._keep_sending(token, found))
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(asyncio.sleep(listen_s))
+                for server in self._lab.servers:
+                    group.create_task(self._ask_agent(server, token, listen_s, found))
+        finally:
+            sending.cancel()
+            unsubscribe()
+            await asyncio.gather(sending, return_exceptions=True)
+        await self._look_at_switches(found)
+        for event in frames:
+            end = str(self._switches.endpoint(event["datapath_id"], event["port"]))
+            frame = bytes.fromhex(event["frame"])
+            if (source := probe_frames.probe_source(frame, token)) is not None:
+                found.heard.add((source, end))
+            elif (neighbour := probe_frames.lldp_neighbour(frame)) is not None:
+                found.heard.add((end_of(self._lab, neighbour), end))
+        return found
+
+    # -- NICs -----------------------------------------------------------------------------
+
+    async def _ask_agent(
+        self, server: Server, token: str, listen_s: float, found: Listened
+    ) -> None:
+        names = [str(Endpoint(server.name, nic.name)) for nic in server.nics]
+        client = self._fleet.clients.get(server.name)
+        if client is None:
+            found.silent |= dict.fromkeys(names, f"the lab file names no agent of {server.name}")
+            return
+        try:
+            left_s = listen_s
+            while left_s > 0:
+                answer = await client.probe(token, min(left_s, LONGEST_LISTEN_S))
+                left_s -= LONGEST_LISTEN_S
+                for nic in answer.nics:
+                    name = str(Endpoint(server.name, nic.name))
+                    if nic.problem:
+                        found.silent[name] = nic.problem
+                        continue
+                    found.ends.add(name)
+                    found.heard |= {(source, name) for source in nic.heard}
+                    neighbours = [Neighbour(each.device, each.port) for each in nic.lldp]
+                    found.heard |= {(end_of(self._lab, each), name) for each in neighbours}
+                    if nic.carrier:
+                        found.carriers.add(name)
+        except PatchlightError as error:
+            found.silent |= dict.fromkeys(names, in_words(error))
+
+    # -- ports of packet switches ---------------------------------------------------------
+
+    async def _keep_sending(self, token: str, found: Listened) -> None:
+        while True:
+            for switch in self._connected():
+                names = _ports_of(switch)
+                frames = [
+                    {"port": port, "frame": probe_frames.probe_frame(name, token).hex()}
+                    for port, name in enumerate(names, start=1)
+                ]
+                at = switch.datapath_id
+                try:
+                    await self._speaker.request("send", datapath_id=at, frames=frames)
+                except PatchlightError as error:
+                    found.silent |= dict.fromkeys(names, in_words(error))
+            await asyncio.sleep(_SEND_EVERY_S)
+
+    async def _look_at_switches(self, found: Listened) -> None:
+        """Which ports there are and have a carrier; what they hear has come when this is back."""
+        connected = list(self._connected())
+        for switch in self._lab.packet_switches:
+            names = _ports_of(switch)
+            if switch not in connected:
+                found.silent |= dict.fromkeys(names, f"{switch.name} is not connected")
+                continue
+            try:
+                ports = await self._speaker.request("ports", datapath_id=switch.datapath_id)
+            except PatchlightError as error:
+                found.silent |= dict.fromkeys(names, in_words(error))
+                continue
+            there = {f"{switch.name}.{port['port']}": bool(port["up"]) for port in ports}
+            found.ends |= there.keys() & set(names)
+            found.carriers |= {name for name in names if there.get(name)}
+            gone = f"{switch.name} says that it has no such port"
+            found.silent |= dict.fromkeys(set(names) - there.keys(), gone)
+
+    def _connected(self) -> Iterator[PacketSwitch]:
+        connected = self._switches.connected()
+        return (switch for switch in self._lab.packet_switches if connected[switch.name])
+
+
+def end_of(lab: Lab, neighbour: Neighbour) -> str:
+    """The end of the lab that sends such LLDP, by a NIC's MAC or a switch's name and port number.
+
+    For a device outside the lab, the neighbour as text.
+    """
+    by_mac = {host.nic.mac.lower(): str(host.endpoint) for host in lab.hosts}
+    for said in (neighbour.port, neighbour.device):
+        if said.lower() in by_mac:
+            return by_mac[said.lower()]
+    ports = {switch.name: switch.ports for switch in lab.packet_switches}.get(neighbour.device, 0)
+    if neighbour.port.isdecimal() and 1 <= int(neighbour.port) <= ports:
+        return f"{neighbour.device}.{int(neighbour.port)}"
+    return str(neighbour)
+
+
+def _ports_of(switch: PacketSwitch) -> list[str]:
+    return [f"{switch.name}.{number}" for number in range(1, switch.ports + 1)]

@@ -2,12 +2,15 @@
 
 import asyncio
 import logging
+import math
+import socket
 import ssl
 import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -15,36 +18,29 @@ from pydantic import BaseModel, ValidationError
 from patchlight.controller.hosts.health import INTERVAL_S, SUSPECTED_AFTER
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.io.mistakes import mistakes_in_words
-from patchlight.testbed.linux.credentials import (
-    Credentials,
-    agent_name,
-    controller_name,
-    new_context,
-    read_credentials,
-    stamp,
-)
-from patchlight.testbed.wire.agent_status import (
-    API_VERSION,
-    AgentStatus,
-    PathBounds,
-    PathNodeStatus,
-    ProbeAnswer,
-    ProbeRequest,
-)
-from patchlight.testbed.wire.worker_api import (
-    HoldRequest,
-    LogPart,
-    Reports,
-    StopAtRequest,
-    WorkerSpec,
-    WorkerStatus,
-)
+from patchlight.testbed.linux import credentials
+from patchlight.testbed.linux.sockets import split_address
+from patchlight.testbed.wire import agent_status, worker_api
+from patchlight.testbed.wire.agent_status import AgentStatus
+from patchlight.testbed.wire.worker_api import LogPart, WorkerSpec, WorkerStatus
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
 
 _log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
 
 VERSION = version("patchlight")
+
+_TRUST_DEADLINE_S = 3.0
+_ALERTS = {
+    "EXPIRED": "it has ended, by that server's clock",
+    "UNKNOWN_CA": "it is of another authority than that agent's",
+    "UNSUPPORTED_CERTIFICATE": "it is not a controller's",
+}
+_DEPLOY = "issue both anew with 'patchlight deploy certificates LAB --output DIR'"
+
 _STATUS = "/status"
 _DEADLINE_S = 30.0
 _STATUS_DEADLINE_S = SUSPECTED_AFTER * INTERVAL_S
@@ -55,33 +51,33 @@ _PATIENCE_S = 10.0
 # not race that.
 _KEEPALIVE = httpx.Limits(keepalive_expiry=2.0)
 # For Unix sockets, over which no TLS is spoken: httpx makes a slow one where it is given none.
-_NO_TLS = new_context(server=False)
+_NO_TLS = credentials.new_context(server=False)
 
 
 class AgentTls:
-    """What agents are called with: one context for all of them.
+    """The certificate that agents are called with, and one TLS context for all of them.
 
     An empty folder is one that a certificate is put into later: until then ``credentials`` is
-    ``None``. ``BadInput`` if there is no folder, or if it has what is not for the lab's controller.
+    ``None``. ``BadInput`` if there is no folder, or no certificate of the lab's controller in it.
     """
 
     def __init__(self, lab: str, folder: Path) -> None:
         self.lab, self.folder = lab, folder
-        self.credentials: Credentials | None = None
-        self.context = new_context(server=False)
-        self._stamp = stamp(folder)
+        self.credentials: credentials.Credentials | None = None
+        self.context = credentials.new_context(server=False)
+        self._stamp = credentials.stamp(folder)
         if self._stamp or not folder.is_dir():
             self._take()
         else:
             _log.warning("no certificate in %s yet: agents on TCP are not called", folder)
 
     def agent(self, server: str) -> str:
-        """What the agent of a server is called in its certificate."""
-        return agent_name(server, self.lab)
+        """The name of a server's agent in its certificate."""
+        return credentials.agent_name(server, self.lab)
 
     def refresh(self) -> None:
         """Take what was put into the folder since; the log says why if it cannot be taken."""
-        if (found := stamp(self.folder)) == self._stamp:
+        if (found := credentials.stamp(self.folder)) == self._stamp:
             return
         self._stamp = found
         try:
@@ -90,8 +86,8 @@ class AgentTls:
             _log.error("%s", error)
 
     def _take(self) -> None:
-        found = read_credentials(self.folder)
-        found.check(controller_name(self.lab))
+        found = credentials.read_credentials(self.folder)
+        found.check(credentials.controller_name(self.lab))
         found.load_into(self.context)
         self.credentials = found
         _log.info("certificate for %s, until %s", found.name, f"{found.not_after:%Y-%m-%d}")
@@ -106,19 +102,19 @@ class NotOnServer(AgentCallError):
 
 
 class NicWithoutCarrier(AgentCallError):
-    """A worker's NIC has not come back after its light moved, so the worker cannot go on."""
+    """A worker's NIC has no carrier after its circuit moved, so the worker cannot go on."""
 
 
 class AgentSilent(AgentCallError):
-    """An agent did not answer, also when it was called again, or what answers is not it."""
+    """An agent did not answer, even when called again, or something else answers there."""
 
 
 class AgentNotTrusted(AgentSilent):
-    """Without certificates that both ends take, an agent is not called."""
+    """One end does not accept the other's certificate."""
 
 
 class AgentIncompatible(AgentSilent):
-    """An agent answers, and not in a way that this controller knows."""
+    """An agent of another server or API version answers."""
 
 
 class AgentClient:
@@ -165,7 +161,27 @@ class AgentClient:
             )
         if self._refused is not None and path != _STATUS:
             raise self._refused
-        response = await self._attempt(method, path, body, pauses_s, deadline_s)
+        # The name that the agent's certificate is compared with, whatever its address.
+        name = {"sni_hostname": self._tls.agent(self.server)} if self._tls else {}
+        began = time.monotonic()
+        for pause_s in (*pauses_s, math.inf):
+            try:
+                response = await self._http.request(
+                    method, f"/v1{path}", json=body, timeout=deadline_s, extensions=name
+                )
+                break
+            # The agent's word against our certificate comes as it is.
+            except (httpx.HTTPError, ssl.SSLError) as error:
+                await self._check_trust(error)
+                if time.monotonic() - began > _PATIENCE_S or pause_s == math.inf:
+                    # A timeout has no text.
+                    why = str(error) or f"{type(error).__name__} after {deadline_s:g} s"
+                    raise AgentSilent(
+                        f"the agent of {self.server} at {self._where} did not answer "
+                        f"{method} {path}: {why}",
+                        hint="is it running? start it with 'patchlight agent run' on that server",
+                    ) from error
+            await asyncio.sleep(pause_s)
         if response.is_success:
             return response.content
         try:
@@ -176,46 +192,18 @@ class AgentClient:
         kind = {404: NotOnServer, 503: NicWithoutCarrier}.get(response.status_code, AgentCallError)
         raise kind(f"the agent of {self.server}: {message}", hint=answer.get("hint"))
 
-    async def _attempt(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None,
-        pauses_s: Sequence[float],
-        deadline_s: float,
-    ) -> httpx.Response:
-        # The name that the agent's certificate is compared with, whatever its address.
-        name = {"sni_hostname": self._tls.agent(self.server)} if self._tls else {}
-        began = time.monotonic()
-        for pause_s in (*pauses_s, None):
-            try:
-                return await self._http.request(
-                    method, f"/v1{path}", json=body, timeout=deadline_s, extensions=name
-                )
-            # The agent's word against our certificate comes as it is.
-            except (httpx.HTTPError, ssl.SSLError) as error:
-                await self._look_at(error)
-                if pause_s is None or time.monotonic() - began > _PATIENCE_S:
-                    # A timeout has no text.
-                    why = str(error) or f"{type(error).__name__} after {deadline_s:g} s"
-                    raise AgentSilent(
-                        f"the agent of {self.server} at {self._where} did not answer "
-                        f"{method} {path}: {why}",
-                        hint="is it running? start it with 'patchlight agent run' on that server",
-                    ) from error
-            await asyncio.sleep(pause_s)
-        raise AssertionError
-
-    async def _look_at(self, error: Exception) -> None:
-        """``AgentNotTrusted`` if it is for want of trust that a call failed."""
+    async def _check_trust(self, error: Exception) -> None:
+        """``AgentNotTrusted`` if a call failed because of a certificate."""
         own = self._tls.credentials if self._tls else None
         if self._tls is None or own is None or isinstance(error, httpx.TimeoutException):
             return
-        # What reads certificates is slow to import, and most controllers have none to read.
-        from patchlight.controller.hosts.agent_trust import mistrust
-
-        if found := await mistrust(self._where, self._tls.agent(self.server), own):
-            raise AgentNotTrusted(found.words, hint=found.hint) from error
+        try:
+            name = self._tls.agent(self.server)
+            found = await asyncio.to_thread(_mistrust, self._where, name, own)
+        except OSError:
+            return
+        if found is not None:
+            raise found from error
 
     async def _ask(self, answer: type[M], method: str, path: str, **how: Any) -> M:
         try:
@@ -228,38 +216,35 @@ class AgentClient:
             ) from error
 
     async def status(self) -> AgentStatus:
-        """What the server has and who uses it; asked once.
+        """What the server has and who uses it; called once.
 
-        ``AgentIncompatible`` if it is another server's agent, or speaks another version of the
-        API; until it is asked again, it is not called either.
+        ``AgentIncompatible`` if it is another server's agent, or has another version of the API;
+        then all other calls fail likewise until the next call of this one.
         """
         how = {"pauses_s": (), "deadline_s": _STATUS_DEADLINE_S}
         status = await self._ask(AgentStatus, "GET", _STATUS, **how)
-        self._refused = self._objection(status)
+        self._refused = None
         self._knows_no_users = status.worker_user is None
+        if status.server != self.server:
+            self._refused = AgentIncompatible(
+                f"the agent at {self._where} is that of {status.server}, not that of {self.server}",
+                hint=f"correct the 'management:' address of {self.server} in the lab file",
+            )
+        elif status.api != (api := agent_status.API_VERSION):
+            older = "agent" if status.api < api else "controller"
+            self._refused = AgentIncompatible(
+                f"the agent of {self.server} (Patchlight {status.version}) speaks version "
+                f"{status.api} of the agents' API, and this controller ({VERSION}) version {api}",
+                hint=f"upgrade the {older}",
+            )
         if self._refused is not None:
             raise self._refused
         return status
 
-    def _objection(self, status: AgentStatus) -> AgentIncompatible | None:
-        if status.server != self.server:
-            return AgentIncompatible(
-                f"the agent at {self._where} is that of {status.server}, not that of {self.server}",
-                hint=f"correct the 'management:' address of {self.server} in the lab file",
-            )
-        if status.api == API_VERSION:
-            return None
-        older = "agent" if status.api < API_VERSION else "controller"
-        return AgentIncompatible(
-            f"the agent of {self.server} (Patchlight {status.version}) speaks version {status.api} "
-            f"of the agents' API, and this controller ({VERSION}) version {API_VERSION}",
-            hint=f"upgrade the {older}",
-        )
-
-    async def probe(self, token: str, listen_s: float) -> ProbeAnswer:
-        """What idle NICs hear while all send probes of this token, for so long; asked once."""
-        body = ProbeRequest(token=token, listen_s=listen_s).model_dump()
-        return await self._ask(ProbeAnswer, "POST", "/probes", body=body, pauses_s=())
+    async def probe(self, token: str, listen_s: float) -> agent_status.ProbeAnswer:
+        """What idle NICs receive while all send probes of this token; called once."""
+        body = agent_status.ProbeRequest(token=token, listen_s=listen_s).model_dump()
+        return await self._ask(agent_status.ProbeAnswer, "POST", "/probes", body=body, pauses_s=())
 
     async def create_worker(self, spec: WorkerSpec) -> WorkerStatus:
         """Lease the GPU and the NIC and start a worker with them."""
@@ -273,9 +258,11 @@ class AgentClient:
         where = f"/workers/{worker_id}"
         return await self._ask(WorkerStatus, "GET", where, deadline_s=_STATUS_DEADLINE_S)
 
-    async def reports(self, worker_id: str, after: int) -> Reports:
+    async def reports(self, worker_id: str, after: int) -> worker_api.Reports:
         """The iterations a worker finished after number ``after``, and the next ``after``."""
-        return await self._ask(Reports, "GET", f"/workers/{worker_id}/reports?after={after}")
+        return await self._ask(
+            worker_api.Reports, "GET", f"/workers/{worker_id}/reports?after={after}"
+        )
 
     async def log(self, worker_id: str, after: int, limit: int) -> LogPart:
         """What a worker printed after byte ``after``, at most ``limit`` bytes of it."""
@@ -288,7 +275,7 @@ class AgentClient:
 
     async def hold(self, worker_id: str, iteration: int) -> None:
         """Have a worker pause before the all-reduce of ``iteration``."""
-        body = HoldRequest(iteration=iteration).model_dump()
+        body = worker_api.HoldRequest(iteration=iteration).model_dump()
         await self._call("POST", f"/workers/{worker_id}/hold", body)
 
     async def release(self, worker_id: str) -> None:
@@ -297,13 +284,15 @@ class AgentClient:
 
     async def stop_at(self, worker_id: str, iteration: int) -> None:
         """Have a worker end, as stopped, before the all-reduce of ``iteration``."""
-        body = StopAtRequest(iteration=iteration).model_dump()
+        body = worker_api.StopAtRequest(iteration=iteration).model_dump()
         await self._call("POST", f"/workers/{worker_id}/stop-at", body)
 
-    async def bind_paths(self, nic: str, bounds: PathBounds) -> PathNodeStatus:
+    async def bind_paths(
+        self, nic: str, bounds: agent_status.PathBounds
+    ) -> agent_status.PathNodeStatus:
         """Have a NIC take part in agreeing on paths, within these bounds."""
         body = bounds.model_dump()
-        return await self._ask(PathNodeStatus, "PUT", f"/nics/{nic}/paths", body=body)
+        return await self._ask(agent_status.PathNodeStatus, "PUT", f"/nics/{nic}/paths", body=body)
 
     async def withdraw_paths(self, nic: str, epoch: int) -> None:
         """Bounds up to this epoch are over for a NIC."""
@@ -316,3 +305,93 @@ class AgentClient:
     async def delete(self, worker_id: str) -> WorkerStatus:
         """Stop a worker; its GPU and NIC go back. No error if it is gone already."""
         return await self._ask(WorkerStatus, "DELETE", f"/workers/{worker_id}")
+
+
+def _mistrust(address: str, name: str, own: credentials.Credentials) -> AgentNotTrusted | None:
+    """What keeps the holder of ``own`` from the agent called ``name`` at ``host:port``.
+
+    Connects once more, sends no request, and looks at both certificates.
+    """
+    # Slow to import, and most controllers have no certificates.
+    from cryptography import x509
+
+    context = own.context(server=False)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with socket.create_connection(split_address(address), timeout=_TRUST_DEADLINE_S) as plain:
+        try:
+            tls = context.wrap_socket(plain)
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            return None  # it went away just now
+        except ssl.SSLError as error:
+            return AgentNotTrusted(
+                f"what answers at {address} speaks no TLS 1.3 ({_reason(error)})",
+                hint="is it an agent of this lab? Start it with 'patchlight agent run --tls "
+                "FOLDER'",
+            )
+        with tls:
+            shown = x509.load_der_x509_certificate(tls.getpeercert(binary_form=True) or b"")
+            if found := _objection(shown, address, name, own):
+                return found
+            try:
+                # An agent that takes our certificate now waits for a request.
+                tls.read(1)
+            except ssl.SSLError as error:
+                why = next(
+                    (w for alert, w in _ALERTS.items() if alert in (error.reason or "")), None
+                )
+                return AgentNotTrusted(
+                    f"the agent at {address} refuses the certificate in {own.folder}: "
+                    f"{why or _reason(error)}",
+                    hint=_DEPLOY,
+                )
+    return None
+
+
+def _objection(
+    shown: "Certificate", address: str, name: str, own: credentials.Credentials
+) -> AgentNotTrusted | None:
+    """What is wrong with the certificate that was shown, if anything."""
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+
+    if (found := credentials.name_in(shown)) != name:
+        (server, lab), (wanted, _) = _server_and_lab(found), _server_and_lab(name)
+        who = (
+            f"the agent at {address} is that of {server} of lab {lab}"
+            if server and lab
+            else f"what answers at {address} shows a certificate for {found or 'nobody'}"
+        )
+        return AgentNotTrusted(
+            f"{who}, not that of {wanted}",
+            hint=f"correct the 'management:' address of {wanted} in the lab file, or start that "
+            "agent with the folder that was made for it",
+        )
+    try:
+        authority = (own.folder / credentials.CA_FILE).read_bytes()
+        shown.verify_directly_issued_by(x509.load_pem_x509_certificate(authority))
+    except (InvalidSignature, ValueError, TypeError):
+        return AgentNotTrusted(
+            f"the agent at {address} shows a certificate that is not of the authority in "
+            f"{own.folder}",
+            hint=_DEPLOY,
+        )
+    begin, end = shown.not_valid_before_utc, shown.not_valid_after_utc
+    if not begin <= datetime.now(UTC) <= end:
+        return AgentNotTrusted(
+            f"the certificate of the agent at {address} is valid from {begin:%Y-%m-%d} to "
+            f"{end:%Y-%m-%d}",
+            hint="renew it with 'patchlight deploy certificates LAB --output DIR'; is this "
+            "machine's clock right?",
+        )
+    return None
+
+
+def _server_and_lab(agent: str) -> tuple[str, str]:
+    """The two parts of an agent's name; two empty texts if it is not one."""
+    role, _, rest = agent.partition(".")
+    server, _, lab = rest.partition(".")
+    return (server, lab) if role == "agent" else ("", "")
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return (error.reason or str(error)).replace("_", " ").lower()

@@ -1,20 +1,76 @@
-"""The agents of a lab: who answers, and what the GPUs do."""
+"""The agents of a lab as the controller samples them, and the MACs that they report."""
 
 import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 from patchlight.controller.hosts.agent_client import VERSION, AgentCallError, AgentClient, AgentTls
 from patchlight.controller.hosts.health import Heartbeat, HostFaults, Presence, host_faults
-from patchlight.controller.hosts.nics import NicMacs
+from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.wire.agent_status import AgentStatus, GpuStatus, NicStatus, PathNodeStatus
 
 _log = logging.getLogger(__name__)
+
+_MARK = "macs"
+
+
+class NicMacs:
+    """The MACs of a lab's NICs, as agents report them. Without a ``store`` nothing is kept.
+
+    They are kept because a controller that starts again programs the switches before it has called
+    the agents.
+    """
+
+    def __init__(self, lab: Lab, store: Store | None = None) -> None:
+        self._store = store
+        self._assumed = {str(host.endpoint): host.nic.mac for host in lab.hosts}
+        self._unsure = {str(host.endpoint) for host in lab.hosts if host.nic.keeps_mac}
+        kept = (store.mark(_MARK, dict[str, str]) if store is not None else None) or {}
+        self._said = {name: str(mac) for name, mac in kept.items() if name in self._unsure}
+        self._owners = {mac: name for name, mac in {**self._assumed, **self._said}.items()}
+
+    def of(self, host: Host) -> str:
+        """The MAC that frames for a host are sent to, as far as it is known."""
+        return self._said.get(str(host.endpoint), host.nic.mac)
+
+    def unknown(self, hosts: Iterable[Host]) -> set[str]:
+        """The servers of those hosts whose NICs' own MACs have not been said yet."""
+        return {
+            host.server.name
+            for host in hosts
+            if str(host.endpoint) in self._unsure and str(host.endpoint) not in self._said
+        }
+
+    def hear(self, status: AgentStatus) -> bool:
+        """Take in an agent's report; whether a NIC has another MAC than was thought.
+
+        A MAC that another NIC has already is not believed: frames for one would reach the other.
+        """
+        changed = False
+        for nic in status.nics:
+            name = f"{status.server}.{nic.name}"
+            if nic.mac is None or name not in self._unsure:
+                continue
+            mac, before = nic.mac.lower(), self._said.get(name, self._assumed[name])
+            taken = self._owners.get(mac, name)
+            if taken != name:
+                message = "%s says that its MAC is %s, which %s has: give one of them 'mac: lab'"
+                _log.error(message, name, mac, taken)
+                continue
+            self._owners.pop(before, None)
+            self._said[name] = mac
+            self._owners[mac] = name
+            changed = changed or mac != before
+        if changed and self._store is not None:
+            differing = {n: m for n, m in self._said.items() if m != self._assumed[n]}
+            self._store.set_mark(_MARK, differing)
+        return changed
+
 
 # In memory, one a second; the time series on disk have what was before.
 SAMPLES_KEPT_S = 600
@@ -71,11 +127,11 @@ class Fleet:
         return frozenset(name for name in self._heartbeats if self.presence(name).is_silent)
 
     def status(self) -> list[dict[str, Any]]:
-        """How each agent is: ``words`` say why one is silent, ``problems`` what else is wrong."""
+        """The state of each agent; ``words`` has why one is silent, ``problems`` other faults."""
         now, faults = time.monotonic(), self.faults().words
         answer = []
         for name, heartbeat in self._heartbeats.items():
-            hosts = [host.name for host in self._lab.hosts if host.server.name == name]
+            hosts = (host.name for host in self._lab.hosts if host.server.name == name)
             problems = [faults[host] for host in hosts if host in faults]
             agent_version = self._versions.get(name)
             if agent_version not in (None, VERSION):
@@ -110,13 +166,19 @@ class Fleet:
         latest = (of_server[-1] for of_server in self._samples.values() if of_server)
         return {f"{each.server}.{nic.name}": nic for each in latest for nic in each.nics}
 
+    def latest_gpus(self) -> dict[str, GpuStatus]:
+        """Each GPU of the servers whose agents answer, by its full name."""
+        return {f"{each.server}.{g.name}": g for each in self._answering() for g in each.gpus}
+
     def path_nodes(self) -> dict[str, dict[str, PathNodeStatus]]:
-        """By server whose agent answers, the NICs that have bounds for paths, as it said last."""
-        return {
-            server: {node.nic: node for node in samples[-1].paths}
-            for server, samples in self._samples.items()
-            if samples and self.presence(server) is Presence.ANSWERS
-        }
+        """By server whose agent answers, the NICs that have bounds for paths."""
+        return {each.server: {node.nic: node for node in each.paths} for each in self._answering()}
+
+    def _answering(self) -> Iterator[AgentStatus]:
+        """The last sample of each agent that answers."""
+        for server, samples in self._samples.items():
+            if samples and self.presence(server) is Presence.ANSWERS:
+                yield samples[-1]
 
     async def watch(self, period_s: float = 1.0) -> None:
         """Sample every agent once a period, for ever; none waits for another."""
@@ -171,30 +233,14 @@ class Fleet:
         self._macs_changed = self.macs.hear(status) or self._macs_changed
         now = time.time()
         for gpu in status.gpus:
-            if gpu.utilization is None:  # a GPU that cannot tell, or has fallen off
-                continue
-            self.gpu_samples.append(
-                {
-                    "at": now,
-                    "gpu": f"{name}.{gpu.name}",
-                    "utilization": gpu.utilization,
-                    "busy_s": gpu.busy_s,
-                }
-            )
+            if gpu.utilization is not None:  # else it cannot tell, or has fallen off
+                sample = {"utilization": gpu.utilization, "busy_s": gpu.busy_s}
+                self.gpu_samples.append({"at": now, "gpu": f"{name}.{gpu.name}", **sample})
         if self.on_status is not None:
             await self.on_status(status)  # before anybody counts on it again
         self._heartbeats[name].answered()
         self._troubles.pop(name, None)
         self._said.pop(name, None)
-
-    def latest_gpus(self) -> dict[str, GpuStatus]:
-        """What each GPU of the servers whose agents answer is like, by its full name."""
-        return {
-            f"{server}.{gpu.name}": gpu
-            for server, samples in self._samples.items()
-            if samples and self.presence(server) is Presence.ANSWERS
-            for gpu in samples[-1].gpus
-        }
 
     async def close(self) -> None:
         """Drop every connection; the agents and their workers are left as they are."""

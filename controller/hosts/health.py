@@ -1,16 +1,17 @@
-"""Which agents answer, by when they last did, and what they say is wrong with their hosts. Pure."""
+"""The health of hosts: which agents answer, which faults they report, which NICs differ. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
 from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.lab.wiring import Links
-from patchlight.testbed.wire.agent_status import AgentStatus
+from patchlight.testbed.wire.agent_status import AgentStatus, NicStatus
 
 INTERVAL_S = 3.0
-"""The heart of an agent should beat once in so long. It is looked at every second."""
+"""An agent should answer once in so long. It is called every second."""
 
 SUSPECTED_AFTER = 3
 """Silent for so many intervals, nothing new is begun with it."""
@@ -20,7 +21,7 @@ LOST_AFTER = 10
 
 
 class Presence(StrEnum):
-    """What is to be made of an agent's silence, if it is silent."""
+    """What an agent's silence means, if it is silent."""
 
     UNHEARD = "not heard of yet"
     ANSWERS = "answers"
@@ -35,30 +36,30 @@ class Presence(StrEnum):
 
 @dataclass(slots=True)
 class Heartbeat:
-    """Since when somebody who was asked has not answered; ``None``: they did the last time.
+    """Since when an agent has not answered; ``None`` if it answered the last call.
 
-    Times are those of one monotonic clock, in seconds. Only questions count: who is not asked for
-    a while, because whoever asks was busy, is not silent for that.
+    Times are those of one monotonic clock, in seconds. Only calls count: an agent that was not
+    called for a while is not silent.
     """
 
     silent_since: float | None = None
     heard: bool = False
 
     def answered(self) -> None:
-        """They answered."""
+        """The agent answered."""
         self.silent_since, self.heard = None, True
 
     def missed(self, asked_at: float) -> None:
-        """What they were asked then has had no answer."""
+        """A call of that time had no answer."""
         if self.silent_since is None:
             self.silent_since = asked_at
 
     def silence_s(self, now: float) -> float:
-        """For how long they have been silent."""
+        """For how long it has been silent."""
         return 0.0 if self.silent_since is None else now - self.silent_since
 
     def presence(self, now: float) -> Presence:
-        """Whether they are there, suspected or lost."""
+        """Whether it answers, is suspected or lost."""
         intervals = self.silence_s(now) / INTERVAL_S
         if intervals >= LOST_AFTER:
             return Presence.LOST
@@ -69,7 +70,7 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class HostFaults:
-    """By host: which part of it is ``gone``, in words, and whose NIC has ``no_carrier``."""
+    """By host, as text: the part of it that is ``gone``, and why its NIC has ``no_carrier``."""
 
     gone: Mapping[str, str] = field(default_factory=dict)
     no_carrier: Mapping[str, str] = field(default_factory=dict)
@@ -111,8 +112,8 @@ def unfit_hosts(
 ) -> dict[str, str]:
     """The hosts that no job can use now, and why; ``silent`` are servers.
 
-    A NIC that no circuit lights, as far as ``links`` are known, has no carrier for that: a circuit
-    may be made for it.
+    A NIC without a circuit, as far as ``links`` are known, has no carrier because of that: a
+    circuit may be made for it.
     """
     dark = {host.name for host in lab.hosts if links is None or links.peer(host.endpoint) is None}
     no_carrier = {name: why for name, why in faults.no_carrier.items() if name not in dark}
@@ -123,3 +124,56 @@ def unfit_hosts(
         if host.server.name in quiet
     }
     return {**no_carrier, **faults.gone, **without_agent}
+
+
+def differences(lab: Lab, links: Links | None, nics: Mapping[str, NicStatus]) -> list[str]:
+    """The settings that differ between NICs of one circuit or one packet switch, as text.
+
+    MTU, DSCP (the mark of packets, and the priority of each) and PFC; ``nics`` has the status of
+    each by ``server.nic``. Ports of packet switches are not compared: these report no settings.
+    """
+    found = []
+    for hosts in () if links is None else _set_alike(lab, links):
+        settings = {host: _settings(host, nics.get(str(host.endpoint))) for host in hosts}
+        for name in ("MTU", "PFC", "DSCP", "DSCP's priorities"):
+            by_value: dict[str, list[str]] = defaultdict(list)
+            for host, told in settings.items():
+                if name in told:
+                    by_value[told[name]].append(str(host.endpoint))
+            if len(by_value) > 1:
+                rows = []
+                # The fewest first: they are likely those to be mended.
+                for value, ends in sorted(by_value.items(), key=lambda row: (len(row[1]), row[0])):
+                    more = f" and {len(ends) - 3} more" if len(ends) > 3 else ""
+                    rows.append(f"{value} at {', '.join(ends[:3])}{more}")
+                found.append(f"{name} differs: {'; '.join(rows)}")
+    return found
+
+
+def _set_alike(lab: Lab, links: Links) -> Iterator[Sequence[Host]]:
+    """The hosts whose NICs need the same settings: two of a circuit, those of one switch."""
+    hosts = {host.endpoint: host for host in lab.hosts}
+    at_switch: dict[str, list[Host]] = defaultdict(list)
+    for endpoint, host in hosts.items():
+        peer = links.peer(endpoint)
+        if peer is None:
+            continue
+        if peer not in hosts:
+            at_switch[peer.device].append(host)
+        elif endpoint < peer:
+            yield host, hosts[peer]
+    yield from at_switch.values()
+
+
+def _settings(host: Host, told: NicStatus | None) -> dict[str, str]:
+    settings = {"DSCP": "none" if host.nic.dscp is None else str(host.nic.dscp)}
+    if told is None:
+        return settings
+    if told.mtu is not None:
+        settings["MTU"] = str(told.mtu)
+    if told.pfc is not None:
+        settings["PFC"] = ", ".join(map(str, told.pfc)) or "off"
+    if told.dscp_priorities is not None:
+        pairs = sorted(told.dscp_priorities.items())
+        settings["DSCP's priorities"] = ", ".join(f"{d} is {p}" for d, p in pairs) or "none"
+    return settings

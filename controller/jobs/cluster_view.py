@@ -1,24 +1,20 @@
-"""The lab as policies see it: its GPUs, racks and jobs as they are wired and run now. Pure."""
+"""The lab and its jobs as policies see them, and the records of what they saw. Pure."""
 
+import hashlib
+import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from time import perf_counter
 from types import MappingProxyType
-from typing import Self
+from typing import Any, Protocol, Self, TypeVar
 
 from patchlight.controller.changes.device_maps import circuits_in
-from patchlight.controller.policies.contract import (
-    ClusterShape,
-    ClusterView,
-    Frozen,
-    GpuSite,
-    JobView,
-    RingOfJob,
-    Running,
-)
+from patchlight.controller.policies import contract
+from patchlight.controller.policies.contract import ClusterView, Frozen, JobView, RingOfJob
 from patchlight.controller.policies.ring_order import NO_PORTS, Ports
-from patchlight.controller.prediction.sharing import Training, training_load
+from patchlight.controller.prediction.sharing import Load, Training, training_load
 from patchlight.testbed.graphs import ComputationGraph, builtin_graph
 from patchlight.testbed.graphs.jsonformat import graph_from_json
 from patchlight.testbed.jobs import JobState, JobStatus
@@ -37,12 +33,12 @@ class WiredLab:
 
     @classmethod
     def now(cls, lab: Lab, maps: Mapping[str, AnyMap]) -> Self:
-        """The lab as it is: light goes through its wavelength switches as they are, too."""
+        """The lab with its present circuits, wavelength switches included."""
         return cls(with_spectra(lab, maps), circuits_in(maps))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The host behind each GPU number: those that have a GPU and a NIC."""
+        """The host of each GPU number: those that have a GPU and a NIC."""
         return tuple(host.name for host in self.lab.hosts if host.gpu is not None)
 
     @cached_property
@@ -51,8 +47,8 @@ class WiredLab:
         return {name: number for number, name in enumerate(self.names)}
 
     @cached_property
-    def shape(self) -> ClusterShape:
-        """A rack is a packet switch; a host that no circuit joins to one is in no rack."""
+    def shape(self) -> contract.ClusterShape:
+        """A rack is a packet switch; a host without a circuit to one is in no rack."""
         links = trace_links(self.lab, self.maps)
         servers = {server.name: number for number, server in enumerate(self.lab.servers)}
         racks = {switch.name: number for number, switch in enumerate(self.lab.packet_switches)}
@@ -61,16 +57,12 @@ class WiredLab:
             host = self.lab.host(name)
             rack = racks.get(links.switch_of(self.lab, host.endpoint) or "", -1)
             model = host.gpu.model if host.gpu else ""
-            sites.append(GpuSite(name, servers[host.server.name], rack, model))
-        return ClusterShape(tuple(sites), tuple(servers), tuple(racks))
+            sites.append(contract.GpuSite(name, servers[host.server.name], rack, model))
+        return contract.ClusterShape(tuple(sites), tuple(servers), tuple(racks))
 
     def as_set(self, hosts: Iterable[str]) -> int:
         """The GPUs of these hosts."""
-        gpus = 0
-        for name in hosts:
-            if (number := self.numbers.get(name)) is not None:
-                gpus |= 1 << number
-        return gpus
+        return sum(1 << self.numbers[name] for name in {*hosts} & self.numbers.keys())
 
     def hosts(self, gpus: Sequence[int]) -> tuple[str, ...]:
         """The hosts of these GPUs, in their order."""
@@ -87,14 +79,16 @@ class WiredLab:
         jobs: Mapping[str, JobStatus] = MappingProxyType({}),
         waiting: Collection[str] = (),
     ) -> ClusterView:
-        """The cluster now. ``running`` has each job's hosts; when jobs end is not known.
+        """The cluster now. ``running`` has each job's hosts; the ends of jobs are unknown.
 
-        Circuits of ``locked`` OCS ports are to stay; ``failed`` ports can carry none. ``jobs`` say
-        what those that run, by id, have still to do. ``waiting`` names those of ``recent`` that
-        wait for GPUs.
+        Circuits of ``locked`` OCS ports stay; ``failed`` ports can carry none. ``jobs`` are the
+        running ones by id. ``waiting`` names those of ``recent`` that wait for GPUs.
         """
         out_of_use = self.as_set(broken)
-        at_work = [Running(float("inf"), self.as_set(hosts), job) for job, hosts in running.items()]
+        at_work = [
+            contract.Running(float("inf"), self.as_set(hosts), job)
+            for job, hosts in running.items()
+        ]
         occupied = out_of_use
         for job in at_work:
             occupied |= job.gpus
@@ -114,7 +108,7 @@ class WiredLab:
         )
 
     def ring(self, job: str, hosts: Collection[str], status: JobStatus | None) -> RingOfJob:
-        """A job's ring, and the iterations that it has still to do where its status is known."""
+        """A job's ring, with the iterations left if its status is given."""
         ring = tuple(self.numbers[name] for name in hosts)
         if status is None:
             return RingOfJob(job, ring)
@@ -128,30 +122,12 @@ class WiredLab:
 
 
 def training_of(status: JobStatus) -> Training | None:
-    """What a job trains, of which what it has done is left out; ``None`` if that is not known."""
+    """What is left of a job's training; ``None`` if unknown."""
     spec = status.spec
     if not (spec.iterations and spec.gradient_bytes and spec.compute_s):
         return None
     left = spec.iterations - status.iterations_done
     return Training(left, spec.gradient_bytes, spec.compute_s, split=spec.is_split)
-
-
-def alone_s(status: JobStatus, nic_bps: float) -> float:
-    """How long a job still takes on GPUs whose links it shares with nobody, NaN if not known.
-
-    Of the models that it may run on the slowest sets its pace. While it has no hosts, the lowest
-    number of workers counts that a policy may choose. What nobody knows of its gradient takes no
-    time.
-    """
-    spec = status.spec
-    if not (spec.iterations and spec.compute_s):
-        return math.nan
-    models = [model for model in spec.compute_s if spec.runs_on(model)] or spec.compute_s
-    left = spec.iterations - status.iterations_done
-    training = Training(left, spec.gradient_bytes, spec.compute_s, split=spec.is_split)
-    workers = len(status.hosts) or spec.size or min(spec.degrees, default=1)
-    load = training_load(status.id, training, workers, models)
-    return max(0.0, left) * load.unit_s(nic_bps)
 
 
 def _ports(ocs: str, *sets: Ports) -> frozenset[int]:
@@ -161,9 +137,8 @@ def _ports(ocs: str, *sets: Ports) -> frozenset[int]:
 def view_of(status: JobStatus, workers: int | None = None) -> JobView:
     """A job as policies see it, of so many workers. Its expected time is that of computing alone.
 
-    Each worker computes as long as one alone would, so it is the same for any number of them,
-    unless an iteration is split over them. Of a foreign command that does not say how long it
-    computes, no time is known.
+    That is the same for any number of workers, unless an iteration is split over them, and unknown
+    for a command that does not say how long it computes.
     """
     spec = status.spec
     known = bool(spec.compute_s and spec.iterations)
@@ -192,9 +167,228 @@ def view_of(status: JobStatus, workers: int | None = None) -> JobView:
     )
 
 
+def least_workers(status: JobStatus) -> int:
+    """How many GPUs a job wants; where a policy decides, the least."""
+    return status.spec.size or min(status.spec.degrees, default=1)
+
+
+def alone_s(status: JobStatus, nic_bps: float) -> float:
+    """How long a job still takes on links of its own, NaN if unknown.
+
+    The slowest model that it may run on sets its pace; while it has no hosts, the least number of
+    workers counts. An unknown gradient takes no time.
+    """
+    spec = status.spec
+    if not (spec.iterations and spec.compute_s):
+        return math.nan
+    models = [model for model in spec.compute_s if spec.runs_on(model)] or spec.compute_s
+    left = spec.iterations - status.iterations_done
+    training = Training(left, spec.gradient_bytes, spec.compute_s, split=spec.is_split)
+    workers = len(status.hosts) or least_workers(status)
+    load = training_load(status.id, training, workers, models)
+    return max(0.0, left) * load.unit_s(nic_bps)
+
+
 @lru_cache(maxsize=64)
 def graph_of(source: str) -> ComputationGraph:
-    """The built-in computation graph of that name, or the one that is written there as JSON."""
+    """The built-in computation graph of that name, or the graph that the text has as JSON."""
     if source.lstrip().startswith("{"):
         return graph_from_json(source, "the job's graph")
     return builtin_graph(source)
+
+
+A = TypeVar("A")
+
+OWN_GRAPH = "of the job"
+"""The name in a decision of a graph that is in the job's spec."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One answer of a policy, as JSON, after so many ``seconds``; ``saw`` gives what it saw.
+
+    Its ``kind`` is the policy's, or ``defragment``. ``weighed`` is the policy's own explanation as
+    JSON: for a learned one its options and their scores.
+    """
+
+    kind: str
+    policy: str
+    answer: Any
+    seconds: float
+    saw: Callable[[], Mapping[str, Any]]
+    weighed: Any = None
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """For the ledger, with a digest of what was seen."""
+        saw, took_s = self.saw(), round(self.seconds, 6)
+        record = {"kind": self.kind, "policy": self.policy, "answer": self.answer}
+        record |= {"seconds": took_s, "digest": digest(saw), "saw": saw}
+        return record if self.weighed is None else {**record, "weighed": self.weighed}
+
+
+class Decides(Protocol):
+    """A policy of a lab: its name, and the explanation of its last answer in this thread."""
+
+    name: str
+
+    @property
+    def explanation(self) -> Any:
+        """As JSON, or ``None``."""
+
+
+def decided(
+    kind: contract.PolicyKind,
+    policy: Decides,
+    ask: Callable[[], A],
+    saw: Callable[[], Mapping[str, Any]],
+) -> tuple[A, Decision]:
+    """A policy's answer, and that as a decision."""
+    began = perf_counter()
+    answer = ask()
+    took_s = perf_counter() - began
+    return answer, Decision(kind, policy.name, plain(answer), took_s, saw, policy.explanation)
+
+
+def digest(saw: Mapping[str, Any]) -> str:
+    """The first half of the SHA-256 of what was seen: equal where a policy saw the same."""
+    text = json.dumps(saw, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def seen(
+    view: ClusterView,
+    job: JobView | None = None,
+    legal: Sequence[int] = (),
+    groups: Sequence[Sequence[int]] = (),
+    graph: str | None = None,
+    elastic: Sequence[contract.ElasticJob] = (),
+    queue: Sequence[contract.QueuedJob] = (),
+) -> dict[str, Any]:
+    """All that a policy sees but the lab itself, as JSON: GPU sets in hexadecimal digits.
+
+    ``graph`` names the job's computation graph; ``elastic`` and ``queue`` are for *elasticity*.
+    """
+    found: dict[str, Any] = {
+        "now_s": view.now_s,
+        "occupied": f"{view.occupied:x}",
+        "broken": f"{view.broken:x}",
+        "running": [[plain(r.ends_s), f"{r.gpus:x}", r.name] for r in view.running],
+        "recent": [_job_record(each) for each in view.recent],
+        "circuits": plain(view.circuits),
+        "barred": plain(view.barred),
+        "failed": plain(view.failed),
+        "usage": dict(view.usage),
+        "rings": [
+            [r.name, list(r.ring), r.load and list(r.load), plain(r.ends_s), r.waits]
+            for r in view.rings
+        ],
+    }
+    if view.queue:
+        found["waiting"] = [each.name for each in view.queue]
+    if view.measured:
+        found["measured"] = plain(view.measured)
+    if job is not None:
+        found["job"] = {**_job_record(job), "graph": graph}
+    if legal:
+        found["legal"] = list(legal)
+    if groups:
+        found["groups"] = [list(group) for group in groups]
+    if elastic:
+        found["elastic"], found["queue"] = plain(list(elastic)), plain(list(queue))
+    return found
+
+
+def arguments(
+    kind: contract.PolicyKind, saw: Mapping[str, Any], lab: Lab, own_graph: str | None = None
+) -> tuple[Any, ...]:
+    """The arguments of a policy's method that show it the same again.
+
+    ``own_graph`` is the computation graph in the job's spec.
+    """
+    maps = {ocs: PortMap.parse(pairs) for ocs, pairs in saw["circuits"].items()}
+    recent, waiting = tuple(map(_job, saw["recent"])), frozenset(saw.get("waiting", ()))
+    view = ClusterView(
+        now_s=saw["now_s"],
+        shape=WiredLab(lab, maps).shape,
+        occupied=int(saw["occupied"], 16),
+        broken=int(saw["broken"], 16),
+        running=tuple(
+            contract.Running(_seconds(ends_s), int(gpus, 16), name)
+            for ends_s, gpus, name in saw["running"]
+        ),
+        recent=recent,
+        lab=lab,
+        circuits=Frozen(maps),
+        barred=Frozen({ocs: frozenset(ports) for ocs, ports in saw["barred"].items()}),
+        failed=Frozen({ocs: frozenset(ports) for ocs, ports in saw["failed"].items()}),
+        usage=Frozen(saw["usage"]),
+        rings=tuple(map(_ring, saw["rings"])),
+        measured=Frozen(
+            {int(gpu): (sent, got) for gpu, (sent, got) in saw.get("measured", {}).items()}
+        ),
+        queue=tuple(job for job in recent if job.name in waiting),
+    )
+    if kind == "topology":
+        return view, saw["groups"]
+    if kind == "elasticity":
+        return view, [*map(_elastic, saw["elastic"])], [*map(_queued, saw["queue"])]
+    record = saw["job"]
+    if record["graph"] == OWN_GRAPH:
+        record = {**record, "graph": own_graph}
+    job = _job(record)
+    return (view, job, tuple(saw["legal"])) if kind == "partition" else (view, job, job.workers)
+
+
+def plain(value: Any) -> Any:
+    """A value that a policy saw or answered, as JSON; infinity and NaN are ``None``."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, PortMap):
+        return list(value.texts)
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [*map(plain, value)]
+    return value
+
+
+def _job_record(job: JobView) -> dict[str, Any]:
+    absent = {"graph"} if job.degrees else {"graph", "degrees"}
+    return {name: plain(each) for name, each in job._asdict().items() if name not in absent}
+
+
+def _job(record: Mapping[str, Any]) -> JobView:
+    known = {name: each for name, each in record.items() if each is not None}
+    known["expected_s"] = Frozen({int(n): seconds for n, seconds in record["expected_s"].items()})
+    known["gpu_models"] = frozenset(record["gpu_models"])
+    known["degrees"] = tuple(record.get("degrees", ()))
+    if "training" in known:
+        known["training"] = Training(**known["training"])
+    if "graph" in known:
+        known["graph"] = graph_of(known["graph"])
+    return JobView(**known)
+
+
+def _ring(record: Sequence[Any]) -> RingOfJob:
+    name, gpus, load, ends_s, waits = record
+    known = None if load is None else Load(*load)
+    return RingOfJob(name, tuple(gpus), known, _seconds(ends_s), waits)
+
+
+def _elastic(record: Mapping[str, Any]) -> contract.ElasticJob:
+    times = Frozen({int(degree): seconds for degree, seconds in record["iteration_s"].items()})
+    return contract.ElasticJob(**{**record, "iteration_s": times, "left": _seconds(record["left"])})
+
+
+def _queued(record: Mapping[str, Any]) -> contract.QueuedJob:
+    models, lasts_s = frozenset(record["gpu_models"]), _seconds(record["lasts_s"])
+    return contract.QueuedJob(**{**record, "gpu_models": models, "lasts_s": lasts_s})
+
+
+def _seconds(value: float | None) -> float:
+    return math.inf if value is None else value

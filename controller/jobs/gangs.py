@@ -1,54 +1,37 @@
 """Gangs that have hosts: their jobs start together, and each is followed to its own end.
 
-Nothing of a gang ends because the controller does: its workers go on, and the next controller
-follows them again. Workers that are of no job that runs are ended.
+The workers of a gang go on when the controller ends, and the next controller follows them. An
+outcome that cannot be written, as the disk is full, is written later.
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from patchlight.controller.hosts.agent_client import AgentCallError, AgentClient
 from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.jobs.job_table import CannotGoOn, JobTable, Outcomes
+from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.jobs.placement import Gang
 from patchlight.controller.jobs.rewiring import JobRewiring
 from patchlight.controller.jobs.running_job import RunningJob, run_all
-from patchlight.controller.jobs.specs import JobFailed, worker_id
+from patchlight.controller.jobs.specs import JobFailed, error_text
 from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import Store
-from patchlight.testbed.errors import PatchlightError, in_words
-from patchlight.testbed.jobs import JobState, JobStatus
+from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.wire.agent_status import AgentStatus
-from patchlight.testbed.wire.worker_api import WorkerStatus
 
+_JOURNAL_AGAIN_S = 0.5
 _START_S = 2.0  # Until a gang was seen to start.
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(eq=False)
-class Gang:
-    """Jobs that start together, each by its id.
-
-    ``ends_because`` says why somebody wants it to end, and ``again`` that it is to be queued
-    once more then.
-    """
-
-    ids: tuple[str, ...]
-    topology: str
-    task: asyncio.Task[None] | None = None
-    ends_because: str = ""
-    again: bool = False
-
-
 class Queue(Protocol):
-    """Where jobs wait for hosts."""
+    """The queue where jobs wait for hosts."""
 
     def join(self, gang: Gang) -> None:
         """A gang waits from now on; again is harmless."""
@@ -57,14 +40,13 @@ class Queue(Protocol):
         """A job has given back its hosts."""
 
     def settled(self, job: RunningJob) -> None:
-        """A job is on its hosts, and none besides are kept for it."""
+        """A job is on its hosts, and no others are kept for it."""
 
 
 class Gangs:
-    """The gangs that have hosts.
+    """The gangs that have hosts; the last of them to start took ``last_start_s`` for it.
 
-    ``queue`` is where jobs wait: whoever keeps it puts it there. The gang that started last took
-    ``last_start_s`` for it.
+    ``queue`` is set by the queue itself.
     """
 
     def __init__(
@@ -79,25 +61,22 @@ class Gangs:
         self._rewiring = rewiring
 
     def begin(self, gang: Gang, after: Sequence[asyncio.Task[None]] = ()) -> None:
-        """Start the jobs of a gang, together, on the hosts that they have now; follow them.
-
-        ``after`` these are over: the hosts may have to be given back first.
-        """
+        """Start the jobs of a gang on their hosts, once ``after`` is over; follow them."""
         jobs = [self.job_of(self._table[job_id]) for job_id in gang.ids]
         self._take(gang, jobs, self._start_and_follow(gang, jobs, after))
 
     async def take_over(self, gang: Gang) -> None:
-        """Follow jobs that run already, whoever started them."""
+        """Follow jobs that an earlier controller started."""
         jobs = [self.job_of(self._table[job_id]) for job_id in gang.ids]
         for job in jobs:
             reports = self._table.ledger.reports_by_rank(job.id, job.attempt)
             job.assign(self._lab, self._fleet, reports)
-            # Who paused them may not be there any more to let them go on.
+            # The controller that paused them may be gone.
             await job.release()
         self._take(gang, jobs, self._follow(gang, jobs))
 
     async def undo_start(self, status: JobStatus) -> None:
-        """Give back what a job has that was being started, and queue it again."""
+        """Give back the workers of a job that was being started, and queue it again."""
         job = self.job_of(status)
         job.assign(self._lab, self._fleet)
         await self._outcomes.give_back(job)
@@ -106,22 +85,12 @@ class Gangs:
 
     def job_of(self, status: JobStatus) -> RunningJob:
         """A job on its hosts."""
-
-        async def on_reports(reports: list[dict[str, Any]]) -> None:
-            await self._outcomes.reported(job, reports)
-
         hosts = tuple(self._lab.host(name) for name in status.hosts)
-        job = RunningJob(
-            *(status.id, status.spec, hosts, on_reports),
-            *(status.attempt, status.first_iteration, status.by),
-        )
-        return job
+        which = (status.attempt, status.first_iteration, status.by)
+        return RunningJob(status.id, status.spec, hosts, self._outcomes.reported, *which)
 
     def resize(self, job_id: str, hosts: Sequence[str], why: str) -> bool:
-        """Have a job that runs go on on these hosts from its next iteration on.
-
-        ``False`` if it has come to its end meanwhile.
-        """
+        """Have a running job go on on these hosts after an iteration; ``False`` if it has ended."""
         job = self._table.running.get(job_id)
         if job is None or self._table[job_id].state is not JobState.RUNNING:
             return False
@@ -142,20 +111,20 @@ class Gangs:
             self.active.remove(gang)
 
     async def end(self, gangs: Iterable[Gang], why: str, *, again: bool = False) -> None:
-        """End these: workers stop, GPUs and NICs go back; ``again``: they are queued once more."""
+        """End these: workers stop, GPUs and NICs go back; ``again``: they are queued again."""
         ending = list(gangs)
         for gang in ending:
             gang.ends_because, gang.again = why, again
         await self._cancel(ending)
 
     async def close(self) -> None:
-        """Let go of all of them; their workers go on."""
+        """Stop following all of them; their workers go on."""
         self._closing = True
         await self._cancel(list(self.active))
 
     @staticmethod
     async def _cancel(gangs: Sequence[Gang]) -> None:
-        # A task that is cancelled before it began would never clear up after its gang.
+        # A task that is cancelled before it began would never clean up after its gang.
         await asyncio.sleep(0)
         tasks = [gang.task for gang in gangs if gang.task is not None]
         for task in tasks:
@@ -174,7 +143,7 @@ class Gangs:
             if gang.ends_because:
                 await self._all_over(gang, jobs)
         except JournalError as error:
-            # No fault of theirs: none has begun, and they do when the journal takes it.
+            # Not their fault: none has begun, and they start when the journal can be written.
             if not gang.ends_because:
                 gang.ends_because, gang.again = error.message, True
             await self._all_over(gang, jobs)
@@ -185,7 +154,19 @@ class Gangs:
 
     async def _start(self, gang: Gang, jobs: Sequence[RunningJob]) -> None:
         began = time.monotonic()
-        await self._rewire(gang)
+        if gang.topology != "keep":
+            # Running jobs of the same topology policy are groups of this change too, so that they
+            # keep their circuits.
+            same = [g for g in self.active if g is not gang and g.topology == gang.topology]
+            for job_id in gang.ids:
+                self._table.move(job_id, JobState.RECONFIGURING)
+            running = self._table.running
+            job_ids = [job_id for g in (gang, *same) for job_id in g.ids if job_id in running]
+            change = await self._rewiring.rewire(gang.topology, job_ids, gang.ids)
+            if change.state != "committed":
+                raise JobFailed(
+                    f"the circuits could not be switched ({change.state}): {change.message}"
+                )
         await self._fleet.know_macs(host for job in jobs for host in job.hosts)
         for job in jobs:
             if self._table[job.id].state is not JobState.PREPARING:
@@ -200,35 +181,19 @@ class Gangs:
         for job in jobs:
             self.queue.settled(job)
 
-    async def _rewire(self, gang: Gang) -> None:
-        if gang.topology == "keep":
-            return
-        # Jobs of the same topology policy that run already are groups of this change too: what
-        # they have is not to be taken from them.
-        same = [g for g in self.active if g is not gang and g.topology == gang.topology]
-        for job_id in gang.ids:
-            self._table.move(job_id, JobState.RECONFIGURING)
-        running = self._table.running
-        job_ids = [job_id for g in (gang, *same) for job_id in g.ids if job_id in running]
-        change = await self._rewiring.rewire(gang.topology, job_ids, gang.ids)
-        if change.state != "committed":
-            raise JobFailed(
-                f"the circuits could not be switched ({change.state}): {change.message}"
-            )
-
     async def _follow(self, gang: Gang, jobs: Sequence[RunningJob]) -> None:
-        # One job of a gang failing does not end the others: they share only the start.
+        # A job of a gang that fails does not end the others: they share only the start.
         await asyncio.gather(*(self._see_through(gang, job) for job in jobs))
 
     async def _see_through(self, gang: Gang, job: RunningJob) -> None:
-        outcome: Callable[[], object] = partial(self._table.move, job.id, JobState.DONE)
+        outcome: Callable[[], object] | None = partial(self._table.move, job.id, JobState.DONE)
         try:
             while not await job.watch():
                 await self._go_on_elsewhere(gang, job)
         except asyncio.CancelledError:
             if not gang.ends_because:
                 return  # the controller ends, and the job does not
-            outcome = _nothing
+            outcome = None
         except Exception as error:
             outcome = partial(self._outcomes.failed, job, error)
         await self._to_the_end(self._over(gang, job, outcome))
@@ -236,14 +201,22 @@ class Gangs:
     async def _go_on_elsewhere(self, gang: Gang, job: RunningJob) -> None:
         """Stop a job where all ranks are at one iteration, and begin there on its next hosts.
 
-        One that cannot be stopped goes on as it is. Should the controller end meanwhile, the job
-        is on record as one that is being started, and is queued again.
+        A job that cannot be stopped goes on as it is. If the controller ends meanwhile, the job is
+        on record as being started, and is queued again.
         """
-        if not await job.hold_for_good() or not await self._stop(job, job.changes_because):
+        stops = await job.hold_for_good()
+        try:
+            if stops:  # on record before its workers end
+                self._outcomes.held(job, job.changes_because)
+        except JournalError:
+            stops = False
+        if not stops:
             job.stay()
             await job.release()
             self.queue.settled(job)
             return
+        await job.end_held()
+        await self._outcomes.give_back(job)
         status = self._table[job.id].with_hosts(
             tuple(host.name for host in job.next_hosts), time.time()
         )
@@ -254,34 +227,23 @@ class Gangs:
         try:
             await self._start(gang, [job])
         except Exception as error:
-            said = str(error) if isinstance(error, PatchlightError) else in_words(error)
             raise CannotGoOn(
-                f"its {len(job.hosts)} workers could not begin: {said}",
+                f"its {len(job.hosts)} workers could not begin: {error_text(error)}",
                 getattr(error, "last_lines", ()),
                 getattr(error, "hosts", ()),
             ) from error
 
-    async def _stop(self, job: RunningJob, why: str) -> bool:
-        """End the workers of a held job, if that can be put on record before they do."""
-        try:
-            self._outcomes.held(job, why)
-        except JournalError:
-            return False
-        await job.end_held()
-        await self._outcomes.give_back(job)
-        return True
-
     async def _all_over(
         self, gang: Gang, jobs: Sequence[RunningJob], error: Exception | None = None
     ) -> None:
-        outcomes = [
-            partial(self._outcomes.failed, job, error) if error else _nothing for job in jobs
-        ]
-        over = (self._over(gang, job, how) for job, how in zip(jobs, outcomes, strict=True))
+        over = []
+        for job in jobs:
+            outcome = partial(self._outcomes.failed, job, error) if error else None
+            over.append(self._over(gang, job, outcome))
         await self._to_the_end(asyncio.gather(*over))
 
     async def _to_the_end(self, work: Awaitable[object]) -> None:
-        """Wait for it, whoever wants the gang to end: only the controller's end cuts it short."""
+        """Wait for it, even if the gang is to end: only the controller's end cuts it short."""
         task = asyncio.ensure_future(work)
         while not task.done():
             try:
@@ -291,8 +253,10 @@ class Gangs:
                     task.cancel()
                     raise
 
-    async def _over(self, gang: Gang, job: RunningJob, outcome: Callable[[], object]) -> None:
-        """The job has no more to do, or is to have none: all that it had goes back."""
+    async def _over(
+        self, gang: Gang, job: RunningJob, outcome: Callable[[], object] | None
+    ) -> None:
+        """A job is over: write its outcome, and give back all that it had."""
         on_record = self._outcomes.on_record
 
         def stop_if_wanted() -> None:
@@ -300,13 +264,14 @@ class Gangs:
                 self._table.end([job.id], JobState.STOPPED, gang.ends_because)
 
         def conclude() -> None:
-            stop_if_wanted()  # or somebody wants it only now
+            stop_if_wanted()  # by now
             status = self._table[job.id]
             if gang.again and status.hosts and not status.state.is_final:
                 self._outcomes.next_attempt(status, gang.ends_because, job.iterations_done)
 
         try:
-            await on_record(outcome)
+            if outcome is not None:
+                await on_record(outcome)
             await on_record(stop_if_wanted)
             runs = self._table[job.id].state in (JobState.RUNNING, JobState.PAUSED)
             if gang.again and runs and await job.hold_for_good():
@@ -322,65 +287,123 @@ class Gangs:
                 self.queue.join(Gang((status.id,), status.topology))
 
 
-def _nothing() -> None:
-    return
+class CannotGoOn(JobFailed):
+    """A job was stopped to go on with other workers, and these could not begin."""
 
 
-def gangs_of(statuses: Iterable[JobStatus]) -> list[list[JobStatus]]:
-    """Jobs that start together, in the order of submission."""
-    gangs: dict[str, list[JobStatus]] = {}
-    for status in statuses:
-        gangs.setdefault(status.gang or status.id, []).append(status)
-    return list(gangs.values())
+class Outcomes:
+    """Writes the progress and outcomes of jobs."""
 
+    def __init__(self, store: Store, table: JobTable) -> None:
+        self._store, self._table = store, table
 
-class Recovery:
-    """Makes a new controller's jobs true to the servers, and the servers true to its jobs."""
-
-    def __init__(self, fleet: Fleet, store: Store, table: JobTable, gangs: Gangs) -> None:
-        self._fleet, self._store, self._table, self._gangs = fleet, store, table, gangs
-        self.done = False
-
-    async def run(self) -> list[Gang]:
-        """Follow the jobs that ran; the gangs that are queued.
-
-        Jobs that were just being started are queued again: none of their workers had begun.
-        """
-        queued: list[Gang] = []
-        for gang in gangs_of(self._table.live()):
-            begun = [s for s in gang if s.state in (JobState.RUNNING, JobState.PAUSED)]
-            for status in begun:
-                if status.id not in self._table.running:
-                    await self._gangs.take_over(Gang((status.id,), status.topology))
-            rest = [status for status in gang if status not in begun]
-            for status in rest:
-                if not status.state.is_waiting:
-                    await self._gangs.undo_start(status)
-            if rest:
-                queued.append(Gang(tuple(status.id for status in rest), rest[0].topology))
-        self.done = True
-        return queued
-
-    async def sweep(self, agent: AgentStatus) -> None:
-        """End the workers of an agent that are of no attempt which runs."""
-        ours = {w.spec.id for job in self._table.running.values() for w in job.workers}
-        for worker in agent.workers:
-            if worker.id in ours:
-                continue
-            client = self._fleet.agent_of(agent.server)
+    async def on_record(self, write: Callable[[], object], *, in_thread: bool = False) -> None:
+        """Call a function that writes to the journal until it succeeds."""
+        while True:
             try:
-                with contextlib.suppress(AgentCallError, OSError):
-                    await self._keep_output(client, worker)
-                await client.delete(worker.id)
-            except AgentCallError as error:
-                _log.warning("worker %s, which is nobody's: %s", worker.id, error)
+                await asyncio.to_thread(write) if in_thread else write()
+            except JournalError as error:
+                _log.warning("%s", error)
+                await asyncio.sleep(_JOURNAL_AGAIN_S)
             else:
-                about = f"{worker.id} on {agent.server} was of no job that runs, and was ended"
-                self._store.add_event(time.time(), "worker-swept", {"message": about})
+                return
 
-    async def _keep_output(self, agent: AgentClient, worker: WorkerStatus) -> None:
-        """End a worker and keep what it printed, if it is of the last attempt of a job."""
-        job, outputs = self._table.find(worker.job), self._table.outputs
-        if outputs and job and worker.id == worker_id(job.id, job.attempt, worker.rank):
-            await agent.end(worker.id)
-            await outputs.fetch(agent, worker.id, job.id, worker.rank)
+    async def reported(self, job: RunningJob, reports: list[dict[str, Any]]) -> None:
+        """A job's workers have reported iterations."""
+        # In a thread: a disk may take its time, and there are many of these.
+        add = partial(self._table.ledger.add_iterations, job.id, reports)
+        await self.on_record(add, in_thread=True)
+        for hear in self._table.on_reports:
+            hear(job, reports)
+        done = max(report["index"] + 1 for report in reports)
+
+        def progress() -> None:
+            now = self._table[job.id]
+            spec, most = _measured(job, now.spec, reports), max(now.iterations_done, done)
+            known = replace(now, iterations_done=most, restarts=job.restarts, spec=spec)
+            if known != now:
+                self._table.keep(known)
+
+        await self.on_record(progress)
+
+    async def give_back(self, job: RunningJob) -> None:
+        """Take back all that a job has; the output of its workers is kept."""
+        if self._table.outputs is not None:
+            await job.end()  # what a worker prints at its end is output, too
+            await self._table.outputs.keep(job)
+        events = [(time.time(), {"message": message}) for message in await job.give_back()]
+        await self.on_record(lambda: self._store.add_events("worker-left-behind", events))
+        if used := job.energy_j():
+
+            def add_energy() -> None:
+                status = self._table[job.id]
+                before = status.energy_j  # of earlier attempts
+                total = {gpu: before.get(gpu, 0.0) + joules for gpu, joules in used.items()}
+                self._table.keep(replace(status, energy_j={**before, **total}))
+
+            await self.on_record(add_energy)
+
+    def held(self, job: RunningJob, why: str) -> None:
+        """A job is held where all ranks are at one iteration, and its workers are to end there."""
+        done = job.iterations_done
+        at = {"first_iteration": _goes_on_at(job.spec, done), "iterations_done": done}
+        self._table.move(job.id, JobState.PREPARING, why, (), **at)
+
+    def next_attempt(
+        self, status: JobStatus, why: str, first_iteration: int, **changes: Any
+    ) -> JobStatus:
+        """Queue a job again, by default alone: those that it started with have begun."""
+        first_iteration = _goes_on_at(status.spec, first_iteration)
+        return self._table.move(
+            status.id,
+            JobState.QUEUED,
+            why,
+            hosts=(),
+            attempt=status.attempt + 1,
+            runs_since=None,
+            gpu_s=status.gpu_seconds(time.time()),
+            first_iteration=first_iteration,
+            iterations_done=first_iteration,
+            **{"gang": "", **changes},
+        )
+
+    def failed(self, job: RunningJob, error: Exception) -> None:
+        """A job has failed; another attempt follows, or its end."""
+        said = error_text(error)
+        if not isinstance(error, PatchlightError):
+            _log.error("job %s", job.id, exc_info=error)
+        status = self._table[job.id]
+        if status.state.is_final:
+            return
+        # A failed change of its workers is not a failure of its own.
+        resized = isinstance(error, CannotGoOn)
+        failures = status.failures + (not resized)
+        if resized or failures <= job.spec.retries:
+            avoid = tuple(dict.fromkeys((*status.avoid, *getattr(error, "hosts", ()))))
+            tried = said if resized else f"failure {failures} of {job.spec.retries + 1}: {said}"
+            self.next_attempt(status, tried, job.iterations_done, avoid=avoid, failures=failures)
+        else:
+            self._table.end([job.id], JobState.FAILED, said, getattr(error, "last_lines", ()))
+
+
+def _measured(job: RunningJob, spec: JobSpec, reports: list[dict[str, Any]]) -> JobSpec:
+    """The spec, with the measured compute times on GPU models that it has none for.
+
+    The first iteration does not count: it also loads the model and warms up.
+    """
+    if spec.trainer != "torch":
+        return spec
+    found = dict(spec.compute_s)
+    for report in reports:
+        gpu = job.hosts[report["rank"]].gpu
+        if gpu is not None and report["index"] > 0 and report["compute_s"] > 0:
+            on_one = len(job.hosts) if spec.is_split else 1
+            found.setdefault(gpu.model, report["compute_s"] * on_one)
+    return spec if found == spec.compute_s else replace(spec, compute_s=found)
+
+
+def _goes_on_at(spec: JobSpec, done: int) -> int:
+    """The iteration at which a job goes on after so many; a real trainer has its checkpoint."""
+    if spec.trainer != "synthetic":
+        return 0
+    return max(0, min(done, spec.iterations - 1))  # it may have failed after its last one

@@ -1,41 +1,38 @@
-"""What is known of each job, and what is put on record of its progress, failures and next attempt.
+"""The status of each job, and the times of its iterations, predicted and measured.
 
 Jobs that have not ended are in memory, all are on disk. Each change of a job is on disk, with its
-time and reason, before it takes effect. A journal that takes nothing for a while, as its disk is
-full, loses no job: it is asked again.
+time and reason, before it takes effect.
 """
 
-import asyncio
-import logging
+import math
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
+from patchlight.controller.changes.record import Reconfiguration
+from patchlight.controller.jobs.cluster_view import training_of
 from patchlight.controller.jobs.ledger import JobLedger, JobOutputs
 from patchlight.controller.jobs.running_job import RunningJob
-from patchlight.controller.jobs.specs import JobFailed
-from patchlight.controller.storage.database import JournalError, Period
+from patchlight.controller.prediction import network
+from patchlight.controller.storage.database import Period
 from patchlight.controller.storage.store import Store
-from patchlight.testbed.errors import BadInput, PatchlightError, in_words
-from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.jobs import JobState, JobStatus
+from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.wiring import Links
 
-# As many as policies are shown.
-_RECENT = 64
-
-_log = logging.getLogger(__name__)
-
-_JOURNAL_AGAIN_S = 0.5
+_RECENT = 64  # as many as policies see
 
 
 class JobTable:
     """The status of jobs by id; ``running`` are those that have hosts.
 
-    ``outputs`` is where what their workers printed is kept, if it is; ``on_reports`` hear of the
-    iterations that their workers tell of, and ``on_state`` of new jobs and of each state that one
-    comes to, once these are on disk.
+    ``outputs`` keeps what their workers print, if given. ``on_reports`` are called with the
+    iterations that workers report, ``on_state`` with new jobs and each new state, once on disk.
     """
 
     def __init__(self, ledger: JobLedger, outputs: JobOutputs | None = None) -> None:
@@ -48,7 +45,7 @@ class JobTable:
         self._recent = OrderedDict((each.id, each) for each in ledger.page(_RECENT))
 
     def __getitem__(self, job_id: str) -> JobStatus:
-        """One job; ``BadInput`` if there is none of that id."""
+        """One job; ``BadInput`` for an unknown id."""
         if (status := self.find(job_id)) is not None:
             return status
         raise BadInput(f"no job {job_id!r}: 'patchlight job list' shows those there are")
@@ -58,22 +55,22 @@ class JobTable:
         return self._live.get(job_id) or self.ledger.find(job_id)
 
     def meant(self, text: str) -> list[JobStatus]:
-        """The jobs that somebody may mean by an id, the start of one, or a name."""
+        """The jobs that a text may mean: an id, the start of one, or a name."""
         exact = self.find(text)
         return [exact] if exact else self.ledger.meant(text)
 
     def hosts_of(self, job_ids: Iterable[str]) -> dict[str, list[str]]:
-        """The hosts of running jobs, those that they are to have next included."""
+        """The hosts of running jobs, with those that are kept for them."""
         return {job_id: [h.name for h in self.running[job_id].all_hosts] for job_id in job_ids}
 
     def page(
         self, last: int, after: str | None = None, period: Period | None = None, **which: str
     ) -> list[JobStatus]:
-        """As of the ledger."""
+        """As ``JobLedger.page``."""
         return self.ledger.page(last, after, period, **which, known=self._live)
 
     def text(self, status: JobStatus) -> bytes:
-        """``status.as_text``. That of a job that has not ended is kept: it is asked for often."""
+        """``status.as_text``, kept while the job has not ended: it is needed often."""
         known, text = self._texts.get(status.id, (None, b""))
         if known is not status:
             text = status.as_text
@@ -82,16 +79,15 @@ class JobTable:
         return text
 
     def several(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
-        """The jobs of these ids that there are."""
-        found = {job_id: self.find(job_id) for job_id in job_ids}
-        return {job_id: status for job_id, status in found.items() if status is not None}
+        """The known jobs of these ids."""
+        return {job_id: found for job_id in job_ids if (found := self.find(job_id)) is not None}
 
     def live(self) -> list[JobStatus]:
         """Every job that has not ended, in the order of submission."""
         return list(self._live.values())
 
     def recent(self) -> list[JobStatus]:
-        """The jobs that came last, ended or not, the latest last; 64 at most."""
+        """The jobs submitted last, ended or not, the latest last; 64 at most."""
         return list(self._recent.values())
 
     def add(self, statuses: Sequence[JobStatus]) -> None:
@@ -99,11 +95,10 @@ class JobTable:
         events = [(s.submitted_at, f"job-{s.state}", _event(s)) for s in statuses]
         self.ledger.save(statuses, events)
         for status in statuses:
-            self._remember(status)
-            self._tell(status)
+            self._remember(status, is_new_state=True)
 
     def keep(self, status: JobStatus) -> None:
-        """Remember what is known of a job now; its state is the same."""
+        """Store the status of a job whose state is the same."""
         self.ledger.save([status])
         self._remember(status)
 
@@ -115,7 +110,7 @@ class JobTable:
         last_lines: Sequence[str] = (),
         **changes: Any,
     ) -> JobStatus:
-        """The job comes to this state now; an event says so. ``changes`` are other fields."""
+        """Put a job into this state now, with an event. ``changes`` are other fields."""
         now, status = time.time(), self[job_id]
         begins = state is JobState.RUNNING and status.started_at is None
         moved = replace(
@@ -128,23 +123,18 @@ class JobTable:
             **changes,
         )
         self.ledger.save([moved], [(now, f"job-{state}", _event(moved))])
-        self._remember(moved)
-        self._tell(moved)
+        self._remember(moved, is_new_state=True)
         return moved
 
     def end(
         self, job_ids: Sequence[str], state: JobState, message: str, last_lines: Sequence[str] = ()
     ) -> None:
-        """Those of the jobs that had not come to an end yet have now."""
+        """End those of the jobs that have not ended yet."""
         for job_id in job_ids:
             if job_id in self._live:
                 self.move(job_id, state, message, last_lines)
 
-    def _tell(self, status: JobStatus) -> None:
-        for hear in self.on_state:
-            hear(status)
-
-    def _remember(self, status: JobStatus) -> None:
+    def _remember(self, status: JobStatus, *, is_new_state: bool = False) -> None:
         if status.state.is_final:
             self._live.pop(status.id, None)
             self._texts.pop(status.id, None)
@@ -153,139 +143,165 @@ class JobTable:
         self._recent[status.id] = status
         while len(self._recent) > _RECENT:
             self._recent.popitem(last=False)
+        for hear in self.on_state if is_new_state else ():
+            hear(status)
 
 
 def _event(status: JobStatus) -> dict[str, Any]:
     return {"job": status.id, "message": status.message}
 
 
-class CannotGoOn(JobFailed):
-    """A job was stopped to go on with other workers, and these could not begin."""
+_AT_WORK = (JobState.RUNNING, JobState.PAUSED)
+
+_ITERATIONS = 20  # a measured time is the mean of so many
+
+_PREDICTED, _AFTER, _KEPT = "predicted_iteration_s", "predicted_after_s", "light"
 
 
-class Outcomes:
-    """Writes down what becomes of jobs."""
+class Forecasts:
+    """Predictions of the flow model. ``links`` gives the links as last known, or ``None``."""
 
-    def __init__(self, store: Store, table: JobTable) -> None:
-        self._store, self._table = store, table
+    def __init__(self, lab: Lab, table: JobTable, links: Callable[[], Links | None]) -> None:
+        self._lab, self._table, self._links = lab, table, links
 
-    async def on_record(self, write: Callable[[], object], *, in_thread: bool = False) -> None:
-        """Call what writes to the journal, again and again while that takes nothing."""
-        while True:
-            try:
-                await asyncio.to_thread(write) if in_thread else write()
-            except JournalError as error:
-                _log.warning("%s", error)
-                await asyncio.sleep(_JOURNAL_AGAIN_S)
-            else:
-                return
+    def running(
+        self, links: Links | None = None, more: Sequence[JobStatus] = ()
+    ) -> dict[str, dict[str, Any]]:
+        """Predictions for each running job, and for ``more`` as if they ran.
 
-    async def reported(self, job: RunningJob, reports: list[dict[str, Any]]) -> None:
-        """A job's workers have told of their iterations."""
-        # In a thread: a disk may take its time, and there are many of these.
-        add = partial(self._table.ledger.add_iterations, job.id, reports)
-        await self.on_record(add, in_thread=True)
-        for hear in self._table.on_reports:
-            hear(job, reports)
-        done = max(report["index"] + 1 for report in reports)
-        await self.on_record(lambda: self._progress(job, done, reports))
+        ``links`` are the present ones by default. Jobs of unknown work are left out.
+        """
+        lit = links or self._links()
+        statuses = [s for s in self._table.live() if s.state in _AT_WORK and s.hosts]
+        placed = [
+            network.PredictedJob(status.id, status.hosts, training)
+            for status in (*statuses, *more)
+            if (training := training_of(status)) is not None
+        ]
+        if lit is None or not placed:
+            return {}
+        return {
+            each.job: {
+                _PREDICTED: each.iteration_s,
+                "predicted_completion_s": each.completion_s,
+                "bottleneck": each.bottleneck,
+            }
+            for each in network.predict(network.LabNetwork(self._lab, lit), placed)
+        }
 
-    def _progress(self, job: RunningJob, done: int, reports: list[dict[str, Any]]) -> None:
-        now = self._table[job.id]
-        done = max(now.iterations_done, done)
-        spec = _measured(job, now.spec, reports)
-        if (done, job.restarts, spec) != (now.iterations_done, now.restarts, now.spec):
-            known = replace(now, iterations_done=done, restarts=job.restarts, spec=spec)
-            self._table.keep(known)
-
-    async def give_back(self, job: RunningJob) -> None:
-        """Take from a job all that it has; what its workers printed is kept."""
-        if self._table.outputs is not None:
-            await job.end()  # what a worker prints as it is told to end is output, too
-            await self._table.outputs.keep(job)
-        messages = await job.give_back()
-        await self.on_record(lambda: self._left_behind(messages))
-        if used := job.energy_j():
-            await self.on_record(lambda: self._used(job, used))
-
-    def _used(self, job: RunningJob, used: Mapping[str, float]) -> None:
-        """Add what the GPUs of this attempt have used to what those before it have."""
-        status = self._table[job.id]
-        energy_j = dict(status.energy_j)
-        for gpu, joules in used.items():
-            energy_j[gpu] = energy_j.get(gpu, 0.0) + joules
-        self._table.keep(replace(status, energy_j=energy_j))
-
-    def _left_behind(self, messages: Iterable[str]) -> None:
-        events = [(time.time(), {"message": message}) for message in messages]
-        self._store.add_events("worker-left-behind", events)
-
-    def held(self, job: RunningJob, why: str) -> None:
-        """A job is held where all ranks are at one iteration, and its workers are to end there."""
-        done = job.iterations_done
-        self._table.move(
-            job.id,
-            JobState.PREPARING,
-            why,
-            first_iteration=_goes_on_at(job.spec, done),
-            iterations_done=done,
-        )
-
-    def next_attempt(
-        self, status: JobStatus, why: str, first_iteration: int, **changes: Any
-    ) -> JobStatus:
-        """Queue a job again, by default alone: those that it started with have begun."""
-        first_iteration = _goes_on_at(status.spec, first_iteration)
-        return self._table.move(
-            status.id,
-            JobState.QUEUED,
-            why,
-            hosts=(),
-            attempt=status.attempt + 1,
-            runs_since=None,
-            gpu_s=status.gpu_seconds(time.time()),
-            first_iteration=first_iteration,
-            iterations_done=first_iteration,
-            **{"gang": "", **changes},
-        )
-
-    def failed(self, job: RunningJob, error: Exception) -> None:
-        """The job has failed of this; whatever it was, it ends no other."""
-        said = str(error) if isinstance(error, PatchlightError) else in_words(error)
-        if not isinstance(error, PatchlightError):
-            _log.error("job %s", job.id, exc_info=error)
-        status = self._table[job.id]
-        if status.state.is_final:
-            return
-        # That it was to have other workers is no failure of its own.
-        resized = isinstance(error, CannotGoOn)
-        failures = status.failures + (not resized)
-        if resized or failures <= job.spec.retries:
-            avoid = tuple(dict.fromkeys((*status.avoid, *getattr(error, "hosts", ()))))
-            tried = said if resized else f"failure {failures} of {job.spec.retries + 1}: {said}"
-            self.next_attempt(status, tried, job.iterations_done, avoid=avoid, failures=failures)
-        else:
-            self._table.end([job.id], JobState.FAILED, said, getattr(error, "last_lines", ()))
+    def shown(self, statuses: Sequence[JobStatus]) -> Mapping[str, dict[str, Any]]:
+        """The same for a list of jobs; nothing is computed if none of them runs."""
+        return self.running() if any(s.state in _AT_WORK for s in statuses) else {}
 
 
-def _measured(job: RunningJob, spec: JobSpec, reports: list[dict[str, Any]]) -> JobSpec:
-    """The spec, with how long a model computes on GPUs that nothing was said of.
+class IterationTimes:
+    """Predicted and measured iterations of jobs whose circuits moved; the ledger keeps them."""
 
-    The very first iteration is not looked at: it also loads and warms up what the others use.
+    def __init__(self, store: Store, table: JobTable, forecasts: Forecasts) -> None:
+        self._store, self._table, self._forecasts = store, table, forecasts
+
+    def before(self, job_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+        """The times of those of the jobs that train, just before a change, by job.
+
+        ``reported`` is the number of a job's last report. ``unsettled_before``: something else
+        changed since the measured iterations began.
+        """
+        jobs, found = self._table.several(job_ids), {}
+        predicted = self._forecasts.shown(list(jobs.values()))
+        for job_id, status in jobs.items():
+            if job_id in predicted:
+                settled_s = self.measured_s(status)
+                latest_s = self._latest_s(status, -math.inf) if settled_s is None else settled_s
+                found[job_id] = {
+                    "predicted_before_s": predicted[job_id][_PREDICTED],
+                    "measured_before_s": latest_s,
+                    "unsettled_before": settled_s is None,
+                    "reported": self._table.ledger.reported(job_id),
+                }
+        return found
+
+    def kept(
+        self, before: Mapping[str, Mapping[str, Any]], change: Reconfiguration
+    ) -> dict[str, dict[str, Any]]:
+        """What to keep with the decisions on these jobs, by job; nothing if no circuit moved."""
+        if not before or change.state != "committed" or not change.changes:
+            return {}
+        after = {job_id: each[_PREDICTED] for job_id, each in self._forecasts.running().items()}
+        return {
+            job_id: {_KEPT: {"moved_at": change.finished_at, **was, _AFTER: after[job_id]}}
+            for job_id, was in before.items()
+            if job_id in after
+        }
+
+    def of(self, status: JobStatus) -> list[dict[str, Any]]:
+        """Each move of circuits of a job while it trained, oldest first.
+
+        ``measured_after_s`` is ``None`` until an iteration has begun and ended since.
+        """
+        ledger, ranks = self._table.ledger, max(1, len(status.hosts))
+        kept = [each for each in ledger.decisions(status.id) if _KEPT in each]
+        found = []
+        for number, decision in enumerate(kept):
+            light = dict(decision[_KEPT])
+            most = (_ITERATIONS + 3) * ranks
+            reports, _ = ledger.iterations(status.id, light.pop("reported"), most)
+            until = kept[number + 1][_KEPT]["moved_at"] if number + 1 < len(kept) else math.inf
+            times_s = durations_s(reports, ranks, light["moved_at"], until)
+            after_s = fmean(times_s[:_ITERATIONS]) if times_s else None
+            names = {key: decision[key] for key in ("policy", "reconfiguration")}
+            found.append({**names, **light, "measured_after_s": after_s})
+        return found
+
+    def shown(self, status: JobStatus) -> dict[str, Any]:
+        """Additions to a job's record."""
+        running = status.state is JobState.RUNNING
+        measured_s = self.measured_s(status) if running else None
+        return {"measured_iteration_s": measured_s, "light_moves": self.of(status)}
+
+    def measured_s(self, status: JobStatus) -> float | None:
+        """The mean of a running job's latest iterations since circuits last changed, and since
+        another job last began or ended."""
+        recent = self._table.recent()
+        at = [each.started_at for each in recent] + [each.finished_at for each in recent]
+        at += [change["finished_at"] for change in self._store.reconfigurations(last=1)]
+        since = max((each for each in at if each is not None), default=-math.inf)
+        return self._latest_s(status, since)
+
+    def _latest_s(self, status: JobStatus, since: float) -> float | None:
+        ranks = max(1, len(status.hosts))
+        reports = self._table.ledger.latest_iterations(status.id, (_ITERATIONS + 3) * ranks)
+        times_s = durations_s(reports, ranks, since)[-_ITERATIONS:]
+        return fmean(times_s) if times_s else None
+
+    def note(self, job_id: str) -> None:
+        """Write events with the gain of each move of a job's circuits, once the job has ended."""
+        moves = self.of(self._table[job_id])
+        events = [(time.time(), {"job": job_id, **each}) for each in moves]
+        self._store.add_events("light-measured", events)
+
+
+def durations_s(
+    reports: Sequence[Mapping[str, Any]],
+    ranks: int,
+    since: float = -math.inf,
+    until: float = math.inf,
+) -> list[float]:
+    """The durations of the iterations that began and ended between these times (Unix time).
+
+    An iteration lasts from the end of the one before to its own, each of the last of the ``ranks``.
+    Of several attempts the last one counts.
     """
-    if spec.trainer != "torch":
-        return spec
-    found = dict(spec.compute_s)
+    attempt = max((report.get("attempt", 0) for report in reports), default=0)
+    ends: dict[int, float] = {}
+    reported: Counter[int] = Counter()
     for report in reports:
-        gpu = job.hosts[report["rank"]].gpu
-        if gpu is not None and report["index"] > 0 and report["compute_s"] > 0:
-            on_one = len(job.hosts) if spec.is_split else 1
-            found.setdefault(gpu.model, report["compute_s"] * on_one)
-    return spec if found == spec.compute_s else replace(spec, compute_s=found)
-
-
-def _goes_on_at(spec: JobSpec, done: int) -> int:
-    """Where a job goes on that has done so many; of others than ours, a checkpoint says."""
-    if spec.trainer != "synthetic":
-        return 0
-    return max(0, min(done, spec.iterations - 1))  # it may have failed before it was done
+        if report.get("attempt", 0) == attempt:
+            index = report["index"]
+            reported[index] += 1
+            ends[index] = max(ends.get(index, -math.inf), report["finished_at"])
+    whole = sorted(index for index, count in reported.items() if count >= ranks)
+    return [
+        ends[after] - ends[before]
+        for before, after in pairwise(whole)
+        if after == before + 1 and ends[before] >= since and ends[after] <= until
+    ]

@@ -1,8 +1,5 @@
-"""The lab's queue at work: pass after pass, what it decides is carried out.
-
-Between two passes it hears who comes, who is stopped and what has come free; a pass itself runs
-in a thread, as policies may take their time.
-"""
+"""The lab's queue: it runs the passes, in a thread as policies take their time, and carries out
+what they decide."""
 
 import asyncio
 import itertools
@@ -12,37 +9,32 @@ import time
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
-from patchlight.controller.jobs.discipline.contract import (
-    JobFate,
-    OrderTraits,
-    UserAccounts,
-    UserUsage,
-    admission,
-)
+from patchlight.controller.jobs.discipline import contract
+from patchlight.controller.jobs.discipline.contract import JobFate, UserAccounts, UserUsage
 from patchlight.controller.jobs.discipline.queue import JobQueue, resize_jobs
-from patchlight.controller.jobs.elastic_site import ElasticLabSite, Resized
-from patchlight.controller.jobs.gangs import Gang, Gangs
+from patchlight.controller.jobs.gangs import Gangs
 from patchlight.controller.jobs.job_table import JobTable
-from patchlight.controller.jobs.lab_site import GangEntry, Hosts, LabSite, Started
-from patchlight.controller.jobs.placement import Placement
+from patchlight.controller.jobs.lab_site import Hosts, LabSite, Resized, Started
+from patchlight.controller.jobs.placement import Gang, GangEntry, Placement
 from patchlight.controller.jobs.running_job import RunningJob
+from patchlight.controller.jobs.specs import error_text
 from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import Store
-from patchlight.testbed.errors import PatchlightError, in_words
+from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.queueing import Discipline, Waiting, WaitReason
 
 _log = logging.getLogger(__name__)
 
 _USAGE = "usage"
-# What jobs wait for may come back without a word: a device, an agent.
+# What jobs wait for (a device, an agent) may come back without notice.
 _LOOK_AGAIN_S = 5.0
 
 
 class LabQueue:
     """Jobs that wait, in the order and under the rules of a discipline.
 
-    ``why`` says of each waiting job what it waits for, as of the last pass; ``changed`` is set when
+    ``why`` has what each waiting job waits for, as of the last pass; ``changed`` is set when
     another pass may start more.
     """
 
@@ -62,14 +54,15 @@ class LabQueue:
         usage = store.mark(
             _USAGE, lambda row: {user: UserUsage(*each) for user, each in row.items()}
         )
-        books = UserAccounts(discipline, usage or {})
-        self._site = ElasticLabSite(table, placement, books, start_s=lambda: gangs.last_start_s)
+        accounts = UserAccounts(discipline, usage or {})
+        self._site = LabSite(table, placement, accounts, lambda: gangs.last_start_s)
         self._numbers = itertools.count()
         self._waiting: dict[str, GangEntry] = {}
         self._placed: dict[str, tuple[GangEntry, int]] = {}  # with the GPUs of each job
-        # A job that waits again is the entry that it was, with the same number: of equals the one
-        # that came first is first.
+        # A job that waits again keeps its entry and number: of equals the older one is first.
         self._entries: WeakValueDictionary[tuple[str, ...], GangEntry] = WeakValueDictionary()
+        # What happened since the last pass: gangs that left the queue, GPUs that came back,
+        # preempted gangs that have given back all hosts, gangs that came.
         self._left: list[GangEntry] = []
         self._back: list[tuple[GangEntry, int]] = []
         self._returned: list[GangEntry] = []
@@ -77,8 +70,8 @@ class LabQueue:
         self.use_order()
 
     def use_order(self) -> None:
-        """Go by the order policy that there is now; all that wait join the line anew."""
-        traits = OrderTraits.of(self._placement.order)
+        """Use the present order policy; all that wait join the line again."""
+        traits = contract.OrderTraits.of(self._placement.order)
         self._queue: JobQueue[GangEntry, Hosts] = JobQueue(self._site, self._settings, traits)
         self._site.joined.clear()
         returning = (entry for entry, _ in self._placed.values() if entry.returning)
@@ -86,19 +79,14 @@ class LabQueue:
         self._left.clear()
         self._returned.clear()
 
-    # -- what it hears
-
     def admit(self, user: str, specs: Sequence[JobSpec], beside: int = 0) -> Waiting | None:
-        """Why the jobs of a gang may not even wait; ``None`` if they may.
-
-        So many other jobs of the user come ``beside`` them.
-        """
+        """Why the jobs of a gang may not even wait, with so many others of the user ``beside``."""
         jobs = len(specs) - 1 + beside
         if self._settings.allowance(user).jobs is not None:
             placed = (entry for entry, _ in self._placed.values())
             own = {e.gang for e in (*self._waiting.values(), *placed) if e.user == user}
             jobs += sum(len(gang.ids) for gang in own)
-        return admission(self._settings, user, sum(spec.size for spec in specs), jobs)
+        return contract.admission(self._settings, user, sum(spec.size for spec in specs), jobs)
 
     def join(self, gang: Gang) -> None:
         """A gang waits from now on; again is harmless."""
@@ -120,7 +108,7 @@ class LabQueue:
             entry.gpus |= gpus
         entry.began_s = min(s.runs_since or s.submitted_at for s in entry.statuses)
         self._site.running[entry.index] = entry
-        accounts = self._site.books
+        accounts = self._site.accounts
         charged_s = accounts.usage(0.0).get(entry.user, UserUsage(0.0, entry.began_s)).at_s
         accounts.took(entry.user, entry.gpus.bit_count(), charged_s)
 
@@ -134,12 +122,12 @@ class LabQueue:
         return entry
 
     def leave(self, job_id: str) -> Gang | None:
-        """The gang of a waiting job does not wait any more; ``None`` if the job does not wait."""
+        """Take a waiting job's gang off the queue; ``None`` if the job does not wait."""
         entry = self._waiting.get(job_id)
         if entry is None:
             return None
         self._forget(entry)
-        if entry in self._came:  # no pass has seen it, and while the lab is drained none will
+        if entry in self._came:  # no pass has seen it yet
             self._came.remove(entry)
         else:
             self._left.append(entry)
@@ -171,16 +159,16 @@ class LabQueue:
         if entry is not None and gpus != now:
             self._placed[job.id] = entry, now
             self._back.append((entry, gpus & ~now))
-        if job.spec.is_split:  # the elasticity policy may want to hear of it
+        if job.spec.is_split:  # the elasticity policy may decide again
             self.changed.set()
 
     def why_rigid(self, job_id: str) -> str | None:
-        """Why the number of workers of a job that runs stays; ``None`` if it may change."""
+        """Why the number of workers of a running job is fixed; ``None`` if it may change."""
         placed = self._placed.get(job_id)
         return "it does not run" if placed is None else self._site.why_rigid(placed[0])
 
     async def would_place(self, statuses: Sequence[JobStatus]) -> dict[str, tuple[str, ...]] | str:
-        """Where jobs would go if it were their turn now: hosts by job, or why they would wait."""
+        """The hosts that jobs would get if it were their turn now, or why they would wait."""
         gang = Gang(tuple(status.id for status in statuses), "")
         entry = GangEntry(-1, gang, statuses, self._placement.nic_bps)
         site = LabSite(self._table, self._placement, UserAccounts(self._settings))
@@ -195,35 +183,31 @@ class LabQueue:
             return f"it wants {entry.wants}, and {free} of them are free" if short else found.words
         return {job_id: placed.hosts for job_id, placed in found.by_job.items()}
 
-    # -- a pass
-
     async def decide(self) -> float | None:
-        """Start all that can be started now; in how many seconds to look again, if nothing is
-        heard meanwhile."""
-        self._hear()
+        """Start all that can start now; the seconds until the next pass, if nothing changes."""
+        self._take_in_changes()
         if not self._waiting and not self._site.has_elastic:
             return None
         try:
             see = await self._placement.look_for_waiting()
         except Exception as error:
-            said = str(error) if isinstance(error, PatchlightError) else in_words(error)
+            said = error_text(error)
             _log.warning("no job can be placed: %s", said)
             self.why = dict.fromkeys(self._waiting, f"the circuits cannot be read: {said}")
             return _LOOK_AGAIN_S
-        self._hear()  # and what was said while the devices were read
+        self._take_in_changes()  # those while the devices were read
         placed = (entry for entry, _ in self._placed.values())
         for entry in {*self._waiting.values(), *placed}:
             entry.statuses = [self._table[job_id] for job_id in entry.gang.ids]
-        # Whoever has given back hosts meanwhile is heard of, and does not seem to have them.
+        # Hosts that were given back meanwhile are free in what is seen now.
         self._site.look(see(), time.time())
-        reasons = await asyncio.to_thread(self._pass)
-        self._carry_out(reasons)
+        self._carry_out(await asyncio.to_thread(self._pass))
         wait_s = max(0.0, self._site.wake_s - time.time())
         if self._waiting:
             return min(wait_s, _LOOK_AGAIN_S)
         return wait_s if wait_s < math.inf else None
 
-    def _hear(self) -> None:
+    def _take_in_changes(self) -> None:
         site, now_s = self._site, time.time()
         for entry in self._left:
             if entry in self._came:
@@ -266,7 +250,11 @@ class LabQueue:
                 site.gone(started.entry, site.now_s, started.entry.gpus)
                 self._came.append(started.entry)
         for entry, error in site.refused.items():
-            self._fail(entry, error)
+            if not isinstance(error, PatchlightError):
+                _log.error("jobs %s", entry.name, exc_info=error)
+            why = f"no hosts could be chosen: {error_text(error)}"
+            self._table.end(entry.gang.ids, JobState.FAILED, why)
+            self._forget(entry)
         for resized in site.resized:
             self._resize(resized)
         if site.started or site.preempted or site.resized:
@@ -279,7 +267,11 @@ class LabQueue:
             for job_id in entry.gang.ids:
                 if job_id in self._waiting:
                     self.why[job_id] = waiting.words
-                    self._block(job_id, waiting)
+                    # The state says whether time alone may help.
+                    state = JobState.BLOCKED if waiting.is_blocked else JobState.QUEUED
+                    if self._table[job_id].state is not state:
+                        words = waiting.words if waiting.is_blocked else ""
+                        self._table.move(job_id, state, words)
 
     def _begin(self, started: Started, after: Sequence[asyncio.Task[None]]) -> None:
         entry, now_s = started.entry, time.time()
@@ -301,26 +293,13 @@ class LabQueue:
         entry, hosts, why, decisions = resized
         (job_id,) = entry.gang.ids
         if not self._gangs.resize(job_id, hosts, why):
-            # It ended meanwhile, or its light went out: what it was to have besides is free again.
+            # It ended meanwhile, or lost its circuits: the GPUs kept for it are free again.
             self._back.append((entry, entry.gpus & ~self._placed.get(job_id, (entry, 0))[1]))
             return
         self._placed[job_id] = entry, entry.gpus
         for decision in decisions:
             self._table.ledger.add_decision(job_id, time.time(), decision.record)
 
-    def _block(self, job_id: str, waiting: Waiting) -> None:
-        """A state says whether time alone may help; what it waits for now is in ``why``."""
-        state = JobState.BLOCKED if waiting.is_blocked else JobState.QUEUED
-        if self._table[job_id].state is not state:
-            self._table.move(job_id, state, waiting.words if waiting.is_blocked else "")
-
-    def _fail(self, entry: GangEntry, error: Exception) -> None:
-        said = str(error) if isinstance(error, PatchlightError) else in_words(error)
-        if not isinstance(error, PatchlightError):
-            _log.error("jobs %s", entry.name, exc_info=error)
-        self._table.end(entry.gang.ids, JobState.FAILED, f"no hosts could be chosen: {said}")
-        self._forget(entry)
-
     def _keep_usage(self, now_s: float) -> None:
-        usage = self._site.books.usage(now_s)
+        usage = self._site.accounts.usage(now_s)
         self._store.set_mark(_USAGE, {user: list(each) for user, each in usage.items()})

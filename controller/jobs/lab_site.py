@@ -1,100 +1,39 @@
-"""The lab as its queue sees it: gangs that wait or have hosts, and where policies put them.
+"""The lab as its queue sees it, with the decisions of one pass.
 
-A pass of the queue runs in a thread, on what was looked at just before: nothing here waits or
-touches a device. What it starts and preempts is noted, and carried out after the pass.
+A pass runs in a thread, on a snapshot of the lab: nothing here waits or touches a device. What it
+starts, preempts and resizes is carried out after the pass.
 """
 
-import functools
 import math
-import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
-from patchlight.controller.jobs.cluster_view import alone_s
+from patchlight.controller.jobs import cluster_view
+from patchlight.controller.jobs.cluster_view import Decision, training_of
 from patchlight.controller.jobs.discipline.contract import JobFate, UserAccounts
-from patchlight.controller.jobs.gangs import Gang
+from patchlight.controller.jobs.discipline.queue import is_stable, iteration_times, room_for
 from patchlight.controller.jobs.job_table import JobTable
-from patchlight.controller.jobs.placement import LabSnapshot, Placed, Placement
-from patchlight.controller.policies.contract import Frozen, Progress, RingOfJob, Running
-from patchlight.controller.prediction.completion import RingWork, units_s
-from patchlight.controller.prediction.network import LabNetwork
-from patchlight.testbed.errors import PatchlightError, in_words
+from patchlight.controller.jobs.placement import GangEntry, LabSnapshot, Placed, Placement
+from patchlight.controller.jobs.specs import error_text
+from patchlight.controller.policies import contract
+from patchlight.controller.policies.contract import ElasticJob, Frozen, Progress, QueuedJob
+from patchlight.controller.policies.options.outlook import Networks
+from patchlight.controller.policies.registry import DEFAULTS
+from patchlight.controller.prediction.network import LabNetwork, RingWork, units_s
+from patchlight.controller.prediction.sharing import Load, training_load
 from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.lab.queueing import Waiting, WaitReason
 from patchlight.testbed.lab.wiring import trace_links
 
+# Of a job that says no degrees, in a lab of more GPUs than these, only powers of two are looked at.
+_FEW = 8
 _RETURNING = Waiting(WaitReason.NO_GPUS, "it was preempted, and still gives back its hosts")
 
 
-@dataclass(eq=False)
-class GangEntry:
-    """A gang in the queue, or with hosts. ``statuses`` are its jobs as of the last look.
-
-    ``nic_bps`` is the rate of the slowest NIC that it may get. ``returning``: it was preempted, and
-    keeps its place in line while it still gives back its hosts.
-    """
-
-    index: int
-    gang: Gang
-    statuses: Sequence[JobStatus]
-    nic_bps: float
-    gpus: int = 0
-    began_s: float = 0.0
-    held: bool = False
-    returning: bool = False
-
-    @property
-    def name(self) -> str:
-        """What people call it."""
-        return ", ".join(status.id for status in self.statuses)
-
-    @property
-    def user(self) -> str:
-        """Whose it is."""
-        return self.statuses[0].by
-
-    @property
-    def workers(self) -> int:
-        """How many GPUs it wants in all; of a job whose number a policy says, the least."""
-        return sum(map(_least, self.statuses))
-
-    @property
-    def wants(self) -> str:
-        """The same in words."""
-        models = sorted({m for s in self.statuses for m in s.spec.gpu_models or s.spec.compute_s})
-        count = f"{self.workers} GPU{'s' if self.workers > 1 else ''}"
-        return f"{count} of {', '.join(models)}" if models else count
-
-    @property
-    def priority(self) -> int:
-        """The highest of its jobs'."""
-        return max(status.spec.priority for status in self.statuses)
-
-    @property
-    def preemptible(self) -> bool:
-        """Whether its GPUs may be taken from it while it runs."""
-        return all(status.spec.preemptible for status in self.statuses)
-
-    @property
-    def after(self) -> Sequence[str]:
-        """The ids of the jobs that have to be done before."""
-        return tuple(dict.fromkeys(name for s in self.statuses for name in s.spec.after))
-
-    def progress(self, now_s: float, known: bool) -> Progress:
-        """GPU-seconds had, and seconds left of the job with the most, on links of its own."""
-        had = sum(status.gpu_seconds(now_s) for status in self.statuses)
-        left_s = (alone_s(status, self.nic_bps) for status in self.statuses)
-        return Progress(had, max(left_s) if known else math.nan)
-
-
-def _least(status: JobStatus) -> int:
-    """How many GPUs a job wants; where a policy says that, the least."""
-    return status.spec.size or min(status.spec.degrees, default=1)
-
-
 class Hosts(NamedTuple):
-    """Where a gang's jobs go, by job id, and all their GPUs as a set."""
+    """The places of a gang's jobs, by job id, and all their GPUs as a set."""
 
     by_job: Mapping[str, Placed]
     gpus: int
@@ -106,6 +45,15 @@ class Started(NamedTuple):
     entry: GangEntry
     hosts: Hosts
     preempted: tuple[GangEntry, ...]
+
+
+class Resized(NamedTuple):
+    """A job that goes on on other hosts, and the decisions that led there."""
+
+    entry: GangEntry
+    hosts: tuple[str, ...]
+    why: str
+    decisions: tuple[Decision, ...]
 
 
 @dataclass
@@ -121,20 +69,23 @@ class _Occupancy:
 
 @dataclass
 class LabSite:
-    """The lab during one pass after the other; ``look`` says how it is before each.
+    """The lab during the passes; ``look`` gives its state before each.
 
-    ``started`` and ``preempted`` are what the last pass decided, ``refused`` the gangs that
-    can never run, and why.
+    ``started``, ``preempted`` and ``resized`` are what the last pass decided, ``refused`` the gangs
+    that can never run, and why. ``start_s`` gives how long a job takes to start.
     """
 
     table: JobTable
     placement: Placement
-    books: UserAccounts
+    accounts: UserAccounts
+    start_s: Callable[[], float] = lambda: 0.0
     joined: list[GangEntry] = field(default_factory=list)
     running: dict[int, GangEntry] = field(default_factory=dict)
     started: list[Started] = field(default_factory=list)
     preempted: list[GangEntry] = field(default_factory=list)
     refused: dict[GangEntry, Exception] = field(default_factory=dict)
+    resized: list[Resized] = field(default_factory=list)
+    networks: Networks = field(default_factory=Networks)
     now_s: float = 0.0
     released: int = 0
     layout: int = 0
@@ -144,7 +95,7 @@ class LabSite:
 
     def look(self, lab: LabSnapshot, now_s: float) -> None:
         """Begin a pass with the lab as it is now."""
-        view = lab.view._replace(usage=Frozen(self.books.shares(now_s)))
+        view = lab.view._replace(usage=Frozen(self.accounts.shares(now_s)))
         shown = (view.broken, dict(view.circuits), view.failed)
         if shown != self._shown:
             self.layout += 1
@@ -152,35 +103,25 @@ class LabSite:
         self._shown = shown
         self._lab = lab._replace(view=view)
         self.now_s, self.wake_s = now_s, math.inf
-        self.started.clear()
-        self.preempted.clear()
-        self.refused.clear()
+        for decided_last in (self.started, self.preempted, self.refused, self.resized):
+            decided_last.clear()
         self._failures: dict[GangEntry, Exception] = {}
         self._freed: list[tuple[int, GangEntry]] = []
         self.occupancy = _Occupancy(view.occupied, view.broken, view.shape.everything)
 
-    @property
-    def accounts(self) -> UserAccounts | None:
-        """What users have and had."""
-        return self.books
-
-    # -- what is known
-
     def rank(self, entry: GangEntry) -> float:
-        """What the order policy says of a gang: the least of its jobs'."""
-        view = self._view()
-        return min(
-            self.placement.priority(
-                view,
-                status,
-                Progress(status.gpu_seconds(self.now_s), alone_s(status, entry.nic_bps)),
-            )
-            for status in entry.statuses
-        )
+        """The order policy's value of a gang: the least of its jobs'."""
+        view, ranks = self._view(), []
+        for status in entry.statuses:
+            left_s = cluster_view.alone_s(status, entry.nic_bps)
+            progress = Progress(status.gpu_seconds(self.now_s), left_s)
+            ranks.append(self.placement.priority(view, status, progress))
+        return min(ranks)
 
-    def ends(self) -> Sequence[Running]:
+    def ends(self) -> Sequence[contract.Running]:
         """The ends of what runs at its present pace, as links are shared now."""
-        cluster, hosts = self._lab.cluster, self._hosts_started()
+        cluster = self._lab.cluster
+        hosts = {job: at.hosts for each in self.started for job, at in each.hosts.by_job.items()}
         rings = {
             entry: [
                 cluster.ring(status.id, hosts.get(status.id, status.hosts), status)
@@ -195,10 +136,13 @@ class LabSite:
             for ring in each
             if ring.load is not None
         }
-        paces = units_s(self._network_now(), list(works.values()))
+        if self._network is None or self._network[0] != self.layout:
+            links = trace_links(cluster.lab, cluster.maps)
+            self._network = self.layout, LabNetwork(cluster.lab, links)
+        paces = units_s(self._network[1], list(works.values()))
         unit_s = dict(zip(works, paces, strict=True))
         return sorted(
-            Running(
+            contract.Running(
                 max((self._end_s(ring, entry, unit_s) for ring in each), default=self.now_s),
                 entry.gpus,
                 entry.name,
@@ -206,32 +150,23 @@ class LabSite:
             for entry, each in rings.items()
         )
 
-    def _hosts_started(self) -> dict[str, tuple[str, ...]]:
-        """The hosts that jobs got in this pass."""
-        return {job: at.hosts for each in self.started for job, at in each.hosts.by_job.items()}
-
-    def _end_s(self, ring: RingOfJob, entry: GangEntry, unit_s: Mapping[str, float]) -> float:
-        """The end of a running job; of one whose light is still to come, as on links of its own."""
+    def _end_s(
+        self, ring: contract.RingOfJob, entry: GangEntry, unit_s: Mapping[str, float]
+    ) -> float:
+        """The end of a running job; of one still without circuits, as on links of its own."""
         if ring.load is None:
             return math.inf
         pace_s = unit_s[ring.name]
         pace_s = ring.load.unit_s(entry.nic_bps) if pace_s == math.inf else pace_s
         return self.now_s + max(0.0, ring.load.units) * pace_s
 
-    def _network_now(self) -> LabNetwork:
-        if self._network is None or self._network[0] != self.layout:
-            cluster = self._lab.cluster
-            network = LabNetwork(cluster.lab, trace_links(cluster.lab, cluster.maps))
-            self._network = self.layout, network
-        return self._network[1]
-
     def would_end_s(self, entry: GangEntry) -> float:
-        """When a gang that waits would end if it started now, on links of its own."""
+        """The end of a waiting gang if it started now, on links of its own."""
         left_s = entry.progress(self.now_s, known=True).remaining_s
         return math.inf if math.isnan(left_s) else self.now_s + left_s
 
     def fate(self, name: str) -> JobFate:
-        """What has become of a job, by its id."""
+        """The state of a job, by its id."""
         status = self.table.find(name)
         if status is None or status.state in (JobState.FAILED, JobState.STOPPED):
             return JobFate.FAILED
@@ -249,24 +184,22 @@ class LabSite:
         view = self._lab.view._replace(occupied=self.occupancy.occupied)
         return self._lab._replace(view=view)
 
-    # -- what can be done
-
     def place(self, entry: GangEntry, occupied: int | None = None) -> Hosts | Waiting:
-        """Where the policies put a gang, or why nowhere."""
+        """The places that the policies give a gang, or why none."""
         if entry.returning:
             return _RETURNING
         taken = self.occupancy.occupied if occupied is None else occupied
         by_job: dict[str, Placed] = {}
-        gpus, room = 0, self.books.room(entry.user) - entry.workers
+        gpus, room = 0, self.accounts.room(entry.user) - entry.workers
         named = self.placement.gpus_named(self._lab, entry.statuses)
         try:
             for status in entry.statuses:
                 # Hosts that another job of the gang names are not for this one.
-                others = functools.reduce(
-                    operator.or_, (g for job, g in named.items() if job != status.id), 0
-                )
-                # What the others of the gang need at least is left to them.
-                most, busy = room + _least(status), taken | others | gpus
+                busy = taken | gpus
+                for job_id, others in named.items():
+                    busy |= others if job_id != status.id else 0
+                # The least that the others of the gang need is left to them.
+                most = room + cluster_view.least_workers(status)
                 found = self.placement.place(self._lab, status, busy, most=most)
                 if isinstance(found, Waiting):
                     return found
@@ -275,8 +208,7 @@ class LabSite:
                 gpus |= self._lab.cluster.as_set(found.hosts)
         except Exception as error:
             self._failures[entry] = error
-            said = str(error) if isinstance(error, PatchlightError) else in_words(error)
-            return Waiting(WaitReason.UNREACHABLE, said, is_blocked=True)
+            return Waiting(WaitReason.UNREACHABLE, error_text(error), is_blocked=True)
         return Hosts(by_job, gpus)
 
     def gpus_of(self, placement: Hosts) -> int:
@@ -284,7 +216,7 @@ class LabSite:
         return placement.gpus
 
     def can_start(self, entry: GangEntry, placement: Hosts, without: Sequence[GangEntry]) -> bool:
-        """It is noted, wherever it is."""
+        """A lab notes any start."""
         return True
 
     def start(self, entry: GangEntry, placement: Hosts) -> bool:
@@ -294,11 +226,11 @@ class LabSite:
         entry.gpus, entry.began_s = placement.gpus, self.now_s
         self.running[entry.index] = entry
         self.occupancy.occupied |= placement.gpus
-        self.books.took(entry.user, placement.gpus.bit_count(), self.now_s)
+        self.accounts.took(entry.user, placement.gpus.bit_count(), self.now_s)
         return True
 
     def preempt(self, entry: GangEntry) -> None:
-        """Note that a gang has to give back its hosts; it waits again, and starts once it has."""
+        """Note that a gang has to give back its hosts; it waits again, and starts after that."""
         self.preempted.append(entry)
         self.occupancy.occupied &= ~entry.gpus
         self._freed.append((entry.gpus, entry))
@@ -313,15 +245,134 @@ class LabSite:
         return entry in self._failures
 
     def wake_at(self, at_s: float) -> None:
-        """There has to be a pass by then."""
+        """Ask for a pass by then."""
         self.wake_s = min(self.wake_s, at_s)
 
     def gone(self, entry: GangEntry, now_s: float, gpus: int) -> None:
-        """A gang, or some of its jobs, have given back these GPUs."""
+        """Some jobs of a gang have given back these GPUs."""
         back = entry.gpus & gpus
         if entry.index in self.running and back:
             entry.gpus &= ~back
-            self.books.gave_back(entry.user, back.bit_count(), now_s)
+            self.accounts.gave_back(entry.user, back.bit_count(), now_s)
             self.released += 1
             if not entry.gpus:
                 del self.running[entry.index]
+
+    # -- other numbers of workers
+
+    @property
+    def has_elastic(self) -> bool:
+        """Whether there is anything to ask the elasticity policy about."""
+        if self.placement.elasticity.name == DEFAULTS["elasticity"]:
+            return False
+        return any(self.why_rigid(entry) is None for entry in self.running.values())
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether the elasticity policy is asked only when something comes, starts or ends."""
+        return is_stable(self.placement.elasticity)
+
+    def why_rigid(self, entry: GangEntry) -> str | None:
+        """Why the number of workers of a running job stays; ``None`` if it may change."""
+        status = entry.statuses[0]
+        if not status.spec.is_split:
+            return "it says its number of workers"
+        if len(entry.statuses) > 1:
+            return "it started together with others"
+        if training_of(status) is None:
+            return "it does not say how many iterations it does, how long and with which gradient"
+        job = self.table.running.get(status.id)
+        workers = () if job is None else job.workers
+        if status.spec.trainer != "synthetic" and status.spec.checkpoint is None:
+            return "it has no checkpoint folder to go on from"
+        by_protocol = all(worker.status.holds_by == "protocol" for worker in workers)
+        if status.spec.trainer == "command" and not by_protocol:
+            return "its program does not speak the protocol by which it is stopped"
+        return None
+
+    def elastic(self) -> list[tuple[GangEntry, ElasticJob]]:
+        """The running jobs that may change, with the degrees that they can have."""
+        found = []
+        for entry in self.running.values():
+            status = entry.statuses[0]
+            job = self.table.running.get(status.id)
+            if job is None or job.next_hosts or self.why_rigid(entry) is not None:
+                continue
+            times = self._times(entry) if status.state is JobState.RUNNING else {}
+            now = len(status.hosts)
+            if now in times:
+                cost_s, since_s = times[now] + self.start_s(), status.runs_since or 0.0
+                left = status.spec.iterations - status.iterations_done
+                shown = (Frozen(times), left, cost_s, since_s, status.by)
+                found.append((entry, ElasticJob(status.id, now, *shown)))
+        return found
+
+    def _times(self, entry: GangEntry) -> Mapping[int, float]:
+        """Predicted seconds of an iteration by each degree with a place."""
+        status, cluster = entry.statuses[0], self._lab.cluster
+        present = tuple(cluster.numbers[name] for name in status.hosts)
+        options = {len(present): (present, self._load(status, present))}
+        most = len(present) + self.free_for(entry)
+        degrees: Sequence[int] = status.spec.degrees or range(1, most + 1)
+        if not status.spec.degrees and most > _FEW:
+            degrees = [2**power for power in range(most.bit_length())]
+        for degree in sorted({each for each in degrees if each <= most} - {len(present)}):
+            placed = self._placed(entry, degree)
+            if placed is not None:
+                ring = tuple(cluster.numbers[name] for name in placed.hosts)
+                options[degree] = ring, self._load(status, ring)
+        view = self._view().view
+        wiring = self.networks.of(view)
+        assert wiring is not None  # There is a lab behind it.
+        return dict(sorted(iteration_times(wiring.network, view, status.id, options).items()))
+
+    def _load(self, status: JobStatus, ring: Sequence[int]) -> Load:
+        training, sites = training_of(status), self._lab.view.shape.gpus
+        assert training is not None  # else it is rigid
+        models = {sites[gpu].model for gpu in ring}
+        if not models <= training.compute_s.keys():
+            return Load(training.iterations, math.inf, 0.0)
+        return training_load(status.id, training, len(ring), models)
+
+    def _placed(self, entry: GangEntry, degree: int) -> Placed | None:
+        status = entry.statuses[0]
+        grows = degree > len(status.hosts)
+        room = room_for(self._view().view, status.id, entry.gpus, grows=grows)
+        found = self.placement.place(
+            self._lab._replace(view=room), status, room.occupied, workers=degree
+        )
+        return found if isinstance(found, Placed) else None
+
+    def queued(self, entry: GangEntry) -> QueuedJob:
+        """A gang that waits."""
+        models = {frozenset(s.spec.gpu_models or s.spec.compute_s) for s in entry.statuses}
+        # If the jobs of a gang want different ones, all that any of them can run on.
+        able = frozenset[str]() if frozenset() in models else frozenset[str]().union(*models)
+        lasts_s = self.would_end_s(entry) - self.now_s
+        return QueuedJob(entry.name, entry.workers, able, lasts_s, entry.user)
+
+    def ask(self, jobs: Sequence[ElasticJob], queue: Sequence[QueuedJob]) -> Mapping[str, int]:
+        """The elasticity policy's answer; the decision is kept for the jobs that change."""
+        policy = self.placement.elasticity
+        view = self._view().view._replace(running=tuple(self.ends()))
+        answer, self._decision = cluster_view.decided(
+            "elasticity",
+            policy,
+            partial(policy.resize, view, jobs, queue),
+            partial(cluster_view.seen, view, elastic=jobs, queue=queue),
+        )
+        return answer
+
+    def resize(self, entry: GangEntry, degree: int) -> None:
+        """Note that a job goes on with so many GPUs; it keeps its present ones until then."""
+        placed = self._placed(entry, degree)
+        if placed is None:
+            return
+        now, policy = len(entry.statuses[0].hosts), self.placement.elasticity.name
+        why = f"from {now} to {degree} workers, as {policy} decided"
+        decisions = (self._decision, *placed.decisions)
+        self.resized.append(Resized(entry, placed.hosts, why, decisions))
+        gpus = self._lab.cluster.as_set(placed.hosts)
+        self.accounts.took(entry.user, (gpus & ~entry.gpus).bit_count(), self.now_s)
+        entry.gpus |= gpus
+        self.occupancy.occupied |= gpus

@@ -34,7 +34,7 @@ AND id NOT IN (SELECT value FROM jobs AS waiting,
     json_each(iif(json_valid(waiting.record), waiting.record, 'null'), '$.spec.after')
     WHERE waiting.state NOT IN ({_ENDED}))
 ORDER BY rowid LIMIT ?"""
-# A record that cannot be read is read all the same, and set aside.
+# An unreadable record is found, too, so that it is set aside.
 _OF_PERIOD = (
     "coalesce(finished_at >= ?, 1) AND CASE WHEN json_valid(record) "
     "THEN json_extract(record, '$.submitted_at') <= ? ELSE 1 END"
@@ -47,20 +47,20 @@ _FORGET_REPORTS = (
 _log = logging.getLogger(__name__)
 
 MOST_KEPT_BYTES = 1 << 20
-"""Of each worker; of a longer output the end is kept."""
+"""Of each worker; the end of a longer output is kept."""
 
 _PATIENCE_S = 5.0
-_BEYOND = 2**62  # After so many bytes there is nothing, and the answer says where the end is.
+_BEYOND = 2**62  # No output is so long; the answer has its end.
 
 _EVERY_S = 600.0
-# Between two pieces, whoever wants to write has its turn.
+# Between two pieces others may write.
 _PAUSE_S = 0.05
 
 
 class JobLedger:
-    """What is known of jobs, also of those that ended long ago; nothing is kept in memory.
+    """All jobs on disk, ended ones included.
 
-    ``on_decision`` hear of each decision that is kept, with the id of the job that it is about.
+    ``on_decision`` are called with the job's id and each decision that is added.
     """
 
     def __init__(self, database: Database) -> None:
@@ -72,16 +72,15 @@ class JobLedger:
     ) -> None:
         """Insert or replace jobs, with events (time, kind, record): on disk on return, or none."""
         with self._database.together() as db:
-            db.executemany(_SAVE, [_row(status) for status in statuses])
             db.executemany(
-                ADD_EVENT, [(at, kind, json.dumps(record)) for at, kind, record in events]
+                _SAVE,
+                [(s.id, s.state, s.as_json, s.spec.name, s.by, s.finished_at) for s in statuses],
             )
+            rows = [(at, kind, json.dumps(record)) for at, kind, record in events]
+            db.executemany(ADD_EVENT, rows)
 
     def unfinished(self) -> list[JobStatus]:
-        """Every job that has not ended, in the order of submission.
-
-        What cannot be read is set aside.
-        """
+        """Every job that has not ended, in the order of submission."""
         return self._read(f"WHERE state NOT IN ({_ENDED}) ORDER BY rowid")
 
     def find(self, job_id: str) -> JobStatus | None:
@@ -92,7 +91,7 @@ class JobLedger:
         """The jobs of that name, else those whose id begins so, the latest first."""
         order = "ORDER BY rowid DESC LIMIT ?"
         named = self._read(f"WHERE name = ? {order}", text, most)
-        # Ids are compared as they are written: ``_`` and ``%`` mean nothing else.
+        # Not LIKE: ``_`` and ``%`` in an id are themselves.
         return named or self._read(f"WHERE substr(id, 1, ?) = ? {order}", len(text), text, most)
 
     def page(
@@ -106,15 +105,15 @@ class JobLedger:
         name: str = "",
         known: Mapping[str, JobStatus] = MappingProxyType({}),
     ) -> list[JobStatus]:
-        """The ``last`` jobs of those meant, oldest first, or the first so many after one.
+        """The ``last`` jobs that match, oldest first, or the first so many after one.
 
         With a ``period``, of those that waited or ran in it. Those that are ``known``, by id, are
-        not read. ``KeyError`` if there is no job ``after``; an empty one begins with the first
-        job.
+        not read. ``KeyError`` for an unknown ``after``; an empty one begins with the first job.
         """
-        wanted = [(column, value) for column, value in _columns(state, owner, name) if value]
-        which = " AND ".join(["1", *(f"{column} = ?" for column, _ in wanted)])
-        values: list[object] = [value for _, value in wanted]
+        columns = {"state": state, "owner": owner, "name": name}
+        wanted = {column: value for column, value in columns.items() if value}
+        which = " AND ".join(["1", *(f"{column} = ?" for column in wanted)])
+        values: list[object] = [*wanted.values()]
         if period is not None:
             which, values = f"{which} AND {_OF_PERIOD}", [*values, *period]
         if after is None:
@@ -145,7 +144,7 @@ class JobLedger:
         return self._database.each("jobs", which, JobStatus.from_json, values=values, decode=str)
 
     def add_iterations(self, job_id: str, records: Sequence[Record]) -> None:
-        """Append what a job's workers reported."""
+        """Append reports of a job's workers."""
         rows = [(job_id, json.dumps(record)) for record in records]
         self._database.write_all("INSERT INTO iterations (job, record) VALUES (?, ?)", rows)
 
@@ -176,7 +175,7 @@ class JobLedger:
         return int(rows[0][0] or 0)
 
     def history(self, job_id: str) -> list[dict[str, Any]]:
-        """The states that a job came to, oldest first: ``at``, ``state`` and ``message``."""
+        """The states of a job so far, oldest first: ``at``, ``state`` and ``message``."""
         rows = self._database.rows(
             "SELECT at, substr(kind, 5), json_extract(record, '$.message') FROM events "
             "WHERE job = ? AND kind LIKE 'job-%' AND json_valid(record) ORDER BY number",
@@ -186,38 +185,31 @@ class JobLedger:
 
     def reports_by_rank(self, job_id: str, attempt: int) -> dict[int, int]:
         """How many reports of each rank of an attempt are kept."""
-        return dict(
-            self._database.rows(
-                "SELECT json_extract(record, '$.rank'), count(*) FROM iterations WHERE job = ? "
-                "AND iif(json_valid(record), coalesce(json_extract(record, '$.attempt'), 0), -1) "
-                "= ? GROUP BY 1",
-                job_id,
-                attempt,
-            )
+        sql = (
+            "SELECT json_extract(record, '$.rank'), count(*) FROM iterations WHERE job = ? AND "
+            "iif(json_valid(record), coalesce(json_extract(record, '$.attempt'), 0), -1) = ? "
+            "GROUP BY 1"
         )
+        return dict(self._database.rows(sql, job_id, attempt))
 
     def add_decision(self, job_id: str, at: float, record: Record) -> None:
-        """Append what a policy decided of a job."""
-        self._database.write(
-            "INSERT INTO decisions (job, at, record) VALUES (?, ?, ?)",
-            job_id,
-            at,
-            json.dumps(record),
-        )
+        """Append a decision of a policy on a job."""
+        sql = "INSERT INTO decisions (job, at, record) VALUES (?, ?, ?)"
+        self._database.write(sql, job_id, at, json.dumps(record))
         for hear in self.on_decision:
             hear(job_id, record)
 
     def decisions(self, job_id: str) -> list[dict[str, Any]]:
-        """What policies decided of a job, oldest first, each with its number and time."""
+        """The decisions on a job, oldest first, each with its number and time."""
         which = "WHERE job = ? ORDER BY number"
         return self._database.each("decisions", which, numbered, "number", "at", values=(job_id,))
 
     def forget(self, before: float, keep: int, most: int = 20) -> tuple[list[str], bool]:
-        """Drop jobs that ended before then, and of the rest all but the latest ``keep`` ended ones.
+        """Delete jobs that ended before then, and of other ended ones all but the latest ``keep``.
 
         Their reports, decisions and events go too. A job that an unfinished one comes after stays.
-        At most so many jobs go at once, and some thousand reports, lest anybody waits: the ids of
-        those that are gone, and whether there is more to do.
+        To be quick, at most so many jobs and some thousand reports go at once: the ids of the
+        deleted jobs, and whether there is more to do.
         """
         with self._database.together() as db:
             found = [row[0] for row in db.execute(_FORGETTABLE, (before, keep, most))]
@@ -226,7 +218,7 @@ class JobLedger:
                 if db.execute(_FORGET_REPORTS, (job_id, _REPORTS)).rowcount == _REPORTS:
                     break  # the rest of them, and the job, next time
                 db.execute("DELETE FROM decisions WHERE job = ?", (job_id,))
-                # The last event stays: the next one's number has to be higher.
+                # The last event stays: the next number has to be higher.
                 last = "(SELECT max(number) FROM events)"
                 db.execute(f"DELETE FROM events WHERE job = ? AND number < {last}", (job_id,))
                 db.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
@@ -234,23 +226,8 @@ class JobLedger:
         return gone, len(gone) < len(found) or len(found) == most
 
 
-def _columns(state: str, owner: str, name: str) -> tuple[tuple[str, str], ...]:
-    return ("state", state), ("owner", owner), ("name", name)
-
-
-def _row(status: JobStatus) -> tuple[object, ...]:
-    return (
-        status.id,
-        status.state,
-        status.as_json,
-        status.spec.name,
-        status.by,
-        status.finished_at,
-    )
-
-
 class JobOutputs:
-    """A folder for each job, and in it a file for each worker of its latest attempt.
+    """The output of workers: in a folder for each job, a file for each worker of the last attempt.
 
     A file is called RANK.OFFSET, after the number of the first byte that is kept.
     """
@@ -259,9 +236,9 @@ class JobOutputs:
         self._folder = folder
 
     async def keep(self, job: RunningJob) -> None:
-        """Fetch what the workers of a job printed, as long as they are there.
+        """Fetch the output of a job's workers before they are deleted.
 
-        An agent that does not answer keeps nobody waiting for long, and is no error.
+        An agent that does not answer delays this only shortly, and is not an error.
         """
         asked = [w for w in job.workers if not w.is_silent]
         fetches = (self.fetch(w.agent, w.spec.id, job.id, w.spec.rank) for w in asked)
@@ -269,9 +246,8 @@ class JobOutputs:
         # Some may never have been made.
         if lost := [each for each in answers if each and not isinstance(each, NotOnServer)]:
             why = str(lost[0]) or f"no answer within {_PATIENCE_S:g} s"
-            _log.warning(
-                "of job %s the output of %d workers is not kept: %s", job.id, len(lost), why
-            )
+            message = "of job %s the output of %d workers is not kept: %s"
+            _log.warning(message, job.id, len(lost), why)
 
     async def fetch(self, agent: AgentClient, worker: str, job_id: str, rank: int) -> None:
         """Keep what one worker printed; ``PatchlightError`` or ``OSError`` if that fails."""
@@ -298,7 +274,7 @@ class JobOutputs:
         return self._folder / job_id
 
     def read(self, job_id: str, rank: int, after: int, limit: int) -> LogPart | None:
-        """What a worker printed after byte ``after``, as its agent gave it; ``None``: not kept."""
+        """A worker's output after byte ``after``, as of its agent; ``None`` if it is not kept."""
         file = self._file(job_id, rank)
         if file is None:
             return None
@@ -307,7 +283,7 @@ class JobOutputs:
         with file.open("rb") as opened:
             opened.seek(offset - first)
             data = opened.read(limit)
-        # A character that is cut in two comes whole with the next part.
+        # A character that is cut in two is in the next part.
         text = data.decode("utf-8", "ignore")
         whole = len(text.encode()) or len(data)
         if offset > after:
@@ -315,13 +291,13 @@ class JobOutputs:
         return LogPart(offset=offset, text=text, next=offset + whole)
 
     def forget(self, job_id: str) -> None:
-        """Remove what is kept of a job."""
+        """Delete the output of a job."""
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self._of(job_id))
 
 
 class Retention:
-    """Forgets, a little at a time, what the lab's settings have out of date."""
+    """Deletes, a little at a time, records that are older than the lab's settings keep them."""
 
     def __init__(
         self,
@@ -335,13 +311,13 @@ class Retention:
         self._settings, self._clock = settings, clock
 
     async def run(self) -> None:
-        """Forget now, and again every ten minutes, for ever."""
+        """Delete now, and again every ten minutes, for ever."""
         while True:
             more = await asyncio.to_thread(self.forget_some)
             await asyncio.sleep(_PAUSE_S if more else _EVERY_S)
 
     def forget_some(self) -> bool:
-        """One piece; whether there is more to do."""
+        """Delete some; whether there is more to do."""
         keep_for_s = self._settings.keep_for_s
         before = None if keep_for_s is None else self._clock() - keep_for_s
         gone, more = self._ledger.forget(before or 0.0, self._settings.keep_jobs)

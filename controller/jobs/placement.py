@@ -1,4 +1,4 @@
-"""Asks the policies: which gang is next, how many workers its jobs get, and where they run."""
+"""Gangs of jobs, and what the policies decide of them: turn, number of workers, hosts, circuits."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -14,12 +15,12 @@ from patchlight.controller.changes.record import ChangePlan
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.hosts.health import unfit_hosts
-from patchlight.controller.jobs.cluster_view import WiredLab, view_of
-from patchlight.controller.jobs.decisions import OWN_GRAPH, Decision, decided, seen
+from patchlight.controller.jobs import cluster_view
+from patchlight.controller.jobs.cluster_view import Decision, WiredLab, decided, view_of
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.policy_set import PoliciesInUse, named
 from patchlight.controller.jobs.specs import JobFailed
-from patchlight.controller.policies.contract import ClusterView, Frozen, JobView, Progress
+from patchlight.controller.policies.contract import ClusterView, Frozen, Progress
 from patchlight.controller.policies.guard import GuardedElasticity, GuardedOrder
 from patchlight.controller.policies.registry import DEFAULTS
 from patchlight.controller.policies.ring_order import NO_PORTS
@@ -34,8 +35,83 @@ HostsOfJobs = Mapping[str, Collection[str]]
 """The hosts of each job that runs, by the job's id."""
 
 
+@dataclass(eq=False)
+class Gang:
+    """Jobs that start together, by id.
+
+    ``ends_because`` says why it is to end, ``again`` that it is queued again then.
+    """
+
+    ids: tuple[str, ...]
+    topology: str
+    task: asyncio.Task[None] | None = None
+    ends_because: str = ""
+    again: bool = False
+
+
+@dataclass(eq=False)
+class GangEntry:
+    """A gang in the queue, or with hosts. ``statuses`` are its jobs as of the last pass.
+
+    ``nic_bps`` is the rate of the slowest NIC that it may get. ``returning``: it was preempted, and
+    keeps its place in line while it gives back its hosts.
+    """
+
+    index: int
+    gang: Gang
+    statuses: Sequence[JobStatus]
+    nic_bps: float
+    gpus: int = 0
+    began_s: float = 0.0
+    held: bool = False
+    returning: bool = False
+
+    @property
+    def name(self) -> str:
+        """The ids of its jobs."""
+        return ", ".join(status.id for status in self.statuses)
+
+    @property
+    def user(self) -> str:
+        """Who submitted it."""
+        return self.statuses[0].by
+
+    @property
+    def workers(self) -> int:
+        """How many GPUs it wants in all; of a job whose number a policy decides, the least."""
+        return sum(map(cluster_view.least_workers, self.statuses))
+
+    @property
+    def wants(self) -> str:
+        """The same as text."""
+        models = sorted({m for s in self.statuses for m in s.spec.gpu_models or s.spec.compute_s})
+        count = f"{self.workers} GPU{'s' if self.workers > 1 else ''}"
+        return f"{count} of {', '.join(models)}" if models else count
+
+    @property
+    def priority(self) -> int:
+        """The highest of its jobs'."""
+        return max(status.spec.priority for status in self.statuses)
+
+    @property
+    def preemptible(self) -> bool:
+        """Whether its GPUs may be taken from it while it runs."""
+        return all(status.spec.preemptible for status in self.statuses)
+
+    @property
+    def after(self) -> Sequence[str]:
+        """The ids of the jobs that have to be done before."""
+        return tuple(dict.fromkeys(name for s in self.statuses for name in s.spec.after))
+
+    def progress(self, now_s: float, known: bool) -> Progress:
+        """GPU-seconds had, and seconds left of the job with the most, on links of its own."""
+        had = sum(status.gpu_seconds(now_s) for status in self.statuses)
+        left_s = (cluster_view.alone_s(status, self.nic_bps) for status in self.statuses)
+        return Progress(had, max(left_s) if known else math.nan)
+
+
 class LabSnapshot(NamedTuple):
-    """The lab as policies are shown it, and the hosts whose links nobody knows (and why)."""
+    """The lab as policies see it, and the hosts that no job can use, with the reason."""
 
     cluster: WiredLab
     view: ClusterView
@@ -43,14 +119,14 @@ class LabSnapshot(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """The hosts of a job, the ring in their order, and the decisions that led there."""
+    """The hosts of a job in the order of its ring, and the decisions that led there."""
 
     hosts: tuple[str, ...]
     decisions: tuple[Decision, ...]
 
 
 class Placement:
-    """Gives gangs their turn, and jobs their hosts and circuits, as the lab's policies say."""
+    """Asks the lab's policies for the turn of gangs, and the hosts and circuits of jobs."""
 
     def __init__(
         self,
@@ -66,15 +142,15 @@ class Placement:
         self.nic_bps = slowest_nic_bps(lab)
 
     async def look(self, *, ports: bool = True) -> Callable[[], LabSnapshot]:
-        """Looks at the devices, which takes time; then gives the lab as of when it is called.
+        """Read the devices, which takes time; the result gives the lab as of when it is called.
 
-        ``ports``: with those that are locked or have failed, for who plans circuits.
+        ``ports``: with those that are locked or failed, which plans of circuits need.
         """
         recent, silent = self._table.recent(), self._fleet.silent()
         links = self._circuits.maps.present_links()
         unfit = unfit_hosts(self._lab, silent, self._fleet.faults(), links)
         maps = await self._circuits.maps.read()
-        # On hosts whose links nobody knows, a job would wait for its ring for ever.
+        # On hosts with unknown links, a job would wait for its ring for ever.
         unseen = {**self._circuits.devices.unseen_hosts(), **unfit}
         locked = failed = NO_PORTS
         if ports and maps:
@@ -94,24 +170,24 @@ class Placement:
         return see
 
     async def look_for_waiting(self) -> Callable[[], LabSnapshot]:
-        """As ``look``; states of ports, which cost reading, only for who places by circuits."""
+        """As ``look``; with the states of ports, which are slow to read, only if needed."""
         live = self._table.live()
         own = any(s.spec.placement for s in live if s.state.is_waiting or s.spec.is_split)
         lab_wide = named(self._policies.choice, "placement") != DEFAULTS["placement"]
         return await self.look(ports=own or lab_wide)
 
     def priority(self, lab: LabSnapshot, status: JobStatus, progress: Progress) -> float:
-        """What the order policy says of a job; the lowest is next."""
+        """The order policy's value of a job; the lowest is next."""
         return self._policies.now.order.priority(lab.view, view_of(status), progress)
 
     @property
     def order(self) -> GuardedOrder:
-        """The order policy that there is now."""
+        """The present order policy."""
         return self._policies.now.order
 
     @property
     def elasticity(self) -> GuardedElasticity:
-        """The elasticity policy that there is now."""
+        """The present elasticity policy."""
         return self._policies.now.elasticity
 
     def gpus_of(self, hosts: Collection[str]) -> int:
@@ -120,7 +196,7 @@ class Placement:
 
     @staticmethod
     def gpus_named(lab: LabSnapshot, statuses: Sequence[JobStatus]) -> dict[str, int]:
-        """Of the jobs that name their hosts the GPUs of these, by the job's id."""
+        """The GPUs that jobs name by their hosts, by job id."""
         named = {s.id: [lab.cluster.lab.host(h).name for h in s.spec.hosts] for s in statuses}
         return {job_id: lab.cluster.as_set(hosts) for job_id, hosts in named.items() if hosts}
 
@@ -142,17 +218,16 @@ class Placement:
     ) -> Placed | Waiting:
         """Hosts for a job, or why it has to wait.
 
-        ``occupied`` are the GPUs that it cannot have. It gets so many ``workers``, by default as
-        many as it says, or else the partition policy, ``most`` or fewer; that may also let it wait.
-        ``JobFailed`` if that refuses it. Policies may take until their deadline: not for an event
-        loop.
+        ``occupied`` are the GPUs that it cannot have. It gets so many ``workers``, by default its
+        own number, or else that of the partition policy, ``most`` at most, which may let it wait.
+        ``JobFailed`` if that policy refuses it. Not for an event loop: policies take their time.
         """
         if status.spec.hosts:
             return self._as_named(lab, status, occupied)
         job = view_of(status)
         if (unreached := self.out_of_reach(lab, [status])) is not None:
             return unreached
-        if _is_unreachable(job):
+        if job.limit_s < min(job.expected_s.values(), default=0.0):
             words = (
                 f"it is to end within {job.limit_s:g} s, and computes for {job.sequential_s:g} s"
             )
@@ -176,7 +251,7 @@ class Placement:
                 "placement",
                 placement,
                 partial(placement.place, view, sized, degree),
-                partial(seen, view, sized, graph=_graph_name(status)),
+                partial(cluster_view.seen, view, sized, graph=_graph_name(status)),
             )
             if gpus is not None:
                 return Placed(lab.cluster.hosts(gpus), (*decisions, decision))
@@ -186,16 +261,16 @@ class Placement:
 
     @staticmethod
     def out_of_reach(lab: LabSnapshot, statuses: Sequence[JobStatus]) -> Waiting | None:
-        """Why jobs wait where too few of the hosts that they can run on can be reached."""
+        """Why jobs wait, if too few of the hosts that they can run on can be reached."""
         if not lab.unseen:
             return None
         for job in map(view_of, statuses):
-            able = [
-                number
+            able = sum(
+                not lab.view.broken >> number & 1
                 for number, gpu in enumerate(lab.view.shape.gpus)
                 if not job.gpu_models or gpu.model in job.gpu_models
-            ]
-            if max(1, job.workers) > sum(not lab.view.broken >> number & 1 for number in able):
+            )
+            if max(1, job.workers) > able:
                 why = "; ".join(sorted(set(lab.unseen.values())))
                 return Waiting(WaitReason.OUT_OF_REACH, f"too many hosts are out of reach: {why}")
         return None
@@ -215,7 +290,7 @@ class Placement:
     def _degree(
         self, view: ClusterView, status: JobStatus, most: float, decisions: list[Decision]
     ) -> int:
-        """How many workers the partition policy gives a job; 0 while it is to wait."""
+        """The partition policy's number of workers; 0 while the job is to wait."""
         partition, job, spec = self._policies.now.partition, view_of(status), status.spec
         free = view.free_for(job).bit_count()
         able = spec.degrees or range(1, free + 1)
@@ -226,7 +301,7 @@ class Placement:
             "partition",
             partition,
             partial(partition.degree, view, job, legal),
-            partial(seen, view, job, legal, graph=_graph_name(status)),
+            partial(cluster_view.seen, view, job, legal, graph=_graph_name(status)),
         )
         decisions.append(decision)
         if workers == 0:
@@ -236,7 +311,7 @@ class Placement:
     async def preview(
         self, topology: str, groups: HostsOfJobs, running: HostsOfJobs
     ) -> tuple[ChangePlan, list[str]]:
-        """What would change now for these groups, as of ``wish``, and what speaks against it."""
+        """What ``wish`` would change now for these groups, and the objections."""
         wish = await self.wish(topology, groups, running, tuple(groups))
         return await self._transactions.preview(wish.decide)
 
@@ -245,15 +320,13 @@ class Placement:
     ) -> WishedCircuits:
         """The circuits that the topology policy of that name wants for these groups.
 
-        ``running`` are all jobs that have hosts, also those whose circuits nobody asks about.
-        ``jobs`` are those of the groups for which it is done now: a fault counts as on them.
+        ``running`` are all jobs that have hosts. ``jobs`` are those of the groups for which it is
+        done now: a fault is counted on them.
         """
         policy = self._policies.now.topology(topology)
         locked, failed = await self._circuits.closed_ports()
-        unseen, statuses = (
-            tuple(self._circuits.devices.unseen_hosts()),
-            self._table.several(running),
-        )
+        unseen = tuple(self._circuits.devices.unseen_hosts())
+        statuses = self._table.several(running)
         rates_bps = self._circuits.flows.rates_bps()
 
         def ask(maps: Mapping[str, AnyMap]) -> tuple[Mapping[str, PortMap], Decision]:
@@ -267,14 +340,13 @@ class Placement:
                 "topology",
                 policy,
                 partial(policy.circuits, view, gpus, tuple(jobs)),
-                partial(seen, view, groups=gpus),
+                partial(cluster_view.seen, view, groups=gpus),
             )
 
         wish = WishedCircuits(ask)
-        # A change plans in the event loop, and a policy may take until its deadline: so it is asked
-        # first.
+        # A change plans in the event loop, and a policy may take its time: so it is asked first.
         maps = self._circuits.maps.last or await self._circuits.maps.read()
-        with contextlib.suppress(PatchlightError):  # the change asks again, and is told
+        with contextlib.suppress(PatchlightError):  # the change asks again, and fails
             await asyncio.to_thread(wish.decide, maps)
         return wish
 
@@ -298,10 +370,6 @@ class WishedCircuits:
 
 
 def _graph_name(status: JobStatus) -> str | None:
-    """How a decision names the graph that a policy saw; one of the job's own stands in its spec."""
+    """The name of the job's graph in decisions; a graph of its own is in the spec."""
     graph = status.spec.graph
-    return OWN_GRAPH if graph is not None and graph.lstrip().startswith("{") else graph
-
-
-def _is_unreachable(job: JobView) -> bool:
-    return job.limit_s < min(job.expected_s.values(), default=0.0)
+    return cluster_view.OWN_GRAPH if graph is not None and graph.lstrip().startswith("{") else graph

@@ -1,4 +1,4 @@
-"""The policies that decide in a lab now, each guarded: a fault is an event, the default decides."""
+"""The policies of a lab, each guarded: after a fault, which is an event, the default decides."""
 
 import asyncio
 import logging
@@ -12,17 +12,10 @@ from typing import Any, TypeVar
 
 from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.policies import guard
 from patchlight.controller.policies.contract import ClusterShape, Policy
 from patchlight.controller.policies.defragment import LOOKED_AT_EVERY_S, MINIMUM_GAIN_S
-from patchlight.controller.policies.guard import (
-    DEADLINE_S,
-    Fault,
-    GuardedElasticity,
-    GuardedOrder,
-    GuardedPartition,
-    GuardedPlacement,
-    GuardedTopology,
-)
+from patchlight.controller.policies.guard import DEADLINE_S, Fault
 from patchlight.controller.policies.policy_process import PolicyProcess
 from patchlight.controller.policies.registry import DEFAULTS, is_built_in, load_policy
 from patchlight.controller.policies.topology import CannotRegroup
@@ -43,8 +36,8 @@ DEFAULT_POLICIES = PolicyChoice(
     defragment_every_s=LOOKED_AT_EVERY_S,
     minimum_gain_s=MINIMUM_GAIN_S,
 )
-"""What holds where nobody says anything. Without *partition*, jobs have to say how many workers
-they want; *topology* is for jobs that do not say."""
+"""The defaults. Without *partition*, jobs have to say how many workers they want; *topology* is for
+jobs that do not name one."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +45,7 @@ _MARK = "policies"
 
 
 def in_words(choice: PolicyChoice) -> dict[str, str | None]:
-    """Which policy decides for each kind, for people and programs; ``None`` is none at all."""
+    """The policy of each kind, for people and programs; ``None`` if there is none."""
     whole = choice.over(DEFAULT_POLICIES)
     return {kind: whole.of(kind) or None for kind in KINDS}
 
@@ -66,8 +59,8 @@ def named(choice: PolicyChoice, kind: PolicyKind) -> str:
 class PolicySet:
     """One guarded policy of each kind; to be closed.
 
-    ``BadInput`` if one that was chosen cannot be had, or does not fit a cluster of ``shape``.
-    Those that are not ours run in processes of their own.
+    ``BadInput`` for an unknown policy, or one that does not fit a cluster of ``shape``. Policies
+    that are not built in run in separate processes.
     """
 
     def __init__(
@@ -80,18 +73,20 @@ class PolicySet:
         self._report = report
         self._deadline_s = choice.deadline_s or DEADLINE_S
         self._shape, self._lab = shape, lab
-        self._topologies: dict[str, GuardedTopology] = {}
-        self._placements: dict[str, GuardedPlacement] = {}
+        self._topologies: dict[str, guard.GuardedTopology] = {}
+        self._placements: dict[str, guard.GuardedPlacement] = {}
         self._processes: list[PolicyProcess] = []
-        self.partition: GuardedPartition | None = None
+        self.partition: guard.GuardedPartition | None = None
         try:
             self.placement = self.placement_named(named(choice, "placement"))
-            self.order = self._guarded(GuardedOrder, "order", named(choice, "order"))
+            self.order = self._guarded(guard.GuardedOrder, "order", named(choice, "order"))
             self.topology(named(choice, "topology"))
             elasticity = named(choice, "elasticity")
-            self.elasticity = self._guarded(GuardedElasticity, "elasticity", elasticity)
+            self.elasticity = self._guarded(guard.GuardedElasticity, "elasticity", elasticity)
             if choice.partition:
-                self.partition = self._guarded(GuardedPartition, "partition", choice.partition)
+                self.partition = self._guarded(
+                    guard.GuardedPartition, "partition", choice.partition
+                )
         except BaseException:
             self.close()
             raise
@@ -101,28 +96,27 @@ class PolicySet:
         for process in self._processes:
             process.close()
 
-    def placement_named(self, name: str) -> GuardedPlacement:
-        """The placement policy of this name: a job may ask for another than the lab's."""
+    def placement_named(self, name: str) -> guard.GuardedPlacement:
+        """The placement policy of this name: a job may name another than the lab's."""
         if name not in self._placements:
-            self._placements[name] = self._guarded(GuardedPlacement, "placement", name)
+            self._placements[name] = self._guarded(guard.GuardedPlacement, "placement", name)
         return self._placements[name]
 
-    def topology(self, name: str) -> GuardedTopology:
-        """The topology policy of this name: a job may ask for another than the lab's.
+    def topology(self, name: str) -> guard.GuardedTopology:
+        """The topology policy of this name: a job may name another than the lab's.
 
-        Who asks *regroup* for what cannot be regrouped is told so (``CannotRegroup``): nothing
-        else is decided in its place.
+        ``CannotRegroup`` of *regroup* is passed on: no default decides in its place.
         """
         if name not in self._topologies:
             refusals = (CannotRegroup,) if name == "regroup" else ()
-            guard = partial(GuardedTopology, refusals=refusals)
-            self._topologies[name] = self._guarded(guard, "topology", name)
+            guarded = partial(guard.GuardedTopology, refusals=refusals)
+            self._topologies[name] = self._guarded(guarded, "topology", name)
             if self._lab is not None and self._lab.has_trunks:
-                # Light over several OCSs is planned with SciPy: imported before a job waits for it.
+                # Circuits over several OCSs are planned with SciPy: imported before a job needs it.
                 import_module("scipy.optimize")
         return self._topologies[name]
 
-    def _guarded(self, guard: Callable[..., G], kind: PolicyKind, name: str) -> G:
+    def _guarded(self, guarded: Callable[..., G], kind: PolicyKind, name: str) -> G:
         deadline_s = self._deadline_s
         policy: Policy | PolicyProcess
         if is_built_in(name, kind):
@@ -131,26 +125,30 @@ class PolicySet:
             policy = PolicyProcess(name, kind, deadline_s, self._shape, self._lab)
             self._processes.append(policy)
         default = load_policy(DEFAULTS[kind], kind)
-        return guard(policy, default, name, self._report, deadline_s, alone=True)
+        return guarded(policy, default, name, self._report, deadline_s, alone=True)
 
 
 class PoliciesInUse:
-    """One set of policies, until ``take_next`` puts another in its place.
+    """One set of policies, until ``take_next`` replaces it.
 
-    What was said with ``use`` comes before what is ``given`` with the controller's start, that
-    before what the lab file says, and that before the defaults. Given others than the last time,
-    what was used is forgotten. ``choice`` is all of it, as of the next pass of the queue;
-    ``faults`` counts those of each kind and policy; ``on_use`` are called when others decide next.
+    Policies of ``use`` come before those ``given`` at the controller's start, these before the lab
+    file's, and these before the defaults. If others are given than the last time, those of ``use``
+    are forgotten. ``choice`` is the whole choice as of the queue's next pass; ``faults`` counts
+    those of each kind and policy; ``on_use`` are called after ``use``.
     """
 
     def __init__(self, lab: Lab, store: Store, table: JobTable, given: PolicyChoice) -> None:
-        """``BadInput`` if a policy of ``given`` cannot be had."""
+        """``BadInput`` for an unknown policy in ``given``."""
         self._lab, self._store, self._table = lab, store, table
         self.on_use: list[Callable[[], None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self.faults: Counter[tuple[str, str]] = Counter()
         self._given = given
-        self._used = self._kept()
+        # What ``use`` chose of an earlier controller counts if that was given the same.
+        kept = store.mark(_MARK, lambda row: (row["given"], PolicyChoice(**row["used"])))
+        self._used = NOTHING_SAID if kept is None or kept[0] != given.said else kept[1]
+        if self._used is NOTHING_SAID:
+            self._keep(NOTHING_SAID)
         self.choice = self._whole(self._used)
         self.now = self._made(self.choice)
         self._next: PolicySet | None = None
@@ -162,22 +160,14 @@ class PoliciesInUse:
     def _whole(self, used: PolicyChoice) -> PolicyChoice:
         return used.over(self._given).over(self._lab.policies).over(DEFAULT_POLICIES)
 
-    def _kept(self) -> PolicyChoice:
-        """What ``use`` chose in an earlier life, if the controller is given the same as then."""
-        kept = self._store.mark(_MARK, lambda row: (row["given"], PolicyChoice(**row["used"])))
-        if kept is None or kept[0] != self._given.said:
-            self._keep(NOTHING_SAID)
-            return NOTHING_SAID
-        return kept[1]
-
     def _keep(self, used: PolicyChoice) -> None:
         self._store.set_mark(_MARK, {"given": self._given.said, "used": used.said})
 
     async def use(self, choice: PolicyChoice) -> None:
-        """Have these decide from the next pass of the queue on; ``BadInput`` if one is not there.
+        """Use these from the next pass of the queue on; ``BadInput`` for an unknown one.
 
-        What is not said stays, and so does what runs. The choice outlives the controller, until it
-        is started with others.
+        Other kinds keep their policy, and running jobs stay. The choice outlives the controller,
+        until one is started with others.
         """
         used = choice.over(self._used)
         whole = self._whole(used)
@@ -196,11 +186,11 @@ class PoliciesInUse:
 
     @property
     def words(self) -> dict[str, Any]:
-        """What decides now, for people and programs: policies by kind, and ``defragment``."""
+        """The present choice for people and programs: policies by kind, and ``defragment``."""
         return {**in_words(self.choice), "defragment": bool(self.choice.defragment)}
 
     def take_next(self) -> bool:
-        """Have those decide that are to be used, if there are any; whether there were."""
+        """Replace the policies by those of ``use``, if any; whether there were any."""
         if self._next is None:
             return False
         self.now.close()
@@ -214,11 +204,11 @@ class PoliciesInUse:
             self._next.close()
 
     def note_faults(self) -> None:
-        """Write down from now on, in the running event loop, what policies do wrong."""
+        """Record faults of policies from now on, in the running event loop."""
         self._loop = asyncio.get_running_loop()
 
     def _on_fault(self, fault: Fault) -> None:
-        """A policy failed. Called in the thread in which it was asked."""
+        # In the thread of the policy's call.
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._note, fault)
 

@@ -1,4 +1,4 @@
-"""Changes of circuits for running jobs: on request, for a job that starts, or where it pays."""
+"""Changes of circuits for running jobs (on request, at a start, or where it pays), and pauses."""
 
 import asyncio
 import contextlib
@@ -12,9 +12,8 @@ from typing import Any
 
 from patchlight.controller.changes.record import ChangeOptions, ChangePlan, Reconfiguration
 from patchlight.controller.changes.transaction import NO_OPTIONS, Transactions
-from patchlight.controller.jobs.decisions import Decision, plain_answer, seen
-from patchlight.controller.jobs.iteration_times import IterationTimes
-from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.jobs.cluster_view import Decision, plain, seen
+from patchlight.controller.jobs.job_table import IterationTimes, JobTable
 from patchlight.controller.jobs.placement import LabSnapshot, Placement
 from patchlight.controller.jobs.policy_set import PoliciesInUse
 from patchlight.controller.jobs.running_job import RunningJob
@@ -29,18 +28,18 @@ from patchlight.testbed.lab.wiring import Links
 DEFRAGMENT = "defragment"
 DRAINED = "drained"
 """The mark of a controller that starts no jobs, and moves no circuits for them."""
-# What jobs wait for in a change, beside the dark time, which is in ``make``.
+# The stages of a change for which jobs wait; the dark time is a part of ``make``.
 _STAGES = ("break", "make", "verify", "flows", "undrain")
 _CHANGES = 10
 
 _log = logging.getLogger(__name__)
 
 _STARTING = (JobState.RECONFIGURING, JobState.PREPARING)
-# Jobs that are being started are waited for: once they run, their light may move as well.
+# Wait for jobs that are being started: once they run, their circuits may move as well.
 _LOOK_AGAIN_S, _LOOKS = 0.2, 50
 
 _LOOK_EVERY_S = 0.5
-# For a job that lost its light unannounced. What is in the middle of an all-reduce waits there.
+# For a job that lost its circuits without notice. A rank in an all-reduce waits there.
 _HOLD_IN_THE_DARK_S = 2.0
 
 
@@ -48,10 +47,9 @@ class JobRewiring:
     """Makes circuits for jobs, and defragments a lab: regroups running jobs by circuits alone,
     where that gains more than it costs.
 
-    What all jobs together have to gain at least is said by the ``policies``, and whether the lab is
-    defragmented without being asked to; never while the controller is drained or the stop button
-    is pressed, nor while a change is under way. With ``detach`` the answer is the record of a
-    change that has begun.
+    ``policies`` have the least gain of all jobs together, and whether the lab is defragmented
+    automatically: never while the controller is drained, the stop button is pressed, or a change
+    is under way. With ``detach`` the result is the record of a change that has begun.
     """
 
     def __init__(
@@ -78,7 +76,7 @@ class JobRewiring:
         return await self.rewire("regroup", job_ids, job_ids, caller, detach=detach)
 
     async def preview_regroup(self, job_ids: Sequence[str]) -> tuple[ChangePlan, list[str]]:
-        """What ``regroup`` would change now, and what speaks against it."""
+        """What ``regroup`` would change now, and the objections."""
         self._check_run(job_ids)
         groups, running = self._table.hosts_of(job_ids), self._table.hosts_of(self._table.running)
         return await self._placement.preview("regroup", groups, running)
@@ -97,7 +95,7 @@ class JobRewiring:
         *,
         detach: bool = False,
     ) -> Reconfiguration:
-        """Light circuits for these jobs, ``because_of`` some: with those the decision is kept."""
+        """Make circuits for these jobs; the decision is kept with those in ``because_of``."""
         what = topology if topology == "regroup" else f"{topology} for"
         groups, running = self._table.hosts_of(job_ids), self._table.hosts_of(self._table.running)
         before = self._gains.before(because_of)
@@ -111,19 +109,13 @@ class JobRewiring:
         return await make(wish.decide, f"{what} {', '.join(because_of)}", caller, keep)
 
     async def proposal(self) -> Proposal | None:
-        """The change that gains most; ``None`` where none gains enough."""
+        """The change that gains most; ``None`` if none gains enough."""
         return await asyncio.to_thread(self._decide, (await self._placement.look())())
 
     def _decide(self, lab: LabSnapshot) -> Proposal | None:
         gain_s = self._policies.choice.minimum_gain_s
         least_s = MINIMUM_GAIN_S if gain_s is None else gain_s
-        return defragment(lab.view, least_s, self._overhead_s())
-
-    def _overhead_s(self) -> float:
-        """How long the latest changes kept jobs waiting, without the dark time: their median.
-
-        0 where there was none yet.
-        """
+        # How long the latest changes kept jobs waiting, without the dark time.
         times_s = []
         for change in self._store.reconfigurations(last=_CHANGES):
             if change["state"] == "committed" and change["changes"]:
@@ -134,27 +126,26 @@ class JobRewiring:
                 )
                 spent_s = sum(change["stages_s"].get(stage, 0.0) for stage in _STAGES)
                 times_s.append(max(0.0, spent_s - dark_s))
-        return median(times_s) if times_s else 0.0
+        return defragment(lab.view, least_s, median(times_s) if times_s else 0.0)
 
     async def defragment(
         self, caller: ChangeOptions = NO_OPTIONS, *, detach: bool = False
     ) -> Reconfiguration | None:
-        """Carry it out, at the end of an iteration of each job concerned.
+        """Carry out the proposal, at the end of an iteration of each job concerned.
 
-        An event says so, and the decision is kept with each job that runs.
+        There is an event, and the decision is kept with each running job.
         """
         lab = (await self._placement.look())()
         began = time.perf_counter()
         proposal = await asyncio.to_thread(self._decide, lab)
         if proposal is None:
             return None
-        seconds, answer = time.perf_counter() - began, plain_answer(proposal.maps)
+        seconds, answer = time.perf_counter() - began, plain(proposal.maps)
         decision = Decision(DEFRAGMENT, DEFRAGMENT, answer, seconds, partial(seen, lab.view))
         circuits, hosts = dict(lab.view.circuits), self._hosts()
 
         def decide(maps: Mapping[str, PortMap]) -> Mapping[str, PortMap]:
-            # Planned on other maps or for other jobs than these, it might gain nothing: then it
-            # is left.
+            # With other maps or jobs than it was planned for, it might gain nothing.
             same = all(maps.get(ocs) == circuits.get(ocs) for ocs in proposal.maps)
             return proposal.maps if same and self._hosts() == hosts else {}
 
@@ -179,36 +170,36 @@ class JobRewiring:
         change: Reconfiguration,
         gained: Mapping[str, Mapping[str, Any]],
     ) -> None:
-        """Put down why a change was made, with each of these jobs."""
+        """Keep the reason for a change with each of these jobs."""
         record = {**decision.record, "reconfiguration": change.id}
         for job_id in job_ids:
             found = {**record, **gained.get(job_id, {})}
             self._table.ledger.add_decision(job_id, time.time(), found)
 
     def _hosts(self) -> dict[str, tuple[str, ...]]:
-        """The hosts of each job that has some."""
+        """The hosts of each running job."""
         return {
             job_id: tuple(host.name for host in job.hosts)
             for job_id, job in self._table.running.items()
         }
 
-    # -- circuits that follow jobs: looked at when one has ended, and on a timer
+    # -- automatic defragmentation: when a job has ended, and on a timer
 
     def ended(self, job_id: str) -> None:
-        """A job has ended, or its attempt; its hosts are given to whoever is next."""
+        """A job has ended, or its attempt; the next one in the queue gets its hosts."""
         self._ended.append(job_id)
 
     def queue_passed(self) -> None:
-        """Whoever is next has hosts by now."""
+        """The queue has given away the hosts of jobs that ended."""
         if self._ended:
             self._wanted.set()
 
     def look_soon(self) -> None:
-        """Look at the light as soon as may be."""
+        """Consider a change of circuits soon."""
         self._wanted.set()
 
     def status(self) -> dict[str, Any]:
-        """Whether light follows jobs by itself, and what came of the last look."""
+        """Whether circuits are changed automatically, and the result of the last attempt."""
         on = bool(self._policies.choice.defragment)
         words = self._words if on else "it stays until somebody moves it"
         return {"defragment": on, "looked_at": self._looked_at, "words": words}
@@ -227,9 +218,10 @@ class JobRewiring:
                 self._looked_at = time.time()
 
     async def _follow(self) -> str:
-        """What came of it, in words."""
+        """Defragment, if possible now; the result as text."""
         for _ in range(_LOOKS):
-            if not self._is_starting():
+            live = self._table.live()
+            if not (self._transactions.busy or any(s.state in _STARTING for s in live)):
                 break
             await asyncio.sleep(_LOOK_AGAIN_S)
         if self._store.mark(DRAINED, dict[str, Any], {}) is not None:
@@ -241,21 +233,18 @@ class JobRewiring:
             return "a change of circuits is under way"
         try:
             change = await self.defragment()
-        except PatchlightError as error:  # a device that is away, say: the next look may do
+        except (
+            PatchlightError
+        ) as error:  # a device that does not answer, say: the next attempt may do
             _log.warning("light does not follow jobs now: %s", error)
             return error.message
         if change is None:
             return "no job gains enough by other circuits"
         return f"{change.why} ({change.state})"
 
-    def _is_starting(self) -> bool:
-        return self._transactions.busy or any(
-            status.state in _STARTING for status in self._table.live()
-        )
-
 
 def record_of(proposal: Proposal) -> dict[str, Any]:
-    """A proposal for people and programs; circuits as ``ocs: inp>out``."""
+    """A proposal as JSON; circuits as ``inp>out`` by OCS."""
     return {
         **asdict(proposal),
         "maps": {ocs: list(wanted.texts) for ocs, wanted in proposal.maps.items()},
@@ -266,11 +255,10 @@ def record_of(proposal: Proposal) -> dict[str, Any]:
 class JobTraffic:
     """Pauses jobs between two iterations, and lets them go on.
 
-    Those whose workers use ports that move pause while circuits change; each gets the time of
-    three of its iterations for that, but at least ``patience_s``. Those with a NIC that no
-    circuit joins to anything pause until the light is back, or fail at their ``dark_limit_s``.
-    ``links`` gives the links as last known, ``None`` while they are not; ``no_carrier`` the hosts
-    whose NIC cannot send, whatever the circuits, and why.
+    Jobs that use moving ports pause while circuits change; each has the time of three of its
+    iterations for that, but at least ``patience_s``. Jobs with a NIC without a circuit pause until
+    it has one, or fail at their ``dark_limit_s``. ``links`` gives the links as last known, or
+    ``None``; ``no_carrier`` the hosts whose NIC cannot send, whatever the circuits, and why.
     """
 
     def __init__(
@@ -300,7 +288,7 @@ class JobTraffic:
         return self._table[job.id].state
 
     async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
-        """Pause the jobs that use these ports; in words, which did not in time."""
+        """Pause the jobs that use these ports; messages about those that did not in time."""
         self._drained = self._using(moved)
         jobs = [job for job in self._drained if self._state(job) is JobState.RUNNING]
         paused = await asyncio.gather(*(job.hold(self._deadline_s(job)) for job in jobs))
@@ -313,16 +301,16 @@ class JobTraffic:
     def _deadline_s(self, job: RunningJob) -> float:
         status = self._table[job.id]
         if not status.iterations_done or status.started_at is None:
-            return 3 * self._patience_s  # nobody knows yet how long an iteration takes
+            return 3 * self._patience_s  # the time of an iteration is not known yet
         return max(self._patience_s, 3 * (time.time() - status.started_at) / status.iterations_done)
 
     async def undrain(self) -> None:
-        """Let the paused jobs go on; those that have no light now stay as they are."""
+        """Let the paused jobs go on; those without a circuit stay paused."""
         jobs, self._drained = self._drained, []
         await asyncio.gather(*(self._settle(job) for job in jobs))
 
     async def watch(self) -> None:
-        """Pause whoever has no light, and have those go on that have it again, for ever."""
+        """Pause jobs that lose their circuits, and resume those that have them again, for ever."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             jobs = [job for job in self._table.running.values() if job not in self._drained]
@@ -334,10 +322,10 @@ class JobTraffic:
                     _log.warning("job %s and its light: %s", job.id, in_words(answer))
 
     async def _settle(self, job: RunningJob, *, hold: bool = False) -> None:
-        """Paused while dark, running while not. ``hold``: its workers were not told to pause."""
+        """Pause a job while dark, resume it after. ``hold``: its workers have to be paused, too."""
         state, links = self._state(job), self._links()
         if state not in (JobState.RUNNING, JobState.PAUSED) or job.next_hosts:
-            return  # who goes on elsewhere is held for that
+            return  # one that goes on elsewhere is held for that
         dark, words = without_light(job, links, self._no_carrier())
         if dark and state is JobState.RUNNING:
             job.dark_since = time.monotonic()
@@ -345,7 +333,7 @@ class JobTraffic:
             if hold:
                 await job.hold(_HOLD_IN_THE_DARK_S)
                 if self._state(job) is not JobState.PAUSED:
-                    await job.release()  # a change brought the light back meanwhile
+                    await job.release()  # a change made the circuit again meanwhile
         elif dark:
             limit_s = job.spec.dark_limit_s
             if time.monotonic() - job.dark_since > limit_s:
@@ -356,7 +344,7 @@ class JobTraffic:
                 await job.release()
         elif links is not None:
             await job.release()
-            # It may have come to its end while its workers were told.
+            # It may have ended meanwhile.
             if self._state(job) is JobState.PAUSED:
                 self._table.move(job.id, JobState.RUNNING)
 
@@ -364,7 +352,7 @@ class JobTraffic:
 def without_light(
     job: RunningJob, links: Links | None, no_carrier: Mapping[str, str]
 ) -> tuple[list[str], str]:
-    """The hosts of a job that have no light, and that in words. A worker alone needs none."""
+    """The hosts of a job without a circuit or carrier, and that as text; none for one worker."""
     if len(job.hosts) == 1 or links is None:
         return [], ""
     dark = [host for host in job.hosts if not links.peers(host.endpoint)]

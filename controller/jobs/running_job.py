@@ -1,7 +1,4 @@
-"""A job's life on the servers: workers prepared, started, watched, paused, given back.
-
-Each rank's worker is asked through the agent that keeps it.
-"""
+"""A job's life on the servers: workers prepared, started, watched, paused, given back."""
 
 import asyncio
 import contextlib
@@ -10,12 +7,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any
 
-from patchlight.controller.hosts.agent_client import (
-    AgentCallError,
-    AgentClient,
-    AgentSilent,
-    NicWithoutCarrier,
-)
+from patchlight.controller.hosts import agent_client
+from patchlight.controller.hosts.agent_client import AgentCallError, AgentSilent
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.hosts.health import Heartbeat, Presence
 from patchlight.controller.jobs.specs import JobFailed, worker_specs
@@ -27,10 +20,10 @@ from patchlight.testbed.wire.worker_api import Report, WorkerSpec, WorkerState, 
 _PREPARE_DEADLINE_S = 90.0
 _MOST_CALLS_AT_END = 10
 _POLL_S = 0.2
-# To ask many workers takes processor time, here and of whoever answers: so much of it at most.
+# Polling many workers takes processor time, here and on the servers: so much of it at most.
 _MOST_OF_TIME = 1 / 3
 _LAST_HOLD_S = 30.0
-# So long after a worker that lost a neighbour, the neighbour's own end may be told.
+# So long after a worker that lost a neighbour, the neighbour's own end may be reported.
 _BLAME_S = 5.0
 
 
@@ -40,7 +33,7 @@ class RankWorker:
 
     spec: WorkerSpec
     host: Host
-    agent: AgentClient
+    agent: agent_client.AgentClient
     status: WorkerStatus
     reports_seen: int = 0
     last_iteration: int = -1
@@ -49,12 +42,12 @@ class RankWorker:
 
     @property
     def state(self) -> WorkerState:
-        """The worker's state as its agent last told it."""
+        """The worker's state as its agent last reported it."""
         return self.status.state
 
     @property
     def restarts(self) -> int:
-        """How often it was started again, as its agent or its reports say."""
+        """How often it was started again, by its agent's count or its reports."""
         return max(self._begun_anew, self.status.restarts)
 
     @property
@@ -73,14 +66,11 @@ class RankWorker:
         """Have it train; ``JobFailed`` if its NIC cannot be used."""
         try:
             await self.agent.start(self.spec.id)
-        except NicWithoutCarrier as error:
+        except agent_client.NicWithoutCarrier as error:
             raise JobFailed(str(error), hosts=[self.host.name]) from error
 
     async def refresh(self) -> None:
-        """Ask the agent how the worker is; ``AgentSilent`` if it is lost.
-
-        While the agent is silent for a shorter time, restarted maybe, that is not known.
-        """
+        """Read the worker's state; ``AgentSilent`` if the agent has been silent for too long."""
         asked_at = time.monotonic()
         try:
             self.status = await self.agent.worker(self.spec.id)
@@ -93,27 +83,24 @@ class RankWorker:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the agent did not say how it is when it was asked last."""
+        """Whether the agent did not answer the last call."""
         return self.heartbeat.silent_since is not None
 
     async def give_back(self) -> None:
-        """Have the agent end it; what it says of it then is the last that is heard of it."""
+        """Have the agent end it, and keep the last status if it has the energy used."""
         status = await self.agent.delete(self.spec.id)
         if status.energy_j is not None:
             self.status = status
 
     @property
     def may_have_reports(self) -> bool:
-        """Whether there can be reports that are not known, as its agent said when it was asked."""
+        """Whether its agent, when last called, had reports that were not read."""
         if self.is_silent:
             return False
         return self.state.is_final or self.status.iterations_done != self.last_iteration + 1
 
     async def new_reports(self) -> list[Report]:
-        """What it reported since the last call, as far as its agent has read it.
-
-        One that begins anew was started again.
-        """
+        """Its reports since the last call; iterations that begin again mean a restart."""
         answer = await self.agent.reports(self.spec.id, self.reports_seen)
         self.reports_seen = answer.next
         for report in answer.reports:
@@ -124,17 +111,16 @@ class RankWorker:
 
 @dataclass(eq=False)
 class RunningJob:
-    """One job while it has workers. ``on_reports`` gets what the workers tell.
+    """One job while it has workers; ``on_reports`` is called with it and their reports.
 
-    It is the job's ``attempt``, counted from 0, and begins at ``first_iteration``; ``user`` has
-    submitted it. While it is to
-    go on elsewhere, ``next_hosts`` says where, and ``changes_because`` why.
+    It is the job's ``attempt``, counted from 0, and begins at ``first_iteration``. While it is to
+    go on on other hosts, these are its ``next_hosts``, and ``changes_because`` says why.
     """
 
     id: str
     spec: JobSpec
     hosts: tuple[Host, ...]
-    on_reports: Callable[[list[dict[str, Any]]], Awaitable[None]]
+    on_reports: Callable[["RunningJob", list[dict[str, Any]]], Awaitable[None]]
     attempt: int = 0
     first_iteration: int = 0
     user: str = ""
@@ -145,20 +131,20 @@ class RunningJob:
     _given_up: JobFailed | None = None
 
     def give_up(self, why: str, hosts: Sequence[str] = ()) -> None:
-        """Have the job fail of this, by the fault of these hosts, at its next look."""
+        """Have the job fail for this reason, because of these hosts, at its next poll."""
         self._given_up = JobFailed(why, hosts=hosts)
 
     def go_on_elsewhere(self, hosts: tuple[Host, ...], why: str) -> None:
-        """Have its watch end, so that it goes on on these hosts."""
+        """End ``watch``, so that it goes on on these hosts."""
         self.next_hosts, self.changes_because = hosts, why
 
     def stay(self) -> None:
-        """It does not go on elsewhere after all."""
+        """Cancel ``go_on_elsewhere``."""
         self.next_hosts, self.changes_because = (), ""
 
     @property
     def all_hosts(self) -> tuple[Host, ...]:
-        """The hosts that nobody else can have: its own, and those that it is to have next."""
+        """Its hosts, and those that are kept for it."""
         return tuple(dict.fromkeys((*self.hosts, *self.next_hosts)))
 
     @property
@@ -178,7 +164,7 @@ class RunningJob:
         return sorted({w.host.server.name for w in self.workers if w.is_silent})
 
     def assign(self, lab: Lab, fleet: Fleet, reports: Mapping[int, int] | None = None) -> None:
-        """Say which workers it has, or is to have, and how many reports of each rank are known."""
+        """Set the workers that it has, or will have; ``reports`` are those known of each rank."""
         seen = reports or {}
         specs = worker_specs(
             *(self.id, self.spec, self.hosts, lab, self.attempt, self.first_iteration),
@@ -197,7 +183,7 @@ class RunningJob:
         ]
 
     def begin_anew(self, attempt: int, first_iteration: int) -> None:
-        """It is on its next hosts from now on, with workers that are still to be made."""
+        """Switch to its next hosts, where its workers are still to be made."""
         self.hosts, self.attempt, self.first_iteration = self.next_hosts, attempt, first_iteration
         self.workers = []
         self.stay()
@@ -230,7 +216,7 @@ class RunningJob:
         await run_all(worker.begin() for worker in self.workers)
 
     async def refresh(self) -> None:
-        """Ask for every worker's state; ``JobFailed`` as soon as one has failed."""
+        """Read every worker's state; ``JobFailed`` as soon as one has failed."""
         if self._given_up is not None:
             raise self._given_up
         try:
@@ -242,9 +228,9 @@ class RunningJob:
             raise await self._failure()
 
     async def _failure(self) -> JobFailed:
-        """What the job fails of: the worker that failed first, not those that lost it in the ring.
+        """The failure of the worker that failed first, not of those that lost it in the ring.
 
-        These may tell before its own agent does.
+        Their agents may report it before its own agent does.
         """
         deadline = time.monotonic() + _BLAME_S
         while True:
@@ -268,11 +254,11 @@ class RunningJob:
         )
 
     async def watch(self) -> bool:
-        """Collect reports until every worker is done; ``False`` if it is to go on elsewhere."""
+        """Collect reports until all workers are done; ``False`` if it is to go on elsewhere."""
         while not self.next_hosts:
             began = time.monotonic()
             await self.refresh()
-            # A controller may have ended before it told all of them to start; again is harmless.
+            # An earlier controller may not have started all of them; again is harmless.
             idle = [worker for worker in self.workers if worker.state is WorkerState.READY]
             await run_all(worker.begin() for worker in idle)
             done = all(worker.state is WorkerState.DONE for worker in self.workers)
@@ -283,13 +269,12 @@ class RunningJob:
         return False
 
     async def _collect(self) -> None:
-        """Ask for the reports there may be; all that come are told of in one go."""
         told: list[dict[str, Any]] = []
 
         async def ask(worker: RankWorker) -> None:
             with contextlib.suppress(AgentSilent):
                 whose = {"rank": worker.spec.rank, "attempt": self.attempt}
-                # Of one that has ended, these may be the last calls.
+                # For a worker that has ended, these may be the last calls.
                 for _ in range(_MOST_CALLS_AT_END if worker.state.is_final else 1):
                     new = await worker.new_reports()
                     told.extend(report.model_dump() | whose for report in new)
@@ -300,21 +285,20 @@ class RunningJob:
             await run_all(ask(worker) for worker in self.workers if worker.may_have_reports)
         finally:
             if told:
-                await self.on_reports(told)
+                await self.on_reports(self, told)
 
     async def hold(self, deadline_s: float) -> bool:
         """Pause all ranks before the same all-reduce; whether they all did in time.
 
-        Rank by rank a little later than the slowest knows of would tear a ring apart, so
-        the iteration is one that no rank has begun; if a rank has passed it all the same,
-        a later one is tried.
+        Ranks that paused at different iterations would tear the ring apart. So the iteration is one
+        that no rank has begun; if a rank has passed it all the same, a later one is tried.
         """
         deadline = time.monotonic() + deadline_s
         while time.monotonic() < deadline:
             await run_all(worker.refresh() for worker in self.workers)
             alive = [worker for worker in self.workers if not worker.state.is_final]
             if all(worker.state is WorkerState.HELD for worker in alive):
-                return True  # to be told of a later iteration would let them through this one
+                return True  # a later iteration would let them through this one
             target = 1 + max((w.status.iterations_done for w in alive), default=0)
             answers = await asyncio.gather(
                 *(worker.agent.hold(worker.spec.id, target) for worker in alive),
@@ -332,12 +316,12 @@ class RunningJob:
         return False
 
     async def hold_for_good(self) -> bool:
-        """Pause it at an iteration that all ranks have come to, to begin there again.
+        """Pause it at one iteration of all ranks, where it will begin again.
 
         Whether all are held there, and the reports up to there are known.
         """
         if not any(w.state in (WorkerState.RUNNING, WorkerState.HELD) for w in self.workers):
-            return False  # workers that were not told to start come to none
+            return False  # workers that were not started never pause
         with contextlib.suppress(PatchlightError):
             await self.hold(_LAST_HOLD_S)
             await self._collect()
@@ -345,7 +329,7 @@ class RunningJob:
         return False
 
     async def end_held(self) -> None:
-        """Have held workers end where they are, as far as they can be told; they may save first."""
+        """End held workers where they are, as far as they answer; they may save first."""
         at = max((worker.status.iterations_done for worker in self.workers), default=0)
         deadline = time.monotonic() + _LAST_HOLD_S
         with contextlib.suppress(PatchlightError):
@@ -365,17 +349,16 @@ class RunningJob:
             *(worker.agent.release(worker.spec.id) for worker in self.workers),
             return_exceptions=True,
         )
-        dark = [
-            (worker.host.name, answer)
+        dark = {
+            worker.host.name: answer.message
             for worker, answer in zip(self.workers, answers, strict=True)
-            if isinstance(answer, NicWithoutCarrier)
-        ]
+            if isinstance(answer, agent_client.NicWithoutCarrier)
+        }
         if dark:
-            why = "; ".join(answer.message for _, answer in dark)
-            self.give_up(f"job {self.spec.name}: {why}", [host for host, _ in dark])
+            self.give_up(f"job {self.spec.name}: {'; '.join(dark.values())}", [*dark])
 
     def energy_j(self) -> dict[str, float]:
-        """Joules that its workers' GPUs have used, by the GPUs' full names, where they tell."""
+        """Joules that its workers' GPUs have used, by the GPUs' full names, if measured."""
         return {
             f"{worker.host.server.name}.{worker.spec.gpu}": worker.status.energy_j
             for worker in self.workers
@@ -388,7 +371,7 @@ class RunningJob:
         await asyncio.gather(*(w.agent.end(w.spec.id) for w in running), return_exceptions=True)
 
     async def give_back(self) -> list[str]:
-        """Stop whatever workers there are; who could not be stopped, in words."""
+        """Stop its workers; the messages of those that could not be stopped."""
         answers = await asyncio.gather(
             *(worker.give_back() for worker in self.workers), return_exceptions=True
         )
@@ -396,9 +379,9 @@ class RunningJob:
 
 
 async def _rest_since(began: float, least_s: float) -> None:
-    """Leave the agents alone for a while after a round of questions that began then."""
-    asked_s = time.monotonic() - began
-    await asyncio.sleep(max(least_s, asked_s * (1 / _MOST_OF_TIME - 1)))
+    """Leave the agents alone for a while after a round of calls that began then."""
+    took_s = time.monotonic() - began
+    await asyncio.sleep(max(least_s, took_s * (1 / _MOST_OF_TIME - 1)))
 
 
 async def run_all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -1,4 +1,4 @@
-"""The queue of gangs: each, in its turn, as soon as policies find hosts for it.
+"""The scheduler: takes jobs in, starts gangs of them in turn, and takes over an earlier one's jobs.
 
 A gang is one or more jobs submitted together; all their workers begin at the same moment.
 """
@@ -8,21 +8,21 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.changes.transaction import Transactions
+from patchlight.controller.hosts.agent_client import AgentCallError
 from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.jobs.gangs import Gang, Gangs, Recovery
-from patchlight.controller.jobs.iteration_times import Forecasts, IterationTimes
-from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.jobs.gangs import Gangs
+from patchlight.controller.jobs.job_table import Forecasts, IterationTimes, JobTable
 from patchlight.controller.jobs.lab_queue import LabQueue
-from patchlight.controller.jobs.placement import Placement
+from patchlight.controller.jobs.placement import Gang, Placement
 from patchlight.controller.jobs.policy_set import PoliciesInUse, named
 from patchlight.controller.jobs.rewiring import DRAINED, JobRewiring
-from patchlight.controller.jobs.specs import check_policies, check_specs
+from patchlight.controller.jobs.specs import check_policies, check_specs, worker_id
 from patchlight.controller.policies.registry import DEFAULTS
 from patchlight.controller.storage.database import JournalError, Period
 from patchlight.controller.storage.store import Store
@@ -30,21 +30,21 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.queueing import NOTHING_SAID, Discipline, PolicyChoice
-from patchlight.testbed.lab.wiring import Links
+from patchlight.testbed.wire.agent_status import AgentStatus
 
 _log = logging.getLogger(__name__)
 
-# How long the queue rests after a pass, in times of what that took.
+# How long the queue rests after a pass, in multiples of the pass's own time.
 _REST, LONGEST_REST_S = 3.0, 0.2
 DEFAULT_DISCIPLINE = Discipline()
 
 
 class Scheduler:
-    """Takes jobs in, gives them hosts and circuits, and sees them through.
+    """Takes jobs in, and gives them hosts and circuits until they end.
 
-    Jobs outlive it: what an earlier controller had queued is queued, what it had running is
-    followed again. ``last_pass_s`` is what the last pass of the queue took, devices included;
-    after it the queue rests for ``longest_rest_s`` at most.
+    Jobs outlive it: those that an earlier controller had queued are queued, running ones are
+    followed. ``last_pass_s`` is the time of the queue's last pass, reading devices included; after
+    it the queue rests for ``longest_rest_s`` at most.
     """
 
     def __init__(
@@ -69,10 +69,8 @@ class Scheduler:
         )
         self._gangs = Gangs(lab, fleet, store, table, self.rewiring)
         self._queue = LabQueue(store, table, self._placement, self._gangs, discipline)
-        self._recovery = Recovery(fleet, store, table, self._gangs)
+        self._recovered = False
         self.policies.on_use += [self._queue.changed.set, self.rewiring.look_soon]
-
-    # -- what users ask ----------------------------------------------------------------
 
     def submit(
         self,
@@ -84,8 +82,8 @@ class Scheduler:
     ) -> list[JobStatus]:
         """Queue jobs of a user, all or none; ``BadInput`` if one could never run here.
 
-        They start ``together``, or each is a gang of its own. Without ``topology``, theirs or
-        else the lab's policy says what becomes of the circuits.
+        They start ``together``, or each is a gang. The topology policy is ``topology``, or that of
+        a job, or the lab's.
         """
         ids = set[str]()
         each = [specs] if together else zip(specs)
@@ -101,59 +99,46 @@ class Scheduler:
         return added
 
     def _not_admitted(self, by: str, specs: Sequence[JobSpec], beside: int = 0) -> str | None:
-        """Why the jobs of a gang may not wait, with so many others ``beside`` them."""
+        """Why the jobs of a gang may not wait, with so many others of the user ``beside`` them."""
         waiting = self._queue.admit(by, specs, beside)
         return None if waiting is None else waiting.words
 
     def _new(
         self, specs: Sequence[JobSpec], topology: str | None, by: str, ids: set[str]
     ) -> tuple[list[JobStatus], str]:
-        """Jobs as they would be submitted, and the topology policy that they would have.
-
-        Their ids are none of ``ids``, and are added to these.
-        """
+        """Jobs as they would be submitted, and their topology policy. Adds their ids to ``ids``."""
         specs = check_specs(self._lab, specs, counted=not self.policies.choice.partition)
         check_policies(specs, self.policies.choice)
-        specs = [replace(spec, after=self._ids_of(spec)) for spec in specs]
+        for number, spec in enumerate(specs):
+            found = {name: self._table.meant(name) for name in spec.after}
+            for name, jobs in found.items():
+                if not jobs:
+                    raise BadInput(
+                        f"job {spec.name}: it is to come after {name!r}, and there is no such job"
+                    )
+            specs[number] = replace(spec, after=tuple(found[name][0].id for name in spec.after))
         own = topology or next((spec.topology for spec in specs if spec.topology), None)
         chosen = own or named(self.policies.choice, "topology")
-        now, gang = time.time(), uuid.uuid4().hex[:12]
+        about: dict[str, Any] = {"by": by, "gang": uuid.uuid4().hex[:12], "topology": chosen}
+        now, queued = time.time(), JobState.QUEUED
         statuses = [
-            JobStatus(
-                self._new_id(spec.name, ids),
-                spec,
-                JobState.QUEUED,
-                submitted_at=now,
-                by=by,
-                gang=gang,
-                topology=chosen,
-            )
+            JobStatus(self._new_id(spec.name, ids), spec, queued, submitted_at=now, **about)
             for spec in specs
         ]
         return statuses, chosen
 
     def _new_id(self, name: str, ids: set[str]) -> str:
-        """One that no job has: of 10,000 jobs of one name, some would draw the same."""
+        """An id that no job has: of 10,000 jobs of one name, some would draw the same."""
         while True:
             drawn = f"{name}-{uuid.uuid4().hex[:6]}"
             if drawn not in ids and self._table.find(drawn) is None:
                 ids.add(drawn)
                 return drawn
 
-    def _ids_of(self, spec: JobSpec) -> tuple[str, ...]:
-        """The ids of the jobs that one is to wait for; ``BadInput`` for a job that is not there."""
-        found = [(name, self._table.meant(name)) for name in spec.after]
-        for name, jobs in found:
-            if not jobs:
-                raise BadInput(
-                    f"job {spec.name}: it is to come after {name!r}, and there is no such job"
-                )
-        return tuple(jobs[0].id for _, jobs in found)
-
     async def preview(
         self, specs: Sequence[JobSpec], topology: str | None = None, by: str = ""
     ) -> list[dict[str, Any]]:
-        """What would become of these jobs now: their hosts and circuits, or what they wait for."""
+        """The hosts and circuits that these jobs would get now, or what they would wait for."""
         statuses, chosen = self._new(specs, topology, by, set())
         ahead = len(self._queue.why)
         closed = "the controller is drained" if self.drained else ""
@@ -169,24 +154,19 @@ class Scheduler:
                 replace(status, hosts=found[status.id], state=JobState.RUNNING)
                 for status in statuses
             ]
-            circuits, links = await self._circuits_for(chosen, found)
+            circuits: dict[str, Any] = {"circuits": [], "objections": []}
+            links = None
+            if chosen != "keep":
+                running = self._table.hosts_of(self._table.running)
+                plan, against = await self._placement.preview(chosen, found, {**running, **found})
+                made = [f"{ocs}: {c}" for ocs, each in plan.changes.items() for c in each.makes]
+                circuits, links = {"circuits": made, "objections": against}, plan.links_after
             predicted = self.forecasts.running(links, placed)
             rows = [
                 {**row, **circuits, **predicted.get(status.id, {})}
                 for row, status in zip(rows, statuses, strict=True)
             ]
         return [{"ahead": ahead, "topology": chosen, **row} for row in rows]
-
-    async def _circuits_for(
-        self, topology: str, hosts: Mapping[str, Sequence[str]]
-    ) -> tuple[dict[str, Any], Links | None]:
-        """The cross-connects that would be made, what speaks against that, and the links then."""
-        if topology == "keep":
-            return {"circuits": [], "objections": []}, None
-        running = self._table.hosts_of(self._table.running)
-        plan, objections = await self._placement.preview(topology, hosts, {**running, **hosts})
-        made = [f"{ocs}: {c}" for ocs, change in plan.changes.items() for c in change.makes]
-        return {"circuits": made, "objections": objections}, plan.links_after
 
     def why_rigid(self, job_id: str) -> str | None:
         """Why the number of workers of a job stays as it is; ``None`` if it may change."""
@@ -195,7 +175,7 @@ class Scheduler:
         return self._queue.why_rigid(job_id)
 
     def job(self, job_id: str) -> JobStatus:
-        """One job with its ``message``, by its id; ``BadInput`` if there is none."""
+        """One job with its ``message``, by its id; ``BadInput`` if unknown."""
         status = self._table[job_id]
         return replace(status, message=self.message(status))
 
@@ -212,7 +192,7 @@ class Scheduler:
             raise BadInput(f"there is no job {after!r} to go on after") from None
 
     def message(self, status: JobStatus) -> str:
-        """A job's message, or what it waits for now, which changes too often to be written down."""
+        """A job's message, or what it waits for now, which changes too often to be stored."""
         waits_for = self._queue.why.get(status.id) if status.state.is_waiting else None
         job = self._table.running.get(status.id)
         if job is not None and job.silent_servers and not status.message:
@@ -222,7 +202,7 @@ class Scheduler:
     async def stop(self, job_id: str, by: str = "", *, force: bool = False) -> JobStatus:
         """End the job's gang: its workers stop, GPUs and NICs go back.
 
-        ``Refused`` for a job that somebody else than ``by`` submitted, without ``force``.
+        ``Refused`` for a job that another user than ``by`` submitted, without ``force``.
         """
         self._check_owner(self._table[job_id], by, "stopped", "stop", force=force)
         if (waiting := self._queue.leave(job_id)) is not None:
@@ -246,7 +226,7 @@ class Scheduler:
     async def restart(self, job_id: str, by: str = "", *, force: bool = False) -> JobStatus:
         """Begin a job again: one that has ended as a new job, one that runs as its next attempt.
 
-        ``Refused`` for a job that somebody else than ``by`` submitted, without ``force``.
+        ``Refused`` for a job that another user than ``by`` submitted, without ``force``.
         """
         status = self._table[job_id]
         if status.state.is_final:
@@ -265,14 +245,14 @@ class Scheduler:
         return self.job(job_id)
 
     async def drain(self, why: str = "") -> list[str]:
-        """Start no job any more, and end all that run: their ids. The queue stays as it is."""
+        """Start no more jobs, and end those that run, whose ids it returns. The queue stays."""
         self.hold_queue(why)
         running = list(self._table.running)
         await self._gangs.end(self._gangs.active, "the controller was drained")
         return running
 
     def hold_queue(self, why: str) -> None:
-        """Start no job any more; those that run go on."""
+        """Start no more jobs; those that run go on."""
         self._store.set_mark(DRAINED, {"why": why, "at": time.time()})
 
     def resume(self) -> None:
@@ -285,39 +265,79 @@ class Scheduler:
         """Whether no job is started."""
         return self._store.mark(DRAINED, dict[str, Any], {}) is not None
 
-    # -- the queue -----------------------------------------------------------------------
-
     async def run(self) -> None:
-        """Start gangs as their hosts come free, for ever. What fails of a gang fails it alone."""
+        """Start gangs as their hosts come free, for ever. A failure of a gang fails it alone."""
         self.policies.note_faults()
-        if not self._recovery.done:
-            queued = await self._recovery.run()
+        if not self._recovered:
+            queued = await self._recover()
             for gang in self._gangs.active:
                 self._queue.follow(gang)
             for gang in queued:
                 self._queue.join(gang)
-            self._queue.use_order()  # a queue that knows of who runs already
-        self._fleet.on_status = self._recovery.sweep
+            self._queue.use_order()  # a queue that knows the running gangs
+        self._fleet.on_status = self._sweep
         while True:
             self._queue.changed.clear()
             began = time.monotonic()
-            wait_s: float | None = None
             if self.policies.take_next():
                 self._queue.use_order()
-            if not self.drained:
-                wait_s = await self._queue.decide()
+            wait_s = None if self.drained else await self._queue.decide()
             ended = time.monotonic()
             took_s = self.last_pass_s = ended - began
             self.rewiring.queue_passed()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._queue.changed.wait()
-            # Of a long queue, each pass takes a while: who submits many jobs is not kept waiting.
+            # A pass of a long queue takes a while: the API gets its turn between.
             await asyncio.sleep(
                 max(0.0, ended + min(_REST * took_s, self.longest_rest_s) - time.monotonic())
             )
 
     async def close(self) -> None:
-        """Let go of the gangs, whose workers go on, and of the policies."""
+        """Close the gangs, whose workers go on, and the policies."""
         await self._gangs.close()
         self.policies.close()
+
+    async def _recover(self) -> list[Gang]:
+        """Follow the jobs that ran under an earlier controller; the gangs that are queued.
+
+        Jobs that were just being started are queued again: none of their workers had begun.
+        """
+        queued: list[Gang] = []
+        gangs: dict[str, list[JobStatus]] = {}
+        for status in self._table.live():
+            gangs.setdefault(status.gang or status.id, []).append(status)
+        for gang in gangs.values():
+            begun = [s for s in gang if s.state in (JobState.RUNNING, JobState.PAUSED)]
+            for status in begun:
+                if status.id not in self._table.running:
+                    await self._gangs.take_over(Gang((status.id,), status.topology))
+            rest = [status for status in gang if status not in begun]
+            for status in rest:
+                if not status.state.is_waiting:
+                    await self._gangs.undo_start(status)
+            if rest:
+                queued.append(Gang(tuple(status.id for status in rest), rest[0].topology))
+        self._recovered = True
+        return queued
+
+    async def _sweep(self, agent: AgentStatus) -> None:
+        """End the workers of an agent that belong to no running attempt of a job."""
+        ours = {w.spec.id for job in self._table.running.values() for w in job.workers}
+        for worker in agent.workers:
+            if worker.id in ours:
+                continue
+            client = self._fleet.agent_of(agent.server)
+            try:
+                with contextlib.suppress(AgentCallError, OSError):
+                    job, outputs = self._table.find(worker.job), self._table.outputs
+                    # Of the last attempt of a job, the output is kept.
+                    if outputs and job and worker.id == worker_id(job.id, job.attempt, worker.rank):
+                        await client.end(worker.id)
+                        await outputs.fetch(client, worker.id, job.id, worker.rank)
+                await client.delete(worker.id)
+            except AgentCallError as error:
+                _log.warning("worker %s, which is nobody's: %s", worker.id, error)
+            else:
+                about = f"{worker.id} on {agent.server} was of no job that runs, and was ended"
+                self._store.add_event(time.time(), "worker-swept", {"message": about})

@@ -1,4 +1,4 @@
-"""Which jobs a lab takes, and what agents are asked for: a worker for each rank of a job."""
+"""The checks of submitted jobs, and the specs of their workers for the agents."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -8,24 +8,17 @@ from pydantic import ValidationError
 from patchlight.controller.jobs.cluster_view import graph_of
 from patchlight.controller.policies.registry import is_built_in
 from patchlight.testbed.commands import CommandTask
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError, in_words
 from patchlight.testbed.graphs import builtin_graph
 from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.io.mistakes import mistakes_in_words
 from patchlight.testbed.jobs import JobSpec, checked_specs
 from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.lab.queueing import PolicyChoice
-from patchlight.testbed.wire.worker_api import (
-    LARGEST_TASK_GRADIENT_BYTES,
-    Neighbour,
-    RingMember,
-    SyntheticTask,
-    Task,
-    TorchTask,
-    WorkerSpec,
-)
+from patchlight.testbed.wire import worker_api
+from patchlight.testbed.wire.worker_api import SyntheticTask, Task, TorchTask, WorkerSpec
 
-# Each worker has a network namespace of its own, so one port serves every ring.
+# Each worker has its own network namespace, so one port serves every ring.
 RING_PORT = 29500
 _FULL_WINDOW_BYTES = 8 * 2**20
 _LEAST_WINDOW_BYTES = 16 * 2**10
@@ -33,7 +26,7 @@ _MOST_WINDOW_BYTES = 200_000
 
 
 class JobFailed(PatchlightError):
-    """A worker of the job failed; ``last_lines`` are its own last words, ``hosts`` where it was."""
+    """A worker of the job failed; ``last_lines`` of its output, ``hosts`` where it was."""
 
     def __init__(
         self, message: str, last_lines: Sequence[str] = (), hosts: Sequence[str] = ()
@@ -42,8 +35,13 @@ class JobFailed(PatchlightError):
         self.last_lines, self.hosts = tuple(last_lines), tuple(hosts)
 
 
+def error_text(error: Exception) -> str:
+    """An error for a job's record, with its hint; of a bug also the kind."""
+    return str(error) if isinstance(error, PatchlightError) else in_words(error)
+
+
 def worker_id(job_id: str, attempt: int, rank: int) -> str:
-    """Workers of another attempt are others: one that is left behind is not taken for them."""
+    """The id of a worker, which is another in each attempt."""
     return f"{job_id}.{attempt}-{rank}" if attempt else f"{job_id}-{rank}"
 
 
@@ -57,13 +55,15 @@ def worker_specs(
     mac_of: Callable[[Host], str] = lambda host: host.nic.mac,
     user: str = "",
 ) -> list[WorkerSpec]:
-    """What the agents are asked for, one for each rank; ``JobFailed`` if they cannot take it."""
+    """The specs of the workers, one for each rank; ``JobFailed`` if an agent would refuse them."""
     try:
         ring = [
-            RingMember(rank=rank, address=host.nic.address, port=RING_PORT)
+            worker_api.RingMember(rank=rank, address=host.nic.address, port=RING_PORT)
             for rank, host in enumerate(hosts)
         ]
-        neighbours = [Neighbour(address=host.nic.address, mac=mac_of(host)) for host in hosts]
+        neighbours = [
+            worker_api.Neighbour(address=host.nic.address, mac=mac_of(host)) for host in hosts
+        ]
         rendezvous = [host.nic.rendezvous for host in hosts]
         first = rendezvous[0].address.ip if rendezvous[0] and all(rendezvous) else None
         return [
@@ -109,13 +109,13 @@ def _task(spec: JobSpec, host: Host, lab: Lab, first_iteration: int, workers: in
 
 
 def torch_task(spec: JobSpec, compute_s: float = 0.0, workers: int = 1) -> TorchTask:
-    """What a job with a model asks of an agent; ``pydantic.ValidationError`` if none would take it.
+    """The task of a job with a model; ``pydantic.ValidationError`` if an agent would refuse it.
 
     A mini-batch and its ``compute_s`` are shared by the workers of a job that is split over them.
     """
-    model, batch, share = spec.model or "", spec.batch, 1
+    model, batch = spec.model or "", spec.batch
+    share = workers if spec.is_split else 1
     if spec.is_split:
-        share = workers
         batch = max(1, (batch or builtin_graph(model).batch or 1) // share)
     return TorchTask(
         trainer="torch",
@@ -131,7 +131,7 @@ def torch_task(spec: JobSpec, compute_s: float = 0.0, workers: int = 1) -> Torch
 
 
 def command_task(spec: JobSpec) -> CommandTask:
-    """What a command job asks of an agent; ``pydantic.ValidationError`` if none would take it."""
+    """The task of a command job; ``pydantic.ValidationError`` if an agent would refuse it."""
     return CommandTask(
         trainer="command",
         command=list(spec.command),
@@ -150,14 +150,13 @@ def scaled_gradient_bytes(gradient_bytes: int, lab: Lab) -> int:
 
 
 def scaled_window_bytes(lab: Lab) -> int | None:
-    """How much may be on its way to a worker, or ``None`` to leave that to the kernel.
+    """The receive window of a worker, or ``None`` to leave it to the kernel.
 
-    Where rates are scaled down, what is in flight must be too. The kernel's windows are made
-    for fast links: they overflow the queue of a link of a few Mb/s, and connections that lose
-    frames there share it as chance has it, which those of a full-rate network do not. 8 MiB
-    fill a link of 40 Gb/s over 1.6 ms. Frames do not scale: with fewer than some ten of them on
-    their way (16 KiB) a connection feels every delay of a frame. Linux grants some 200 KB to who
-    asks: above that the kernel's own choice is better.
+    Where rates are scaled down, the data in flight must be too. The kernel's windows are made for
+    fast links: they overflow the queue of a link of a few Mb/s, and connections that lose frames
+    there share it by chance, unlike those of a full-rate network. 8 MiB fill a link of 40 Gb/s
+    over 1.6 ms. Frames do not scale: with fewer than some ten in flight (16 KiB) a connection
+    feels every delay of a frame. Linux grants some 200 KB: above that its own choice is better.
     """
     window = max(_LEAST_WINDOW_BYTES, round(_FULL_WINDOW_BYTES / lab.scale))
     return window if window <= _MOST_WINDOW_BYTES else None
@@ -187,13 +186,15 @@ def check_specs(lab: Lab, given: Sequence[JobSpec], *, counted: bool) -> list[Jo
     """
     if not given:
         raise BadInput("no job given")
-    specs = [_with_gradient(lab, spec) for spec in checked_specs(list(given))]
+    specs = checked_specs(list(given))
+    for number, spec in enumerate(specs):
+        if spec.trainer == "torch" and spec.model is not None:
+            # Links are scaled and a real gradient is not: in the lab's terms it is larger.
+            real_bytes = builtin_graph(spec.model).parameter_bytes
+            specs[number] = replace(spec, gradient_bytes=round(real_bytes * lab.scale))
     named: dict[str, str] = {}
     for spec in specs:
-        _check_models(lab, spec)
-        _check_memory(lab, spec)
-        if spec.graph is not None:
-            graph_of(spec.graph)
+        _check_spec(lab, spec)
         if not spec.hosts and spec.workers < 1 and counted:
             raise BadInput(
                 f"job {spec.name}: expected 'workers' ≥ 1 or a list of 'hosts'",
@@ -210,28 +211,16 @@ def check_specs(lab: Lab, given: Sequence[JobSpec], *, counted: bool) -> list[Jo
             _check_host(host, spec)
         able = sum(h.gpu is not None and spec.runs_on(h.gpu.model) for h in lab.hosts)
         if not spec.hosts and spec.workers > able:
+            models = ", ".join(spec.gpu_models or spec.compute_s)
             raise BadInput(
                 f"job {spec.name}: {spec.workers} workers asked for: the lab has {able} GPUs "
-                "that it can run on" + _models(spec)
+                "that it can run on" + (models and f", of {models}")
             )
-    usable = [h.name for h in lab.hosts if h.gpu is not None]
+    usable = sum(host.gpu is not None for host in lab.hosts)
     asked = sum(spec.size for spec in specs)
-    if asked > len(usable):
-        raise BadInput(f"{asked} workers asked for: the lab has {len(usable)} GPUs with a NIC")
+    if asked > usable:
+        raise BadInput(f"{asked} workers asked for: the lab has {usable} GPUs with a NIC")
     return specs
-
-
-def _with_gradient(lab: Lab, spec: JobSpec) -> JobSpec:
-    if spec.trainer != "torch" or spec.model is None:
-        return spec
-    # Links are scaled and a real gradient is not: in the lab's terms it is so much larger.
-    real_bytes = builtin_graph(spec.model).parameter_bytes
-    return replace(spec, gradient_bytes=round(real_bytes * lab.scale))
-
-
-def _models(spec: JobSpec) -> str:
-    models = spec.gpu_models or tuple(spec.compute_s)
-    return f", of {', '.join(models)}" if models else ""
 
 
 def _check_host(host: Host, spec: JobSpec) -> None:
@@ -245,7 +234,8 @@ def _check_host(host: Host, spec: JobSpec) -> None:
         )
 
 
-def _check_models(lab: Lab, spec: JobSpec) -> None:
+def _check_spec(lab: Lab, spec: JobSpec) -> None:
+    """``BadInput`` for unknown GPU models, a bad command or graph, or too large a gradient."""
     models = sorted({host.gpu.model for host in lab.hosts if host.gpu is not None})
     for field in ("compute_s", "gpu_models"):
         for model in getattr(spec, field):
@@ -254,28 +244,21 @@ def _check_models(lab: Lab, spec: JobSpec) -> None:
                     f"job {spec.name}: {field} names {model[:40]!r}: "
                     + nearest(model, models, "the lab's GPUs with a NIC are of")
                 )
-
-
-def _check_command(spec: JobSpec) -> None:
-    try:
-        command_task(spec)
-    except ValidationError as error:
-        where = "; ".join(
-            f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
-        )
-        raise BadInput(f"job {spec.name}: {where}") from error
-
-
-def _check_memory(lab: Lab, spec: JobSpec) -> None:
     if spec.trainer == "command":
-        _check_command(spec)
-    if spec.trainer != "synthetic":
-        return
+        try:
+            command_task(spec)
+        except ValidationError as error:
+            where = "; ".join(
+                f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
+            )
+            raise BadInput(f"job {spec.name}: {where}") from error
     scaled = scaled_gradient_bytes(spec.gradient_bytes, lab)
-    if scaled > LARGEST_TASK_GRADIENT_BYTES:
+    limit = worker_api.LARGEST_TASK_GRADIENT_BYTES
+    if spec.trainer == "synthetic" and scaled > limit:
         raise BadInput(
             f"job {spec.name}: a gradient of {spec.gradient_bytes} bytes is {scaled} in each "
-            f"worker at the lab's scale of {lab.scale:g}: the limit is "
-            f"{LARGEST_TASK_GRADIENT_BYTES}",
+            f"worker at the lab's scale of {lab.scale:g}: the limit is {limit}",
             hint="a smaller gradient, or an emulated lab with a larger --scale",
         )
+    if spec.graph is not None:
+        graph_of(spec.graph)

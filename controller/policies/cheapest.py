@@ -15,8 +15,7 @@ from patchlight.controller.policies.contract import ClusterView, JobView, RingOf
 from patchlight.controller.policies.placement import Consolidated, FirstFit, RegroupPlacement
 from patchlight.controller.policies.ring_order import ring_order
 from patchlight.controller.policies.topology import CannotRegroup, regroup
-from patchlight.controller.prediction.completion import RingWork, completions_s, units_s
-from patchlight.controller.prediction.network import LabNetwork
+from patchlight.controller.prediction.network import LabNetwork, RingWork, completions_s, units_s
 from patchlight.controller.prediction.sharing import Load, training_load
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint, Lab

@@ -1,16 +1,20 @@
-"""A lab as a network of links that rings share: which there are, their rates, who uses which."""
+"""A lab as a network of links that rings share, and how long jobs take on them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Hashable, Sequence
 from copy import copy
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from patchlight.controller.openflow.ecmp import Ways
-from patchlight.controller.prediction.sharing import UNLIMITED_BPS as UNLIMITED_BPS
-from patchlight.controller.prediction.sharing import Demand
+from patchlight.controller.prediction import sharing
+from patchlight.controller.prediction.sharing import UNLIMITED_BPS, Demand, Load
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.lab.wiring import Links
+from patchlight.testbed.units import format_rate
 
 
 def slowest_nic_bps(lab: Lab) -> float:
@@ -20,14 +24,13 @@ def slowest_nic_bps(lab: Lab) -> float:
 
 
 class LabNetwork:
-    """The directed links between the NICs of a lab's GPUs, as lit.
+    """The directed links between the NICs of a lab's GPUs, over the present circuits.
 
-    A ring's edge goes from one NIC over packet switches to the other, the way that the flow
-    tables have; where light joins the two NICs themselves, over nothing else. GPUs are numbered as
-    ``hosts``, in the order of the lab file. A link is
-    ``(number, "up" | "down")`` at a NIC, ``(switch, switch)`` between switches, and
-    ``(switch, switch, port)`` for one of several fibres between the same two. Rates are those of
-    the lab file, not divided by its scale. ``BadInput`` for a lab without GPUs that have a NIC.
+    A ring's edge takes the route of the flow tables from one NIC to the other; between two NICs
+    of one circuit it uses no other link. GPUs are numbered as ``hosts``, in the order of the lab
+    file. A link is ``(number, "up" | "down")`` at a NIC, ``(switch, switch)`` between switches,
+    and ``(switch, switch, port)`` for one of several fibres between the same two. Rates are those
+    of the lab file, not divided by its scale. ``BadInput`` for a lab without GPUs that have a NIC.
     """
 
     edge_bps = float("inf")  # NICs are among the links.
@@ -58,10 +61,10 @@ class LabNetwork:
         self.relit = (1 << len(self.hosts)) - 1
 
     def after(self, links: Links, moved: Collection[Endpoint]) -> LabNetwork:
-        """The network under other links, as ``Links.after`` gives them with what ``moved``.
+        """The network with other links, as ``Links.after`` gives them for the ends that ``moved``.
 
-        Only what is lit another way is looked at; all of it where links between switches are. The
-        new one's ``relit`` are the GPUs whose links may be others, as a set.
+        Only NICs with another circuit are updated; all of it where links between switches differ.
+        The result's ``relit`` are the GPUs whose links may differ, as a set.
         """
         switches, touched = self._ways.trunks, set(moved)
         for source in moved:
@@ -85,7 +88,7 @@ class LabNetwork:
         return tuple(self._link_at.values())
 
     def _light(self, number: int) -> None:
-        """Under which switch a GPU's NIC is, and at which rate it sends and receives."""
+        """Note the switch of a GPU's NIC, and the rate at which it sends and receives."""
         end = self.ends[number]
         self.switches[number] = self.links.switch_of(self.lab, end)
         path = self.links.paths.get(end)
@@ -94,7 +97,7 @@ class LabNetwork:
         self.capacity_bps[number, "up"] = self.capacity_bps[number, "down"] = rate_bps
 
     def demand(self, ring: Sequence[int]) -> Demand | None:
-        """The links of all edges; ``None`` if a NIC is dark or no way leads to the next one."""
+        """The links of all edges; ``None`` if a NIC has no circuit or no route to the next one."""
         found: dict[Hashable, int] = {}
         if len(ring) == 1:
             return found
@@ -107,7 +110,7 @@ class LabNetwork:
         return found
 
     def way(self, gpu: int, following: int) -> tuple[Hashable, ...] | None:
-        """The links from one GPU's NIC to another's; ``None`` if there is no light."""
+        """The links from one GPU's NIC to another's; ``None`` if there is no route."""
         edge = gpu, following
         if edge not in self._edges:
             self._edges[edge] = self._edge(gpu, following)
@@ -132,14 +135,206 @@ class LabNetwork:
         return str(link)
 
     def _edge(self, gpu: int, following: int) -> tuple[Hashable, ...] | None:
-        if self.links.peer(self.ends[gpu]) == self.ends[following]:
-            return (gpu, "up"), (following, "down")
         here, there = self.switches[gpu], self.switches[following]
+        joined = self.links.peer(self.ends[gpu]) == self.ends[following]
+        if joined or (here is not None and here == there):
+            return (gpu, "up"), (following, "down")
         if here is None or there is None:
             return None
-        if here == there:
-            return (gpu, "up"), (following, "down")
         way = self._ways.to_nic(here, self.hosts[following], there)
         if way is None:
             return None
         return ((gpu, "up"), *(self._link_at[end] for end in way), (following, "down"))
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedJob:
+    """A job that runs, or would: ``hosts`` is its ring in order, by name.
+
+    The ``iterations`` of its ``training`` are those left, infinity if unknown. A ``nan`` for
+    ``gradient_bytes`` or a model missing in ``compute_s`` is unknown, too, and may follow from
+    ``measured`` (the latest last). It stands still for ``dark_s`` first.
+    """
+
+    name: str
+    hosts: tuple[str, ...]
+    training: sharing.Training
+    measured: tuple[sharing.MeasuredIteration, ...] = ()
+    dark_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The times of a job; ``None`` where unknown.
+
+    ``iteration_s`` = ``compute_s`` + ``communication_s`` as the links are shared at first, an
+    edge of its ring at ``rate_bps``; ``completion_s`` is from now, with the ends of other jobs.
+    ``bottleneck`` names the link that limits the job. Without a route for its ring, ``rate_bps``
+    is 0 and nothing else is known.
+    """
+
+    job: str
+    iteration_s: float | None
+    compute_s: float | None
+    communication_s: float | None
+    completion_s: float | None
+    rate_bps: float
+    bottleneck: str
+
+    @property
+    def words(self) -> str:
+        """For people: ``0.68 s an iteration (0.5 s computing, 0.18 s communicating)``."""
+        if self.iteration_s is None:
+            return f"not known how long an iteration takes; {self.bottleneck}"
+        if self.compute_s is None or self.communication_s is None:
+            return f"{self.iteration_s:.3g} s an iteration, as measured; {self.bottleneck}"
+        return (
+            f"{self.iteration_s:.3g} s an iteration ({self.compute_s:.3g} s computing, "
+            f"{self.communication_s:.3g} s communicating); {self.bottleneck}"
+        )
+
+
+def predict(network: LabNetwork, jobs: Sequence[PredictedJob]) -> list[Prediction]:
+    """The times of these jobs, all of which run now.
+
+    Links are shared max-min fair, again whenever a job ends; T = C + V/B for each. Rates and
+    bytes are the lab's: its scale divides both. ``BadInput`` for a host that the lab does not
+    have, or that has no GPU.
+    """
+    runs = [_run_of(network, job) for job in jobs]
+    going = [run for run in runs if run.demand is not None]
+    _share(network, going)
+    found = [_first_look(network, job, run, going) for job, run in zip(jobs, runs, strict=True)]
+    _run_to_the_end(network, going)
+    return [
+        replace(each, completion_s=run.completion_s) for each, run in zip(found, runs, strict=True)
+    ]
+
+
+class RingWork(NamedTuple):
+    """The work left on these GPUs, by number, in the ring's order, after ``dark_s``."""
+
+    ring: Sequence[int]
+    load: Load
+    dark_s: float = 0.0
+
+
+def completions_s(network: LabNetwork, works: Sequence[RingWork]) -> list[float]:
+    """The end of each of these, all of which run now; infinity where it never ends."""
+    runs = [_Run(network.demand(work.ring), work.load, work.dark_s) for work in works]
+    _run_to_the_end(network, [run for run in runs if run.demand is not None])
+    return [math.inf if run.completion_s is None else run.completion_s for run in runs]
+
+
+def units_s(network: LabNetwork, works: Sequence[RingWork]) -> list[float]:
+    """Seconds of a unit of each while all run; infinity for one whose ring has no route."""
+    runs = [_Run(network.demand(work.ring), work.load, work.dark_s) for work in works]
+    _share(network, [run for run in runs if run.demand is not None])
+    return [math.inf if run.demand is None else run.unit_s for run in runs]
+
+
+class _Run:
+    def __init__(
+        self,
+        demand: Demand | None,
+        load: Load,
+        dark_s: float,
+        measured: Sequence[sharing.MeasuredIteration] = (),
+    ) -> None:
+        self.demand, self.load, self._dark_s, self._measured = demand, load, dark_s, measured
+        # An unknown load is taken to send.
+        self.shares: Demand = demand or {} if load.ring_bits else {}
+        self._left = float(load.units)
+        self.rate_bps = 0.0
+        self.unit_s = math.nan
+        self.completion_s: float | None = None
+
+    def share(self, rate_bps: float) -> None:
+        self.rate_bps = rate_bps
+        self.unit_s = self.load.unit_s(rate_bps)
+        if math.isnan(self.unit_s):
+            at = [each.iteration_s for each in self._measured if each.is_at(rate_bps)]
+            self.unit_s = at[-1] if at else math.nan
+
+    def ends_s(self, now_s: float) -> float:
+        """The end at its present pace; infinity if unknown."""
+        ends_s = max(now_s, self._dark_s) + (self._left * self.unit_s if self._left else 0.0)
+        return math.inf if math.isnan(ends_s) else ends_s
+
+    def go_on(self, now_s: float, until_s: float) -> None:
+        if self.ends_s(now_s) <= until_s:
+            self._left, self.completion_s = 0.0, until_s
+            return
+        at_work_s = until_s - max(now_s, self._dark_s)
+        if at_work_s > 0 and self.unit_s > 0:
+            self._left = max(0.0, self._left - at_work_s / self.unit_s)
+
+
+def _share(network: LabNetwork, runs: Sequence[_Run]) -> None:
+    rates = sharing.fair_rates([run.shares for run in runs], network.capacity_bps)
+    for run, rate_bps in zip(runs, rates, strict=True):
+        run.share(min(rate_bps, UNLIMITED_BPS))
+
+
+def _run_to_the_end(network: LabNetwork, runs: Sequence[_Run]) -> None:
+    """Progressive over the ends of jobs: at each, the links are shared out anew."""
+    now_s, going = 0.0, list(runs)
+    while going:
+        _share(network, going)
+        end_s = min(run.ends_s(now_s) for run in going)
+        if end_s == math.inf:
+            return
+        for run in going:
+            run.go_on(now_s, end_s)
+        going = [run for run in going if run.completion_s is None]
+        now_s = end_s
+
+
+def _run_of(network: LabNetwork, job: PredictedJob) -> _Run:
+    ring = [network.number(name) for name in job.hosts]
+    training, workers = job.training, len(ring)
+    models = {gpu.model for number in ring if (gpu := network.hosts[number].gpu) is not None}
+    known = models <= training.compute_s.keys()
+    compute_s = training.slowest_s(workers, models) if known else math.nan
+    bits = sharing.ring_bits(workers, training.gradient_bytes) if workers > 1 else 0.0
+    load = Load(training.iterations, *sharing.learned_work(compute_s, bits, job.measured))
+    return _Run(network.demand(ring), load, job.dark_s, job.measured)
+
+
+def _first_look(
+    network: LabNetwork, job: PredictedJob, run: _Run, going: Sequence[_Run]
+) -> Prediction:
+    if run.demand is None:
+        hosts = [network.number(name) for name in job.hosts]
+        dark = [network.hosts[n].name for n in hosts if network.switches[n] is None]
+        words = f"{', '.join(dark)} dark" if dark else "no way between its packet switches"
+        return Prediction(job.name, None, None, None, None, 0.0, f"no light: {words}")
+    known = not math.isnan(run.load.compute_s + run.load.ring_bits)
+    return Prediction(
+        job.name,
+        None if math.isnan(run.unit_s) else run.unit_s,
+        run.load.compute_s if known else None,
+        run.unit_s - run.load.compute_s if known else None,
+        None,
+        run.rate_bps,
+        _bottleneck(network, run, going),
+    )
+
+
+def _bottleneck(network: LabNetwork, run: _Run, going: Sequence[_Run]) -> str:
+    if not run.shares:
+        return "it shares no link"
+
+    def part_used(link: Hashable) -> float:
+        used_bps = sum(each.shares.get(link, 0) * each.rate_bps for each in going)
+        return used_bps / network.capacity_bps[link]
+
+    link = max(run.shares, key=part_used)
+    if network.capacity_bps[link] >= UNLIMITED_BPS:
+        return "no link has a limit"
+    edges = [each.shares[link] for each in going if link in each.shares]
+    rate = format_rate(round(network.capacity_bps[link]))
+    if sum(edges) == 1:
+        return f"held up by {network.words(link)}, {rate}, which it has to itself"
+    jobs = "its own" if len(edges) == 1 else f"{len(edges)} jobs"
+    return f"held up by {network.words(link)}, {rate}, with {sum(edges)} edges of {jobs} on it"

@@ -1,20 +1,24 @@
-"""What a job's training sends over links, and how rings share links.
+"""What a job's training sends over links, and how rings share links, max-min fair.
 
-Links are shared max-min fair, each ring as fast as its slowest edge.
-A ring all-reduce moves in step, so all edges of a job's ring go at one rate, and a job that
-sends several edges over a link takes as many shares of it. Rates of all jobs rise together
+All edges of a job's ring go at one rate, that of the slowest, as a ring all-reduce moves in step;
+a job with several edges on a link takes as many shares of it. Rates of all jobs rise together
 until a link is full; its jobs stay there and the others go on (progressive filling, Bertsekas
 and Gallager, *Data Networks*, 1992, §6.5.2, with a job's edges as one session).
 """
 
 import math
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from statistics import median
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 from patchlight.testbed.errors import BadInput
 
 UNLIMITED_BPS = 1e15
 """The rate of a link for which the lab file sets no limit."""
+
+LAST_ITERATIONS = 20
+# Rates this near are equal: what differs between them is chance.
+_SAME_RATE = 0.05
 
 Demand = Mapping[Hashable, int]
 """For each directed link that a ring uses, how many of its edges are on it."""
@@ -47,21 +51,21 @@ class Load(NamedTuple):
     ring_bits: float
 
     def unit_s(self, rate_bps: float) -> float:
-        """How long a unit takes where an edge of the ring has this rate.
+        """Seconds of a unit where an edge of the ring has this rate: T = C + V/B.
 
-        T = C + V/B, computing and communication one after the other. Infinity at rate 0.
+        Computing and communication are one after the other. Infinity at rate 0.
         """
         if not self.ring_bits:
             return self.compute_s
         return self.compute_s + self.ring_bits / rate_bps if rate_bps else math.inf
 
     def mean_bps(self, rate_bps: float) -> float:
-        """What an edge of the ring carries, on the mean over a unit, where it has this rate."""
+        """The mean rate of an edge over a unit, where it has this rate while it sends."""
         return self.ring_bits / self.unit_s(rate_bps) if self.ring_bits else 0.0
 
 
 def ring_bits(workers: int, gradient_bytes: float) -> float:
-    """What a ring all-reduce sends over each edge: V = 2(n−1)/n · 8 · bytes.
+    """Bits over each edge of a ring all-reduce: V = 2(n−1)/n · 8 · bytes.
 
     Patarasuk and Yuan, JPDC 2009.
     """
@@ -86,10 +90,57 @@ def training_load(name: str, training: Training, workers: int, models: Collectio
     return Load(training.iterations, slowest_s, ring_bits(workers, training.gradient_bytes))
 
 
+class MeasuredIteration(NamedTuple):
+    """Iterations took ``iteration_s`` while an edge of the ring had ``rate_bps``."""
+
+    iteration_s: float
+    rate_bps: float
+
+    @classmethod
+    def of(cls, durations_s: Sequence[float], rate_bps: float) -> Self:
+        """The median of the last twenty iterations, all of them at this rate.
+
+        ``BadInput`` for no iteration, or for what is no time.
+        """
+        last = list(durations_s[-LAST_ITERATIONS:])
+        if not last or not all(0 < each < math.inf for each in last):
+            raise BadInput(
+                f"iterations cannot have taken {last[:5]} s: expected at least one, of more than 0"
+            )
+        return cls(median(last), rate_bps)
+
+    def is_at(self, rate_bps: float) -> bool:
+        """Whether it was measured at this rate, within 5 %."""
+        return math.isclose(self.rate_bps, rate_bps, rel_tol=_SAME_RATE)
+
+
+def learned_work(
+    compute_s: float, bits: float, measured: Sequence[MeasuredIteration]
+) -> tuple[float, float]:
+    """Seconds of computing and bits on each edge of an iteration; ``nan`` is unknown.
+
+    T = C + V/B, solved for what is missing. The last measurement gives C where V is known, and V
+    where C is known; the last two at different rates give both. Known values stay as they are.
+    """
+    if not measured or not (math.isnan(compute_s) or math.isnan(bits)):
+        return compute_s, bits
+    last = measured[-1]
+    if not math.isnan(bits):
+        return max(0.0, last.iteration_s - bits / last.rate_bps), bits
+    if not math.isnan(compute_s):
+        return compute_s, max(0.0, (last.iteration_s - compute_s) * last.rate_bps)
+    other = next((each for each in reversed(measured) if not each.is_at(last.rate_bps)), None)
+    if other is None:
+        return compute_s, bits
+    slope = (last.iteration_s - other.iteration_s) / (1 / last.rate_bps - 1 / other.rate_bps)
+    bits = min(max(0.0, slope), last.iteration_s * last.rate_bps)
+    return last.iteration_s - bits / last.rate_bps, bits
+
+
 def fair_rates(
     demands: Sequence[Demand], capacity_bps: Mapping[Hashable, float], most_bps: float = math.inf
 ) -> list[float]:
-    """The rate in bit/s of an edge of each ring, ``most_bps`` where no link holds it up more."""
+    """The rate in bit/s of an edge of each ring, ``most_bps`` where no link limits it."""
     rates = [most_bps] * len(demands)
     settled = [False] * len(demands)
     left = {link: capacity_bps[link] for demand in demands for link in demand}
@@ -141,7 +192,7 @@ R = TypeVar("R", bound=RingShare)
 
 
 class RingNetwork(Generic[R]):
-    """Which running jobs share links. A job that shares none has the pace of its own links."""
+    """The running jobs by the links that they share."""
 
     def __init__(self, network: Capacities) -> None:
         self._network = network
@@ -149,10 +200,10 @@ class RingNetwork(Generic[R]):
         self._rings_on: dict[Hashable, int] = {}
 
     def route(self, job: R, demand: Demand | None) -> bool:
-        """The job's ring goes over these links; whether it shares them, or those that it had.
+        """Put a job's ring on these links; whether it shares them, or those that it had.
 
-        One that shares links stands still until they are shared out anew, one without light
-        (``None``) until it is routed again.
+        A job that shares links stands still until ``new_paces``, one without a circuit (``None``)
+        until its next route.
         """
         shared = self.remove(job)
         job.demand = demand or {}
@@ -177,7 +228,7 @@ class RingNetwork(Generic[R]):
         return False
 
     def remove(self, job: R) -> bool:
-        """The job's ring is gone; whether it shared links."""
+        """Take a job's ring off its links; whether it shared any."""
         if self._sharing.pop(job.index, None) is None:
             return False
         shared, rings_on = False, self._rings_on
@@ -190,7 +241,7 @@ class RingNetwork(Generic[R]):
         return shared
 
     def new_paces(self) -> Iterator[tuple[R, float]]:
-        """Share the links out: the jobs whose pace changes, each with its seconds for a unit."""
+        """Share the links; the jobs whose pace changes, each with its seconds for a unit."""
         jobs, network = list(self._sharing.values()), self._network
         rates = fair_rates([job.demand for job in jobs], network.capacity_bps, network.edge_bps)
         for job, rate_bps in zip(jobs, rates, strict=True):

@@ -1,4 +1,4 @@
-"""The controller's SQLite file: its tables, what brings an old one up to date, and plain access."""
+"""The controller's SQLite file: its tables, the upgrade of an old file, and plain access."""
 
 import asyncio
 import json
@@ -123,16 +123,13 @@ _MOST_UNWRITTEN = 1000
 
 
 class JournalError(PatchlightError):
-    """The file cannot be read or written just now: its disk may be full.
-
-    ``may_pass``: whether the same may be possible in a while.
-    """
+    """The file cannot be read or written: a full disk, say. ``may_pass``: a later try may do."""
 
     may_pass = False
 
 
 def decoded(text: str) -> dict[str, Any]:
-    """A stored record; an error if it is no JSON object."""
+    """A stored record; ``ValueError`` if it is not a JSON object."""
     found = json.loads(text)
     if not isinstance(found, dict):
         raise ValueError(f"expected a JSON object, found {text[:40]}")
@@ -148,7 +145,7 @@ class Database:
     """One SQLite file (``:memory:`` for none), with a write-ahead log.
 
     Small synchronous writes from one thread: each is a committed transaction, on disk before the
-    call returns; where it ``is_durable`` not, the latest may be lost with the machine's power.
+    call returns. Without ``is_durable`` a power cut may lose the latest.
 
     Every method raises ``JournalError`` where the file cannot be read or written.
     """
@@ -189,11 +186,11 @@ class Database:
             self._db.executescript(f"BEGIN; {script} PRAGMA user_version = {version}; COMMIT;")
 
     def limit_size(self, pages: int | None = None) -> None:
-        """Let the file grow to so many pages, by default no further: a disk that is full."""
+        """Limit the file to so many pages, by default its size: like a full disk."""
         self.rows(f"PRAGMA max_page_count = {pages or self.rows('PRAGMA page_count')[0][0]}")
 
     def close(self) -> None:
-        """Close the file. ``JournalError`` if something is left that could not be written."""
+        """Close the file; ``JournalError`` if something could not be written."""
         self.write_rest()
         self._db.close()
         if self._unwritten:
@@ -205,7 +202,7 @@ class Database:
 
     @contextmanager
     def _locked(self) -> Iterator[sqlite3.Connection]:
-        """One user of the file at a time; what goes wrong with it is an error of ours."""
+        """One user of the file at a time; its errors as ``JournalError``."""
         with self._lock:
             try:
                 yield self._db
@@ -218,13 +215,13 @@ class Database:
                 raise failed from error
 
     def write(self, sql: str, *values: object) -> int:
-        """One statement, on disk on return; the number of the row that it inserted."""
+        """One statement, on disk on return; the number of the inserted row."""
         with self._locked() as db:
             return db.execute(sql, values).lastrowid or 0
 
     @contextmanager
     def together(self) -> Iterator[sqlite3.Connection]:
-        """All that is written in the block is on disk after it, or none of it."""
+        """All that the block writes is on disk after it, or nothing."""
         with self._locked() as db:
             db.execute("BEGIN IMMEDIATE")
             try:
@@ -244,8 +241,8 @@ class Database:
     def write_soon(self, *statements: Statement, always: bool = False) -> bool:
         """Write these in one, now or as soon as there is room, in order; whether all is on disk.
 
-        For what counts already, whether it is written or not. While the disk is full, a thousand
-        such writes are kept, and those that are to be ``always``.
+        For records of facts. While the disk is full, a thousand such writes are kept, and all that
+        are to be kept ``always``.
         """
         if len(self._unwritten) < _MOST_UNWRITTEN or always:
             self._unwritten.append(statements)
@@ -254,7 +251,7 @@ class Database:
         return self.write_rest()
 
     def write_rest(self) -> bool:
-        """Write what could not be written before; whether all is on disk."""
+        """Write what could not be written before; whether all is on disk now."""
         with self._writing:
             while self._unwritten:
                 try:
@@ -301,11 +298,10 @@ class Database:
         at: str = "rowid",
         decode: Callable[[str], Any] = decoded,
     ) -> list[T]:
-        """What ``read`` makes of each record, and of these columns beside it.
+        """The result of ``read`` for each record, with these columns as further arguments.
 
-        One that it can make nothing of is moved to the table ``set_aside``, and an event says so:
-        a record that cannot be read is no reason not to start, nor to hide the others.
-        ``record`` is the column with the record, ``at`` what a row is known by.
+        A record for which it fails is moved to the table ``set_aside``, with an event, so that it
+        hides no other. ``record`` is the column with the record, ``at`` identifies a row.
         """
         found = []
         listed = ", ".join((at, record, *columns))

@@ -1,7 +1,4 @@
-"""The file of time series: fine windows for a while, wider ones for longer, so many at most.
-
-A window sums up what was sampled in it, of the lab or of a job.
-"""
+"""The file of time series: samples summed up in windows, the wider the longer they are kept."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,10 +15,10 @@ Sample = tuple[float, float]
 """When (Unix time), and the value."""
 
 WIDTHS_S = (10, 60, 600, 3600)
-"""How long windows are; each is a multiple of the one before."""
+"""The lengths of windows; each is a multiple of the one before."""
 
 MOST_ROWS = 180_000
-"""So many rows are kept of each width: some 25 MB (137 bytes each)."""
+"""The rows kept of each width: some 25 MB (137 bytes each)."""
 
 # Longer reading would keep the next window waiting.
 _MOST_READ = 20_000
@@ -49,7 +46,7 @@ DELETE FROM windows WHERE width_s = ?1 AND at <=
 
 
 class Spread(NamedTuple):
-    """The mean of something, and between what it was."""
+    """The mean of something, and its limits."""
 
     mean: float
     least: float
@@ -57,11 +54,11 @@ class Spread(NamedTuple):
 
 
 class SeriesWindow(NamedTuple):
-    """From ``at`` (Unix time) on, for as long as windows of its kind are.
+    """A window that begins ``at`` (Unix time).
 
-    Of a job: the mean busy share of its ``gpus``, what its hosts send in all (bit/s of the lab),
-    and what its ``iterations`` took; ``predicted_s`` is what one should at its end. With an empty
-    ``job`` it is the lab's: of any GPU and of any host, between the lowest and the highest.
+    Of a job: the mean busy share of its ``gpus``, the rate of all its hosts (bit/s of the lab),
+    and the time of its ``iterations``; ``predicted_s`` is that predicted at the window's end. With
+    an empty ``job`` it is the lab's: of any GPU and any host, with the lowest and the highest.
     """
 
     at: int
@@ -76,21 +73,16 @@ class SeriesWindow(NamedTuple):
     @property
     def as_json(self) -> dict[str, Any]:
         """As the API gives it, without the job's name."""
-        row = self._asdict() | {
-            name: None if spread is None else spread._asdict()
-            for name, spread in (
-                ("busy", self.busy),
-                ("sent_bps", self.sent_bps),
-                ("iteration_s", self.iteration_s),
-            )
+        return {
+            name: value._asdict() if isinstance(value, Spread) else value
+            for name, value in self._asdict().items()
+            if name != "job"
         }
-        del row["job"]
-        return row
 
 
 @dataclass
 class IterationStatistics:
-    """What iterations took that were told of since the last window."""
+    """The times of the iterations that were reported since the last window."""
 
     hosts: Sequence[tuple[str, str]]
     count: int = 0
@@ -106,7 +98,7 @@ class IterationStatistics:
 
     @property
     def spread(self) -> Spread | None:
-        """What one of them took; ``None`` if there was none."""
+        """The time of one of them; ``None`` if there was none."""
         if not self.count:
             return None
         return Spread(self.sum_s / self.count, self.least_s, self.most_s)
@@ -156,9 +148,9 @@ def job_window(
 
 
 def summed(series: Iterable[Sequence[Sample]]) -> Spread | None:
-    """The sum of several series, in the mean and as it went; ``None`` where nothing was sampled.
+    """The mean and the limits of the sum of several series; ``None`` without a sample.
 
-    Between two samples a series is as at the first of them, before its first as at that.
+    Between two samples a series has the value of the first, before its first sample that one's.
     """
     told = [samples for samples in series if samples]
     if not told:
@@ -183,7 +175,7 @@ def _of_any(series: Iterable[Sequence[Sample]]) -> Spread | None:
 
 
 class SeriesStore(Database):
-    """Windows of time on disk, in a file of its own: it may be lost without the lab being so."""
+    """Windows of time, in a file of their own that may be lost."""
 
     schemas = (_TABLES,)
     is_durable = False
@@ -197,7 +189,7 @@ class SeriesStore(Database):
     def add(self, windows: Iterable[SeriesWindow], before: float = 0.0) -> None:
         """Append windows of one time, of the least width; wider ones follow when they are full.
 
-        What began before then is forgotten, and the oldest of what is too much.
+        Windows that began ``before`` then are deleted, and the oldest beyond the most rows.
         """
         windows = list(windows)
         rows = [(WIDTHS_S[0], *_row(window)) for window in windows]
@@ -220,10 +212,10 @@ class SeriesStore(Database):
     def read(
         self, since: float, until: float, points: int = 300, jobs: Collection[str] | None = None
     ) -> tuple[int, list[SeriesWindow]]:
-        """What was between these times, as some ``points`` windows for each job, oldest first.
+        """The time between, as some ``points`` windows for each job, oldest first.
 
-        With ``jobs``, of these alone (``""``: the lab). How long the windows are comes first: as
-        the finest that reach back so far, or a multiple of them.
+        With ``jobs``, of these alone (``""``: the lab). The length of the windows comes first: that
+        of the finest that reach back so far, or a multiple of it.
         """
         width = self._width(since, until)
         begins, ends = max(since, 0.0), max(until, 0.0)
@@ -244,23 +236,19 @@ class SeriesStore(Database):
 
     def _width(self, since: float, until: float) -> int:
         """The least width that reaches back as far as any, or to ``since``, and is read quickly."""
-        begins = {
-            width: at
-            for width in WIDTHS_S
-            if (at := self.rows("SELECT min(at) FROM windows WHERE width_s = ?", width)[0][0])
-            is not None
-        }
-        for width, first in begins.items():
-            reaches = first <= since or all(
-                first < other + wide for wide, other in begins.items() if wide > width
-            )
-            if reaches and self._count(width, since, until) <= _MOST_READ:
+        first = "SELECT min(at) FROM windows WHERE width_s = ?"  # quick: from the index
+        firsts = {width: self.rows(first, width)[0][0] for width in WIDTHS_S}
+        begins = {width: at for width, at in firsts.items() if at is not None}
+        sql = "SELECT count(*) FROM (SELECT 1 FROM windows WHERE width_s = ? AND at >= ? AND at < ?"
+        for width, begin in begins.items():
+            if begin > since and any(
+                begin >= other + wide for wide, other in begins.items() if wide > width
+            ):
+                continue
+            rows = self.rows(f"{sql} LIMIT {_MOST_READ + 1})", width, since, until)
+            if rows[0][0] <= _MOST_READ:
                 return width
         return max(begins, default=WIDTHS_S[0])
-
-    def _count(self, width: int, since: float, until: float) -> int:
-        sql = "SELECT count(*) FROM (SELECT 1 FROM windows WHERE width_s = ? AND at >= ? AND at < ?"
-        return int(self.rows(f"{sql} LIMIT {_MOST_READ + 1})", width, since, until)[0][0])
 
 
 def open_series(state_dir: Path) -> SeriesStore:
@@ -269,30 +257,15 @@ def open_series(state_dir: Path) -> SeriesStore:
 
 
 def _row(window: SeriesWindow) -> tuple[object, ...]:
-    nothing = (None, None, None)
-    return (
-        window.at,
-        window.job,
-        window.gpus,
-        *(window.busy or nothing),
-        *(window.sent_bps or nothing),
-        window.iterations,
-        *(window.iteration_s or nothing),
-        window.predicted_s,
-    )
+    spreads = (window.busy, window.sent_bps, window.iteration_s)
+    busy, sent, took = (spread or (None, None, None) for spread in spreads)
+    begins = (window.at, window.job, window.gpus)
+    return *begins, *busy, *sent, window.iterations, *took, window.predicted_s
 
 
-def _window(row: Sequence[object]) -> SeriesWindow:
+def _window(row: Sequence[Any]) -> SeriesWindow:
     at, job, gpus, *values = row
-    busy, sent, iterations, took, predicted_s = (
-        _spread(values[:3]),
-        _spread(values[3:6]),
-        values[6],
-        _spread(values[7:10]),
-        values[10],
+    busy, sent, took = (
+        None if values[first] is None else Spread(*values[first : first + 3]) for first in (0, 3, 7)
     )
-    return SeriesWindow(at, job, gpus, busy, sent, iterations, took, predicted_s)  # type: ignore[arg-type]
-
-
-def _spread(values: Sequence[object]) -> Spread | None:
-    return None if values[0] is None else Spread(*values)  # type: ignore[arg-type]
+    return SeriesWindow(at, job, gpus, busy, sent, values[6], took, values[10])

@@ -1,7 +1,4 @@
-"""What the controller must not forget beside its jobs: journal of circuits, locks, events.
-
-A change of the network is journalled before a device is touched.
-"""
+"""The controller's store of all but jobs: the journal of circuits, locks, marks, events."""
 
 import json
 import time
@@ -26,26 +23,28 @@ _FORGET = (
 )
 _SAVE_BASELINE = "INSERT OR REPLACE INTO baselines VALUES (?, ?, ?, ?, ?)"
 
+_written = lru_cache(1 << 12)(repr)  # powers have few digits, and repeat
+
 Record = Mapping[str, Any]
 T = TypeVar("T")
 
 BaselineKey = tuple[str, int, int, str]
-"""Whose power it is: the OCS, the input, the output, and the transmitter (or ``""``)."""
+"""The OCS, the input, the output, and the transmitter (or ``""``)."""
 
 
 class Store(Database):
-    """The controller's memory of circuits, and of what happened.
+    """The controller's store of circuits and events.
 
-    Every method raises ``PatchlightError`` where the file cannot be read or written.
+    A change of circuits is journalled before a device is touched. Every method raises
+    ``PatchlightError`` where the file cannot be read or written.
     """
 
     # -- changes of circuits -----------------------------------------------------------------
 
     def prepared_intent(self, number: int, record: Record) -> Callable[[], int]:
-        """What journals an intent when called: by another thread, say. Leave ``record`` alone.
+        """A function that journals an intent, in another thread say. Leave ``record`` alone.
 
-        It gives the number that the change is known by from then on. ``number`` is the one
-        that it has already, 0 for a new change.
+        It returns the number of the change; ``number`` is the one that it has already, or 0.
         """
         verb = "REPLACE" if number else "INSERT"
         columns, started_at = "(id, state, record, started_at)", record.get("started_at")
@@ -60,10 +59,10 @@ class Store(Database):
         committed: Mapping[str, Record] | None = None,
         baselines: Mapping[BaselineKey, Sequence[float]] | None = None,
     ) -> None:
-        """Write down how far a change has come; if it is over, that is an event as well.
+        """Write the progress of a change; its end is an event as well.
 
-        ``committed`` replaces what ``committed_maps`` gives for these OCS, ``baselines`` the
-        readings of these circuits, all in one write.
+        ``committed`` replaces the ``committed_maps`` of these OCS, ``baselines`` the readings of
+        these circuits, all in one write.
         """
         with self.together() as db:
             db.execute(
@@ -83,9 +82,9 @@ class Store(Database):
     def reconfigurations(
         self, last: int | None = None, after: int | None = None
     ) -> list[dict[str, Any]]:
-        """Every change journalled (or the ``last`` few), oldest first, with number and state.
+        """All changes (or the ``last`` few), oldest first, with number and state.
 
-        With ``after`` it is the first so many after that number.
+        With ``after``, the first so many after that number.
         """
         most = -1 if last is None else last  # To SQLite a negative limit is none.
         if after is not None:
@@ -102,9 +101,9 @@ class Store(Database):
         return next(iter(self._changes("WHERE id = ?", number)), None)
 
     def undone_by(self, first: int) -> dict[int, int]:
-        """Which changes from this number on are undone, and the change that did it.
+        """The changes from this number on that are undone, each with the change that undid it.
 
-        One that undid another and was undone itself undoes nothing any more.
+        A change that was undone itself undoes nothing any more.
         """
         reverts = "CASE WHEN json_valid(record) THEN json_extract(record, '$.reverts') END"
         which = f"id > ? AND state = 'committed' AND {reverts} IS NOT NULL ORDER BY id"
@@ -116,8 +115,7 @@ class Store(Database):
         return undone
 
     def unfinished_reconfigurations(self, read: Callable[[dict[str, Any]], T]) -> list[T]:
-        """What a controller that ended had begun; what cannot be read is set aside."""
-
+        """The changes that an earlier controller began; unreadable ones are set aside."""
         return self._changes("WHERE state = 'intent' ORDER BY id", read=read)
 
     def _changes(
@@ -133,13 +131,13 @@ class Store(Database):
         return dict(self.rows("SELECT state, count(*) FROM reconfigurations GROUP BY state"))
 
     def commit_maps(self, maps: Mapping[str, Record]) -> None:
-        """Replace what ``committed_maps`` gives for these OCS."""
+        """Replace the ``committed_maps`` of these OCS."""
         self.write_all(_SAVE_COMMITTED, _committed_rows(maps))
 
     def committed_maps(self, read: Callable[[str, dict[str, Any]], T]) -> dict[str, T]:
-        """What was last written down for each OCS by ``commit_maps`` or with a change.
+        """The maps last written for each OCS by ``commit_maps`` or with a change.
 
-        A record that cannot be read is set aside.
+        An unreadable record is set aside.
         """
         return dict(self.each("committed", "", lambda row, ocs: (ocs, read(ocs, row)), "ocs"))
 
@@ -149,7 +147,6 @@ class Store(Database):
 
     def baselines(self, ocs: str) -> dict[BaselineKey, tuple[float, ...]]:
         """The readings (dBm, oldest first) of every circuit of one OCS that has any."""
-
         rows = self.each(
             *("baselines", "WHERE ocs = ?", lambda readings, *key: ((ocs, *key), readings)),
             *("inp", "out", "source"),
@@ -165,7 +162,7 @@ class Store(Database):
     def save_locks(self, records: Sequence[Record], *, soon: bool = False) -> None:
         """Insert or replace locks, by their ``ocs``, ``port`` and ``channel``.
 
-        ``soon``: now or as soon as there is room, as they count already.
+        ``soon``: now or as soon as there is room, as they are in force already.
         """
         rows = [(r["ocs"], r["port"], r["channel"], json.dumps(r)) for r in records]
         if soon:
@@ -174,12 +171,12 @@ class Store(Database):
             self.write_all(_SAVE_LOCK, rows)
 
     def delete_locks(self, places: Sequence[tuple[str, int, str]]) -> None:
-        """Forget the locks of these channels of ports; without a channel, of the port."""
-        self.write_rest()  # lest a lock comes after its end
+        """Delete the locks of these channels of ports; without a channel, of the port."""
+        self.write_rest()  # or a lock could be written after its end
         self.write_all("DELETE FROM locks WHERE ocs = ? AND port = ? AND channel = ?", places)
 
     def locks(self, read: Callable[[dict[str, Any]], T]) -> list[T]:
-        """Every lock; what cannot be read is set aside."""
+        """Every lock; unreadable ones are set aside."""
         return self.each("locks", "ORDER BY ocs, port, channel", read)
 
     def save_map(self, name: str, record: Record) -> None:
@@ -187,7 +184,7 @@ class Store(Database):
         self.write("INSERT OR REPLACE INTO saved VALUES (?, ?)", name, json.dumps(record))
 
     def delete_map(self, name: str) -> None:
-        """Forget the maps of that name."""
+        """Delete the maps of that name."""
         self.write("DELETE FROM saved WHERE name = ?", name)
 
     def saved_maps(self) -> dict[str, dict[str, Any]]:
@@ -195,7 +192,7 @@ class Store(Database):
         return dict(self.each("saved", "ORDER BY name", lambda row, name: (name, row), "name"))
 
     def set_mark(self, name: str, record: Record | None) -> None:
-        """Remember one thing under a name; ``None`` forgets it."""
+        """Keep one record under a name; ``None`` deletes it."""
         sql, values = _mark(name, record)
         self.write(sql, *values)
 
@@ -207,10 +204,7 @@ class Store(Database):
     def mark(
         self, name: str, read: Callable[[dict[str, Any]], T], unreadable: Record | None = None
     ) -> T | None:
-        """What was remembered under that name.
-
-        Where it cannot be read, it is ``unreadable`` from now on.
-        """
+        """The record under that name; one that cannot be read is replaced by ``unreadable``."""
         is_there = self.rows("SELECT 1 FROM marks WHERE name = ?", name)
         found = self.each("marks", "WHERE name = ?", read, values=(name,))
         if is_there and not found and unreadable is not None:
@@ -221,7 +215,7 @@ class Store(Database):
     # -- events ---------------------------------------------------------------------------
 
     def add_event(self, at: float, kind: str, record: Record) -> None:
-        """Append an event, now or as soon as there is room: it has happened all the same."""
+        """Append an event, now or as soon as there is room."""
         self.add_events(kind, [(at, record)])
 
     def add_events(self, kind: str, events: Sequence[tuple[float, Record]]) -> None:
@@ -255,10 +249,10 @@ class Store(Database):
         return self.each("events", which, event, "number", "at", "kind", values=values)
 
     def forget(self, before: float, most: int = 500) -> int:
-        """Drop events and changes of circuits that were over before then; how many were dropped.
+        """Delete events and changes of circuits that ended before then; the number deleted.
 
-        At most so many of each at once. The events of jobs go with their job. The last event and
-        the last change stay, and so do changes of which nobody knows what came of them.
+        At most so many of each at once. The events of a job are deleted with it. The last event,
+        the last change and changes with an unknown result stay.
         """
         with self.together() as db:
             return sum(db.execute(sql, (before, most)).rowcount for sql in _FORGET)
@@ -284,17 +278,14 @@ def _baseline_rows(
     return [(*key, " ".join(map(_written, readings))) for key, readings in baselines.items()]
 
 
-_OF_A_LAB = ("samples.db", "outputs", "controller.db-wal")
-_written = lru_cache(1 << 12)(repr)  # powers have few digits, and come again and again
-
-
 def open_store(state_dir: Path) -> Store:
-    """The journal in a directory, which is made if it is not there; for its owner alone.
+    """The store in a directory, which is made if missing; for its owner alone.
 
-    ``PatchlightError`` for an empty file where a controller ran: it lost what it had.
+    ``PatchlightError`` for an empty file where a controller ran: its records are lost.
     """
     path = state_dir / "controller.db"
-    beside = [name for name in _OF_A_LAB if (state_dir / name).exists()]
+    others = ("samples.db", "outputs", "controller.db-wal")
+    beside = [name for name in others if (state_dir / name).exists()]
     if beside and path.exists() and not path.stat().st_size:
         raise PatchlightError(
             f"{path} is empty, and {' and '.join(beside)} of an earlier controller beside it: "
@@ -305,7 +296,7 @@ def open_store(state_dir: Path) -> Store:
 
 
 def private_file(state_dir: Path, name: str) -> Path:
-    """A file of SQLite's in the state's folder, both made if need be, for their owner alone."""
+    """An SQLite file in the state's folder, both made if missing, for their owner alone."""
     path = state_dir / name
     try:
         private_folder(state_dir, 0o750)

@@ -84,7 +84,7 @@ def replay(
     Nothing is changed. With --with, another policy is asked what those of its kind were.
     """
     from patchlight.cli.job.texts import find_job
-    from patchlight.controller.jobs.decisions import arguments, plain_answer
+    from patchlight.controller.jobs.cluster_view import arguments, plain
     from patchlight.controller.policies.contract import METHODS, PolicyKind
     from patchlight.controller.policies.registry import find, load_policy
 
@@ -101,7 +101,7 @@ def replay(
         of_kind = cast("PolicyKind", decision["kind"])
         policy: Any = load_policy(other or decision["policy"], of_kind)
         saw = arguments(of_kind, decision["saw"], lab, own_graph)
-        again = plain_answer(getattr(policy, METHODS[of_kind])(*saw))
+        again = plain(getattr(policy, METHODS[of_kind])(*saw))
         rows.append(
             {
                 "kind": decision["kind"],

@@ -6,12 +6,14 @@ from statistics import median
 
 from patchlight.client.client import ControllerClient
 from patchlight.controller.policies.topology import regroup
-from patchlight.controller.prediction.completion import PredictedJob, predict
+from patchlight.controller.prediction import network
+from patchlight.controller.prediction.network import LabNetwork, PredictedJob, Prediction
 from patchlight.controller.prediction.sharing import Training
 from patchlight.emulation.experiments.ofc2022.results import COMPUTE_S, GRADIENT_BYTES
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.wiring import trace_links
 from tests.support.lab_jobs import ended
 
 # Rings in the order of the OFC 2022 experiment's: each edge crosses between the ToRs at first.
@@ -29,6 +31,13 @@ RINGS: Mapping[str, tuple[tuple[str, ...], ...]] = {
 def spec_of(name: str, ring: Sequence[str], iterations: int) -> JobSpec:
     """VGG16 as in the experiment, on these hosts."""
     return JobSpec(name, iterations, GRADIENT_BYTES, dict(COMPUTE_S), hosts=tuple(ring), seed=1)
+
+
+def predict(
+    lab: Lab, maps: Mapping[str, PortMap], jobs: Sequence[PredictedJob]
+) -> list[Prediction]:
+    """The predictions for these jobs under these maps."""
+    return network.predict(LabNetwork(lab, trace_links(lab, maps)), jobs)
 
 
 def predicted_and_measured_s(

@@ -1,8 +1,7 @@
 """What a queue needs of the place where its jobs run, of the jobs, and of their users' accounts.
 
-A *site* is a lab or a simulated cluster; an *entry* is what the queue starts as one: a job, or
-a gang of jobs that start together. Where an entry goes is a *placement*: the queue never looks
-into it, it only asks the site which GPUs are in it.
+A *site* is a lab or a simulated cluster; an *entry* is a job, or a gang of jobs that start
+together. The place of an entry is a *placement*: only the site knows which GPUs are in it.
 """
 
 import math
@@ -20,10 +19,10 @@ P = TypeVar("P")
 
 
 class UserUsage(NamedTuple):
-    """What a user had, as of ``at_s``: what a site keeps of it for good.
+    """What a user had until ``at_s``: what a site stores.
 
     ``gpu_s`` are GPU-seconds of which those of a half-life ago count half, ``window_gpu_s``
-    all those since the quota's present window began.
+    all since the quota's present window began.
     """
 
     gpu_s: float = 0.0
@@ -32,10 +31,9 @@ class UserUsage(NamedTuple):
 
 
 class UserAccounts:
-    """The books of one site. Whoever has GPUs is charged as time passes.
+    """The accounts of one site; GPUs that are held are charged as time passes.
 
-    ``usage`` is what was kept when the site was last there; GPUs that are held then have to be
-    told again by ``took``.
+    ``usage`` is what an earlier site stored; GPUs that are still held need ``took`` again.
     """
 
     def __init__(self, settings: Discipline, usage: Mapping[str, UserUsage] | None = None) -> None:
@@ -49,7 +47,7 @@ class UserAccounts:
         self._held[user] = self._held.get(user, 0) + gpus
 
     def gave_back(self, user: str, gpus: int, now_s: float) -> None:
-        """A job of a user has them no more."""
+        """A job of a user has so many GPUs less."""
         self.took(user, -gpus, now_s)
 
     def held(self, user: str) -> int:
@@ -57,25 +55,21 @@ class UserAccounts:
         return self._held.get(user, 0)
 
     def room(self, user: str) -> float:
-        """How many more GPUs a user's jobs may have at once; infinity for any number."""
+        """How many more GPUs a user's jobs may have at once; infinity without a limit."""
         most = self._settings.allowance(user).gpus
         return math.inf if most is None else most - self.held(user)
 
     def usage(self, now_s: float) -> dict[str, UserUsage]:
-        """What each user had up to now: what to keep."""
+        """What each user had up to now, to be stored."""
         return {user: self._until(user, now_s) for user in self._usage}
 
     def shares(self, now_s: float) -> dict[str, float]:
         """Of each user the decayed GPU-seconds over the user's share.
 
-        As in Slurm's multifactor priority: the use of the past decays with a half-life, and
-        counts against what the user is entitled to.
+        As in Slurm's multifactor priority: past use decays with a half-life.
         """
-        allowance = self._settings.allowance
-        return {
-            user: self._until(user, now_s).gpu_s / (allowance(user).share or 1.0)
-            for user in self._usage
-        }
+        share = {user: self._settings.allowance(user).share or 1.0 for user in self._usage}
+        return {user: self._until(user, now_s).gpu_s / share[user] for user in share}
 
     def over_quota(self, user: str, gpus: int, now_s: float) -> Waiting | None:
         """Why a user's job of so many GPUs may not start now; ``None`` if it may."""
@@ -93,12 +87,12 @@ class UserAccounts:
         return None
 
     def next_window_s(self, now_s: float) -> float:
-        """When GPU-hours are counted anew."""
+        """When GPU-hours are counted from 0 again."""
         length_s = self._settings.quota_window_s
         return (now_s // length_s + 1) * length_s
 
     def _until(self, user: str, now_s: float) -> UserUsage:
-        """The usage as of now: what was had decays, what is held is added as it was had."""
+        """The usage as of now: the past decays, what is held is added."""
         known = self._usage.get(user)
         if known is None:
             return UserUsage(0.0, now_s, 0.0)
@@ -116,9 +110,9 @@ class UserAccounts:
 
 
 def admission(settings: Discipline, user: str, gpus: int, jobs: int) -> Waiting | None:
-    """Why a job of a user may not even wait; ``None`` if it may.
+    """Why a job that wants so many GPUs may not even wait; ``None`` if it may.
 
-    It wants so many GPUs, and so many jobs of the user's wait or run already.
+    So many jobs of the user wait or run already.
     """
     allowed = settings.allowance(user)
     if allowed.gpus is not None and gpus > allowed.gpus:
@@ -135,43 +129,43 @@ def _called(user: str) -> str:
 
 
 class JobFate(StrEnum):
-    """What has become of a job that others wait for."""
+    """The state of a job that others wait for."""
 
     PENDING = "pending"
     DONE = "done"
     FAILED = "failed"
-    """It will never be done: failed, stopped, or nobody knows it."""
+    """It will never be done: failed, stopped, or unknown."""
 
 
 class QueueEntry(Protocol):
-    """What is started as one: a job, or a gang of them.
+    """A job or a gang, which starts as one.
 
-    What changes while it waits, the queue hears by ``remove``, and by the site's ``joined`` again.
+    If it changes while it waits, ``remove`` it and add it to the site's ``joined`` again.
     """
 
     @property
     def index(self) -> int:
-        """Its own number; of equals the lower one is first."""
+        """A unique number; of equals the lower one is first."""
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Its name for people."""
 
     @property
     def user(self) -> str:
-        """Whose it is."""
+        """Who submitted it."""
 
     @property
     def workers(self) -> int:
-        """How many GPUs it wants in all; where a policy will say, the least that it can have."""
+        """How many GPUs it wants in all; where a policy decides, the least."""
 
     @property
     def wants(self) -> str:
-        """The same in words, like ``4 GPUs of Tesla M40``."""
+        """The same as text, like ``4 GPUs of Tesla M40``."""
 
     @property
     def priority(self) -> int:
-        """The higher comes first, whatever the order policy says."""
+        """The higher comes first, before the order policy counts."""
 
     @property
     def preemptible(self) -> bool:
@@ -179,7 +173,7 @@ class QueueEntry(Protocol):
 
     @property
     def held(self) -> bool:
-        """Whether it waits because its user wants it to."""
+        """Whether its user holds it back."""
 
     @property
     def after(self) -> Sequence[str]:
@@ -187,18 +181,18 @@ class QueueEntry(Protocol):
 
     @property
     def gpus(self) -> int:
-        """While it runs, the GPUs that it has, as a set."""
+        """While it runs, its GPUs, as a set."""
 
     @property
     def began_s(self) -> float:
-        """While it runs, since when."""
+        """While it runs, when it began."""
 
     def progress(self, now_s: float, known: bool) -> Progress:
         """GPU-seconds had and, where ``known``, seconds left."""
 
 
 class Occupied(Protocol):
-    """Which GPUs an entry cannot have. Numbers of GPUs, or sets of them as integers."""
+    """The GPUs that an entry cannot have; sets of GPUs are integers."""
 
     @property
     def free(self) -> int:
@@ -210,7 +204,7 @@ class Occupied(Protocol):
 
     @property
     def broken(self) -> int:
-        """Those that are broken, or whose links nobody knows, as a set."""
+        """Those that are broken, or whose links are unknown, as a set."""
 
 
 E = TypeVar("E", bound=QueueEntry)
@@ -219,16 +213,15 @@ E = TypeVar("E", bound=QueueEntry)
 class Site(Protocol[E, P]):
     """Where entries run.
 
-    ``joined`` are the entries that began to wait since the queue last emptied this list, those
-    that were preempted among them. ``accounts`` are needed for quotas and for *fair-share* only:
-    the site tells them of each entry that gets GPUs or gives them back.
+    ``joined`` are the entries that began to wait since the queue last emptied this list, also
+    preempted ones. The site updates ``accounts`` when entries get GPUs or give them back.
     """
 
     joined: list[E]
 
     @property
     def accounts(self) -> UserAccounts | None:
-        """What users have and had; ``None`` where nobody has to know."""
+        """What users have and had; needed for quotas and *fair-share* only."""
 
     @property
     def now_s(self) -> float:
@@ -240,86 +233,80 @@ class Site(Protocol[E, P]):
 
     @property
     def occupancy(self) -> Occupied:
-        """Which GPUs are free, held and broken now."""
+        """The GPUs that are free, held and broken now."""
 
     @property
     def released(self) -> int:
-        """It rises whenever an entry that found no place may find one: GPUs became free,
-        or circuits changed."""
+        """Grows when an entry without a place may find one: GPUs became free, circuits changed."""
 
     @property
     def layout(self) -> int:
-        """It rises whenever an entry that found no place in an empty cluster may find one."""
-
-    # -- what is known
+        """Grows when an entry without a place even in an empty cluster may find one."""
 
     def rank(self, entry: E) -> float:
-        """What the order policy says of an entry now; of a gang, the least of its jobs'."""
+        """The order policy's value of an entry now; of a gang, the least of its jobs'."""
 
     def ends(self) -> Sequence[Running]:
-        """The ends of what runs, the next first; infinity where nobody knows."""
+        """The ends of what runs, the next first; infinity if unknown."""
 
     def would_end_s(self, entry: E) -> float:
-        """When an entry that waits would end if it started now; infinity where nobody knows."""
+        """The end of a waiting entry if it started now; infinity if unknown."""
 
     def fate(self, name: str) -> JobFate:
-        """What has become of a job that an entry names in ``after``."""
+        """The state of a job that an entry names in ``after``."""
 
     def free_for(self, entry: E) -> int:
-        """How many free GPUs the entry can run on. Asked only when somebody asks why it waits."""
+        """How many free GPUs the entry can run on. Called only to explain why it waits."""
 
     def out_of_reach(self, entry: E) -> Waiting | None:
-        """Why an entry waits for broken hosts of which nobody knows when they are back, if so.
+        """Why an entry waits for broken hosts, if so. Others pass it.
 
-        Others pass it. Asked only while there are broken ones.
+        Called only while there are broken ones.
         """
 
-    # -- what can be done
+    # -- changes
 
     def place(self, entry: E, occupied: int | None = None) -> P | Waiting:
-        """Where the policies put an entry, or why nowhere. Nothing has happened by that.
+        """Where the policies put an entry, or why nowhere. Changes nothing.
 
-        Taken are the GPUs in ``occupied``; ``None``: those that are. A reason that others pass
-        (``WaitReason.is_passed``) is one that no GPU which becomes free would mend.
+        GPUs in ``occupied`` are taken, by default those that are. With a reason that others pass
+        (``WaitReason.is_passed``), further free GPUs would not help.
         """
 
     def gpus_of(self, placement: P) -> int:
         """The GPUs of a placement, as a set."""
 
     def can_start(self, entry: E, placement: P, without: Sequence[E]) -> bool:
-        """Whether an entry could be started there once those ``without`` have lost their GPUs.
+        """Whether an entry could start there once those ``without`` have lost their GPUs.
 
-        Nothing has happened by that. It is asked before anybody loses any.
+        Changes nothing; called before any GPU is taken.
         """
 
     def start(self, entry: E, placement: P) -> bool:
-        """Start an entry there: from now on it is in ``running``, and its GPUs are held.
+        """Start an entry there: it is in ``running`` now, and its GPUs are held.
 
-        A lab notes it here and carries it out after the pass. ``False``: it cannot be started
-        there, because its GPUs cannot be joined by light; it waits on.
+        A lab carries it out after the pass. ``False``: its GPUs cannot be connected; it waits on.
         """
 
     def preempt(self, entry: E) -> None:
-        """Take a running entry's GPUs: from now on they are free, and it is not in ``running``.
+        """Take a running entry's GPUs: they are free now, and it is not in ``running``.
 
-        It waits again from when it is next in ``joined``: at once in a simulation, in a lab
-        once it has stopped at the end of an iteration. What is started on its GPUs in the same
-        pass, a lab starts only then.
+        It waits again when it is next in ``joined``: at once in a simulation, in a lab once it has
+        stopped at the end of an iteration. A lab starts others on its GPUs only then.
         """
 
     def refuse(self, entry: E, why: Waiting) -> bool:
-        """Whether the site takes a blocked entry off the queue for good, now that it hears why.
+        """Whether the site takes a blocked entry off the queue for good.
 
-        ``False`` keeps it waiting: it is tried again when ``layout`` rises, or what it waits
-        for has changed.
+        ``False`` keeps it waiting until ``layout`` grows, or what it waits for has changed.
         """
 
     def wake_at(self, at_s: float) -> None:
-        """There has to be a pass by then, whatever happens."""
+        """Ask for a pass by then."""
 
 
 class OrderTraits(NamedTuple):
-    """What an order policy says of itself: see ``patchlight.controller.policies.order``."""
+    """The traits of an order policy: see ``patchlight.controller.policies.order``."""
 
     stable: bool = False
     by_user: bool = False
@@ -327,7 +314,7 @@ class OrderTraits(NamedTuple):
 
     @classmethod
     def of(cls, policy: object) -> "OrderTraits":
-        """Those of a policy, or of the one that a guard keeps as its ``policy``."""
+        """The traits of a policy, or of the ``policy`` of a guard."""
         policy = getattr(policy, "policy", policy)
         stable = bool(getattr(policy, "stable", False))
         rises_at = getattr(policy, "rises_at", None) if stable else None

@@ -1,26 +1,14 @@
-"""The queue: starts what waits, and resizes what runs, as its settings and the policies say.
+"""The queue: starts what waits, and resizes what runs, by its settings and the policies."""
 
-One implementation for the lab and for the simulator. The elasticity policy is asked after each pass
-which running jobs get other numbers of workers.
-"""
-
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from patchlight.controller.jobs.discipline.contract import (
-    EPSILON_S,
-    JobFate,
-    OrderTraits,
-    QueueEntry,
-    Site,
-    UserAccounts,
-)
-from patchlight.controller.jobs.discipline.standings import Place, WaitingLine, victims_of
+from patchlight.controller.jobs.discipline import contract
+from patchlight.controller.jobs.discipline.contract import EPSILON_S, JobFate, QueueEntry
+from patchlight.controller.jobs.discipline.standings import Place, Victims, WaitingLine
 from patchlight.controller.policies.contract import ClusterView, ElasticJob, QueuedJob
-from patchlight.controller.prediction.completion import RingWork, units_s
-from patchlight.controller.prediction.network import LabNetwork
+from patchlight.controller.prediction.network import LabNetwork, RingWork, units_s
 from patchlight.controller.prediction.sharing import Load
 from patchlight.testbed.lab.queueing import Discipline, Waiting, WaitReason
 
@@ -31,7 +19,7 @@ _NO_LIGHT = Waiting(WaitReason.NO_CIRCUIT, "its GPUs cannot be joined by light")
 _HELD = Waiting(WaitReason.HELD, "it is held back", is_blocked=True)
 
 ASK_AGAIN_S = 60.0
-"""So often the policy is asked while nothing comes, starts or ends, unless it is ``stable``."""
+"""How often the policy is asked while nothing comes, starts or ends, unless it is ``stable``."""
 
 _MOST_QUEUED = 64
 
@@ -39,21 +27,23 @@ _MOST_QUEUED = 64
 class JobQueue(Generic[E, P]):
     """The waiting entries of one site, from one pass to the next.
 
-    The site's ``joined`` are its first entries; some may run already. Under other settings or
-    another order policy take a new queue, and let all that wait join it.
+    The site's ``joined`` are its first entries; some may run already. For other settings or
+    another order policy take a new queue that all waiting entries join.
     """
 
-    def __init__(self, site: Site[E, P], settings: Discipline, order: OrderTraits) -> None:
+    def __init__(
+        self, site: contract.Site[E, P], settings: Discipline, order: contract.OrderTraits
+    ) -> None:
         if (settings.has_quotas or order.by_user) and site.accounts is None:
             raise ValueError("a queue with quotas or by user needs the site's accounts")
         self._site, self._settings = site, settings
         self._quotas = site.accounts if settings.has_quotas else None
         self._line: WaitingLine[E] = WaitingLine(site.rank, order, settings.has_quotas)
         rises_at = None if order.by_user else order.rises_at
-        self._victims = victims_of(site, self._line.standing, settings.quantum_s, rises_at)
+        self._victims = Victims(site, self._line.standing, settings.quantum_s, rises_at)
         for entry in sorted(site.running.values(), key=lambda each: each.began_s):
             self._victims.started(entry)
-        # Who is not in line, why, and for whom a place was sought, in which layout.
+        # Entries that are not in line, why, and the layout in which no place was found.
         self._aside: dict[int, tuple[E, Waiting, int | None]] = {}
         self._failed: tuple[int, int] | None = None
         self._why_failed = _NO_LIGHT
@@ -62,13 +52,13 @@ class JobQueue(Generic[E, P]):
         self._again_s = 0.0
 
     def decide(self) -> bool:
-        """One pass: start all that can be started now.
-
-        Whether the next one waits on though as many GPUs are free as it wants.
-        """
+        """One pass: start all that can start; whether the next one waits on beside enough GPUs."""
         site, line, settings = self._site, self._line, self._settings
         if self._aside or line.changes:
-            self._let_back()
+            for entry, _, layout in list(self._aside.values()):
+                if layout != site.layout:
+                    del self._aside[entry.index]
+                    self._at_gate(entry)
             line.begin()
         if site.joined:
             self._join()
@@ -94,12 +84,12 @@ class JobQueue(Generic[E, P]):
         return held_up
 
     def first(self) -> E | None:
-        """The next one, as of the last pass; ``None`` if nobody waits but for their own reasons."""
+        """The next one, as of the last pass; ``None`` if all wait for reasons of their own."""
         place = self._line.first()
         return None if place is None else place[3]
 
     def remove(self, entry: E) -> None:
-        """An entry does not wait any more, whyever: it was stopped, or will never run."""
+        """An entry does not wait any more: it was stopped, or will never run."""
         if entry in self._site.joined:
             self._site.joined.remove(entry)
         if self._aside.pop(entry.index, None):
@@ -110,12 +100,12 @@ class JobQueue(Generic[E, P]):
                 return
 
     def began_anew(self, entry: E) -> None:
-        """A running entry has other GPUs from now on: its ``began_s`` is another."""
+        """A running entry has other GPUs now, and another ``began_s``."""
         if self._settings.preempt:
             self._victims.started(entry)
 
     def reasons(self) -> Iterator[tuple[E, Waiting]]:
-        """Why each that waits was not started in the last pass: those in line first, in turn."""
+        """Why each waiting entry was not started in the last pass: those in line first."""
         first: E | None = None
         first_of: dict[str, E] = {}
         open_head = self.first()
@@ -145,19 +135,12 @@ class JobQueue(Generic[E, P]):
                 self._line.add(entry)
 
     def _at_gate(self, entry: E) -> None:
-        """Let an entry into the line once nothing holds it back that it brought with it."""
+        """Let an entry into the line, unless it is held back or its dependencies are not done."""
         why = _HELD if entry.held else self._depends(entry)
         if why is None:
             self._line.add(entry)
         elif not (why.is_blocked and self._site.refuse(entry, why)):
             self._aside[entry.index] = entry, why, None
-
-    def _let_back(self) -> None:
-        """Look again at who was set aside."""
-        for entry, _, layout in list(self._aside.values()):
-            if layout != self._site.layout:
-                del self._aside[entry.index]
-                self._at_gate(entry)
 
     def _depends(self, entry: E) -> Waiting | None:
         fates = {name: self._site.fate(name) for name in entry.after}
@@ -183,7 +166,7 @@ class JobQueue(Generic[E, P]):
         return True
 
     def _set_aside(self, place: Place[E]) -> None:
-        """Let others pass the next one: it would not start if nothing ran, either."""
+        """Let others pass the next one, which would not start in an empty cluster either."""
         site, head = self._site, place[3]
         why = self._why_first(head)._replace(is_blocked=True)
         self._line.remove(place)
@@ -203,7 +186,7 @@ class JobQueue(Generic[E, P]):
         """Start an entry where the policy puts it; ``False`` if it has to wait."""
         site = self._site
         if site.occupancy.free < entry.workers:
-            # What was found while others had GPUs, or other hosts were there, counts no more.
+            # An earlier result, with other GPUs taken or other hosts, does not count any more.
             hopeless = site.occupancy.broken and site.out_of_reach(entry) is not None
             self._hopeless = entry.index if hopeless else None
             return False
@@ -214,9 +197,7 @@ class JobQueue(Generic[E, P]):
         if isinstance(placement, Waiting):
             self._why_failed = placement
             self._hopeless = entry.index if placement.reason.is_passed else None
-        elif site.start(entry, placement):
-            if self._settings.preempt:
-                self._victims.started(entry)
+        elif self._start(entry, placement):
             return True
         else:
             self._why_failed = _NO_LIGHT
@@ -231,10 +212,10 @@ class JobQueue(Generic[E, P]):
         return True
 
     def _backfill(self, head: E) -> None:
-        """EASY: those behind the first may start if that does not put off when it can.
+        """EASY: those behind the first may start if that does not delay it.
 
-        When it can is where as many GPUs as it wants are free; their places are not looked at.
-        Where nobody knows when that is, only what it leaves over is given away.
+        The first can start when as many GPUs are free as it wants, wherever they are. If that time
+        is unknown, only the GPUs that it leaves over are given away.
         """
         site, line = self._site, self._line
         shadow_s, free = site.now_s, site.occupancy.free
@@ -263,14 +244,11 @@ class JobQueue(Generic[E, P]):
                 spare -= entry.workers
 
     def _make_room(self, place: Place[E]) -> bool:
-        """Preempt those behind the next one on whose GPUs it can start; ``False`` if none are.
-
-        Nobody loses GPUs that no light would join for it.
-        """
+        """Preempt entries behind the next one on whose GPUs it can start; ``False`` if none are."""
         site, head = self._site, place[3]
         attempt = (head.index, site.released)
         if attempt == self._in_vain and site.now_s < self._again_s:
-            return False  # Who runs has not got less important meanwhile, or not by much.
+            return False  # The ranks of those that run have hardly changed since.
         freed, free, chosen = 0, site.occupancy.free, list[E]()
         for entry in self._victims.behind(self._line.standing(head)):
             chosen.append(entry)
@@ -288,11 +266,11 @@ class JobQueue(Generic[E, P]):
             for each in losing:
                 site.preempt(each)
             self._line.remove(place)
-            if not self._start(head, placement):  # whoever was asked twice answered otherwise
+            if not self._start(head, placement):  # unlike what ``can_start`` answered
                 self._line.add(head)
                 attempt = (head.index, site.released)
                 break
-            # Those who lost their GPUs wait now, behind whoever comes first in order.
+            # Those that lost their GPUs wait now, in the line's order.
             self._join()
             return True
         self._in_vain = attempt
@@ -304,51 +282,45 @@ def _behind(entry: QueueEntry) -> Waiting:
     return Waiting(WaitReason.BEHIND, f"it comes after {entry.name}")
 
 
-class ElasticSite(Protocol[E]):
+class ElasticSite(contract.Site[E, P], Protocol[E, P]):
     """A site whose running entries may get other numbers of GPUs."""
-
-    @property
-    def accounts(self) -> UserAccounts | None:
-        """What users have and had; ``None`` where nobody has to know."""
-
-    @property
-    def now_s(self) -> float:
-        """Seconds."""
 
     @property
     def is_stable(self) -> bool:
         """Whether the policy answers the same until something comes, starts or ends."""
 
     def elastic(self) -> Sequence[tuple[E, ElasticJob]]:
-        """The running entries that may change now, as the policy is shown them."""
+        """The running entries that may change now, as the policy sees them."""
 
     def queued(self, entry: E) -> QueuedJob:
-        """An entry that waits, as the policy is shown it."""
+        """A waiting entry as the policy sees it."""
 
     def ask(self, jobs: Sequence[ElasticJob], queue: Sequence[QueuedJob]) -> Mapping[str, int]:
-        """What the policy answers, the cluster being as it is now."""
+        """The policy's answer for the present cluster."""
 
     def resize(self, entry: E, degree: int) -> None:
-        """Give an entry so many GPUs, if the placement policy finds them; what it had more, back.
-
-        A lab notes it here and carries it out after the pass.
-        """
-
-    def wake_at(self, at_s: float) -> None:
-        """There has to be a pass by then, whatever happens."""
+        """Give an entry so many GPUs, if the placement policy finds them. A lab does it later."""
 
 
-def resize_jobs(site: ElasticSite[E], waiting: Iterable[tuple[E, Waiting]]) -> list[E]:
-    """Ask once, and do what is answered: who changed. ``waiting`` has the next one first.
+def resize_jobs(site: ElasticSite[E, Any], waiting: Iterable[tuple[E, Waiting]]) -> list[E]:
+    """Ask the elasticity policy after a pass, and follow it; the entries that changed.
 
-    Those that shrink come first. A job does not grow beyond what its user may have.
+    ``waiting`` has the next one first. Those that shrink come first. A job does not grow beyond
+    what its user may have.
     """
     elastic = site.elastic()
     if not elastic:
         return []
     if not site.is_stable:
         site.wake_at(site.now_s + ASK_AGAIN_S)
-    queue = [site.queued(entry) for entry in itertools.islice(_for_gpus(waiting), _MOST_QUEUED)]
+    queue, had_enough = list[QueuedJob](), set[str]()
+    for entry, why in waiting:  # of those only that need nothing but GPUs
+        if why.reason is WaitReason.QUOTA:
+            had_enough.add(entry.user)
+        elif not (why.is_blocked or why.reason.is_passed or entry.user in had_enough):
+            queue.append(site.queued(entry))
+            if len(queue) == _MOST_QUEUED:
+                break
     wanted = site.ask([job for _, job in elastic], queue)
     changes = [
         (wanted[job.name] - job.degree, entry, job) for entry, job in elastic if job.name in wanted
@@ -363,23 +335,13 @@ def resize_jobs(site: ElasticSite[E], waiting: Iterable[tuple[E, Waiting]]) -> l
     return changed
 
 
-def _for_gpus(waiting: Iterable[tuple[E, Waiting]]) -> Iterator[E]:
-    """Those that GPUs alone would help."""
-    had_enough: set[str] = set()
-    for entry, why in waiting:
-        if why.reason is WaitReason.QUOTA:
-            had_enough.add(entry.user)
-        elif not (why.is_blocked or why.reason.is_passed or entry.user in had_enough):
-            yield entry
-
-
 def is_stable(policy: object) -> bool:
-    """Whether an elasticity policy, or the one that a guard keeps, says that it is ``stable``."""
+    """Whether an elasticity policy, or the ``policy`` of a guard, is ``stable``."""
     return bool(getattr(getattr(policy, "policy", policy), "stable", False))
 
 
 def room_for(view: ClusterView, name: str, gpus: int, *, grows: bool) -> ClusterView:
-    """The cluster for a job that changes: its own GPUs, and if it grows the free ones, too."""
+    """The cluster for a job that changes: its GPUs and, if it grows, the free ones."""
     taken = view.occupied if grows else view.shape.everything
     return view._replace(
         occupied=taken & ~gpus,
@@ -394,10 +356,9 @@ def iteration_times(
     name: str,
     options: Mapping[int, tuple[Sequence[int], Load]],
 ) -> dict[int, float]:
-    """Predicted seconds of an iteration of a job by degree, for a ring and a load of each.
+    """Predicted seconds of an iteration of a job by degree, with a ring and a load of each.
 
-    Beside all that run in a lab, over its links as they are lit now. A degree whose ring has no way
-    is left out.
+    All others run on, over the present links. A degree whose ring has no route is left out.
     """
     others = [RingWork(r.ring, r.load) for r in view.rings if r.load is not None and r.name != name]
     times = {

@@ -1,4 +1,4 @@
-"""In which order entries wait, and which running ones others may take GPUs from."""
+"""The order in which entries wait, and the running ones that may be preempted."""
 
 import math
 from bisect import bisect_left, bisect_right, insort
@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush, merge
 from itertools import islice
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from patchlight.controller.jobs.discipline.contract import EPSILON_S, OrderTraits, QueueEntry, Site
 from patchlight.testbed.errors import BadInput
@@ -14,23 +14,20 @@ from patchlight.testbed.lab.queueing import Waiting
 
 E = TypeVar("E", bound=QueueEntry)
 Place = tuple[int, float, int, E]
-"""Minus an entry's priority, what the order policy says of it, its index: the lowest is next."""
+"""Minus an entry's priority, the order policy's value, its index, itself: the lowest is next."""
 Standing = tuple[int, float]
-"""An entry's priority, and minus what the order policy says: the lowest is the furthest behind."""
+"""An entry's priority, and minus the order policy's value: the lowest is the furthest behind."""
 
-StandingOf = Callable[[E], Standing]
-"""How an entry stands now."""
-
-# A rise is looked for a little early: sums of GPU-seconds are rounded.
+# A rise is expected a little early: sums of GPU-seconds are rounded.
 _EARLY_S = 1e-3
 
 
 class WaitingLine(Generic[E]):
-    """The waiting in order. With ``apart`` each user's stand in a line of their own.
+    """The waiting in order; with ``apart`` in one line for each user.
 
-    Such a line may be shut for a pass without holding up the others. If the order policy goes
-    by the user alone, it is asked once for each line; it is asked again about all that wait in
-    each pass if it is not stable, else about each that joins. ``changes``: passes have to begin.
+    Such a line may be shut for a pass without holding up the others. An order policy that goes by
+    the user alone is asked once for each line; one that is not stable about all in each pass; any
+    other about each entry that joins. With ``changes`` each pass has to ``begin``.
     """
 
     def __init__(self, rank: Callable[[E], float], order: OrderTraits, apart: bool) -> None:
@@ -53,18 +50,18 @@ class WaitingLine(Generic[E]):
                 places[:] = sorted(self._place(place[3]) for place in places)
 
     def standing(self, entry: E) -> Standing:
-        """How an entry stands now, whether it waits or runs."""
+        """The standing of an entry now, whether it waits or runs."""
         return entry.priority, -self._rank(entry)
 
     def first(self) -> Place[E] | None:
-        """Who is next, of the lines that are open."""
+        """The next one, of the open lines."""
         if not self._apart:
             return self._one[0] if self._one else None
         heads = (places[0] for places in self._open())
         return min(heads, key=self._turn, default=None)
 
     def some(self, count: int) -> list[Place[E]]:
-        """The first so many, of the lines that are open."""
+        """The first so many, of the open lines."""
         if not self._apart:
             return self._one[:count]
         return list(islice(merge(*self._open(), key=self._turn), count))
@@ -77,7 +74,7 @@ class WaitingLine(Generic[E]):
             insort(self._one, (-entry.priority, self._rank(entry), entry.index, entry))
 
     def remove(self, place: Place[E]) -> None:
-        """Somebody does not wait any more."""
+        """One of them does not wait any more."""
         places = self._lines[place[3].user] if self._apart else self._one
         del places[0 if places[0] is place else bisect_left(places, place)]
         if self._apart and not places:
@@ -88,11 +85,11 @@ class WaitingLine(Generic[E]):
         self._shut[user] = why
 
     def is_shut(self, user: str) -> bool:
-        """Whether the first of this user's was looked at, and may not start."""
+        """Whether none of this user's may start."""
         return user in self._shut
 
     def all(self) -> Iterator[tuple[Place[E], Waiting | None]]:
-        """Everybody in turn; the first in each line that is shut with the reason."""
+        """All in turn; the first in each shut line with the reason."""
         for place in merge(*self._lines.values(), key=self._turn):
             user = place[3].user
             is_first = user in self._shut and self._lines[user][0] is place
@@ -114,51 +111,8 @@ class WaitingLine(Generic[E]):
         return minus_priority, rank, index
 
 
-class Victims(Protocol[E]):
-    """Running entries that may be preempted, the one that is furthest behind first."""
-
-    def started(self, entry: E) -> None:
-        """An entry has begun to run."""
-
-    def behind(self, standing: Standing) -> Iterator[E]:
-        """The entries behind that which have run for the quantum.
-
-        The furthest behind first, of equals the one that came last.
-        """
-
-
-def victims_of(
-    site: Site[E, Any], standing: StandingOf[E], quantum_s: float, rises_at: Sequence[float] | None
-) -> Victims[E]:
-    """Those of a site; ``rises_at`` is the order policy's, ``None`` if it says nothing."""
-    if rises_at is None:
-        return _AskedAboutAll(site, standing, quantum_s)
-    return _AskedAboutFew(site, standing, quantum_s, rises_at)
-
-
-class _AskedAboutAll(Generic[E]):
-    def __init__(self, site: Site[E, Any], standing: StandingOf[E], quantum_s: float) -> None:
-        self._site, self._standing, self._quantum_s = site, standing, quantum_s
-
-    def started(self, entry: E) -> None:
-        pass
-
-    def behind(self, standing: Standing) -> Iterator[E]:
-        latest_s = self._site.now_s - self._quantum_s + EPSILON_S
-        asked = [
-            (self._standing(entry), -entry.index, entry)
-            for entry in self._site.running.values()
-            if entry.began_s <= latest_s and entry.preemptible
-        ]
-        found = sorted(each for each in asked if each[0] < standing)
-        return (entry for _, _, entry in found)
-
-
 class _Bound(NamedTuple, Generic[E]):
-    """An entry that runs since ``began_s`` is not further behind than this; the lowest is first.
-
-    ``asked_s`` is when the policy was asked.
-    """
+    """An entry that runs since ``began_s`` is not further behind than this; the lowest is first."""
 
     standing: Standing
     minus_index: int
@@ -167,22 +121,33 @@ class _Bound(NamedTuple, Generic[E]):
     entry: E
 
 
-class _AskedAboutFew(Generic[E]):
-    """Keeps for each entry how it stood when the policy was last asked about it.
+class Victims(Generic[E]):
+    """The running entries of a site that may be preempted.
 
-    Until the entry passes one of ``rises_at`` it is no further behind, so nobody needs to be
-    asked about who was not behind far enough then.
+    With ``rises_at`` of the order policy, the standing of each entry when the policy was last asked
+    about it is kept. Until the entry passes one of these amounts it is not further behind, so the
+    policy need not be asked about entries that were not far enough behind.
     """
 
     def __init__(
         self,
         site: Site[E, Any],
-        standing: StandingOf[E],
+        standing: Callable[[E], Standing],
         quantum_s: float,
-        rises_at: Sequence[float],
+        rises_at: Sequence[float] | None,
     ) -> None:
         self._site, self._standing, self._quantum_s = site, standing, quantum_s
-        self._rises_at = _ascending(rises_at)
+        try:
+            self._rises_at = [float(amount) for amount in rises_at or ()]
+        except (TypeError, ValueError):
+            self._rises_at = [math.nan]
+        ascending = self._rises_at == sorted(self._rises_at)
+        if not ascending or any(map(math.isnan, self._rises_at)):
+            raise BadInput(
+                f"an order policy's rises_at cannot be {rises_at!r}: expected GPU-seconds, "
+                "ascending"
+            )
+        self._asks_about_all = rises_at is None
         self._fresh: deque[tuple[float, E]] = deque()
         self._bounds: list[_Bound[E]] = []
         self._rising: list[tuple[float, int, _Bound[E]]] = []
@@ -190,11 +155,25 @@ class _AskedAboutFew(Generic[E]):
         self._given: list[_Bound[E]] = []
 
     def started(self, entry: E) -> None:
-        if entry.preemptible:
+        """An entry has begun to run."""
+        if entry.preemptible and not self._asks_about_all:
             self._fresh.append((entry.began_s, entry))
 
     def behind(self, standing: Standing) -> Iterator[E]:
+        """The entries behind that standing which have run for the quantum.
+
+        The furthest behind first, of equals the one that came last.
+        """
         now_s, bounds = self._site.now_s, self._bounds
+        if self._asks_about_all:
+            latest_s = now_s - self._quantum_s + EPSILON_S
+            asked = [
+                (self._standing(entry), -entry.index, entry)
+                for entry in self._site.running.values()
+                if entry.began_s <= latest_s and entry.preemptible
+            ]
+            yield from (each[2] for each in sorted(each for each in asked if each[0] < standing))
+            return
         self._catch_up(now_s)
         while bounds and bounds[0].standing < standing:
             bound = heappop(bounds)
@@ -207,7 +186,7 @@ class _AskedAboutFew(Generic[E]):
             yield bound.entry
 
     def _catch_up(self, now_s: float) -> None:
-        """Look at who has run for the quantum now, or may be further behind than before."""
+        """Ask about entries that have run for the quantum now, or may be further behind."""
         for bound in self._given:
             heappush(self._bounds, bound)
         self._given.clear()
@@ -243,15 +222,3 @@ class _AskedAboutFew(Generic[E]):
         if passed < len(self._rises_at):
             away_s = (self._rises_at[passed] - attained_gpu_s) / entry.workers
             heappush(self._rising, (now_s + away_s - _EARLY_S, entry.index, bound))
-
-
-def _ascending(amounts: Sequence[float]) -> list[float]:
-    try:
-        found = [float(amount) for amount in amounts]
-    except (TypeError, ValueError):
-        found = [math.nan]
-    if found != sorted(found) or any(math.isnan(amount) for amount in found):
-        raise BadInput(
-            f"an order policy's rises_at cannot be {amounts!r}: expected GPU-seconds, ascending"
-        )
-    return found

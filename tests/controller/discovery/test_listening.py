@@ -2,7 +2,7 @@
 
 import pytest
 
-from patchlight.controller.discovery.listening import end_of
+from patchlight.controller.discovery.window import end_of
 from patchlight.testbed.labfile.reader import load_lab
 from patchlight.testbed.wire.probe_frames import Neighbour
 

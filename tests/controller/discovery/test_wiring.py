@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from patchlight.controller.discovery.discovery import FoundWiring, expected_ends, found_wiring
 from patchlight.controller.discovery.search import LIGHT, Findings, Heard, OcsPort
-from patchlight.controller.discovery.wiring import FoundWiring, expected_ends, found_wiring
 from patchlight.testbed.lab.model import Endpoint
 from patchlight.testbed.labfile.edit import rewired
 from patchlight.testbed.labfile.reader import builtin_lab, load_lab, parse_lab

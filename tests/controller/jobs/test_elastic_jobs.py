@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from patchlight.controller.jobs.decisions import arguments, plain_answer
+from patchlight.controller.jobs.cluster_view import arguments, plain
 from patchlight.controller.policies.degrees import GiveAndTake
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab.queueing import Allowance, Discipline, PolicyChoice
@@ -90,7 +90,7 @@ async def test_the_decision_is_kept_with_all_that_was_seen(elastic: Cluster) -> 
     decision = elastic.table.ledger.decisions(job_id)[2]
     assert decision["answer"] == {job_id: 3}
     saw = arguments("elasticity", decision["saw"], elastic.lab)
-    assert plain_answer(GiveAndTake().resize(*saw)) == {job_id: 3}
+    assert plain(GiveAndTake().resize(*saw)) == {job_id: 3}
     states = elastic.table.ledger.history(job_id)
     assert "from 2 to 3 workers, as give-and-take decided" in [row["message"] for row in states]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from patchlight.controller.jobs.decisions import arguments
+from patchlight.controller.jobs.cluster_view import arguments
 from patchlight.controller.policies.contract import ClusterView, JobView
 from patchlight.controller.policies.options.learned import LearnedPlacement
 from patchlight.controller.policies.options.observation import Observation
@@ -16,10 +16,10 @@ from patchlight.emulation.simulator.cluster import LabCluster, Policies, QueueJo
 from patchlight.emulation.simulator.cluster.labcluster import jobs_of_specs
 from patchlight.testbed.lab.queueing import PolicyChoice
 from tests.support.job_cluster import LAB, at_work, job, submit_running
+from tests.support.option_models import cheapest_model, write_option_model
 
 pytest.importorskip("onnx", reason="onnx is not installed: extra 'learn'")
 
-from tests.support.option_models import cheapest_model, write_option_model
 
 # The trace: longer than the test takes, one after the other.
 SPECS = (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from patchlight.controller.changes.record import ChangeOptions
-from patchlight.controller.jobs.iteration_times import durations_s
+from patchlight.controller.jobs.job_table import durations_s
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab.queueing import PolicyChoice
 from tests.support.job_cluster import COMPUTE, Cluster, at_work, finish, report_of, submit_running

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from patchlight.controller.changes.record import Refused
-from patchlight.controller.jobs.decisions import arguments, digest, plain_answer
-from patchlight.controller.jobs.lab_site import GangEntry
+from patchlight.controller.jobs.cluster_view import arguments, digest, plain
+from patchlight.controller.jobs.placement import GangEntry
 from patchlight.controller.policies.contract import METHODS
 from patchlight.controller.policies.registry import load_policy
 from patchlight.testbed.errors import BadInput
@@ -146,7 +146,7 @@ async def test_decisions_are_kept_with_all_that_was_seen(cluster: Cluster) -> No
         policy: Any = load_policy(decision["policy"], decision["kind"])
         saw = arguments(decision["kind"], decision["saw"], cluster.lab)
         again = getattr(policy, METHODS[decision["kind"]])(*saw)
-        assert plain_answer(again) == decision["answer"]
+        assert plain(again) == decision["answer"]
     assert decisions[0]["saw"]["job"]["graph"] == "alexnet"
     assert decisions[1]["reconfiguration"] == cluster.store.reconfigurations()[-1]["id"]
 

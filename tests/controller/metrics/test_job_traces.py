@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from patchlight.controller.metrics.job_traces import JobTraces, sending_to
+from patchlight.controller.metrics.exposition import JobTraces, sending_to
 from patchlight.testbed.errors import BadInput
 from tests.support.job_cluster import Cluster, finish, job, submit_running
 

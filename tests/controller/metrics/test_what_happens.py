@@ -12,11 +12,13 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from patchlight.controller.metrics.exposition import EventMetrics, listen_for_metrics
-from patchlight.controller.metrics.families import counter, single
-from patchlight.controller.metrics.job_progress import KEPT_S, JobProgress
-from patchlight.controller.metrics.lab_state import openflow_metrics
-from patchlight.controller.metrics.optical_power import OpticalPower
+from patchlight.controller.metrics.exposition import (
+    KEPT_S,
+    EventMetrics,
+    JobProgress,
+    listen_for_metrics,
+)
+from patchlight.controller.metrics.lab_state import OpticalPower, counter, gauge, openflow_metrics
 from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.packet_switches import PacketSwitches
 from patchlight.controller.openflow.speaker_process import SpeakerOptions
@@ -54,7 +56,7 @@ class Clock:
 async def test_workers_are_counted_until_a_while_after_their_job(cluster: Cluster) -> None:
     registry, clock = CollectorRegistry(), Clock()
     progress = JobProgress(registry, lambda: cluster.table.running.keys(), 10.0, clock)
-    cluster.table.on_reports.append(progress.heard)
+    cluster.table.on_reports.append(progress.reported)
     (job_id,) = await submit_running(cluster, job("a", workers=2))
     hosts = cluster.table[job_id].hosts
     for index in (0, 1):
@@ -158,7 +160,7 @@ def test_what_the_speaker_told_is_there_by_switch_and_gone_with_it(tmp_path: Pat
 def test_whatever_a_label_says_is_read_back() -> None:
     said = 'a "name"\\n of\nmany \\ lines'
     for openmetrics in (False, True):
-        families = (single("one", "One.", 1.0), counter("many", "Many.", ("name",), [((said,), 2)]))
+        families = (gauge("one", "One.", 1.0), counter("many", "Many.", {said: 2}, "name"))
         text = "".join(family.as_text(openmetrics=openmetrics) for family in families)
         read = openmetrics_families if openmetrics else text_string_to_metric_families
         found = values(read(text + ("# EOF\n" if openmetrics else "")))

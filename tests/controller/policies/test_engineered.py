@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from patchlight.controller.jobs.cluster_view import WiredLab
-from patchlight.controller.jobs.decisions import arguments, seen
+from patchlight.controller.jobs.cluster_view import WiredLab, arguments, seen
 from patchlight.controller.policies.contract import ClusterView, JobView, RingOfJob, TopologyPolicy
 from patchlight.controller.policies.engineered import Matching, Ring, Totient
 from patchlight.controller.policies.engineering.paths import NoLight

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from patchlight.controller.policies.contract import ClusterView, JobView
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.topology import regroup
-from patchlight.controller.prediction.completion import MeasuredIteration, PredictedJob, predict
-from patchlight.controller.prediction.sharing import Training
+from patchlight.controller.prediction.network import PredictedJob
+from patchlight.controller.prediction.sharing import MeasuredIteration, Training
 from patchlight.emulation.experiments.ofc2022.results import jobs_of
 from patchlight.emulation.simulator.cluster import LabCluster, Policies, QueueJob, simulate
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.reader import load_lab
+from tests.support.predicted_jobs import predict
 
 HOSTS = ("gpu0", "gpu1", "gpu2", "gpu3", "gpu4", "gpu5")
 FOREIGN = Training(100, math.nan, {})
