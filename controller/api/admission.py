@@ -14,10 +14,9 @@ from fastapi import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from patchlight.controller.access.audit import Attempt, AuditLog
-from patchlight.controller.access.tokens import without_tokens
-from patchlight.controller.api.answers import explained, problem_answer
+from patchlight.controller.access.tokens import Attempt, AuditLog, without_tokens
 from patchlight.controller.api.caller import Caller, Doorman, NotKnown
+from patchlight.controller.api.openapi import explained, problem_answer
 from patchlight.controller.storage.database import Database, JournalError
 from patchlight.testbed.errors import PROBLEM_MEDIA_TYPE
 

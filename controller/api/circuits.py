@@ -5,14 +5,13 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query
 from fastapi.responses import PlainTextResponse
 
-from patchlight.controller.api.answers import JsonAnswer
 from patchlight.controller.api.caller import Operator
-from patchlight.controller.api.openapi import begins, gives
+from patchlight.controller.api.openapi import JsonAnswer, begins, gives
 from patchlight.controller.changes import requests
 from patchlight.controller.changes.operations import CircuitOperations
 from patchlight.controller.changes.service import CircuitService
 from patchlight.testbed.lab.topology import FORMATS, topology_of
-from patchlight.testbed.wire.rest import changes as change_shapes
+from patchlight.testbed.wire.rest import circuits as change_shapes
 from patchlight.testbed.wire.rest import circuits as shapes
 from patchlight.testbed.wire.rest.lab import Links, TopologyShape
 

@@ -14,7 +14,7 @@ from patchlight.controller.api.openapi import gives
 from patchlight.controller.changes import requests
 from patchlight.controller.changes.requests import as_json
 from patchlight.controller.storage.store import Store
-from patchlight.testbed.wire.rest import events as shapes
+from patchlight.testbed.wire.rest import lab as shapes
 
 Answer = dict[str, Any]
 

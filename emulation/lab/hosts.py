@@ -30,7 +30,7 @@ from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.linux import namespaces
 
 if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.changes import Change
+    from patchlight.testbed.wire.rest.circuits import Change
 
 
 _HOSTS = Path("/etc/hosts")

@@ -13,14 +13,15 @@ from patchlight.client.connection import PAGE, Answer, ApiConnection
 from patchlight.testbed.lab.labmaps import check_map_name
 
 if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.changes import Change, Plan
     from patchlight.testbed.wire.rest.circuits import (
         AlarmShape,
+        Change,
         CircuitSwitchShape,
         DriftOf,
         Light,
         Lock,
         Named,
+        Plan,
         Pressed,
         SavedMaps,
         StopButton,

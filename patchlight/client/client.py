@@ -20,10 +20,7 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobfile.reader import JobBatch, JobGiven, jobs_meant
 
 if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.access import AttemptRow, NewToken, TokenShape, WhoAmI
-    from patchlight.testbed.wire.rest.changes import Change
-    from patchlight.testbed.wire.rest.circuits import OcsMap
-    from patchlight.testbed.wire.rest.discovery import Search, SearchPlan
+    from patchlight.testbed.wire.rest.circuits import Change, OcsMap, PathShape, PathsShape
     from patchlight.testbed.wire.rest.jobs import (
         DecisionShape,
         IterationReport,
@@ -36,15 +33,20 @@ if TYPE_CHECKING:
         StateOfJob,
     )
     from patchlight.testbed.wire.rest.lab import (
+        AttemptRow,
         GpuSample,
         Link,
+        NewToken,
         PoliciesInUse,
         PortSample,
         Samples,
+        Search,
+        SearchPlan,
         Status,
+        TokenShape,
         TopologyShape,
+        WhoAmI,
     )
-    from patchlight.testbed.wire.rest.paths import PathShape, PathsShape
 
 
 __all__ = ["ControllerClient", "ControllerError", "NoAnswer", "OtherLab"]

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from patchlight.controller.api.app import create_app
-from patchlight.controller.api.metrics import metrics_routes
+from patchlight.controller.api.app import create_app, metrics_routes
 from patchlight.controller.hosts.agent_client import VERSION, AgentClient
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.metrics.exposition import ControllerMetrics

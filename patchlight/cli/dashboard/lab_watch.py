@@ -25,9 +25,9 @@ from patchlight.testbed.labfile.reader import parse_lab
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
     from patchlight.testbed.lab.model import Lab
-    from patchlight.testbed.wire.rest.changes import Change
     from patchlight.testbed.wire.rest.circuits import (
         AlarmShape,
+        Change,
         DriftOf,
         Light,
         Lock,

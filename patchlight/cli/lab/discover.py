@@ -36,7 +36,7 @@ from patchlight.testbed.units import parse_time
 
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
-    from patchlight.testbed.wire.rest.discovery import FoundPort, Search, SearchPlan, Wiring
+    from patchlight.testbed.wire.rest.lab import FoundPort, Search, SearchPlan, Wiring
 
 
 Answer = dict[str, Any]

@@ -23,7 +23,7 @@ from patchlight.testbed.wire.lab_api import RUN_ROOT
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
     from patchlight.console.direct import Needs
-    from patchlight.testbed.wire.rest.changes import Change, MapChange, Plan, Progress
+    from patchlight.testbed.wire.rest.circuits import Change, MapChange, Plan, Progress
 
 
 @dataclass(frozen=True)

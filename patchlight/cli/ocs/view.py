@@ -17,8 +17,7 @@ from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.spectrum import Channel
 
 if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.changes import Change
-    from patchlight.testbed.wire.rest.circuits import Light, Lock
+    from patchlight.testbed.wire.rest.circuits import Change, Light, Lock
 
 Answer = dict[str, Any]
 

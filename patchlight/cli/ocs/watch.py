@@ -27,7 +27,7 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
-    from patchlight.testbed.wire.rest.changes import Change
+    from patchlight.testbed.wire.rest.circuits import Change
 
 
 Answer = dict[str, Any]

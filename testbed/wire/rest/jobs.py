@@ -8,7 +8,7 @@ from typing_extensions import TypedDict
 from patchlight.testbed.commands import HowHeld
 from patchlight.testbed.jobs import JobState, Trainer
 from patchlight.testbed.wire.rest import exactly
-from patchlight.testbed.wire.rest.changes import Change
+from patchlight.testbed.wire.rest.circuits import Change
 from patchlight.testbed.wire.rest.lab import PoliciesInUse
 
 

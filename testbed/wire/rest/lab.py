@@ -1,4 +1,4 @@
-"""The lab and its controller: who is there, which links light makes, what was measured."""
+"""REST answers about the lab: status, links, samples, events, access, discovery of the wiring."""
 
 from typing import Literal, NotRequired
 
@@ -254,3 +254,139 @@ class Samples(TypedDict):
     width_s: int
     lab: list[WindowShape]
     jobs: dict[str, list[WindowShape]]
+
+
+class EventShape(TypedDict):
+    """Something that happened; what else is there depends on its kind."""
+
+    number: int
+    at: float
+    kind: str
+
+
+class EventList(TypedDict):
+    """What happened, the oldest first, and the number of the latest event of all."""
+
+    events: list[EventShape]
+    last: int
+
+
+@exactly
+class WhoAmI(TypedDict):
+    """Who one is to the controller."""
+
+    user: str
+    role: str
+    origin: str
+
+
+@exactly
+class TokenShape(TypedDict):
+    """What is known of a token; it lets its ``user`` in until then, unless it was revoked."""
+
+    id: str
+    user: str
+    role: str
+    created_at: float
+    created_by: str
+    expires_at: float
+    why: str
+    revoked_at: float | None
+    revoked_by: str
+
+
+@exactly
+class NewToken(TokenShape):
+    """A token that was just made; its text, ``token``, is told only now."""
+
+    token: str
+
+
+@exactly
+class TokensShape(TypedDict):
+    """Every token that was made."""
+
+    tokens: list[TokenShape]
+
+
+@exactly
+class AttemptRow(TypedDict):
+    """An attempt to change something."""
+
+    number: int
+    at: float
+    by: str
+    origin: str
+    role: str
+    what: str
+    outcome: Literal["done", "refused", "failed", "unknown"]
+    status: int
+    why: str
+    token: str
+    about: str
+    repeated: int
+
+
+@exactly
+class AuditShape(TypedDict):
+    """Who wanted to change what."""
+
+    attempts: list[AttemptRow]
+
+
+@exactly
+class FoundPort(TypedDict):
+    """What ``sends`` into a port of an OCS, what ``hears`` what goes out there, and what the lab
+    file ``said``."""
+
+    ocs: str
+    port: int
+    sends: str | None
+    hears: str | None
+    said: str | None
+    verdict: str
+    words: str
+
+
+@exactly
+class Wiring(TypedDict):
+    """What was found; ``silent``: ends that were not heard, and why."""
+
+    ports: list[FoundPort]
+    differences: list[str]
+    doubts: list[str]
+    silent: dict[str, str]
+    fibres: list[tuple[str, str]]
+
+
+@exactly
+class Search(TypedDict):
+    """How far the search is, or what the last one came to.
+
+    ``rounds_left`` is the most that can be left; ``open``: circuits are away from their places.
+    ``step`` is a number that grows with each news of it.
+    """
+
+    step: int
+    state: Literal["idle", "looking", "restoring", "done", "stopped", "failed"]
+    by: str
+    rounds_done: int
+    rounds_left: int
+    began_at: float
+    took_s: float
+    left_s: float
+    message: str
+    hint: str | None
+    wiring: Wiring | None
+    open: bool
+
+
+@exactly
+class SearchPlan(TypedDict):
+    """What a search would look at, what goes dark, how long it takes, what is against it."""
+
+    ports: dict[str, list[int]]
+    circuits: dict[str, list[str]]
+    rounds: int
+    takes_s: float
+    objections: list[str]
