@@ -10,9 +10,9 @@ from typing import Any
 
 from patchlight.controller.access.tokens import Attempt, AuditLog
 from patchlight.controller.changes.device_watch import DeviceWatch
-from patchlight.controller.changes.operations import CircuitOperations
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILING_DBM, Tolerances
+from patchlight.controller.changes.service import CircuitService
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import AnyDriver
 from patchlight.controller.circuits.registry import open_driver, password_of
@@ -211,7 +211,7 @@ class Controller:
         )
         self.transactions = Transactions(self.circuits)
         self.device_watch = DeviceWatch(self.circuits, self.transactions)
-        self.operations = CircuitOperations(self.circuits, self.transactions)
+        self.circuit_service = CircuitService(self.circuits, self.transactions)
         self.scheduler = Scheduler(
             lab, self.fleet, self.store, self.jobs, self.transactions, settings.policies, lab.queue
         )

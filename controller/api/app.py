@@ -35,7 +35,6 @@ from patchlight.controller.api.circuits import circuit_routes
 from patchlight.controller.api.events import EventFeed, event_routes
 from patchlight.controller.api.jobs import job_routes
 from patchlight.controller.api.openapi import JsonAnswer, docs_routes, gives, new_app, under_way
-from patchlight.controller.changes import requests
 from patchlight.controller.discovery.discovery import WantedSearch
 from patchlight.controller.metrics.exposition import ControllerMetrics
 from patchlight.controller.paths.bounds import BoundsService
@@ -50,6 +49,7 @@ from patchlight.testbed.lab.access import Role
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.wire.rest import circuits as circuit_shapes
 from patchlight.testbed.wire.rest import lab as shapes
+from patchlight.testbed.wire.rest import requests
 
 if TYPE_CHECKING:
     from patchlight.controller.discovery.discovery import Discovery
@@ -88,7 +88,7 @@ def create_app(controller: Controller) -> FastAPI:
 
     app.state.events = EventFeed(controller.store)
     for routes in (
-        circuit_routes(controller.operations),
+        circuit_routes(controller.circuit_service),
         job_routes(controller),
         path_routes(controller.paths, controller.path_bounds),
         access_routes(tokens, audit),

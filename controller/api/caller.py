@@ -201,10 +201,11 @@ def _dependency(role: Role) -> Callable[[Request], Awaitable[Caller]]:
 
 
 as_viewer = _dependency(Role.VIEWER)
+as_operator = _dependency(Role.OPERATOR)
 
 Viewer = Annotated[Caller, Depends(as_viewer)]
 User = Annotated[Caller, Depends(_dependency(Role.USER))]
-Operator = Annotated[Caller, Depends(_dependency(Role.OPERATOR))]
+Operator = Annotated[Caller, Depends(as_operator)]
 Admin = Annotated[Caller, Depends(_dependency(Role.ADMIN))]
 
 

@@ -11,10 +11,10 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
 from patchlight.controller.api.openapi import gives
-from patchlight.controller.changes import requests
-from patchlight.controller.changes.requests import as_json
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.wire.rest import lab as shapes
+from patchlight.testbed.wire.rest import requests
+from patchlight.testbed.wire.rest.requests import as_json
 
 Answer = dict[str, Any]
 

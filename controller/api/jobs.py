@@ -14,7 +14,6 @@ from pydantic_core import to_json
 from patchlight.controller.api.caller import UNKNOWN, Caller, NotAllowed, Operator, User
 from patchlight.controller.api.circuits import begun
 from patchlight.controller.api.openapi import JsonAnswer, begins, gives
-from patchlight.controller.changes import requests
 from patchlight.controller.changes.record import to_row
 from patchlight.controller.changes.service import as_it_is
 from patchlight.controller.hosts.agent_client import NotOnServer
@@ -25,6 +24,7 @@ from patchlight.testbed.jobs import JobSpec, JobStatus, checked_specs
 from patchlight.testbed.lab.access import Role
 from patchlight.testbed.lab.queueing import KINDS, PolicyChoice
 from patchlight.testbed.wire.rest import jobs as shapes
+from patchlight.testbed.wire.rest import requests
 from patchlight.testbed.wire.rest.circuits import Change
 
 if TYPE_CHECKING:

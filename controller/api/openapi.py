@@ -18,7 +18,7 @@ from starlette.routing import compile_path
 
 from patchlight.controller.api.caller import NotAllowed, NotKnown, as_viewer
 from patchlight.controller.changes.record import Refused
-from patchlight.controller.changes.requests import as_json
+from patchlight.controller.policies.topology import CannotRegroup
 from patchlight.controller.storage.database import JournalError
 from patchlight.testbed.errors import (
     PROBLEM_MEDIA_TYPE,
@@ -29,6 +29,7 @@ from patchlight.testbed.errors import (
     problem,
 )
 from patchlight.testbed.io.mistakes import joined, mistake_in_words
+from patchlight.testbed.wire.rest.requests import as_json
 
 Json = dict[str, Any]
 
@@ -248,6 +249,7 @@ def _giving(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
 _STATUS: Mapping[type[PatchlightError], int] = {
     BadInput: 422,
     Refused: 409,
+    CannotRegroup: 409,
     NotKnown: 401,
     NotAllowed: 403,
 }

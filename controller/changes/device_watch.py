@@ -1,15 +1,17 @@
-"""Watching the circuit switches in the background: alarms, drift, and who is back."""
+"""What optical switches show: alarms and drift, watched in the background, and power on request."""
 
 import asyncio
 import logging
 import time
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 
-from patchlight.controller.changes.device_maps import Drift
+from patchlight.controller.changes.device_maps import Drift, Maps
 from patchlight.controller.changes.parts import CircuitParts
+from patchlight.controller.changes.power import PortReading, PowerVerdict, measures_each
 from patchlight.controller.changes.transaction import Transactions
-from patchlight.controller.circuits.contract import Alarm
+from patchlight.controller.circuits.contract import Alarm, DirectedPort, PortState
 from patchlight.testbed.errors import in_words
 
 log = logging.getLogger("patchlight.circuits")
@@ -99,3 +101,38 @@ class DeviceWatch:
                 event = {"ocs": name, **drift.as_texts()}
                 self._parts.store.add_event(time.time(), "drift", event)
             self.drift[name] = drift
+
+
+@dataclass(frozen=True)
+class PowerReport:
+    """The power of each circuit of one OCS, and the states of its ports that are not ready.
+
+    ``monitored``: whether the device measures at its outputs. ``unreachable`` says why nothing
+    is known, and is empty where it is.
+    """
+
+    monitored: bool = False
+    readings: list[PortReading] = field(default_factory=list)
+    ports: Mapping[DirectedPort, PortState] = field(default_factory=dict)
+    unreachable: str = ""
+
+
+async def power_report(parts: CircuitParts, name: str, maps: Maps) -> PowerReport:
+    """The power of each circuit in the present map of a switch, and its closed ports."""
+    if name in maps.unread:
+        return PowerReport(unreachable=maps.unread[name])
+    driver, check = parts.drivers[name], parts.power_check
+    monitored = measures_each(parts.lab.optical_switch(name), driver)
+    if driver.capabilities.power_out or driver.capabilities.power_in:
+        should = check.should_show(parts.maps.links(maps), name, maps[name])
+        readings = await check.judge(driver, should)
+        words = "" if monitored else "unverified, no power monitor at the outputs"
+    else:
+        readings = [PortReading(c, None, None, None, None, PowerVerdict("ok")) for c in maps[name]]
+        words = "unverified, no power monitor"
+    if words:
+        verdict = PowerVerdict("unverified", words)
+        readings = [replace(reading, verdict=verdict) for reading in readings]
+    states = await parts.port_states.read(name)
+    closed = {port: state for port, state in states.items() if state.condition != "ready"}
+    return PowerReport(monitored, readings, closed)

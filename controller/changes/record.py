@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2s
 from typing import Any, Literal
 
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab.labmaps import Place, check_map, entries_at
+from patchlight.testbed.lab.labmaps import check_map
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.portmap import AnyMap, MapChange
 from patchlight.testbed.lab.wiring import Links, lab_links
@@ -76,33 +76,6 @@ def _moved(changes: Changes, before: Links, after: Links) -> Iterable[Endpoint]:
         for links, differing in ((before, change.breaks), (after, change.makes))
         for source in links.sources(name, differing)
     )
-
-
-def wanted_maps(
-    lab: Lab,
-    present: Mapping[str, AnyMap],
-    asked: Mapping[str, AnyMap],
-    dropped: Mapping[str, Collection[int | Place]],
-    *,
-    only: bool,
-) -> dict[str, Any]:
-    """The maps that a request means.
-
-    What is ``asked`` for is added to what is there, or with ``only`` takes its place; places
-    that are ``dropped`` lose their entries, in and out. ``BadInput`` for an optical switch that
-    the lab does not have.
-    """
-    for name in (*asked, *dropped):
-        lab.optical_switch(name)  # says so if there is none
-    wanted: dict[str, AnyMap] = {}
-    for name in {**asked, **dict.fromkeys(dropped)}:
-        if only and name in asked:
-            wanted[name] = asked[name]
-            continue
-        gone = dropped.get(name, ())
-        kept = present[name].without(entries_at(present[name], gone)) if gone else present[name]
-        wanted[name] = kept.joined(asked[name]) if name in asked else kept
-    return wanted
 
 
 def difference(before: Mapping[str, AnyMap], now: Mapping[str, AnyMap]) -> str:

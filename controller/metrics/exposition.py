@@ -120,7 +120,7 @@ class ControllerMetrics:
         # When a series began says nothing here, and would be half of them.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
-        self.power = OpticalPower(controller.operations)
+        self.power = OpticalPower(controller.circuit_service)
         jobs, happenings = controller.jobs, EventMetrics(self._registry)
         self._progress = JobProgress(
             self._registry, lambda: jobs.running.keys(), float(controller.lab.scale)

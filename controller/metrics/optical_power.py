@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from patchlight.controller.changes.operations import CircuitOperations, PowerReport
+from patchlight.controller.changes.device_watch import PowerReport, power_report
 from patchlight.controller.changes.power import PortReading
+from patchlight.controller.changes.service import CircuitService
 from patchlight.controller.metrics.families import Family, gauge
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab.labmaps import Place
@@ -27,26 +28,27 @@ class _Sample:
 class OpticalPower:
     """The latest powers of each circuit switch that measures any."""
 
-    def __init__(self, operations: CircuitOperations) -> None:
-        self._operations = operations
+    def __init__(self, service: CircuitService) -> None:
+        self._service = service
         self._samples: dict[str, _Sample] = {}
 
     async def run(self, every_s: float = EVERY_S) -> None:
         """Measure again and again, for ever; never while circuits change, which goes first."""
         while True:
-            if not self._operations.transactions.busy:
+            if not self._service.transactions.busy:
                 await self.measure()
             await asyncio.sleep(every_s)
 
     async def measure(self) -> None:
         """Ask each device that measures. What one that does not answer said is dropped."""
-        drivers = self._operations.parts.drivers
+        drivers = self._service.parts.drivers
         able = {name: driver.capabilities for name, driver in drivers.items()}
         measuring = [name for name, can in able.items() if can.power_in or can.power_out]
-        maps = await self._operations.parts.maps.read() if measuring else None
+        if measuring:
+            maps = await self._service.parts.maps.read()
         for name in measuring:
             try:
-                report = await self._operations.power(name, maps)
+                report = await power_report(self._service.parts, name, maps)
             except Exception as error:  # a driver's bug takes no other's figures
                 _log.debug("%s: measuring its power: %s", name, in_words(error))
                 self._samples.pop(name, None)

@@ -7,13 +7,8 @@ import pytest
 
 from patchlight.controller.changes.power import Tolerances, expected_powers, judge
 from patchlight.controller.changes.preflight import EmergencyStop, PortLocks
-from patchlight.controller.changes.record import (
-    ChangeOptions,
-    StepFailed,
-    fingerprint,
-    plan,
-    wanted_maps,
-)
+from patchlight.controller.changes.record import ChangeOptions, StepFailed, fingerprint, plan
+from patchlight.controller.changes.wanted import wanted_maps
 from patchlight.controller.circuits.contract import Outcome
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput

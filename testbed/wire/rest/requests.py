@@ -1,4 +1,4 @@
-"""What requests to change circuits may hold, and the JSON that answers are sent as."""
+"""Requests of the REST API: their fields, and the JSON that answers are sent as."""
 
 import json
 import unicodedata
@@ -169,5 +169,5 @@ def as_json(content: Any) -> bytes:
     try:
         return to_json(content, inf_nan_mode="null")
     except ValueError:  # half characters
-        finite = json.loads(json.dumps(content), parse_constant=lambda _: None)
+        finite = json.loads(json.dumps(content, default=vars), parse_constant=lambda _: None)
         return json.dumps(finite, ensure_ascii=False).encode("utf-8", "replace")
