@@ -13,9 +13,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from patchlight.controller.storage.database import Database, numbered
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.access import Role
+from patchlight.testbed.wire.rest.lab import TokenShape
 
 DAY_S = 86_400.0
 USUAL_LIFETIME_S = 30 * DAY_S
@@ -26,27 +29,7 @@ _LONGEST = 200
 _SHOWN = re.compile(rf"({_PREFIX}_[0-9a-f]{{1,8}})_[A-Za-z0-9_-]+")
 
 
-@dataclass(frozen=True)
-class Token:
-    """What is known of a token: not the token itself.
-
-    ``user`` is who goes by it. Times are Unix times; it counts until ``expires_at`` unless it was
-    revoked before.
-    """
-
-    id: str
-    user: str
-    role: str
-    created_at: float
-    created_by: str
-    expires_at: float
-    why: str = ""
-    revoked_at: float | None = None
-    revoked_by: str = ""
-
-    def is_good(self, now: float) -> bool:
-        """Whether who shows it is let in at that time."""
-        return self.revoked_at is None and now < self.expires_at
+_read = TypeAdapter(TokenShape).validate_python
 
 
 class Tokens:
@@ -57,44 +40,55 @@ class Tokens:
 
     def create(
         self, user: str, role: Role, by: str, why: str = "", lifetime_s: float = USUAL_LIFETIME_S
-    ) -> tuple[Token, str]:
+    ) -> tuple[TokenShape, str]:
         """A new token and its text, which nobody is told again."""
         token_id, secret, now = secrets.token_hex(4), secrets.token_urlsafe(32), self._clock()
-        made = Token(token_id, user, str(role), now, by, now + lifetime_s, why)
+        made = TokenShape(
+            id=token_id,
+            user=user,
+            role=str(role),
+            created_at=now,
+            created_by=by,
+            expires_at=now + lifetime_s,
+            why=why,
+            revoked_at=None,
+            revoked_by="",
+        )
         sql = "INSERT INTO tokens (id, hash, record) VALUES (?, ?, ?)"
-        self._store.write(sql, token_id, _hash(secret), json.dumps(asdict(made)))
+        self._store.write(sql, token_id, _hash(secret), json.dumps(made))
         return made, f"{_PREFIX}_{token_id}_{secret}"
 
-    def all(self) -> list[Token]:
+    def all(self) -> list[TokenShape]:
         """Every token that was ever made, the oldest first."""
-        return self._store.each("tokens", "ORDER BY rowid", lambda row: Token(**row))
+        return self._store.each("tokens", "ORDER BY rowid", _read)
 
-    def revoke(self, token_id: str, by: str) -> Token:
+    def revoke(self, token_id: str, by: str) -> TokenShape:
         """Let nobody in with this token any more. ``BadInput`` if there is none of that id."""
-        token = next((each for each in self.all() if each.id == token_id), None)
+        token = next((each for each in self.all() if each["id"] == token_id), None)
         if token is None:
             raise BadInput(
                 f"there is no token {token_id[:40]!r}",
                 hint="'patchlight token list' shows them; name the id, not the token itself",
             )
-        if token.revoked_at is None:
-            token = Token(**{**asdict(token), "revoked_at": self._clock(), "revoked_by": by})
+        if token["revoked_at"] is None:
+            token |= {"revoked_at": self._clock(), "revoked_by": by}
             sql = "UPDATE tokens SET record = ? WHERE id = ?"
-            self._store.write(sql, json.dumps(asdict(token)), token_id)
+            self._store.write(sql, json.dumps(token), token_id)
         return token
 
-    def holder(self, text: str) -> Token | None:
+    def holder(self, text: str) -> TokenShape | None:
         """The token that somebody shows, if it is good now."""
         prefix, _, rest = text.partition("_")
         token_id, _, secret = rest.partition("_")
         if prefix != _PREFIX or len(text) > _LONGEST:
             return None
         found = self._store.each(
-            *("tokens", "WHERE id = ?", lambda row, known: (Token(**row), known), "hash"),
+            *("tokens", "WHERE id = ?", lambda row, known: (_read(row), known), "hash"),
             values=(token_id,),
         )
         for token, known in found:
-            if hmac.compare_digest(known, _hash(secret)) and token.is_good(self._clock()):
+            is_good = token["revoked_at"] is None and self._clock() < token["expires_at"]
+            if is_good and hmac.compare_digest(known, _hash(secret)):
                 return token
         return None
 

@@ -17,7 +17,6 @@ from patchlight.controller.access.tokens import (
     LONGEST_LIFETIME_S,
     USUAL_LIFETIME_S,
     AuditLog,
-    Token,
     Tokens,
     without_tokens,
 )
@@ -202,7 +201,7 @@ def access_routes(tokens: Tokens, audit: AuditLog) -> APIRouter:
 
     @routes.get("/tokens", **gives(shapes.TokensShape))
     async def all_tokens(caller: Admin) -> Answer:
-        return {"tokens": [asdict(token) for token in tokens.all()]}
+        return {"tokens": tokens.all()}
 
     @routes.post("/tokens", **gives(shapes.NewToken, 201))
     async def create(request: TokenRequest, caller: Admin) -> Answer:
@@ -214,12 +213,11 @@ def access_routes(tokens: Tokens, audit: AuditLog) -> APIRouter:
             without_tokens(request.why),
             request.lifetime_s,
         )
-        return {**asdict(made), "token": text}
+        return {**made, "token": text}
 
     @routes.delete("/tokens/{token_id}", **gives(shapes.TokenShape))
-    async def revoke(token_id: TokenId, caller: Admin) -> Answer:
-        found: Token = tokens.revoke(token_id, caller.by)
-        return asdict(found)
+    async def revoke(token_id: TokenId, caller: Admin) -> Any:
+        return tokens.revoke(token_id, caller.by)
 
     @routes.get("/audit", **gives(shapes.AuditShape))
     async def attempts(

@@ -109,7 +109,7 @@ class Doorman:
                 hint="an admin makes one with 'patchlight token create'; "
                 "then: patchlight login --controller HOST:PORT",
             )
-        return Caller(by=token.user, origin=origin, role=Role.named(token.role), token=token.id)
+        return Caller(token["user"], origin, role=Role.named(token["role"]), token=token["id"])
 
     def _role_of(self, uid: int, login: str) -> Role:
         if uid in self._keepers:

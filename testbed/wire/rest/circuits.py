@@ -5,7 +5,7 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from patchlight.testbed.wire.rest import exactly
+from patchlight.testbed.wire.rest import answer, exactly
 from patchlight.testbed.wire.rest.lab import CircuitSwitchStatus
 
 
@@ -42,13 +42,6 @@ class CircuitSwitchShape(CircuitSwitchStatus):
     identity: IdentityShape | None
     standing_alarms: int | None
     grid: NotRequired[str]
-
-
-@exactly
-class CircuitSwitches(TypedDict):
-    """Every circuit switch of the lab."""
-
-    circuit_switches: list[CircuitSwitchShape]
 
 
 @exactly
@@ -96,13 +89,6 @@ class AlarmShape(TypedDict):
 
 
 @exactly
-class Alarms(TypedDict):
-    """What devices reported."""
-
-    alarms: list[AlarmShape]
-
-
-@exactly
 class DriftOf(TypedDict):
     """How a device differs from its last committed map."""
 
@@ -114,20 +100,6 @@ class DriftOf(TypedDict):
 
 
 @exactly
-class DriftShape(TypedDict):
-    """The drift of each OCS."""
-
-    drift: dict[str, DriftOf]
-
-
-@exactly
-class Baselines(TypedDict):
-    """How many circuits of each OCS have the power of now for their baseline."""
-
-    circuits: dict[str, int]
-
-
-@exactly
 class SavedMaps(TypedDict):
     """Maps that were saved under a name."""
 
@@ -136,13 +108,6 @@ class SavedMaps(TypedDict):
     by: str
     why: str
     at: float
-
-
-@exactly
-class AllSavedMaps(TypedDict):
-    """Everything that was saved."""
-
-    maps: list[SavedMaps]
 
 
 @exactly
@@ -164,13 +129,6 @@ class Lock(TypedDict):
     why: str
     at: float
     channel: str
-
-
-@exactly
-class Locks(TypedDict):
-    """Locks of ports."""
-
-    locks: list[Lock]
 
 
 @exactly
@@ -247,13 +205,6 @@ class Change(TypedDict):
 
 
 @exactly
-class Changes(TypedDict):
-    """Changes of circuits, the oldest first."""
-
-    reconfigurations: list[Change]
-
-
-@exactly
 class Plan(TypedDict):
     """What a change would do (``dry_run``); ``planned_from`` is the answer's ``ETag``, too.
 
@@ -324,3 +275,18 @@ class PathsShape(TypedDict):
     networks: list[PathNetworkShape]
     paths: list[PathShape]
     nodes: list[PathHostShape]
+
+
+CircuitSwitches = answer(
+    "CircuitSwitches", "Every circuit switch of the lab.", circuit_switches=list[CircuitSwitchShape]
+)
+Alarms = answer("Alarms", "What devices reported.", alarms=list[AlarmShape])
+DriftShape = answer("DriftShape", "The drift of each OCS.", drift=dict[str, DriftOf])
+Baselines = answer(
+    "Baselines",
+    "How many circuits of each OCS have the power of now for their baseline.",
+    circuits=dict[str, int],
+)
+AllSavedMaps = answer("AllSavedMaps", "Everything that was saved.", maps=list[SavedMaps])
+Locks = answer("Locks", "Locks of ports.", locks=list[Lock])
+Changes = answer("Changes", "Changes of circuits, the oldest first.", reconfigurations=list[Change])

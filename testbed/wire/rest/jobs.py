@@ -7,7 +7,7 @@ from typing_extensions import TypedDict
 
 from patchlight.testbed.commands import HowHeld
 from patchlight.testbed.jobs import JobState, Trainer
-from patchlight.testbed.wire.rest import exactly
+from patchlight.testbed.wire.rest import answer, exactly
 from patchlight.testbed.wire.rest.circuits import Change
 from patchlight.testbed.wire.rest.lab import PoliciesInUse
 
@@ -124,13 +124,6 @@ class Job(JobInList):
 
 
 @exactly
-class Jobs(TypedDict):
-    """Jobs, each with what is predicted of it."""
-
-    jobs: list[JobInList]
-
-
-@exactly
 class Preview(TypedDict):
     """What would become of a job now: its ``hosts`` and ``circuits``, or what it ``waits_for``.
 
@@ -149,13 +142,6 @@ class Preview(TypedDict):
     bottleneck: NotRequired[str]
 
 
-@exactly
-class Previews(TypedDict):
-    """What would become of jobs now."""
-
-    jobs: list[Preview]
-
-
 class IterationReport(TypedDict):
     """One iteration of one worker of an ``attempt``; ``loss`` where a model is trained."""
 
@@ -172,27 +158,12 @@ class IterationReport(TypedDict):
 
 
 @exactly
-class Iterations(TypedDict):
-    """What workers reported; ask for those ``after`` the ``next`` one."""
-
-    iterations: list[IterationReport]
-    next: int
-
-
-@exactly
 class StateOfJob(TypedDict):
     """A state that a job came to, and why."""
 
     at: float
     state: str
     message: str
-
-
-@exactly
-class JobHistory(TypedDict):
-    """The states that a job came to."""
-
-    states: list[StateOfJob]
 
 
 class DecisionShape(TypedDict):
@@ -208,13 +179,6 @@ class DecisionShape(TypedDict):
     saw: dict[str, Any]
     weighed: NotRequired[Any]
     reconfiguration: NotRequired[int]
-
-
-@exactly
-class Decisions(TypedDict):
-    """What policies decided of a job."""
-
-    decisions: list[DecisionShape]
 
 
 @exactly
@@ -248,36 +212,24 @@ class ProposalShape(TypedDict):
     gain_s: float
 
 
-@exactly
-class Defragmentation(TypedDict):
-    """The change of light that gains most, if one pays."""
-
-    proposal: ProposalShape | None
-
-
-@exactly
-class Defragmented(TypedDict):
-    """The change that was made, if one paid."""
-
-    change: Change | None
-
-
-@exactly
-class Policies(TypedDict):
-    """What decides now, by kind."""
-
-    policies: PoliciesInUse
-
-
-@exactly
-class Drained(TypedDict):
-    """The jobs that were ended."""
-
-    ended: list[str]
-
-
-@exactly
-class Resumed(TypedDict):
-    """Jobs are started again."""
-
-    drained: bool
+Jobs = answer("Jobs", "Jobs, each with what is predicted of it.", jobs=list[JobInList])
+Previews = answer("Previews", "What would become of jobs now.", jobs=list[Preview])
+Iterations = answer(
+    "Iterations",
+    "What workers reported; ask for those ``after`` the ``next`` one.",
+    iterations=list[IterationReport],
+    next=int,
+)
+JobHistory = answer("JobHistory", "The states that a job came to.", states=list[StateOfJob])
+Decisions = answer("Decisions", "What policies decided of a job.", decisions=list[DecisionShape])
+Defragmentation = answer(
+    "Defragmentation",
+    "The change of light that gains most, if one pays.",
+    proposal=ProposalShape | None,
+)
+Defragmented = answer(
+    "Defragmented", "The change that was made, if one paid.", change=Change | None
+)
+Policies = answer("Policies", "What decides now, by kind.", policies=PoliciesInUse)
+Drained = answer("Drained", "The jobs that were ended.", ended=list[str])
+Resumed = answer("Resumed", "Jobs are started again.", drained=bool)

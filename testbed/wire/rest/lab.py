@@ -4,16 +4,7 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from patchlight.testbed.wire.rest import exactly
-
-
-@exactly
-class LabShape(TypedDict):
-    """Which lab the controller has."""
-
-    name: str
-    file: str
-    fingerprint: str
+from patchlight.testbed.wire.rest import answer, exactly
 
 
 @exactly
@@ -103,13 +94,6 @@ class Status(TypedDict):
 
 
 @exactly
-class Shutdown(TypedDict):
-    """How many jobs there are in each state that is not an end."""
-
-    jobs: dict[str, int]
-
-
-@exactly
 class Via(TypedDict):
     """A circuit that a link goes through."""
 
@@ -127,14 +111,6 @@ class Link(TypedDict):
     b: str
     rate_bps: float | None
     via: list[Via]
-
-
-@exactly
-class Links(TypedDict):
-    """The links that light makes now; ``unread`` says which switches are not known, and why."""
-
-    unread: dict[str, str]
-    links: list[Link]
 
 
 @exactly
@@ -202,13 +178,6 @@ class PortSample(TypedDict):
 
 
 @exactly
-class PortSamples(TypedDict):
-    """Rates that were measured, the oldest first."""
-
-    ports: list[PortSample]
-
-
-@exactly
 class GpuSample(TypedDict):
     """How busy a GPU was since the sample before (0 to 1), and how long in all."""
 
@@ -216,13 +185,6 @@ class GpuSample(TypedDict):
     gpu: str
     utilization: float
     busy_s: float | None
-
-
-@exactly
-class GpuSamples(TypedDict):
-    """What was measured of GPUs, the oldest first."""
-
-    gpus: list[GpuSample]
 
 
 @exactly
@@ -303,13 +265,6 @@ class NewToken(TokenShape):
 
 
 @exactly
-class TokensShape(TypedDict):
-    """Every token that was made."""
-
-    tokens: list[TokenShape]
-
-
-@exactly
 class AttemptRow(TypedDict):
     """An attempt to change something."""
 
@@ -325,13 +280,6 @@ class AttemptRow(TypedDict):
     token: str
     about: str
     repeated: int
-
-
-@exactly
-class AuditShape(TypedDict):
-    """Who wanted to change what."""
-
-    attempts: list[AttemptRow]
 
 
 @exactly
@@ -390,3 +338,23 @@ class SearchPlan(TypedDict):
     rounds: int
     takes_s: float
     objections: list[str]
+
+
+LabShape = answer("LabShape", "Which lab the controller has.", name=str, file=str, fingerprint=str)
+Shutdown = answer(
+    "Shutdown", "How many jobs there are in each state that is not an end.", jobs=dict[str, int]
+)
+Links = answer(
+    "Links",
+    "The links that light makes now; ``unread`` says which switches are not known, and why.",
+    unread=dict[str, str],
+    links=list[Link],
+)
+PortSamples = answer(
+    "PortSamples", "Rates that were measured, the oldest first.", ports=list[PortSample]
+)
+GpuSamples = answer(
+    "GpuSamples", "What was measured of GPUs, the oldest first.", gpus=list[GpuSample]
+)
+TokensShape = answer("TokensShape", "Every token that was made.", tokens=list[TokenShape])
+AuditShape = answer("AuditShape", "Who wanted to change what.", attempts=list[AttemptRow])
