@@ -1,6 +1,7 @@
 """What changes of a lab's circuits are made with: devices, checks, and who else they concern."""
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from patchlight.controller.changes.record import (
     Reconfiguration,
     StepFailed,
     difference,
+    to_row,
 )
 from patchlight.controller.circuits.contract import (
     AnyDriver,
@@ -40,10 +42,12 @@ from patchlight.controller.circuits.contract import (
 )
 from patchlight.controller.storage.store import BaselineKey, Store
 from patchlight.testbed.errors import OutcomeUnknown
-from patchlight.testbed.lab.labmaps import places_of, recorded_map
+from patchlight.testbed.lab.labmaps import recorded_map
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.portmap import AnyMap, MapChange
 from patchlight.testbed.lab.wiring import Links, lab_links
+
+PortsByOcs = Mapping[str, Collection[int]]
 
 # A device that just dropped the connection gets a moment to take a new one.
 _PAUSES_S = (0.05, 0.5, 2.0)
@@ -55,121 +59,9 @@ _LONG_S = 1.0
 _UNDER_WAY_S = 0.005  # after this long a device that takes longer has been told what to do
 
 
-async def restore(drivers: Drivers, changes: Changes) -> dict[str, AnyMap]:
-    """Undo these changes as far as the devices show them done; touch nothing else.
-
-    Returns the whole map that each device has then: not the one before, where somebody else
-    changed something meanwhile. Raises what the device said last if it cannot be brought about
-    and read back.
-    """
-    loop, now = asyncio.get_running_loop(), dict[str, AnyMap]()
-    for name, change in changes.items():
-        began = loop.time()
-        for pause_s in (*_PAUSES_S, None):
-            try:
-                now[name] = await _restore(drivers[name], change)
-                break
-            except (OutcomeUnknown, DeviceUnreachable):
-                if pause_s is None or loop.time() - began > _GIVE_UP_S:
-                    raise
-                await asyncio.sleep(pause_s)
-    return now
-
-
-async def _restore(driver: AnyDriver, change: MapChange[Any]) -> AnyMap:
-    # Also those that the map does not show: one that was entered and not activated
-    # holds its ports all the same. Breaking what is not there is no error.
-    if change.makes:
-        raise_refusals(driver.name, "break", (await driver.disconnect(change.makes)).refused)
-    now = frozenset(await driver.read_map())
-    makes = tuple(c for c in change.breaks if c not in now)
-    if makes:
-        raise_refusals(driver.name, "make", (await driver.connect(makes)).refused)
-    after: AnyMap = await driver.read_map()
-    if not is_done(change.inverse, after):
-        raise StepFailed(f"{driver.name} does not read back as it was before")
-    return after
-
-
-def raise_refusals(ocs: str, verb: str, refused: Iterable[Refusal[Any]]) -> None:
-    """``StepFailed`` in the device's words if it refused anything."""
-    if refused:
-        raise StepFailed(f"{ocs} refused to {verb} {'; '.join(map(str, refused))}")
-
-
-def is_done(change: MapChange[Any], now: AnyMap) -> bool:
-    """Whether a map shows this change as made."""
-    there = frozenset(now)
-    return there.issuperset(change.makes) and there.isdisjoint(change.breaks)
-
-
-def changes_of(lab: Lab, record: Reconfiguration) -> dict[str, MapChange[Any]]:
-    """What a journalled change was to do, by switch."""
-    before, wanted = parsed(lab, record.before), parsed(lab, record.wanted)
-    return {n: before[n].diff(wanted[n]) for n in before if before[n] != wanted[n]}
-
-
-def parsed(lab: Lab, texts: Mapping[str, list[str]]) -> dict[str, AnyMap]:
-    """Maps as records have them."""
-    return {name: recorded_map(lab, name, listed) for name, listed in texts.items()}
-
-
-def lock_places(locks: PortLocks, number: int, changes: Changes) -> None:
-    """Keep everybody off what a change touched that could not be undone."""
-    for name, change in changes.items():
-        places = places_of((*change.breaks, *change.makes))
-        locks.mark_bad(name, places, f"change {number} could not be undone")
-
-
-async def finish_or_undo(
-    lab: Lab, record: Reconfiguration, drivers: Drivers, now: Mapping[str, AnyMap]
-) -> None:
-    """Bring a change that was cut short to an end, and write into its record which.
-
-    Raises what the device said last if it cannot be undone.
-    """
-    changed = changes_of(lab, record)
-    if all(is_done(change, now[name]) for name, change in changed.items()):
-        record.state, record.message = "committed", "found whole after a restart"
-        apart = difference(parsed(lab, record.wanted), {name: now[name] for name in changed})
-        record.message += f", but {apart}" if apart else ""
-        return
-    became = undone(parsed(lab, record.before), await restore(drivers, changed))
-    record.state = "rolled-back"
-    record.message = f"cut short by the controller's end; {became}"
-
-
-def undone(before: Mapping[str, AnyMap], now: Mapping[str, AnyMap]) -> str:
-    """In words, what devices have whose change was undone: the whole map before, or what else."""
-    apart = difference(before, now)
-    return f"this change is undone, but {apart}" if apart else "the map before stands again"
-
-
-def by_circuit(entries: Iterable[Any]) -> list[Sequence[Any]]:
-    """Entries of a map, those between the same two ports together."""
-    found = defaultdict[frozenset[int], list[Any]](list)
-    for entry in entries:
-        found[frozenset((entry.inp, entry.out))].append(entry)
-    return list(found.values())
-
-
-async def read_back(driver: AnyDriver, wanted: AnyMap) -> AnyMap:
-    """The device's map; ``StepFailed`` if it is not the one wanted."""
-    now: AnyMap = await driver.read_map()
-    if now != wanted:
-        left = now.diff(wanted)
-        raise StepFailed(
-            f"{driver.name} reads back differently: "
-            + ", ".join(
-                [f"{c} is there" for c in left.breaks] + [f"{c} is missing" for c in left.makes]
-            )
-        )
-    return now
-
-
 @dataclass(frozen=True)
 class PlanExecutor:
-    """Breaks, makes and verifies. What goes wrong on one device does not reach the next."""
+    """Breaks, makes, verifies and undoes. What fails on one device does not reach the next."""
 
     lab: Lab
     drivers: Drivers
@@ -216,12 +108,12 @@ class PlanExecutor:
                 self._check(record)
             with record.stage("verify"):
                 if not judged:
-                    await read_back(driver, plan.wanted[name])
+                    await _read_back(driver, plan.wanted[name])
                     continue
                 arriving_dbm = preflight.arriving_dbm.get(name)
                 # Both at once: the device answers the one while the other is understood.
                 results = await asyncio.gather(
-                    read_back(driver, plan.wanted[name]),
+                    _read_back(driver, plan.wanted[name]),
                     self.power_check.verify(driver, should, arriving_dbm),
                     return_exceptions=True,
                 )
@@ -246,8 +138,8 @@ class PlanExecutor:
         self._check(record)
         if change.breaks:
             with record.stage("break"):
-                tell = self.drivers[name].disconnect
-                await self._tell("break", name, tell, change.breaks, record)
+                disconnect = self.drivers[name].disconnect
+                await self._tell("break", name, disconnect, change.breaks, record)
             self._check(record)
 
     async def _tell(
@@ -259,13 +151,17 @@ class PlanExecutor:
         record: Reconfiguration,
     ) -> None:
         """Have a device make or break these, and count them; ``StepFailed`` if it refuses any."""
-        takes_long = self.lab.optical_switch(name).switching_time_s >= _LONG_S
-        done = 0
-        for each in by_circuit(entries) if takes_long else [entries]:
+        groups, done = [entries], 0
+        if self.lab.optical_switch(name).switching_time_s >= _LONG_S:
+            by_circuit = defaultdict[frozenset[int], list[Any]](list)
+            for entry in entries:
+                by_circuit[frozenset((entry.inp, entry.out))].append(entry)
+            groups = list(by_circuit.values())
+        for each in groups:
             if done:
                 self._check(record)
             record.progress.count(name, done, len(entries))
-            raise_refusals(name, verb, (await tell(each)).refused)
+            _raise_refusals(name, verb, (await tell(each)).refused)
             done += len(each)
 
     def _check(self, record: Reconfiguration) -> None:
@@ -280,9 +176,86 @@ class PlanExecutor:
         await asyncio.sleep(min(switching_time_s / 2, _UNDER_WAY_S))
         return self.power_check.should_show(links, name, makes)
 
+    async def undo(
+        self, before: Mapping[str, AnyMap], changes: Changes
+    ) -> tuple[dict[str, AnyMap], str]:
+        """Undo these changes as far as the devices show them done; touch nothing else.
 
-Ports = Mapping[str, Collection[int]]
-"""Ports by OCS."""
+        Returns the whole map that each device has then, and in words whether it is the one
+        ``before``. Raises what the device said last if it cannot be brought about and read back.
+        """
+        loop, now = asyncio.get_running_loop(), dict[str, AnyMap]()
+        for name, change in changes.items():
+            began = loop.time()
+            for pause_s in (*_PAUSES_S, None):
+                try:
+                    now[name] = await _undo(self.drivers[name], change)
+                    break
+                except (OutcomeUnknown, DeviceUnreachable):
+                    if pause_s is None or loop.time() - began > _GIVE_UP_S:
+                        raise
+                    await asyncio.sleep(pause_s)
+        apart = difference(before, now)
+        return now, (
+            f"this change is undone, but {apart}" if apart else "the map before stands again"
+        )
+
+    def changes_of(self, record: Reconfiguration) -> dict[str, MapChange[Any]]:
+        """What a journalled change was to do, by switch."""
+        before, wanted = self._parsed(record.before), self._parsed(record.wanted)
+        return {n: before[n].diff(wanted[n]) for n in before if before[n] != wanted[n]}
+
+    async def finish_or_undo(self, record: Reconfiguration, now: Mapping[str, AnyMap]) -> None:
+        """Bring a change that was cut short to an end, and write into its record which.
+
+        Raises what the device said last if it cannot be undone.
+        """
+        changed = self.changes_of(record)
+        if all(_is_done(change, now[name]) for name, change in changed.items()):
+            record.state, record.message = "committed", "found whole after a restart"
+            apart = difference(self._parsed(record.wanted), {name: now[name] for name in changed})
+            record.message += f", but {apart}" if apart else ""
+            return
+        _, became = await self.undo(self._parsed(record.before), changed)
+        record.state = "rolled-back"
+        record.message = f"cut short by the controller's end; {became}"
+
+    def _parsed(self, texts: Mapping[str, list[str]]) -> dict[str, AnyMap]:
+        return {name: recorded_map(self.lab, name, listed) for name, listed in texts.items()}
+
+
+async def _undo(driver: AnyDriver, change: MapChange[Any]) -> AnyMap:
+    # Also those that the map does not show: one that was entered and not activated
+    # holds its ports all the same. Breaking what is not there is no error.
+    if change.makes:
+        _raise_refusals(driver.name, "break", (await driver.disconnect(change.makes)).refused)
+    now = frozenset(await driver.read_map())
+    makes = tuple(c for c in change.breaks if c not in now)
+    if makes:
+        _raise_refusals(driver.name, "make", (await driver.connect(makes)).refused)
+    after: AnyMap = await driver.read_map()
+    if not _is_done(change.inverse, after):
+        raise StepFailed(f"{driver.name} does not read back as it was before")
+    return after
+
+
+def _raise_refusals(ocs: str, verb: str, refused: Iterable[Refusal[Any]]) -> None:
+    if refused:
+        raise StepFailed(f"{ocs} refused to {verb} {'; '.join(map(str, refused))}")
+
+
+def _is_done(change: MapChange[Any], now: AnyMap) -> bool:
+    there = frozenset(now)
+    return there.issuperset(change.makes) and there.isdisjoint(change.breaks)
+
+
+async def _read_back(driver: AnyDriver, wanted: AnyMap) -> None:
+    """``StepFailed`` if the device's map is not the one wanted."""
+    now: AnyMap = await driver.read_map()
+    if now != wanted:
+        left = now.diff(wanted)
+        apart = [f"{c} is there" for c in left.breaks] + [f"{c} is missing" for c in left.makes]
+        raise StepFailed(f"{driver.name} reads back differently: {', '.join(apart)}")
 
 
 class FlowHook(Protocol):
@@ -350,7 +323,7 @@ class CircuitParts:
         )
         self.executor = PlanExecutor(lab, drivers, self.power_check, self.stop)
 
-    async def closed_ports(self) -> tuple[Ports, Ports]:
+    async def closed_ports(self) -> tuple[PortsByOcs, PortsByOcs]:
         """The ports whose circuits are to stay (locked by us or on the device), and those that
         the device says can carry none; by OCS, of those that answer."""
         away = self.devices.unread
@@ -369,3 +342,16 @@ class CircuitParts:
                 elif state.condition != "ready":
                     failed.setdefault(name, set()).add(port.number)
         return staying, failed
+
+    def journal_end(
+        self, record: Reconfiguration, committed: Mapping[str, AnyMap], readings: Readings
+    ) -> None:
+        """Write down how a change ended, with the maps and powers to keep if it is committed."""
+        record.finished_at = time.time()
+        if record.state != "committed":
+            committed, readings = {}, {}
+        with record.stage("commit"):
+            row, maps = to_row(record), self.committed.rows(committed, record)
+            self.store.update_reconfiguration(record.id, record.state, row, maps, readings)
+            self.committed.take(committed)
+            self.power_check.baselines.take(readings)

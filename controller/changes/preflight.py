@@ -17,7 +17,7 @@ from patchlight.controller.changes.record import ChangeOptions, ChangePlan, Chan
 from patchlight.controller.circuits.contract import DirectedPort, Drivers, PortState
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab.labmaps import Place, check_place, in_order
+from patchlight.testbed.lab.labmaps import Place, check_place, in_order, places_of
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.spectrum import Channel
 
@@ -83,9 +83,12 @@ class PortLocks:
                 raise BadInput(f"{lock}", hint="unlock it first: patchlight ocs unlock")
         return self._save(ocs, places, kind, by, why)
 
-    def mark_bad(self, ocs: str, places: Iterable[Place], why: str) -> None:
-        """Keep everybody off places of which nothing certain is known."""
-        self._save(ocs, in_order(places), "bad", "patchlight", why)
+    def mark_bad(self, changes: Changes, number: int) -> None:
+        """Keep everybody off what a change touched that could not be undone."""
+        for name, change in changes.items():
+            places = in_order(places_of((*change.breaks, *change.makes)))
+            why = f"change {number} could not be undone"
+            self._save(name, places, "bad", "patchlight", why)
 
     def _save(
         self, ocs: str, places: Sequence[Place], kind: LockKind, by: str, why: str
