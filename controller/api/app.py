@@ -8,7 +8,7 @@ import signal
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import Field
@@ -21,15 +21,7 @@ from patchlight.controller.access.tokens import (
     without_tokens,
 )
 from patchlight.controller.api.admission import Admission, KeptAnswers
-from patchlight.controller.api.caller import (
-    Admin,
-    Caller,
-    Doorman,
-    NotAllowed,
-    Operator,
-    User,
-    Viewer,
-)
+from patchlight.controller.api.caller import Admin, Doorman, NotAllowed, Operator, User, Viewer
 from patchlight.controller.api.circuits import circuit_routes
 from patchlight.controller.api.events import EventFeed, event_routes
 from patchlight.controller.api.jobs import job_routes
@@ -37,12 +29,7 @@ from patchlight.controller.api.openapi import JsonAnswer, docs_routes, gives, ne
 from patchlight.controller.discovery.discovery import WantedSearch
 from patchlight.controller.metrics.exposition import ControllerMetrics
 from patchlight.controller.paths.bounds import BoundsService
-from patchlight.controller.paths.service import (
-    LONGEST_LEASE_S,
-    SHORTEST_LEASE_S,
-    PathService,
-    WantedPath,
-)
+from patchlight.controller.paths.service import PathService
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.lab.access import Role
 from patchlight.testbed.labfile.writer import write_lab
@@ -232,18 +219,6 @@ def access_routes(tokens: Tokens, audit: AuditLog) -> APIRouter:
     return routes
 
 
-class PathRequest(requests.Strict):
-    """A flow that wants a path. ``deadline_s`` is from now; ``lease_s``: see ``docs/oddl.md``."""
-
-    source: requests.Text
-    destination: requests.Text
-    bytes: Annotated[float, Gt(0), Le(2.0**63)]
-    deadline_s: Annotated[float, Gt(0), Le(1e9)] | None = None
-    collective: requests.Text | None = None
-    round: requests.Number = 0
-    lease_s: Annotated[float, Ge(SHORTEST_LEASE_S), Le(LONGEST_LEASE_S)] = 10.0
-
-
 def path_routes(paths: PathService, bounds: BoundsService) -> APIRouter:
     """The routes on the paths of one lab."""
     routes = APIRouter(prefix="/v1", tags=["paths"])
@@ -262,35 +237,28 @@ def path_routes(paths: PathService, bounds: BoundsService) -> APIRouter:
                 }
                 for network in paths.book.networks
             ],
-            "paths": [path.as_json() for path in paths.book.live],
+            "paths": paths.book.live,
             "nodes": bounds.nodes(),
         }
 
     @routes.post("/paths", **gives(circuit_shapes.PathShape, 201))
-    async def want(request: PathRequest, caller: User) -> Answer:
-        wanted = WantedPath(
-            *(request.source, request.destination, request.bytes, request.deadline_s),
-            *(request.collective, request.round, request.lease_s),
-        )
-        return (await paths.want(wanted, caller.by)).as_json()
+    async def want(request: requests.PathRequest, caller: User) -> Any:
+        return await paths.want(request, caller.by)
 
     @routes.get("/paths/{number}", **gives(circuit_shapes.PathShape))
     async def look(
         number: requests.Number, caller: Viewer, wait_s: requests.WaitSeconds = 0.0
-    ) -> Answer:
-        return (await paths.look(number, caller.by, wait_s)).as_json()
+    ) -> Any:
+        return await paths.look(number, caller.by, wait_s)
 
     @routes.delete("/paths/{number}", **gives(circuit_shapes.PathShape))
-    async def release(number: requests.Number, caller: User) -> Answer:
-        _check_may_end(caller, (await paths.look(number, "")).by)
-        return paths.release(number).as_json()
+    async def release(number: requests.Number, caller: User) -> Any:
+        by = (await paths.look(number, "")).by
+        if caller.by != by and caller.role < Role.OPERATOR:
+            raise NotAllowed(f"this path is of {by}: only they and operators may end it")
+        return paths.release(number)
 
     return routes
-
-
-def _check_may_end(caller: Caller, by: str) -> None:
-    if caller.by != by and caller.role < Role.OPERATOR:
-        raise NotAllowed(f"this path is of {by}: only they and operators may end it")
 
 
 _OPENMETRICS = "application/openmetrics-text"

@@ -10,9 +10,9 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import inf, isfinite
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.storage.store import Store
@@ -24,9 +24,9 @@ from patchlight.testbed.paths.contract import FlowRequest
 from patchlight.testbed.paths.light_networks import LightNetwork, light_networks
 from patchlight.testbed.paths.schedulers import path_scheduler
 from patchlight.testbed.paths.scheduling import Scheduling
+from patchlight.testbed.wire.rest.requests import PathRequest
 
 State = Literal["waiting", "granted", "released", "expired"]
-SHORTEST_LEASE_S, LONGEST_LEASE_S = 0.1, 3600.0
 _MOST_PATHS = 10_000
 _KEPT = 1000
 
@@ -34,18 +34,6 @@ _LONGEST_PAUSE_S = 5.0
 _MARK = "paths"
 # Written down so far ahead, so that few paths wait for the disk.
 _AHEAD_S, _AHEAD = 1.0, 100
-
-
-class WantedPath(NamedTuple):
-    """What somebody wants a path for; hosts by name, ``deadline_s`` from now on."""
-
-    source: str
-    destination: str
-    nbytes: float
-    deadline_s: float | None = None
-    collective: str | None = None
-    round: int = 0
-    lease_s: float = 10.0
 
 
 @dataclass
@@ -67,15 +55,6 @@ class Path:
     starts_at: float | None = None
     ends_at: float | None = None
     ended_at: float | None = None
-
-    @property
-    def is_live(self) -> bool:
-        """Whether it waits or is used."""
-        return self.state in ("waiting", "granted")
-
-    def as_json(self) -> dict[str, Any]:
-        """As the API shows it."""
-        return asdict(self)
 
 
 @dataclass
@@ -126,7 +105,7 @@ class PathBook:
             if lane is None or not lane.scheduler.has(path.id):
                 self._end(path, "expired", now)
 
-    def want(self, wanted: WantedPath, by: str, now: float) -> Path:
+    def want(self, wanted: PathRequest, by: str, now: float) -> Path:
         """Line a flow up; its path may be granted at once.
 
         ``BadInput`` for one that makes no sense here, ``Refused`` for one that gets no path.
@@ -139,17 +118,12 @@ class PathBook:
                 "different networks",
                 hint="'patchlight paths --networks' shows them",
             )
-        if not SHORTEST_LEASE_S <= wanted.lease_s <= LONGEST_LEASE_S:
-            raise BadInput(
-                f"a lease of {wanted.lease_s:g} s: expected {SHORTEST_LEASE_S:g} to "
-                f"{LONGEST_LEASE_S:g}"
-            )
         if len(self._live) >= _MOST_PATHS:
             raise Refused(f"{_MOST_PATHS} paths wait or are used: try again later")
         number, numbers = self.last + 1, lane.network.numbers
         deadline_s = inf if wanted.deadline_s is None else now + wanted.deadline_s
         flow = FlowRequest(
-            *(number, numbers[wanted.source], numbers[wanted.destination], wanted.nbytes),
+            *(number, numbers[wanted.source], numbers[wanted.destination], wanted.bytes),
             *(deadline_s, wanted.collective, wanted.round),
         )
         try:
@@ -164,17 +138,9 @@ class PathBook:
                 f"{wanted.source} gets no path to {wanted.destination}: {refused[0].reason}"
             )
         self.last = number
+        fields = wanted.model_dump(exclude={"deadline_s"})
         path = self._live[number] = Path(
-            id=number,
-            source=wanted.source,
-            destination=wanted.destination,
-            bytes=wanted.nbytes,
-            collective=wanted.collective,
-            round=wanted.round,
-            by=by,
-            lease_s=wanted.lease_s,
-            wanted_at=now,
-            until=now + wanted.lease_s,
+            **fields, id=number, by=by, wanted_at=now, until=now + wanted.lease_s
         )
         self._grant(lane, now)
         return path
@@ -192,7 +158,7 @@ class PathBook:
     def release(self, number: int, now: float) -> Path:
         """End a path, or the wait for it; one that has ended stays as it is."""
         path = self._found(number)
-        if path.is_live:
+        if path.id in self._live:
             self._end(path, "released", now)
         return path
 
@@ -271,7 +237,7 @@ class PathService:
         """Whether it is known which networks there are."""
         return self._seen is not None
 
-    async def want(self, wanted: WantedPath, by: str) -> Path:
+    async def want(self, wanted: PathRequest, by: str) -> Path:
         """Ask for a path; ``BadInput`` and ``Refused`` as in ``PathBook.want``."""
         await self.follow_light()
         self.book.expire(self._clock())

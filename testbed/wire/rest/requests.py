@@ -4,7 +4,7 @@ import json
 import unicodedata
 from typing import Annotated, Any
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, model_validator
 from pydantic_core import to_json
 
@@ -162,6 +162,18 @@ class LockRequest(UnlockRequest):
     """Ports of one switch, or channels there, to lock; with ``keep`` for all but who asks."""
 
     keep: bool = False
+
+
+class PathRequest(Strict):
+    """A flow that wants a path. ``deadline_s`` is from now; ``lease_s``: see ``docs/oddl.md``."""
+
+    source: Text
+    destination: Text
+    bytes: Annotated[float, Gt(0), Le(2.0**63)]
+    deadline_s: Annotated[float, Gt(0), Le(1e9)] | None = None
+    collective: Text | None = None
+    round: Number = 0
+    lease_s: Annotated[float, Ge(0.1), Le(3600)] = 10.0
 
 
 def as_json(content: Any) -> bytes:
