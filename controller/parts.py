@@ -1,10 +1,12 @@
-"""The controller's parts, made and joined: nothing runs yet, nothing is open but the store."""
+"""The controller's parts, not running yet, and two of them: background parts and the recorder."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -22,104 +24,37 @@ from patchlight.controller.discovery.window import MaintenanceWindow
 from patchlight.controller.hosts.agent_client import VERSION, AgentTls
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.hosts.nics import NicMacs, differences
+from patchlight.controller.jobs.iteration_times import Forecasts
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.ledger import JobLedger, JobOutputs, Retention
 from patchlight.controller.jobs.rewiring import JobTraffic
+from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.jobs.scheduler import Scheduler
 from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.packet_switches import PacketSwitches, UnknownSwitches
 from patchlight.controller.openflow.speaker_process import SpeakerOptions, SwitchTls
 from patchlight.controller.paths.bounds import BoundsService
 from patchlight.controller.paths.service import PathService
-from patchlight.controller.recorder import Recorder
-from patchlight.controller.storage.series_store import open_series
+from patchlight.controller.storage.database import JournalError
+from patchlight.controller.storage.series_store import (
+    WIDTHS_S,
+    IterationStatistics,
+    JobThen,
+    Sample,
+    SeriesStore,
+    job_window,
+    lab_window,
+    open_series,
+)
 from patchlight.controller.storage.store import open_store
 from patchlight.testbed.errors import BadInput, in_words
-from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.lab.queueing import NOTHING_SAID, PolicyChoice
 from patchlight.testbed.wire.lab_api import LabIdentity
+from patchlight.testbed.wire.rest.lab import PartStatus
 
 _log = logging.getLogger(__name__)
-
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
-# One that ran for this long did not fail of the same thing again.
-_LONG_LIFE_S = 60.0
-
-
-@dataclass
-class _Part:
-    name: str
-    task: asyncio.Task[None] | None = None
-    waits: bool = False
-    faults: int = 0
-    last_fault: str = ""
-    last_fault_at: float | None = None
-
-
-class Background:
-    """Runs parts that have no end. One that fails begins again after a pause, and says so.
-
-    The pause doubles from 0.2 s to 30 s, and is short again after a minute without a fault.
-    ``on_fault`` is told the part and what happened, in words.
-    """
-
-    def __init__(self, on_fault: Callable[[str, str], None]) -> None:
-        self._on_fault = on_fault
-        self._parts: list[_Part] = []
-
-    def start(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        """Run this from now on, each time anew, until ``close``."""
-        part = _Part(name)
-        part.task = asyncio.create_task(self._keep(part, run), name=name)
-        self._parts.append(part)
-
-    def status(self) -> list[dict[str, Any]]:
-        """Each part: whether it runs now, how often it failed, and of what the last time."""
-        return [
-            {
-                "name": part.name,
-                "running": not part.waits,
-                "faults": part.faults,
-                "last_fault": part.last_fault,
-                "last_fault_at": part.last_fault_at,
-            }
-            for part in self._parts
-        ]
-
-    async def close(self) -> None:
-        """End all parts."""
-        tasks = [part.task for part in self._parts if part.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _keep(self, part: _Part, run: Callable[[], Awaitable[None]]) -> None:
-        pause_s = FIRST_PAUSE_S
-        while True:
-            began = time.monotonic()
-            try:
-                await run()
-                why = "it ended by itself"
-            except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
-                    raise
-                why = "what it waited for was cancelled"  # and not the part itself
-            except Exception as error:
-                why = in_words(error)
-                _log.exception("the controller's %s failed and begins again", part.name)
-            part.waits, part.faults = True, part.faults + 1
-            part.last_fault, part.last_fault_at = why, time.time()
-            try:
-                self._on_fault(part.name, why)
-            except Exception:  # A disk that is full, say: the part is to begin again all the same.
-                _log.exception("noting a fault of %s", part.name)
-            if time.monotonic() - began > _LONG_LIFE_S:
-                pause_s = FIRST_PAUSE_S
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-            part.waits = False
 
 
 @dataclass(frozen=True)
@@ -149,18 +84,6 @@ class Settings:
     traces: str | None = None
 
 
-def _switch_tls(lab: Lab, folder: Path | None) -> SwitchTls | None:
-    if not lab.controller_openflow_tls:
-        return None
-    if folder is None:
-        raise BadInput(
-            f"lab {lab.name} has OpenFlow over TLS, and the controller has no certificate",
-            hint="make one with 'patchlight deploy certificates LAB --output DIR', and name its "
-            "folder with --tls DIR/controller",
-        )
-    return SwitchTls(folder, lab.name, tuple(switch.name for switch in lab.packet_switches))
-
-
 class Controller:
     """All parts of a running controller."""
 
@@ -168,7 +91,16 @@ class Controller:
         self.lab, self.settings = lab, settings
         self.identity = LabIdentity.of(lab, settings.lab_file)
         tls = AgentTls(lab.name, settings.tls) if settings.tls else None
-        switch_tls = _switch_tls(lab, settings.tls)
+        switch_tls = None
+        if lab.controller_openflow_tls:
+            if settings.tls is None:
+                raise BadInput(
+                    f"lab {lab.name} has OpenFlow over TLS, and the controller has no certificate",
+                    hint="make one with 'patchlight deploy certificates LAB --output DIR', and "
+                    "name its folder with --tls DIR/controller",
+                )
+            names = tuple(switch.name for switch in lab.packet_switches)
+            switch_tls = SwitchTls(settings.tls, lab.name, names)
         self.store = open_store(settings.state_dir)
         self.series = open_series(settings.state_dir)
         self.background = Background(self._on_part_fault)
@@ -289,3 +221,163 @@ class Controller:
 
     def _on_part_fault(self, part: str, why: str) -> None:
         self.store.add_event(time.time(), "part-fault", {"part": part, "message": why})
+
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
+# One that ran for this long did not fail of the same thing again.
+_LONG_LIFE_S = 60.0
+
+
+class Background:
+    """Runs parts that have no end. One that fails begins again after a pause, and says so.
+
+    The pause doubles from 0.2 s to 30 s, and is short again after a minute without a fault.
+    ``on_fault`` is told the part and what happened, in words.
+    """
+
+    def __init__(self, on_fault: Callable[[str, str], None]) -> None:
+        self._on_fault = on_fault
+        self._parts: dict[asyncio.Task[None], PartStatus] = {}
+
+    def start(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
+        """Run this from now on, each time anew, until ``close``."""
+        part = PartStatus(name=name, running=True, faults=0, last_fault="", last_fault_at=None)
+        self._parts[asyncio.create_task(self._keep(part, run), name=name)] = part
+
+    def status(self) -> list[PartStatus]:
+        """Each part: whether it runs now, how often it failed, and its last fault."""
+        return list(self._parts.values())
+
+    async def close(self) -> None:
+        """End all parts."""
+        for task in self._parts:
+            task.cancel()
+        await asyncio.gather(*self._parts, return_exceptions=True)
+
+    async def _keep(self, part: PartStatus, run: Callable[[], Awaitable[None]]) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            began = time.monotonic()
+            try:
+                await run()
+                why = "it ended by itself"
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                why = "what it waited for was cancelled"  # and not the part itself
+            except Exception as error:
+                why = in_words(error)
+                _log.exception("the controller's %s failed and begins again", part["name"])
+            part["running"], part["last_fault"], part["last_fault_at"] = False, why, time.time()
+            part["faults"] += 1
+            try:
+                self._on_fault(part["name"], why)
+            except Exception:  # A disk that is full, say: the part is to begin again all the same.
+                _log.exception("noting a fault of %s", part["name"])
+            if time.monotonic() - began > _LONG_LIFE_S:
+                pause_s = FIRST_PAUSE_S
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            part["running"] = True
+
+
+WIDTH_S = WIDTHS_S[0]
+# What was sampled in a window may come so much after its end.
+_LATE_S = 1.5
+
+
+class Recorder:
+    """The samples of GPUs and ports, and what workers report, by job, as windows in a store.
+
+    Nothing is kept for longer than ``keep_for_s`` (``None``: until there is too much of it).
+    """
+
+    def __init__(
+        self,
+        store: SeriesStore,
+        fleet: Fleet,
+        switches: PacketSwitches,
+        table: JobTable,
+        forecasts: Forecasts,
+        keep_for_s: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store, self._fleet, self._switches = store, fleet, switches
+        self._table, self._forecasts = table, forecasts
+        self._keep_for_s, self._clock = keep_for_s, clock
+        self._heard: dict[str, IterationStatistics] = {}
+        table.on_reports.append(self._hear)
+
+    async def run(self) -> None:
+        """Write each window when it is over, for ever."""
+        while True:
+            now = self._clock() - _LATE_S
+            begin = int(now - now % WIDTH_S)
+            await asyncio.sleep(begin + WIDTH_S - now)
+            await self.write(begin)
+
+    async def write(self, begin: int) -> None:
+        """Write the window that began then; what was told of iterations is told as of it."""
+        period = float(begin), float(begin + WIDTH_S)
+        gpu_samples = _within(self._fleet.gpu_samples, period)
+        port_rates = _within(self._switches.port_rates, period)
+        jobs = self._jobs_then(period)
+        before = 0.0 if self._keep_for_s is None else begin - self._keep_for_s
+
+        def put_on_disk() -> None:
+            busy = _by_name(gpu_samples, "gpu", "utilization")
+            sent = _by_name(port_rates, "host", "tx_bps")
+            windows = [lab_window(begin, busy, sent)] if busy or sent else []
+            windows += [job_window(begin, job, then, busy, sent) for job, then in jobs.items()]
+            self._store.add((w for w in windows if w.busy or w.sent_bps or w.iterations), before)
+
+        try:
+            await asyncio.to_thread(put_on_disk)
+        except JournalError as error:  # a disk that is full, say: these samples are lost
+            _log.warning("%s", error)
+
+    def _hear(self, job: RunningJob, reports: Sequence[Mapping[str, Any]]) -> None:
+        if (heard := self._heard.get(job.id)) is None:
+            heard = self._heard[job.id] = IterationStatistics(_named(job.hosts))
+        for report in reports:
+            heard.add(report["compute_s"] + report["communication_s"])
+
+    def _jobs_then(self, period: tuple[float, float]) -> dict[str, JobThen]:
+        """The jobs that have hosts, and those that reported and are gone by now."""
+        heard, self._heard = self._heard, {}
+        for job_id, job in self._table.running.items():
+            if job_id not in heard and job.hosts:
+                heard[job_id] = IterationStatistics(_named(job.hosts))
+        predicted = self._forecasts.running() if heard else {}
+        found = {}
+        for job_id, iterations in heard.items():
+            status = self._table.find(job_id)
+            since = status.runs_since if status is not None else None
+            until = status.finished_at if status is not None else None
+            begins, ends = period[0] if since is None else since, until or period[1]
+            should = predicted.get(job_id, {}).get("predicted_iteration_s")
+            found[job_id] = JobThen(iterations, begins, ends, should)
+        return found
+
+
+def _named(hosts: Iterable[Host]) -> list[tuple[str, str]]:
+    return [(h.name, f"{h.server.name}.{h.gpu.name}" if h.gpu else "") for h in hosts]
+
+
+def _within(
+    samples: Sequence[Mapping[str, Any]], period: tuple[float, float]
+) -> list[Mapping[str, Any]]:
+    """The samples of a period: the last of what comes in as time goes by."""
+    since, until = period
+    latest = takewhile(lambda sample: sample["at"] >= since, reversed(samples))
+    return [sample for sample in latest if sample["at"] < until][::-1]
+
+
+def _by_name(
+    samples: Iterable[Mapping[str, Any]], name: str, value: str
+) -> Mapping[str, list[Sample]]:
+    found: defaultdict[str, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        found[sample[name]].append((sample["at"], sample[value]))
+    return found

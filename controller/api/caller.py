@@ -62,7 +62,10 @@ class Doorman:
 
     def __init__(self, access: Access, tokens: Tokens | None = None) -> None:
         self._access, self._tokens = access, tokens
-        self._keepers = {0, os.geteuid(), *_who_ran_us()}
+        self._keepers = {0, os.geteuid()}
+        # Who started this process by ``sudo`` can be root whenever they like.
+        if (sudo_uid := os.environ.get("SUDO_UID", "")).isdecimal():
+            self._keepers.add(int(sudo_uid))
 
     async def caller(self, request: Request) -> Caller:
         """The user, where the request came from, and their role.
@@ -81,7 +84,10 @@ class Doorman:
         # The kernel's table may be long, and a connection does not change hands.
         seen: dict[str, Any] = request.scope.get("state", {}).get("connection", {})
         if "uid" not in seen:
-            seen["uid"] = port if host == UNIX_CLIENT else await _user_at(request)
+            server = request.scope.get("server")
+            seen["uid"] = port
+            if host != UNIX_CLIENT:
+                seen["uid"] = await asyncio.to_thread(user_id_of, (host, port), server)
         uid: int | None = seen["uid"]
         origin = host if host == UNIX_CLIENT else origin
         if uid is None:
@@ -90,7 +96,10 @@ class Doorman:
             return Caller(by=UNKNOWN, origin=who, role=role)
         spoken_for = _spoken_for(request) if uid == 0 else None
         who = f"uid {uid}" if spoken_for is None else f"uid {uid} for uid {spoken_for}"
-        declared = _declared(request) if uid == 0 and spoken_for is None else ""
+        declared = ""
+        if uid == 0 and spoken_for is None:
+            name = request.headers.get(USER_HEADER, "")[:_LONGEST_NAME]
+            declared = "".join(c if c.isprintable() else "?" for c in name)
         uid = uid if spoken_for is None else spoken_for
         login, roles = await _login(uid), seen.setdefault("roles", {})
         if uid not in roles:
@@ -114,27 +123,12 @@ class Doorman:
     def _role_of(self, uid: int, login: str) -> Role:
         if uid in self._keepers:
             return Role.ADMIN
-        is_member = _is_member(uid, login, self._access.group)
+        try:
+            found = grp.getgrnam(self._access.group)
+            is_member = login in found.gr_mem or pwd.getpwuid(uid).pw_gid == found.gr_gid
+        except KeyError:
+            is_member = False
         return self._access.members if is_member else self._access.others
-
-
-def _who_ran_us() -> set[int]:
-    """Who started this process by ``sudo``: they can be root whenever they like."""
-    said = os.environ.get("SUDO_UID", "")
-    return {int(said)} if said.isdecimal() else set()
-
-
-def _is_member(uid: int, login: str, group: str) -> bool:
-    try:
-        found = grp.getgrnam(group)
-        return login in found.gr_mem or pwd.getpwuid(uid).pw_gid == found.gr_gid
-    except KeyError:
-        return False
-
-
-def _declared(request: Request) -> str:
-    declared = request.headers.get(USER_HEADER, "")[:_LONGEST_NAME]
-    return "".join(c if c.isprintable() else "?" for c in declared)
 
 
 def _spoken_for(request: Request) -> int | None:
@@ -145,13 +139,6 @@ def _spoken_for(request: Request) -> int | None:
     if not (said.isascii() and said.isdecimal() and len(said) <= _LONGEST_UID):
         raise NotKnown(f"{said[:40]!r} in {UID_HEADER} is no user id", hint="expected a number")
     return int(said)
-
-
-async def _user_at(request: Request) -> int | None:
-    server = request.scope.get("server")
-    client = request.client
-    assert client is not None
-    return await asyncio.to_thread(user_id_of, (client.host, client.port), server)
 
 
 def who_asks(request: Request) -> Caller:
@@ -172,18 +159,6 @@ def who_asks(request: Request) -> Caller:
     return replace(caller, planned_from="" if tag == "*" else tag, detaches=detaches)
 
 
-def _in_role(needed: Role, request: Request) -> Caller:
-    caller = who_asks(request)
-    if caller.role < needed:
-        raise NotAllowed(
-            f"{request.method} {request.url.path[:200]} is for {needed}s; "
-            f"{caller.by or UNKNOWN} is {_IN_WORDS[caller.role]}",
-            hint="an admin gives roles with 'patchlight token create', or with "
-            "controller: {access: …} in the lab file; the users of its group are operators",
-        )
-    return caller
-
-
 _IN_WORDS: Mapping[Role, str] = {
     Role.NOBODY: "nobody here",
     Role.VIEWER: "a viewer",
@@ -195,7 +170,15 @@ _IN_WORDS: Mapping[Role, str] = {
 
 def _dependency(role: Role) -> Callable[[Request], Awaitable[Caller]]:
     async def needs(request: Request) -> Caller:
-        return _in_role(role, request)
+        caller = who_asks(request)
+        if caller.role < role:
+            raise NotAllowed(
+                f"{request.method} {request.url.path[:200]} is for {role}s; "
+                f"{caller.by or UNKNOWN} is {_IN_WORDS[caller.role]}",
+                hint="an admin gives roles with 'patchlight token create', or with "
+                "controller: {access: …} in the lab file; the users of its group are operators",
+            )
+        return caller
 
     return needs
 

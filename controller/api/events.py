@@ -53,7 +53,10 @@ class EventFeed:
         if reached > last:  # of a journal that was there before this one
             yield _skipped(last + 1, reached)
             reached = last
-        self._begin()
+        self._listeners += 1
+        if self._looking is None:
+            self._latest.clear()
+            self._looking = asyncio.create_task(self._look(last))
         try:
             while not self._is_closed:
                 news = self._news
@@ -65,7 +68,10 @@ class EventFeed:
                 if news is self._quiet:
                     yield b": nothing new\n\n"
         finally:
-            self._end()
+            self._listeners -= 1
+            if not self._listeners and self._looking is not None:
+                self._looking.cancel()
+                self._looking = None
 
     def close(self) -> None:
         """Let go of all listeners."""
@@ -88,19 +94,11 @@ class EventFeed:
         return self._made
 
     def _read(self, after: int) -> list[Numbered]:
-        return [(row["number"], _sent(row)) for row in self._store.events(after)]
-
-    def _begin(self) -> None:
-        self._listeners += 1
-        if self._looking is None:
-            self._latest.clear()
-            self._looking = asyncio.create_task(self._look(self._store.last_event()))
-
-    def _end(self) -> None:
-        self._listeners -= 1
-        if not self._listeners and self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
+        head = b"id: %d\nevent: %b\ndata: %b\n\n"
+        return [
+            (row["number"], head % (row["number"], row["kind"].encode(), as_json(row)))
+            for row in self._store.events(after)
+        ]
 
     async def _look(self, reached: int) -> None:
         told_at = time.monotonic()
@@ -131,10 +129,6 @@ def _in_one(rows: Iterable[Numbered], reached: int) -> tuple[bytes, int]:
         told.append(text)
         reached = number
     return b"".join(told), reached
-
-
-def _sent(row: Answer) -> bytes:
-    return b"id: %d\nevent: %b\ndata: %b\n\n" % (row["number"], row["kind"].encode(), as_json(row))
 
 
 def _skipped(first: int, last: int) -> bytes:

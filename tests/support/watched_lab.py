@@ -16,8 +16,7 @@ from patchlight.controller.api.app import create_app, metrics_routes
 from patchlight.controller.hosts.agent_client import VERSION, AgentClient
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.metrics.exposition import ControllerMetrics
-from patchlight.controller.parts import Controller, Settings
-from patchlight.controller.recorder import WIDTH_S
+from patchlight.controller.parts import WIDTH_S, Controller, Settings
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.model import Server
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
