@@ -18,15 +18,14 @@ log = logging.getLogger("patchlight.circuits")
 
 _ALARMS_EVERY_S = 0.5
 _LOOK_EVERY_S = 30.0
-# Of a device that floods us no more become events each time: the journal is not to grow by that.
+# A device that floods us must not fill the journal.
 _EVENTS_AT_ONCE = 20
 
 
 class DeviceWatch:
-    """Makes events of what happens on the circuit switches of a lab.
+    """Makes events of alarms and drift.
 
-    ``drift`` is how each differed when it was last looked at; ``alarms`` counts those that were
-    new, by circuit switch and severity.
+    ``drift`` is as last read; ``alarms`` counts new ones by circuit switch and severity.
     """
 
     def __init__(self, parts: CircuitParts, transactions: Transactions) -> None:
@@ -35,10 +34,9 @@ class DeviceWatch:
         self.alarms: Counter[tuple[str, str]] = Counter()
 
     async def begin(self) -> None:
-        """Finish or undo what a dead controller left, then say how the devices differ.
+        """Finish or undo what a dead controller left, then report drift, which is not repaired.
 
-        A difference is an event and stays: nothing is repaired unasked. What a device that
-        was never seen before has counts as committed.
+        The map of a device that was never seen before counts as committed.
         """
         for record in await self._transactions.resume():
             event = {"reconfiguration": record.id, "state": record.state, "message": record.message}
@@ -47,13 +45,12 @@ class DeviceWatch:
         await self._report_drift()
 
     async def run(self) -> None:
-        """Make events of alarms and of drift, and bring back who does not answer, for ever."""
+        """Make events of alarms and drift, and reopen devices that do not answer, for ever."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._listen_and_look())
             group.create_task(self._parts.devices.watch(self._returned))
 
     async def _returned(self, name: str) -> None:
-        """A device is back: what was left open is ended, drift told, flows follow its map."""
         self._parts.port_states.forget(name)
         self.drift.pop(name, None)
         await self.begin()
@@ -81,7 +78,7 @@ class DeviceWatch:
                 looked_at = time.monotonic()
 
     async def report_alarms(self, name: str) -> None:
-        """Make events of the alarms that are new on this device, of a flood only the first."""
+        """Make events of the new alarms of a device, of a flood only of the first."""
         # Notices tell what we did ourselves; ``patchlight ocs alarms`` shows them.
         new = await self._parts.devices.new_alarms(name)
         alarms = [alarm for alarm in new if alarm.severity != "notice"]

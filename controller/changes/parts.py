@@ -30,6 +30,7 @@ from patchlight.controller.changes.record import (
     Changes,
     Reconfiguration,
     StepFailed,
+    as_texts,
     difference,
     to_row,
 )
@@ -351,7 +352,9 @@ class CircuitParts:
         if record.state != "committed":
             committed, readings = {}, {}
         with record.stage("commit"):
-            row, maps = to_row(record), self.committed.rows(committed, record)
+            origin = {"reconfiguration": record.id, "at": record.finished_at}
+            maps = {name: {"map": as_texts(m), **origin} for name, m in committed.items()}
+            row = to_row(record)
             self.store.update_reconfiguration(record.id, record.state, row, maps, readings)
             self.committed.take(committed)
             self.power_check.baselines.take(readings)

@@ -22,11 +22,10 @@ def wanted_maps(
     *,
     only: bool,
 ) -> dict[str, Any]:
-    """The maps that a request means.
+    """The maps that a request for cross-connects means.
 
-    What is ``asked`` for is added to what is there, or with ``only`` takes its place; places
-    that are ``dropped`` lose their entries, in and out. ``BadInput`` for an optical switch that
-    the lab does not have.
+    Those ``asked`` for are added to the present ones, or with ``only`` replace them; places that
+    are ``dropped`` lose their entries, in and out. ``BadInput`` for an unknown optical switch.
     """
     for name in (*asked, *dropped):
         lab.optical_switch(name)  # says so if there is none
@@ -42,10 +41,10 @@ def wanted_maps(
 
 
 def undoing(parts: CircuitParts, number: int) -> tuple[Decide, dict[str, AnyMap]]:
-    """What undoes one change and nothing else, and the entries it asks for.
+    """What undoes one change and nothing else, and the entries that it makes.
 
-    ``Refused`` if it is undone; its ``Decide`` raises that where later changes took the ports.
-    ``BadInput`` for a change that is not there or did not come about.
+    ``Refused`` if it is undone already; the ``Decide`` raises it if later changes use the ports.
+    ``BadInput`` for a change that does not exist or was not committed.
     """
     record = parts.store.reconfiguration(number)
     if record is None:
@@ -82,12 +81,11 @@ def undoing(parts: CircuitParts, number: int) -> tuple[Decide, dict[str, AnyMap]
 
 
 async def bringing_together(parts: CircuitParts, nodes: Sequence[str], force: bool) -> Decide:
-    """What lights the NICs of these nodes' GPUs onto one packet switch, with the fewest moves.
+    """What connects the NICs of these nodes' GPUs to one packet switch, with the fewest moves.
 
-    A node is a server or a host, by name. Circuits of running jobs stay, but with ``force`` they
-    move like others. The ``Decide`` raises ``CannotRegroup`` where no switch has the room, and
-    ``Refused`` where it would have without the running jobs. ``BadInput`` for a node that the lab
-    does not have, or that has no GPU with a NIC at an OCS.
+    A node is a server or a host, by name. Circuits of running jobs move only with ``force``. The
+    ``Decide`` raises ``CannotRegroup`` if no switch has room, and ``Refused`` if one would have
+    without the running jobs. ``BadInput`` for an unknown node, or one without a GPU with a NIC.
     """
     lab = parts.lab
     names = [host.name for host in hosts_of(lab, nodes)]
@@ -119,7 +117,7 @@ async def bringing_together(parts: CircuitParts, nodes: Sequence[str], force: bo
 
 
 def hosts_of(lab: Lab, nodes: Sequence[str]) -> list[Host]:
-    """The hosts with a GPU of these servers and hosts, each once; ``BadInput`` as above."""
+    """The hosts of these nodes that have a GPU, each once; ``BadInput`` as above."""
     if not nodes:
         raise BadInput("name the nodes to be brought together: servers of the lab, or hosts")
     servers = {server.name for server in lab.servers}
@@ -134,11 +132,11 @@ def hosts_of(lab: Lab, nodes: Sequence[str]) -> list[Host]:
 
 
 async def lighting(parts: CircuitParts, pairs: Sequence[tuple[str, str]]) -> Decide:
-    """What lights a path between the two ends of each pair, with the fewest changes.
+    """What connects the two ends of each pair by an optical path, with the fewest changes.
 
     An end is a NIC or a host, a packet switch (any port of it), or a port of one. The ``Decide``
-    raises ``Refused`` where ports or trunks do not do. ``BadInput`` for an end that the lab does
-    not have or that no fibre joins to a circuit switch, and for a pair of one end.
+    raises ``Refused`` if ports or trunks are too few. ``BadInput`` for an unknown end, one without
+    a fibre to a circuit switch, and a pair of one end.
     """
     # SciPy takes a while to be imported, and a controller may never need it.
     from patchlight.controller.policies.engineering.paths import NoLight, Wish, plan_paths
@@ -154,7 +152,7 @@ async def lighting(parts: CircuitParts, pairs: Sequence[tuple[str, str]]) -> Dec
             at = lab.fibre_ends.get(Endpoint.parse(end)) if "." in end else None
             if at is None or at[0].device not in lab.circuit_fibres:
                 raise BadInput(f"{text} is not plugged into an OCS: no fibre joins it to one")
-            # A port that is named is an end by itself, and none of its switch's any more.
+            # A port that is named is an end by itself, and no longer one of its switch's.
             port = at[0].device, int(at[0].port)
             for site in list(sites.values()):
                 if port in site.ports:
