@@ -24,9 +24,9 @@ from patchlight.controller.discovery.window import MaintenanceWindow
 from patchlight.controller.hosts.agent_client import VERSION, AgentTls
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.hosts.nics import NicMacs, differences
+from patchlight.controller.jobs import ledger
 from patchlight.controller.jobs.iteration_times import Forecasts
 from patchlight.controller.jobs.job_table import JobTable
-from patchlight.controller.jobs.ledger import JobLedger, JobOutputs, Retention
 from patchlight.controller.jobs.rewiring import JobTraffic
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.jobs.scheduler import Scheduler
@@ -35,17 +35,8 @@ from patchlight.controller.openflow.packet_switches import PacketSwitches, Unkno
 from patchlight.controller.openflow.speaker_process import SpeakerOptions, SwitchTls
 from patchlight.controller.paths.bounds import BoundsService
 from patchlight.controller.paths.service import PathService
+from patchlight.controller.storage import series_store
 from patchlight.controller.storage.database import JournalError
-from patchlight.controller.storage.series_store import (
-    WIDTHS_S,
-    IterationStatistics,
-    JobThen,
-    Sample,
-    SeriesStore,
-    job_window,
-    lab_window,
-    open_series,
-)
 from patchlight.controller.storage.store import open_store
 from patchlight.testbed.errors import BadInput, in_words
 from patchlight.testbed.lab.model import Host, Lab
@@ -102,7 +93,7 @@ class Controller:
             names = tuple(switch.name for switch in lab.packet_switches)
             switch_tls = SwitchTls(settings.tls, lab.name, names)
         self.store = open_store(settings.state_dir)
-        self.series = open_series(settings.state_dir)
+        self.series = series_store.open_series(settings.state_dir)
         self.background = Background(self._on_part_fault)
         self.fleet = Fleet(lab, tls, NicMacs(lab, self.store))
         self.drivers: dict[str, AnyDriver] = {
@@ -124,9 +115,9 @@ class Controller:
         self.switches = PacketSwitches(lab, self.speaker, self.fleet.macs.of)
         self.fleet.on_macs = self.switches.learn
         self.unknown_switches = UnknownSwitches()
-        outputs = JobOutputs(settings.state_dir / "outputs")
-        self.jobs = JobTable(JobLedger(self.store), outputs)
-        self.retention = Retention(self.store, self.jobs.ledger, outputs, lab.queue)
+        outputs = ledger.JobOutputs(settings.state_dir / "outputs")
+        self.jobs = JobTable(ledger.JobLedger(self.store), outputs)
+        self.retention = ledger.Retention(self.store, self.jobs.ledger, outputs, lab.queue)
         self.traffic = JobTraffic(
             self.jobs,
             lambda: self.circuits.maps.present_links(),
@@ -282,7 +273,7 @@ class Background:
             part["running"] = True
 
 
-WIDTH_S = WIDTHS_S[0]
+WIDTH_S = series_store.WIDTHS_S[0]
 # What was sampled in a window may come so much after its end.
 _LATE_S = 1.5
 
@@ -295,7 +286,7 @@ class Recorder:
 
     def __init__(
         self,
-        store: SeriesStore,
+        store: series_store.SeriesStore,
         fleet: Fleet,
         switches: PacketSwitches,
         table: JobTable,
@@ -306,7 +297,7 @@ class Recorder:
         self._store, self._fleet, self._switches = store, fleet, switches
         self._table, self._forecasts = table, forecasts
         self._keep_for_s, self._clock = keep_for_s, clock
-        self._heard: dict[str, IterationStatistics] = {}
+        self._heard: dict[str, series_store.IterationStatistics] = {}
         table.on_reports.append(self._hear)
 
     async def run(self) -> None:
@@ -328,8 +319,10 @@ class Recorder:
         def put_on_disk() -> None:
             busy = _by_name(gpu_samples, "gpu", "utilization")
             sent = _by_name(port_rates, "host", "tx_bps")
-            windows = [lab_window(begin, busy, sent)] if busy or sent else []
-            windows += [job_window(begin, job, then, busy, sent) for job, then in jobs.items()]
+            windows = [series_store.lab_window(begin, busy, sent)] if busy or sent else []
+            windows += [
+                series_store.job_window(begin, job, then, busy, sent) for job, then in jobs.items()
+            ]
             self._store.add((w for w in windows if w.busy or w.sent_bps or w.iterations), before)
 
         try:
@@ -339,16 +332,16 @@ class Recorder:
 
     def _hear(self, job: RunningJob, reports: Sequence[Mapping[str, Any]]) -> None:
         if (heard := self._heard.get(job.id)) is None:
-            heard = self._heard[job.id] = IterationStatistics(_named(job.hosts))
+            heard = self._heard[job.id] = series_store.IterationStatistics(_named(job.hosts))
         for report in reports:
             heard.add(report["compute_s"] + report["communication_s"])
 
-    def _jobs_then(self, period: tuple[float, float]) -> dict[str, JobThen]:
+    def _jobs_then(self, period: tuple[float, float]) -> dict[str, series_store.JobThen]:
         """The jobs that have hosts, and those that reported and are gone by now."""
         heard, self._heard = self._heard, {}
         for job_id, job in self._table.running.items():
             if job_id not in heard and job.hosts:
-                heard[job_id] = IterationStatistics(_named(job.hosts))
+                heard[job_id] = series_store.IterationStatistics(_named(job.hosts))
         predicted = self._forecasts.running() if heard else {}
         found = {}
         for job_id, iterations in heard.items():
@@ -357,7 +350,7 @@ class Recorder:
             until = status.finished_at if status is not None else None
             begins, ends = period[0] if since is None else since, until or period[1]
             should = predicted.get(job_id, {}).get("predicted_iteration_s")
-            found[job_id] = JobThen(iterations, begins, ends, should)
+            found[job_id] = series_store.JobThen(iterations, begins, ends, should)
         return found
 
 
@@ -376,8 +369,8 @@ def _within(
 
 def _by_name(
     samples: Iterable[Mapping[str, Any]], name: str, value: str
-) -> Mapping[str, list[Sample]]:
-    found: defaultdict[str, list[Sample]] = defaultdict(list)
+) -> Mapping[str, list[series_store.Sample]]:
+    found: defaultdict[str, list[series_store.Sample]] = defaultdict(list)
     for sample in samples:
         found[sample[name]].append((sample["at"], sample[value]))
     return found

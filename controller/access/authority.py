@@ -14,31 +14,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.linux.credentials import (
-    CA_FILE,
-    CERTIFICATE_FILE,
-    KEY_FILE,
-    Credentials,
-    agent_name,
-    controller_name,
-    name_in,
-    prometheus_name,
-    read_credentials,
-    switch_name,
-    switches_name,
-    usages_in,
-)
+from patchlight.testbed.linux import credentials
+from patchlight.testbed.linux.credentials import Credentials
 from patchlight.testbed.linux.files import private_folder, user_folder
 
 CERTIFICATE_LIFETIME = timedelta(days=365)
@@ -70,13 +53,15 @@ class Authority:
         self.lab, self.folder, self._clock = lab, folder, clock
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Patchlight lab {lab}")])
         with _writing(folder), _alone(folder):
-            if (folder / CA_FILE).exists() and not (folder / _AUTHORITY_KEY_FILE).exists():
+            if (folder / credentials.CA_FILE).exists() and not (
+                folder / _AUTHORITY_KEY_FILE
+            ).exists():
                 raise BadInput(
                     f"the authority in {folder} has lost its key {_AUTHORITY_KEY_FILE}",
                     hint=f"put it back; or remove {folder} and issue all certificates anew",
                 )
             self._key = _key_in(folder / _AUTHORITY_KEY_FILE)
-            found = _certificate_in(folder / CA_FILE)
+            found = _certificate_in(folder / credentials.CA_FILE)
             if found is not None and found.subject != subject:
                 raise BadInput(
                     f"{folder} has another authority ({found.subject.rfc4514_string()}) than that "
@@ -86,7 +71,7 @@ class Authority:
             now = clock()
             if found is None or found.not_valid_after_utc - now < 2 * CERTIFICATE_LIFETIME:
                 found = self._made(subject, now)
-                _put(folder / CA_FILE, found.public_bytes(Encoding.PEM))
+                _put(folder / credentials.CA_FILE, found.public_bytes(serialization.Encoding.PEM))
             self._certificate = found
 
     def for_agent(self, server: str, folder: Path, *, anew: bool = False) -> Credentials:
@@ -96,55 +81,57 @@ class Authority:
         unless it is to be ``anew``. Interrupted, it can be called again. ``PatchlightError`` if
         the folder cannot be written, or if others can.
         """
-        return self._provide(agent_name(server, self.lab), [_SERVES], folder, anew)
+        return self._provide(credentials.agent_name(server, self.lab), [_SERVES], folder, anew)
 
     def for_controller(self, folder: Path, *, anew: bool = False) -> Credentials:
         """The same for the lab's controller, which calls agents and answers users."""
-        return self._provide(controller_name(self.lab), [_CALLS, _SERVES], folder, anew)
+        return self._provide(credentials.controller_name(self.lab), [_CALLS, _SERVES], folder, anew)
 
     def for_prometheus(self, folder: Path, *, anew: bool = False) -> Credentials:
         """The same for who reads the agents' metrics, and may do nothing else."""
-        return self._provide(prometheus_name(self.lab), [_CALLS], folder, anew)
+        return self._provide(credentials.prometheus_name(self.lab), [_CALLS], folder, anew)
 
     def for_switch(self, switch: str, folder: Path, *, anew: bool = False) -> Credentials:
         """The same for a packet switch that calls the controller over TLS."""
-        return self._provide(switch_name(switch, self.lab), [_CALLS], folder, anew)
+        return self._provide(credentials.switch_name(switch, self.lab), [_CALLS], folder, anew)
 
     def for_switches(self, folder: Path, *, anew: bool = False) -> Credentials:
         """The same for a machine that is several packet switches: it may be any of the lab's."""
-        return self._provide(switches_name(self.lab), [_CALLS], folder, anew)
+        return self._provide(credentials.switches_name(self.lab), [_CALLS], folder, anew)
 
     def _provide(
         self, name: str, usages: list[x509.ObjectIdentifier], folder: Path, anew: bool
     ) -> Credentials:
         with _writing(folder):
             now = self._clock()
-            present = _certificate_in(folder / CERTIFICATE_FILE)
-            if present is not None and name_in(present) != name:
+            present = _certificate_in(folder / credentials.CERTIFICATE_FILE)
+            if present is not None and (other := credentials.name_in(present)) != name:
                 raise BadInput(
-                    f"{folder} has the certificate for {name_in(present)}: expected none, or that "
-                    f"for {name}",
+                    f"{folder} has the certificate for {other}: expected none, or that for {name}",
                     hint="name another folder",
                 )
-            authority = self._certificate.public_bytes(Encoding.PEM)
-            if not anew and present is not None and usages_in(present) == usages:
+            authority = self._certificate.public_bytes(serialization.Encoding.PEM)
+            if not anew and present is not None and credentials.usages_in(present) == usages:
                 with contextlib.suppress(BadInput):
-                    found = read_credentials(folder)
+                    found = credentials.read_credentials(folder)
                     lasts = found.not_after - now > RENEWED_BEFORE_END
-                    if lasts and _has(folder / CA_FILE, authority):
+                    if lasts and _has(folder / credentials.CA_FILE, authority):
                         return found
-            key_file = folder / KEY_FILE
+            key_file = folder / credentials.KEY_FILE
             key = None if anew or not key_file.exists() else _key_in(key_file)
             # Without a certificate first: at no moment are there two that do not go together.
-            if key is None or not _has(folder / CA_FILE, authority):
-                (folder / CERTIFICATE_FILE).unlink(missing_ok=True)
+            if key is None or not _has(folder / credentials.CA_FILE, authority):
+                (folder / credentials.CERTIFICATE_FILE).unlink(missing_ok=True)
             if key is None:
                 key_file.unlink(missing_ok=True)
                 key = _key_in(key_file)
-            _put(folder / CA_FILE, authority)
+            _put(folder / credentials.CA_FILE, authority)
             issued = self._issued(name, usages, key.public_key(), now)
-            _put(folder / CERTIFICATE_FILE, issued.public_bytes(Encoding.PEM))
-            return read_credentials(folder)
+            _put(
+                folder / credentials.CERTIFICATE_FILE,
+                issued.public_bytes(serialization.Encoding.PEM),
+            )
+            return credentials.read_credentials(folder)
 
     def _made(self, subject: x509.Name, now: datetime) -> x509.Certificate:
         public = self._key.public_key()
@@ -218,7 +205,7 @@ def _key_in(path: Path) -> ec.EllipticCurvePrivateKey:
                 hint=f"chmod 600 {path}; if somebody may have seen it, remove it and issue anew",
             )
         try:
-            key = load_pem_private_key(path.read_bytes(), None)
+            key = serialization.load_pem_private_key(path.read_bytes(), None)
         except (ValueError, TypeError):
             key = None
         if not isinstance(key, ec.EllipticCurvePrivateKey):
@@ -227,7 +214,14 @@ def _key_in(path: Path) -> ec.EllipticCurvePrivateKey:
             )
         return key
     key = ec.generate_private_key(ec.SECP256R1())
-    _put(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    _put(
+        path,
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        ),
+    )
     return key
 
 

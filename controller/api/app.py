@@ -13,13 +13,7 @@ from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import Field
 
-from patchlight.controller.access.tokens import (
-    LONGEST_LIFETIME_S,
-    USUAL_LIFETIME_S,
-    AuditLog,
-    Tokens,
-    without_tokens,
-)
+from patchlight.controller.access import tokens as access
 from patchlight.controller.api.admission import Admission, KeptAnswers
 from patchlight.controller.api.caller import Admin, Doorman, NotAllowed, Operator, User, Viewer
 from patchlight.controller.api.circuits import circuit_routes
@@ -48,7 +42,7 @@ Answer = dict[str, Any]
 def create_app(controller: Controller) -> FastAPI:
     """The API of one controller."""
     app = new_app("Patchlight controller")
-    tokens, audit = Tokens(controller.store), AuditLog(controller.store)
+    tokens, audit = access.Tokens(controller.store), access.AuditLog(controller.store)
     doorman = Doorman(controller.lab.access, tokens)
     kept = KeptAnswers(controller.store)
     app.add_middleware(Admission, doorman=doorman, audit=audit, kept=kept)
@@ -174,11 +168,11 @@ class TokenRequest(requests.Strict):
 
     user: Annotated[requests.Text, Field(min_length=1, max_length=80)]
     role: RoleName = "viewer"
-    lifetime_s: Annotated[float, Ge(60), Le(LONGEST_LIFETIME_S)] = USUAL_LIFETIME_S
+    lifetime_s: Annotated[float, Ge(60), Le(access.LONGEST_LIFETIME_S)] = access.USUAL_LIFETIME_S
     why: requests.Text = ""
 
 
-def access_routes(tokens: Tokens, audit: AuditLog) -> APIRouter:
+def access_routes(tokens: access.Tokens, audit: access.AuditLog) -> APIRouter:
     """The routes on access to one lab."""
     routes = APIRouter(prefix="/v1", tags=["access"])
 
@@ -194,10 +188,10 @@ def access_routes(tokens: Tokens, audit: AuditLog) -> APIRouter:
     async def create(request: TokenRequest, caller: Admin) -> Answer:
         role = Role.named(request.role)
         made, text = tokens.create(
-            without_tokens(request.user),
+            access.without_tokens(request.user),
             role,
             caller.by,
-            without_tokens(request.why),
+            access.without_tokens(request.why),
             request.lifetime_s,
         )
         return {**made, "token": text}

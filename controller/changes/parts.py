@@ -7,24 +7,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from patchlight.controller.changes import power, preflight
 from patchlight.controller.changes.device_maps import CommittedMaps, DeviceMonitor, MapCache, Maps
-from patchlight.controller.changes.power import (
-    DEFAULT_TOLERANCES,
-    POWER_CEILING_DBM,
-    PowerBaselines,
-    PowerCheck,
-    Readings,
-    Should,
-    Tolerances,
-    Verified,
-)
-from patchlight.controller.changes.preflight import (
-    EmergencyStop,
-    PortLocks,
-    PortStates,
-    PreflightChecks,
-    PreflightResult,
-)
 from patchlight.controller.changes.record import (
     ChangePlan,
     Changes,
@@ -34,13 +18,7 @@ from patchlight.controller.changes.record import (
     difference,
     to_row,
 )
-from patchlight.controller.circuits.contract import (
-    AnyDriver,
-    DeviceUnreachable,
-    Drivers,
-    Outcome,
-    Refusal,
-)
+from patchlight.controller.circuits import contract
 from patchlight.controller.storage.store import BaselineKey, Store
 from patchlight.testbed.errors import OutcomeUnknown
 from patchlight.testbed.lab.labmaps import recorded_map
@@ -65,19 +43,19 @@ class PlanExecutor:
     """Breaks, makes, verifies and undoes. What fails on one device does not reach the next."""
 
     lab: Lab
-    drivers: Drivers
-    power_check: PowerCheck
-    stop: EmergencyStop
+    drivers: contract.Drivers
+    power_check: power.PowerCheck
+    stop: preflight.EmergencyStop
 
     async def write(
         self,
         plan: ChangePlan,
-        preflight: PreflightResult,
+        checked: preflight.PreflightResult,
         record: Reconfiguration,
         maps: Maps,
         *,
         judged: bool = True,
-    ) -> Readings:
+    ) -> power.Readings:
         """Bring the plan about; the powers to remember if it is committed.
 
         ``maps`` are those just read. What is not ``judged`` has only to read back. Raises what a
@@ -99,7 +77,7 @@ class PlanExecutor:
             # be there: no power is expected over them.
             maps = maps.after({name: plan.wanted[name]})
             links = lab_links(self.lab, maps) if several or unread else plan.links_after
-            should: list[Should] = []
+            should: list[power.Should] = []
             if change.makes:
                 with record.stage("make"):
                     _, should = await asyncio.gather(
@@ -111,7 +89,7 @@ class PlanExecutor:
                 if not judged:
                     await _read_back(driver, plan.wanted[name])
                     continue
-                arriving_dbm = preflight.arriving_dbm.get(name)
+                arriving_dbm = checked.arriving_dbm.get(name)
                 # Both at once: the device answers the one while the other is understood.
                 results = await asyncio.gather(
                     _read_back(driver, plan.wanted[name]),
@@ -121,7 +99,7 @@ class PlanExecutor:
                 for result in results:
                     if isinstance(result, BaseException):
                         raise result
-                    if isinstance(result, Verified) and not several:
+                    if isinstance(result, power.Verified) and not several:
                         record.note(result.remarks)
                         readings |= self.power_check.baselines.with_readings(name, result.good)
         if several and judged:
@@ -147,7 +125,7 @@ class PlanExecutor:
         self,
         verb: str,
         name: str,
-        tell: Callable[[Sequence[Any]], Awaitable[Outcome[Any]]],
+        tell: Callable[[Sequence[Any]], Awaitable[contract.Outcome[Any]]],
         entries: Sequence[Any],
         record: Reconfiguration,
     ) -> None:
@@ -171,7 +149,7 @@ class PlanExecutor:
         if record.progress.cancelled:
             raise StepFailed(record.progress.cancelled)
 
-    async def _meanwhile(self, links: Links, name: str, makes: Iterable[Any]) -> list[Should]:
+    async def _meanwhile(self, links: Links, name: str, makes: Iterable[Any]) -> list[power.Should]:
         """What these will have to show, worked out while the mirrors turn."""
         switching_time_s = self.lab.optical_switch(name).switching_time_s
         await asyncio.sleep(min(switching_time_s / 2, _UNDER_WAY_S))
@@ -192,7 +170,7 @@ class PlanExecutor:
                 try:
                     now[name] = await _undo(self.drivers[name], change)
                     break
-                except (OutcomeUnknown, DeviceUnreachable):
+                except (OutcomeUnknown, contract.DeviceUnreachable):
                     if pause_s is None or loop.time() - began > _GIVE_UP_S:
                         raise
                     await asyncio.sleep(pause_s)
@@ -225,7 +203,7 @@ class PlanExecutor:
         return {name: recorded_map(self.lab, name, listed) for name, listed in texts.items()}
 
 
-async def _undo(driver: AnyDriver, change: MapChange[Any]) -> AnyMap:
+async def _undo(driver: contract.AnyDriver, change: MapChange[Any]) -> AnyMap:
     # Also those that the map does not show: one that was entered and not activated
     # holds its ports all the same. Breaking what is not there is no error.
     if change.makes:
@@ -240,7 +218,7 @@ async def _undo(driver: AnyDriver, change: MapChange[Any]) -> AnyMap:
     return after
 
 
-def _raise_refusals(ocs: str, verb: str, refused: Iterable[Refusal[Any]]) -> None:
+def _raise_refusals(ocs: str, verb: str, refused: Iterable[contract.Refusal[Any]]) -> None:
     if refused:
         raise StepFailed(f"{ocs} refused to {verb} {'; '.join(map(str, refused))}")
 
@@ -250,7 +228,7 @@ def _is_done(change: MapChange[Any], now: AnyMap) -> bool:
     return there.issuperset(change.makes) and there.isdisjoint(change.breaks)
 
 
-async def _read_back(driver: AnyDriver, wanted: AnyMap) -> None:
+async def _read_back(driver: contract.AnyDriver, wanted: AnyMap) -> None:
     """``StepFailed`` if the device's map is not the one wanted."""
     now: AnyMap = await driver.read_map()
     if now != wanted:
@@ -304,22 +282,22 @@ class CircuitParts:
     def __init__(
         self,
         lab: Lab,
-        drivers: Drivers,
+        drivers: contract.Drivers,
         store: Store,
         flows: FlowHook = NO_HOOKS,
         traffic: TrafficHook = NO_HOOKS,
-        power_ceiling_dbm: float = POWER_CEILING_DBM,
-        tolerances: Tolerances = DEFAULT_TOLERANCES,
+        power_ceiling_dbm: float = power.POWER_CEILING_DBM,
+        tolerances: power.Tolerances = power.DEFAULT_TOLERANCES,
     ) -> None:
         self.lab, self.drivers, self.store = lab, drivers, store
         self.flows, self.traffic = flows, traffic
-        self.locks, self.stop = PortLocks(lab, store), EmergencyStop(store)
+        self.locks, self.stop = preflight.PortLocks(lab, store), preflight.EmergencyStop(store)
         self.committed = CommittedMaps(store, lab)
         self.devices = DeviceMonitor(lab, drivers, self.committed, store)
         self.maps = MapCache(lab, self.devices)
-        self.port_states = PortStates(drivers)
-        self.power_check = PowerCheck(lab, PowerBaselines(store), tolerances)
-        self.preflight = PreflightChecks(
+        self.port_states = preflight.PortStates(drivers)
+        self.power_check = power.PowerCheck(lab, power.PowerBaselines(store), tolerances)
+        self.preflight = preflight.PreflightChecks(
             drivers, self.locks, self.stop, self.port_states, traffic.jobs_using, power_ceiling_dbm
         )
         self.executor = PlanExecutor(lab, drivers, self.power_check, self.stop)
@@ -345,7 +323,7 @@ class CircuitParts:
         return staying, failed
 
     def journal_end(
-        self, record: Reconfiguration, committed: Mapping[str, AnyMap], readings: Readings
+        self, record: Reconfiguration, committed: Mapping[str, AnyMap], readings: power.Readings
     ) -> None:
         """Write down how a change ended, with the maps and powers to keep if it is committed."""
         record.finished_at = time.time()

@@ -19,14 +19,7 @@ from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.linux.credentials import new_context
 from patchlight.testbed.linux.files import NoHome, private_folder, user_folder
 from patchlight.testbed.linux.sockets import split_address
-from patchlight.testbed.wire.lab_api import (
-    UID_HEADER,
-    UNIX,
-    USER_HEADER,
-    LabIdentity,
-    is_beyond_this_machine,
-    keepers_socket,
-)
+from patchlight.testbed.wire import lab_api
 
 Answer = dict[str, Any]
 T = TypeVar("T")
@@ -59,7 +52,7 @@ class ApiConnection:
         deadline_s: float = 120.0,
         *,
         transport: httpx.BaseTransport | None = None,
-        lab: LabIdentity | None = None,
+        lab: lab_api.LabIdentity | None = None,
         user: str = "",
         uid: int | None = None,
         login: Login | None = None,
@@ -70,18 +63,18 @@ class ApiConnection:
         """
         self.address, self.is_logged_in = address, login is not None
         self._lab, self._known = lab, transport is not None
-        socket = address.removeprefix(UNIX) if address.startswith(UNIX) else None
-        if socket and os.access(own := keepers_socket(Path(socket)), os.W_OK):
+        socket = address.removeprefix(lab_api.UNIX) if address.startswith(lab_api.UNIX) else None
+        if socket and os.access(own := lab_api.keepers_socket(Path(socket)), os.W_OK):
             socket = str(own)
-        if transport is None and login is None and is_beyond_this_machine(address):
+        if transport is None and login is None and lab_api.is_beyond_this_machine(address):
             raise BadInput(
                 f"{address} is not on this machine, and you have not logged in to it",
                 hint=f"patchlight login --controller {address} --ca ca.pem",
             )
         # Headers are ASCII; names need not be.
-        headers = {USER_HEADER: user.encode("ascii", "replace").decode()}
+        headers = {lab_api.USER_HEADER: user.encode("ascii", "replace").decode()}
         if uid is not None:
-            headers[UID_HEADER] = str(uid)
+            headers[lab_api.UID_HEADER] = str(uid)
         if login is not None:
             headers["Authorization"] = f"Bearer {login.token}"
         # Whom a certificate has to be for.
@@ -114,11 +107,11 @@ class ApiConnection:
         """Close its connections."""
         self._http.close()
 
-    def identity(self) -> LabIdentity:
+    def identity(self) -> lab_api.LabIdentity:
         """Which lab the controller has."""
         response = self._answer("GET", "/lab")
         try:
-            return LabIdentity(**response.json())
+            return lab_api.LabIdentity(**response.json())
         except (ValueError, TypeError) as error:
             raise self._no_controller("it does not say which lab it has") from error
 

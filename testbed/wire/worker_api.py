@@ -18,22 +18,8 @@ from pydantic import (
     model_validator,
 )
 
-from patchlight.testbed.commands import (
-    AbsolutePath,
-    CommandTask,
-    CpuLimit,
-    Image,
-    Line,
-    MemoryLimit,
-)
+from patchlight.testbed import commands, jobs
 from patchlight.testbed.io.issues import short
-from patchlight.testbed.jobs import (
-    LARGEST_BATCH,
-    LARGEST_SEED,
-    LONGEST_COMPUTE_S,
-    MOST_ITERATIONS,
-    MOST_WORKERS,
-)
 
 LARGEST_TASK_GRADIENT_BYTES = 2_000_000_000
 """A worker holds some four times its gradient in memory."""
@@ -74,10 +60,10 @@ class SyntheticTask(_Request):
     """
 
     trainer: Literal["synthetic"] = "synthetic"
-    iterations: Annotated[int, Field(ge=1, le=MOST_ITERATIONS)]
+    iterations: Annotated[int, Field(ge=1, le=jobs.MOST_ITERATIONS)]
     gradient_bytes: Annotated[int, Field(ge=1, le=LARGEST_TASK_GRADIENT_BYTES)]
-    compute_s: Annotated[float, Field(ge=0, le=LONGEST_COMPUTE_S, allow_inf_nan=False)]
-    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
+    compute_s: Annotated[float, Field(ge=0, le=jobs.LONGEST_COMPUTE_S, allow_inf_nan=False)]
+    seed: Annotated[int, Field(ge=0, le=jobs.LARGEST_SEED)] = 0
     device: Literal["auto", "sleep"] = "auto"
     window_bytes: Annotated[int, Field(ge=4096)] | None = None
     first_iteration: Annotated[int, Field(ge=0)] = 0
@@ -102,14 +88,14 @@ class TorchTask(_Request):
     """
 
     trainer: Literal["torch"]
-    model: Line
-    iterations: Annotated[int, Field(ge=1, le=MOST_ITERATIONS)]
-    batch: Annotated[int, Field(ge=1, le=LARGEST_BATCH)] | None = None
-    data: AbsolutePath | None = None
-    checkpoint_every: Annotated[int, Field(ge=1, le=MOST_ITERATIONS)] = 100
-    compute_s: Annotated[float, Field(ge=0, le=LONGEST_COMPUTE_S, allow_inf_nan=False)] = 0.0
-    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
-    image: Image | None = None
+    model: commands.Line
+    iterations: Annotated[int, Field(ge=1, le=jobs.MOST_ITERATIONS)]
+    batch: Annotated[int, Field(ge=1, le=jobs.LARGEST_BATCH)] | None = None
+    data: commands.AbsolutePath | None = None
+    checkpoint_every: Annotated[int, Field(ge=1, le=jobs.MOST_ITERATIONS)] = 100
+    compute_s: Annotated[float, Field(ge=0, le=jobs.LONGEST_COMPUTE_S, allow_inf_nan=False)] = 0.0
+    seed: Annotated[int, Field(ge=0, le=jobs.LARGEST_SEED)] = 0
+    image: commands.Image | None = None
     window_bytes: Annotated[int, Field(ge=4096)] | None = None
 
 
@@ -123,7 +109,7 @@ def _trainer_of(task: Any) -> str:
 Task = Annotated[
     Annotated[SyntheticTask, Tag("synthetic")]
     | Annotated[TorchTask, Tag("torch")]
-    | Annotated[CommandTask, Tag("command")],
+    | Annotated[commands.CommandTask, Tag("command")],
     Discriminator(
         _trainer_of,
         custom_error_type="trainer",
@@ -148,12 +134,12 @@ class WorkerSpec(_Request):
     gpu: str | None = None
     nic: str
     # Fails fast: a report on each of a million mistakes takes minutes.
-    ring: Annotated[list[RingMember], FailFast(), Field(min_length=1, max_length=MOST_WORKERS)]
+    ring: Annotated[list[RingMember], FailFast(), Field(min_length=1, max_length=jobs.MOST_WORKERS)]
     rendezvous: IPvAnyAddress | None = None
-    neighbours: Annotated[list[Neighbour], FailFast(), Field(max_length=MOST_WORKERS)] = []
-    checkpoint: AbsolutePath | None = None
-    memory_bytes: MemoryLimit | None = None
-    cpus: CpuLimit | None = None
+    neighbours: Annotated[list[Neighbour], FailFast(), Field(max_length=jobs.MOST_WORKERS)] = []
+    checkpoint: commands.AbsolutePath | None = None
+    memory_bytes: commands.MemoryLimit | None = None
+    cpus: commands.CpuLimit | None = None
     task: Task
 
     @model_validator(mode="after")
