@@ -1,7 +1,6 @@
-"""Optical paths on request: who waits, who has one and for how long, and the maps behind them.
+"""Optical paths on request: the book of granted and waiting paths, and the service with a clock.
 
-Who is not heard of for a lease loses the path, or the place among those that wait. In the book time
-is an argument, in seconds of the Unix clock; the service has a clock and the lab's maps.
+A path whose user is silent for a lease ends. In the book, time is an argument, in Unix time.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ _KEPT = 1000
 
 _LONGEST_PAUSE_S = 5.0
 _MARK = "paths"
-# Written down so far ahead, so that few paths wait for the disk.
+# Stored so far ahead, so that few paths wait for the disk.
 _AHEAD_S, _AHEAD = 1.0, 100
 
 
 @dataclass
 class Path:
-    """One path, from when it was wanted on. ``channel`` is in THz, as it is written."""
+    """One path since it was requested; ``channel`` in THz, as text."""
 
     id: int
     source: str
@@ -59,17 +58,15 @@ class Path:
 
 @dataclass
 class _Lane:
-    """A network and who is on it."""
-
     network: LightNetwork
     scheduler: Scheduling
 
 
 class PathBook:
-    """The paths of a lab's networks, given by the scheduler of that name.
+    """The paths of a lab's networks, granted by the scheduler of that name.
 
-    Nothing is given before ``quiet_until``, as what was given before this book may be in use until
-    then; paths are counted on from the number ``last``.
+    Nothing is granted before ``quiet_until``, as earlier paths may be in use until then; numbers
+    continue after ``last``.
     """
 
     def __init__(
@@ -84,16 +81,16 @@ class PathBook:
 
     @property
     def networks(self) -> list[LightNetwork]:
-        """The networks, as they were told last."""
+        """The present networks."""
         return [lane.network for lane in self._lanes]
 
     @property
     def live(self) -> list[Path]:
-        """The paths in use and those that are waited for, as they came."""
+        """The paths in use and those that wait, in order of their requests."""
         return list(self._live.values())
 
     def light_is(self, networks: Sequence[LightNetwork], now: float) -> None:
-        """Take note of the networks that there are; on those that changed, all paths end."""
+        """Set the present networks; on those that changed, all paths end."""
         kept = []
         for network in networks:
             lane = next((lane for lane in self._lanes if lane.network.same(network)), None)
@@ -106,9 +103,9 @@ class PathBook:
                 self._end(path, "expired", now)
 
     def want(self, wanted: PathRequest, by: str, now: float) -> Path:
-        """Line a flow up; its path may be granted at once.
+        """Queue a flow, whose path may be granted at once.
 
-        ``BadInput`` for one that makes no sense here, ``Refused`` for one that gets no path.
+        ``BadInput`` for a flow that is not possible here, ``Refused`` for one that gets no path.
         """
         lane = self._lane(wanted.source)
         if wanted.destination not in lane.network.numbers:
@@ -148,7 +145,7 @@ class PathBook:
     def look(self, number: int, now: float, by: str) -> Path:
         """One path, live or ended not long ago; ``BadInput`` if there is none.
 
-        Who wanted it keeps its place among the waiting by looking.
+        Its user keeps a waiting one by looking.
         """
         path = self._found(number)
         if path.state == "waiting" and path.by == by:
@@ -156,14 +153,14 @@ class PathBook:
         return path
 
     def release(self, number: int, now: float) -> Path:
-        """End a path, or the wait for it; one that has ended stays as it is."""
+        """End a path, or the wait for it."""
         path = self._found(number)
         if path.id in self._live:
             self._end(path, "released", now)
         return path
 
     def expire(self, now: float) -> float:
-        """End what was not heard of for its lease; when to look again, infinite for never."""
+        """End paths whose lease is over; returns when to look again, infinite for never."""
         for path in self.live:
             if path.until <= now:
                 self._end(path, "expired", now)
@@ -210,10 +207,10 @@ class PathBook:
 
 
 class PathService:
-    """Gives paths of light to those who ask, and takes back those that nobody speaks for.
+    """Grants optical paths on request, and ends those whose lease is over.
 
     ``maps`` are those of the optical switches as last known, ``None`` while they are not. The
-    ``store`` has until when paths may be in use, for the next controller: it gives none before.
+    ``store`` keeps until when paths may be in use: the next controller grants none before.
     """
 
     def __init__(
@@ -234,11 +231,11 @@ class PathService:
 
     @property
     def knows_light(self) -> bool:
-        """Whether it is known which networks there are."""
+        """Whether the networks are known."""
         return self._seen is not None
 
     async def want(self, wanted: PathRequest, by: str) -> Path:
-        """Ask for a path; ``BadInput`` and ``Refused`` as in ``PathBook.want``."""
+        """Request a path; ``BadInput`` and ``Refused`` as in ``PathBook.want``."""
         await self.follow_light()
         self.book.expire(self._clock())
         path = self.book.want(wanted, by, self._clock())
@@ -246,7 +243,7 @@ class PathService:
         return path
 
     async def look(self, number: int, by: str, wait_s: float = 0.0) -> Path:
-        """One path; if it waits, in so many seconds at most, or once that has changed."""
+        """One path; if it waits, once that changes, or after ``wait_s``."""
         ends = asyncio.get_running_loop().time() + wait_s
         while True:
             path = self.book.look(number, self._clock(), by)
@@ -265,7 +262,7 @@ class PathService:
         return path
 
     async def run(self) -> None:
-        """Take paths back whose lease is over, for as long as this runs."""
+        """End paths whose lease is over, for ever."""
         while True:
             await self.follow_light()
             before = [(path.id, path.state) for path in self.book.live]
@@ -279,7 +276,7 @@ class PathService:
                 continue
 
     async def follow_light(self) -> None:
-        """See which networks there are, if maps have changed since."""
+        """Find the networks again if maps have changed."""
         async with self._looking:
             maps = self._maps()
             if maps is None or maps == self._seen:
@@ -290,7 +287,7 @@ class PathService:
         self._wake()
 
     def _wake(self) -> None:
-        """Let everybody who waits look again, once it is on disk how long what they find goes."""
+        """Store until when paths may be in use, then wake all that wait."""
         until = max((p.until for p in self.book.live if p.state == "granted"), default=0.0)
         if self._store and (until > self._marked_until or self.book.last > self._marked_last):
             self._marked_until = max(self._marked_until, until + _AHEAD_S)
