@@ -1,8 +1,7 @@
-"""Who asks, and what they may do.
+"""The caller of a request, and the roles that routes need.
 
-The kernel knows who is at the other end of a Unix socket, and its table of TCP sockets has the
-user id of each of this machine. What a client says of itself counts only if it is root's. Whoever
-shows a token is who it was made for, wherever they are.
+The kernel has the user id of the peer of a Unix socket, and of each TCP socket of this machine.
+Only root may name another user. A token identifies its user, wherever they are.
 """
 
 import asyncio
@@ -36,29 +35,29 @@ _logins: dict[int, str] = {}
 
 
 class NotKnown(PatchlightError):
-    """Nobody knows who asks, where that has to be known."""
+    """The caller is not known, and has to be."""
 
 
 class NotAllowed(PatchlightError):
-    """Who asks may not do that."""
+    """The caller may not do that."""
 
 
 @dataclass(frozen=True)
 class Caller(ChangeOptions):
-    """Who asks, and in which role. ``token`` is the id of the token that was shown."""
+    """The caller and their role; ``token`` is the id of the token that they showed."""
 
     role: Role = Role.NOBODY
     token: str = ""
 
     @property
     def place(self) -> str:
-        """Where they are, whichever connection they made: the same for the same user there."""
+        """Where they are: the same for all connections of a user there."""
         at, _, user = self.origin.partition(" ")
         return at.rpartition(":")[0] + user if ":" in at else self.origin
 
 
 class Doorman:
-    """Who the caller of a request to one lab's API is."""
+    """Identifies the callers of one lab's API."""
 
     def __init__(self, access: Access, tokens: Tokens | None = None) -> None:
         self._access, self._tokens = access, tokens
@@ -68,12 +67,11 @@ class Doorman:
             self._keepers.add(int(sudo_uid))
 
     async def caller(self, request: Request) -> Caller:
-        """The user, where the request came from, and their role.
+        """The user, the origin of the request, and the role.
 
-        A user of this machine goes by the name of the login, whatever was declared; the superuser
-        may speak for others (``sudo``), and by user id also in their role. Whom the kernel does
-        not show any more is unknown.
-        ``NotKnown`` for who shows no good token where one is needed, or a bad one anywhere.
+        A user of this machine has the name of the login. Root may name another user (``sudo``), and
+        by user id also take their role. A user that the kernel no longer shows is unknown.
+        ``NotKnown`` for a bad token, and without one where one is needed.
         """
         host, port = request.client or ("", 0)
         here = host == UNIX_CLIENT or is_loopback(host)
@@ -132,7 +130,7 @@ class Doorman:
 
 
 def _spoken_for(request: Request) -> int | None:
-    """For which user the superuser asks; ``NotKnown`` for what is no user id."""
+    """The user id that root calls for; ``NotKnown`` for what is no user id."""
     said = request.headers.get(UID_HEADER)
     if said is None:
         return None
@@ -142,10 +140,10 @@ def _spoken_for(request: Request) -> int | None:
 
 
 def who_asks(request: Request) -> Caller:
-    """Who asks, as it was found out when the request came in, and under which condition.
+    """The caller as identified at admission, with the conditions in the headers.
 
-    ``If-Match`` is another way to say ``planned_from``, and ``Prefer: respond-async`` (RFC 7240)
-    that one does not wait.
+    ``If-Match`` is another form of ``planned_from``, ``Prefer: respond-async`` (RFC 7240) of
+    ``detaches``.
     """
     caller = request.state.caller
     assert isinstance(caller, Caller)
@@ -193,7 +191,7 @@ Admin = Annotated[Caller, Depends(_dependency(Role.ADMIN))]
 
 
 def user_id_of(client: tuple[str, int], server: tuple[str, int | None] | None) -> int | None:
-    """Whose socket the client's end of a connection is; ``None`` if it is nobody's here."""
+    """The user id of the client's end of a connection; ``None`` if it is not on this machine."""
     try:
         address = ip_address(client[0])
     except ValueError:
@@ -205,7 +203,7 @@ def user_id_of(client: tuple[str, int], server: tuple[str, int | None] | None) -
         table = _TABLES[address.version].read_text()
     except OSError:
         return None
-    # The table may be long: only the line that counts is taken apart.
+    # The table may be long: only the line that counts is split.
     for line in re.findall(f": {ours} {theirs} (.*)", table):
         uid, inode = (line.split(maxsplit=7)[n] for n in (4, 6))
         # A socket that its process has closed has no inode, and is shown as root's.
@@ -224,7 +222,7 @@ def _as_kernel(address: tuple[str, int]) -> str:
 
 
 async def _login(uid: int) -> str:
-    """The name of a user, who may be kept far away: it is looked up once."""
+    """The name of a user, looked up once: it may come over a network."""
     if uid not in _logins:
         try:
             _logins[uid] = (await asyncio.to_thread(pwd.getpwuid, uid)).pw_name

@@ -1,4 +1,4 @@
-"""The routes on jobs: submitting, looking, stopping, and what their workers print."""
+"""The routes on jobs, and on the policies that decide about them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class JobsRequest(requests.Strict):
     @field_validator("jobs", mode="before")
     @classmethod
     def _checked(cls, jobs: object) -> list[JobSpec]:
-        # Raises our own error, in our own words, and not pydantic's.
+        # Raises our own error instead of pydantic's.
         return checked_specs(jobs)
 
 
@@ -173,7 +173,6 @@ def _look(routes: APIRouter, controller: Controller) -> None:
 
 
 def _listed(statuses: Sequence[JobStatus], scheduler: Scheduler, table: JobTable) -> Response:
-    """A list of jobs, each with what it waits for and what is predicted of it."""
     predicted = scheduler.forecasts.shown(statuses)
     more = {s.id: {"message": scheduler.message(s), **predicted.get(s.id, {})} for s in statuses}
     try:  # as text at once: of a thousand jobs, records by the way take several times as long
@@ -184,7 +183,6 @@ def _listed(statuses: Sequence[JobStatus], scheduler: Scheduler, table: JobTable
 
 
 def _holds_by(running: RunningJob | None) -> list[str | None]:
-    """How each worker is held: at its ``iteration``, by the ``protocol`` or a ``freeze``."""
     if running is None:
         return []
     own = running.spec.trainer != "command"

@@ -77,9 +77,9 @@ PROBLEMS: dict[int | str, Json] = {
 
 
 class _OnceDescribed:
-    """A shape that Pydantic looks at when the description is asked for, and not before.
+    """A shape whose schema is made when the description is requested.
 
-    Nothing else needs it, and to look at all shapes is half of an API's start.
+    Nothing else needs it, and to make all schemas takes half of the API's start.
     """
 
     def __init__(self, shape: Any) -> None:
@@ -91,7 +91,6 @@ class _OnceDescribed:
     def __get_pydantic_json_schema__(
         self, _: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        # Within definitions it is one of them, and referred to.
         return handler(core_schema.definitions_schema(TypeAdapter(self._shape).core_schema, []))
 
 
@@ -100,7 +99,7 @@ def _model(shape: Any) -> Any:
 
 
 def gives(shape: Any, status: int = 200, *, also: str = "") -> Json:
-    """Options of a route whose answers look so; ``also``: or are of another media type."""
+    """Options of a route with answers of this shape, or ``also`` of another media type."""
     answer: Json = {"model": _model(shape), "description": "What was asked for."}
     if also:
         answer["content"] = {also: {"schema": {"type": "string"}}}
@@ -108,7 +107,7 @@ def gives(shape: Any, status: int = 200, *, also: str = "") -> Json:
 
 
 def begins(change: Any, plan: Any = None) -> Json:
-    """Options of a route that makes a change, begins it, or plans it, if it does."""
+    """Options of a route that makes a change, begins it, or plans it."""
     options = gives(change if plan is None else change | plan)
     headers = [_header(name, about) for name, about in _CHANGE_HEADERS.items()]
     options["responses"][202] = under_way(change, "The change has begun, or waits for its turn.")
@@ -116,7 +115,7 @@ def begins(change: Any, plan: Any = None) -> Json:
 
 
 def under_way(shape: Any, about: str) -> Json:
-    """An answer to who does not wait for the end of what was asked for."""
+    """An answer before the end of what was requested."""
     where = {"description": "Where it is followed.", "schema": {"type": "string"}}
     return {"model": _model(shape), "description": about, "headers": {"Location": where}}
 
@@ -154,14 +153,14 @@ class Example(TypedDict, total=False):
 
 @cache
 def examples() -> list[Example]:
-    """All of them, in the order in which they can be asked for."""
+    """All examples, in the order in which they can be requested."""
     text = (files("patchlight.controller.api") / "examples.json").read_text(encoding="utf-8")
     found: list[Example] = json.loads(text)
     return found
 
 
 class DescribedByExample(FastAPI):
-    """An application whose description has the examples of the routes that it has."""
+    """An application whose description has the examples of its routes."""
 
     def openapi(self) -> dict[str, Any]:
         """The description, made once."""
@@ -257,10 +256,7 @@ _OF_ANOTHER_PROGRAM = 502
 
 
 class JsonAnswer(JSONResponse):
-    """JSON, whatever is in it: half characters and figures that JSON lacks are left out.
-
-    What was stored once can so be read for ever.
-    """
+    """JSON of any content: half characters and numbers that JSON lacks are replaced."""
 
     def render(self, content: Any) -> bytes:
         """The text."""
@@ -268,16 +264,16 @@ class JsonAnswer(JSONResponse):
 
 
 def new_app(title: str) -> FastAPI:
-    """An application without routes that answers so, to whoever is let in by ``Admission``."""
+    """An application without routes, for callers that ``Admission`` has identified."""
     app = DescribedByExample(
         title=title,
         version="1",
         default_response_class=JsonAnswer,
         dependencies=[Depends(as_viewer)],
         responses=PROBLEMS,
-        # A redirect would lead a client away from the words on what was wrong.
+        # A redirect would hide the message on what was wrong.
         redirect_slashes=False,
-        # FastAPI's run programs from other machines, and in a browser those may ask for changes.
+        # FastAPI's pages run scripts from other machines, which could request changes.
         docs_url=None,
         redoc_url=None,
     )
@@ -320,7 +316,7 @@ async def explain(_: Request, error: Exception) -> JSONResponse:
 
 
 async def explain_bug(request: Request, error: Exception) -> JSONResponse:
-    """What nobody expected; the log has more of it."""
+    """An unexpected error; the log has its traceback."""
     what = f"{request.method} {request.url.path[:200]}"
     outcome: Outcome = "failed" if request.method == "GET" else "unknown"
     words = f"the controller failed at {what}: unexpected {type(error).__name__}"
@@ -328,7 +324,7 @@ async def explain_bug(request: Request, error: Exception) -> JSONResponse:
 
 
 async def explain_request(_: Request, error: Exception) -> JSONResponse:
-    """A request that is not what the route takes: every field that is wrong, and how."""
+    """A request that the route does not take: every field that is wrong."""
     assert isinstance(error, RequestValidationError)
     # Of where it stands, the first is the body, the path or the query.
     words = joined(mistake_in_words(m, m["loc"][1:], "request") for m in error.errors())
@@ -336,7 +332,7 @@ async def explain_request(_: Request, error: Exception) -> JSONResponse:
 
 
 async def explain_http(request: Request, error: Exception) -> JSONResponse:
-    """A route that there is not, or a body that cannot be read."""
+    """A route that does not exist, or a body that cannot be read."""
     assert isinstance(error, HTTPException)
     words, hint = str(error.detail), None
     if error.status_code in (404, 405):
@@ -349,7 +345,7 @@ async def explain_http(request: Request, error: Exception) -> JSONResponse:
 
 
 def _methods(request: Request) -> list[str]:
-    """What may be asked of a path, by any of the routes that have it."""
+    """The methods of all routes with this path."""
     path = request.url.path
     found = {
         method.upper()
