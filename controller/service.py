@@ -1,4 +1,4 @@
-"""Runs a controller: opens its sockets and its parts, serves until it is told to stop, closes them.
+"""Runs a controller until it is told to stop, and opens the sockets of its API.
 
 At its Unix socket and on loopback the kernel identifies the caller. Elsewhere TLS and tokens are
 needed; a controller that listens there also has a Unix socket, where the first token is made.
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from patchlight.controller.circuits.device_lock import CONTROLLER, device_lock
 from patchlight.controller.metrics.exposition import (
@@ -35,8 +35,6 @@ from patchlight.testbed.logs import log_to_stderr, log_trouble
 from patchlight.testbed.wire.lab_api import UNIX, keepers_socket, own_socket
 
 if TYPE_CHECKING:
-    import uvicorn
-    from fastapi import FastAPI
     from opentelemetry.sdk.trace import SpanProcessor
 
 
@@ -45,7 +43,7 @@ _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True)
 class Front:
-    """One socket that the API listens on, what requests may call it, and its TLS, if it has any."""
+    """A socket of the API, the host names that requests may use for it, and its TLS, if any."""
 
     socket: socket.socket
     hosts: tuple[str, ...]
@@ -55,8 +53,8 @@ class Front:
 def serve(lab: Lab, settings: Settings, on_ready: Callable[[], None]) -> None:
     """Run a controller until it is told to stop; its log goes to standard error.
 
-    ``on_ready`` is called once it serves. ``BadInput`` or ``PatchlightError`` before that for what
-    it cannot be run with; an address that is refused leaves no trace.
+    ``on_ready`` is called once it serves. ``BadInput`` or ``PatchlightError`` before that if it
+    cannot be started.
     """
     log_to_stderr(logging.INFO, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     for chatty in ("httpx", "httpcore"):
@@ -67,20 +65,13 @@ def serve(lab: Lab, settings: Settings, on_ready: Callable[[], None]) -> None:
         if metrics is not None:
             stack.enter_context(metrics)
         receiver = sending_to(settings.traces) if settings.traces is not None else None
-        sockets = _Sockets(fronts, metrics)
-        asyncio.run(_run(Controller(lab, settings), sockets, receiver, on_ready))
-
-
-class _Sockets(NamedTuple):
-    """Where requests come in: all of them, and those for metrics alone."""
-
-    api: list[Front]
-    metrics: socket.socket | None
+        asyncio.run(_run(Controller(lab, settings), fronts, metrics, receiver, on_ready))
 
 
 async def _run(
     controller: Controller,
-    sockets: _Sockets,
+    fronts: list[Front],
+    metrics_socket: socket.socket | None,
     receiver: "SpanProcessor | None",
     on_ready: Callable[[], None],
 ) -> None:
@@ -103,13 +94,25 @@ async def _run(
             stack.push_async_callback(driver.close)
         stack.push_async_callback(controller.speaker.close)
         controller.speaker.subscribe(controller.on_event)
-        # A process of its own, which takes as long to start as what follows here.
+        # The speaker's process takes as long to start as what follows here.
         speaking = asyncio.create_task(controller.speaker.start(), name="speaker")
         stack.push_async_callback(_cancel, speaking)
         await asyncio.sleep(0)
-        # Who does not answer is left for later: one switch does not keep the lab waiting.
+        # Devices that do not answer are opened later.
         await controller.circuits.devices.open()
-        app, servers = _servers(controller, sockets, metrics)
+        # Imported while the speaker starts.
+        from patchlight.controller.api.app import create_app, metrics_app, metrics_routes
+        from patchlight.testbed.linux.http_server import http_server
+
+        app = create_app(controller)
+        app.include_router(metrics_routes(metrics))
+        servers = [
+            (http_server(app, hosts=front.hosts, tls=front.tls, lifespan="off"), front.socket)
+            for front in fronts
+        ]
+        if metrics_socket is not None:
+            readers = http_server(metrics_app(metrics), hosts=LOCAL_NAMES, lifespan="off")
+            servers.append((readers, metrics_socket))
         await speaking
         stack.push_async_callback(controller.switches.close)
         await controller.switches.look()
@@ -139,13 +142,11 @@ async def _run(
             asyncio.create_task(server.serve(sockets=[at]), name="api") for server, at in servers
         ]
         stopping = asyncio.create_task(told_to_stop.wait(), name="stop")
-        # What is here now stays: to look through it for garbage would hold up decisions, by up to
-        # a tenth of a second.
+        # Without the objects made so far, a garbage collection takes 0.1 s less.
         gc.freeze()
         on_ready()
         try:
-            # Without its API a controller cannot be asked or told anything: that ends it. Its
-            # parts begin again by themselves.
+            # The end of its API ends the controller; its background parts start again.
             done, _ = await asyncio.wait([*serving, stopping], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
@@ -157,26 +158,6 @@ async def _run(
             await asyncio.gather(*serving, stopping, return_exceptions=True)
 
 
-def _servers(
-    controller: Controller, sockets: _Sockets, metrics: ControllerMetrics
-) -> "tuple[FastAPI, list[tuple[uvicorn.Server, socket.socket]]]":
-    """The API, and who answers at which socket: what that takes is imported while the speaker
-    starts."""
-    from patchlight.controller.api.app import create_app, metrics_app, metrics_routes
-    from patchlight.testbed.linux.http_server import http_server
-
-    app = create_app(controller)
-    app.include_router(metrics_routes(metrics))
-    servers = [
-        (http_server(app, hosts=front.hosts, tls=front.tls, lifespan="off"), front.socket)
-        for front in sockets.api
-    ]
-    if sockets.metrics is not None:
-        readers = http_server(metrics_app(metrics), hosts=LOCAL_NAMES, lifespan="off")
-        servers.append((readers, sockets.metrics))
-    return app, servers
-
-
 async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -186,8 +167,8 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 def listening_for_api(lab: Lab, address: str, tls: Path | None) -> Iterator[list[Front]]:
     """Sockets that listen at ``host:port`` or ``unix:/path``; ``tls`` is a certificate's folder.
 
-    Unix sockets are removed afterwards. ``BadInput`` for an address that other machines reach, if
-    there is no certificate for the lab's controller; ``PatchlightError`` if it is taken.
+    Unix sockets are removed afterwards. ``BadInput`` for an address beyond this machine without a
+    certificate of the lab's controller; ``PatchlightError`` if it is taken.
     """
     with ExitStack() as stack:
         if address.startswith(UNIX):
@@ -209,25 +190,25 @@ def listening_for_api(lab: Lab, address: str, tls: Path | None) -> Iterator[list
 def _at_unix_sockets(stack: ExitStack, address: str, access: Access) -> list[Front]:
     path = Path(address.removeprefix(UNIX))
     group = _group_id(access.group)
-    # Whoever may do nothing need not get as far as being told so.
+    # Users who may do nothing cannot connect at all.
     for_group = group is not None or access.others is Role.NOBODY
     if not path.parent.exists():
-        stack.callback(_remove_if_empty, path.parent)
+
+        def remove_if_empty() -> None:
+            with suppress(OSError):
+                path.parent.rmdir()
+
+        stack.callback(remove_if_empty)
     fronts = []
     for each, mode in ((path, 0o660 if for_group else 0o666), (keepers_socket(path), 0o600)):
         listener = stack.enter_context(bind_unix(each, "controller", mode=mode))
         stack.callback(each.unlink, missing_ok=True)
-        # At once: a socket at which nobody listens looks like one that a dead server left.
+        # At once: a socket without a listener looks like one that a dead server left.
         listener.listen()
         fronts.append(Front(listener, _LOCAL_NAMES))
     if group is not None:
         os.chown(path, -1, group)
     return fronts
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):
-        folder.rmdir()
 
 
 def _group_id(name: str) -> int | None:
@@ -245,7 +226,7 @@ def _as_one_address(address: str) -> str:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise BadInput(f"listening for the API at {address}: {error.strerror}") from error
-    # One that other machines reach says what is needed.
+    # An address beyond this machine comes first: its errors say what is needed.
     numbers = sorted((str(row[4][0]) for row in found), key=is_loopback)
     return f"{numbers[0]}:{port}"
 
@@ -268,6 +249,6 @@ def _tls_of(lab: str, address: str, folder: Path | None) -> ssl.SSLContext:
         )
     context = new_context(server=True)
     found.load_into(context)
-    # Who asks shows a token.
+    # Callers show a token instead.
     context.verify_mode = ssl.CERT_NONE
     return context

@@ -1,9 +1,8 @@
-"""A lab's own certificate authority: who the controller and the agents are, whatever their address.
+"""A lab's certificate authority, which identifies the controller and the agents by name.
 
-The authority is a folder on the machine that deploys: ``ca.pem``, which every program of the lab
-gets, and ``ca-key.pem``, which stays there. Whoever has that key can be the controller of the
-lab. A key lives on when its certificate is renewed. One that somebody may have seen is replaced
-by issuing anew; if it may be the authority's, its folder is removed, and everything issued anew.
+It is a folder on the machine that deploys: ``ca.pem`` goes to every program of the lab;
+``ca-key.pem`` stays, as its owner can pose as the controller. A renewed certificate keeps its key.
+Issue again if a key may have leaked; remove the folder first if it is the authority's.
 """
 
 import contextlib
@@ -28,7 +27,7 @@ CERTIFICATE_LIFETIME = timedelta(days=365)
 RENEWED_BEFORE_END = timedelta(days=60)
 _AUTHORITY_LIFETIME = timedelta(days=20 * 365)
 _AUTHORITY_KEY_FILE = "ca-key.pem"
-# Servers whose clocks are behind take a new certificate, too.
+# For servers whose clocks are behind.
 _CLOCKS_BEHIND = timedelta(days=1)
 _CALLS, _SERVES = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
 
@@ -38,15 +37,15 @@ def _utc() -> datetime:
 
 
 def authority_folder(lab: str) -> Path:
-    """Where this user keeps the authority of a lab."""
+    """This user's folder for the authority of a lab."""
     return user_folder("XDG_DATA_HOME", ".local/share") / "patchlight/labs" / lab / "ca"
 
 
 class Authority:
-    """The authority of a lab; made in ``folder`` (0700) where there is none yet.
+    """The authority of a lab; made in ``folder`` (0700) if there is none yet.
 
-    ``PatchlightError`` if others can put files there, if it cannot be read or written, or if it is
-    another lab's. ``clock`` tells the time, in UTC.
+    ``PatchlightError`` if others can write there, if it cannot be read or written, or if it is
+    another lab's. ``clock`` gives the time in UTC.
     """
 
     def __init__(self, lab: str, folder: Path, clock: Callable[[], datetime] = _utc) -> None:
@@ -75,11 +74,11 @@ class Authority:
             self._certificate = found
 
     def for_agent(self, server: str, folder: Path, *, anew: bool = False) -> Credentials:
-        """See to it that ``folder`` has what the agent of ``server`` needs.
+        """Put the key and certificates of the agent of ``server`` into ``folder``.
 
-        What is there stays if it is good for a while; so do other files. The key stays, too,
-        unless it is to be ``anew``. Interrupted, it can be called again. ``PatchlightError`` if
-        the folder cannot be written, or if others can.
+        A certificate that is still good for a while stays, and a key unless ``anew``. After an
+        interruption it can be called again. ``PatchlightError`` if the folder cannot be written,
+        or if others can write there.
         """
         return self._provide(credentials.agent_name(server, self.lab), [_SERVES], folder, anew)
 
@@ -88,15 +87,15 @@ class Authority:
         return self._provide(credentials.controller_name(self.lab), [_CALLS, _SERVES], folder, anew)
 
     def for_prometheus(self, folder: Path, *, anew: bool = False) -> Credentials:
-        """The same for who reads the agents' metrics, and may do nothing else."""
+        """The same for a Prometheus, which may only read the agents' metrics."""
         return self._provide(credentials.prometheus_name(self.lab), [_CALLS], folder, anew)
 
     def for_switch(self, switch: str, folder: Path, *, anew: bool = False) -> Credentials:
-        """The same for a packet switch that calls the controller over TLS."""
+        """The same for a packet switch that connects to the controller over TLS."""
         return self._provide(credentials.switch_name(switch, self.lab), [_CALLS], folder, anew)
 
     def for_switches(self, folder: Path, *, anew: bool = False) -> Credentials:
-        """The same for a machine that is several packet switches: it may be any of the lab's."""
+        """The same for a machine with several packet switches: it may be any of the lab's."""
         return self._provide(credentials.switches_name(self.lab), [_CALLS], folder, anew)
 
     def _provide(
@@ -119,7 +118,7 @@ class Authority:
                         return found
             key_file = folder / credentials.KEY_FILE
             key = None if anew or not key_file.exists() else _key_in(key_file)
-            # Without a certificate first: at no moment are there two that do not go together.
+            # The certificate goes first: a key never lies beside one that does not match.
             if key is None or not _has(folder / credentials.CA_FILE, authority):
                 (folder / credentials.CERTIFICATE_FILE).unlink(missing_ok=True)
             if key is None:
@@ -197,7 +196,7 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _key_in(path: Path) -> ec.EllipticCurvePrivateKey:
-    """The key in the file, which gets a new one if there is none. It is nobody else's to read."""
+    """The key in the file, or a new one; only its owner may read it."""
     if path.exists():
         if path.stat().st_mode & 0o077:
             raise BadInput(
@@ -241,7 +240,7 @@ def _has(path: Path, content: bytes) -> bool:
 
 
 def _put(path: Path, content: bytes) -> None:
-    """Write a file (0600), all of it or nothing."""
+    """Write a file (0600), atomically."""
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)
     handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -266,7 +265,7 @@ def _writing(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Two that begin at once must not make two authorities."""
+    # Two processes must not make two authorities.
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -25,9 +25,9 @@ Answer = dict[str, Any]
 T = TypeVar("T")
 
 PAGE = 200
-"""How many rows of a list are asked for at a time."""
+"""Rows of a list per request."""
 
-# What stops things goes to the lab of that name, whichever version of its file is at hand.
+# Requests that stop something need only the lab's name to match, not the version of its file.
 _STOPS = ("DELETE /jobs/", "DELETE /discovery", "POST /stop", "POST /drain", "POST /shutdown")
 
 
@@ -36,11 +36,11 @@ class ControllerError(PatchlightError):
 
 
 class NoAnswer(ControllerError):
-    """No controller answers there, just now maybe."""
+    """No controller answers at the address, at least for now."""
 
 
 class OtherLab(ControllerError):
-    """The controller at the address has another lab than the one that was meant."""
+    """The controller at the address has another lab."""
 
 
 class ApiConnection:
@@ -57,9 +57,9 @@ class ApiConnection:
         uid: int | None = None,
         login: Login | None = None,
     ) -> None:
-        """``user`` is the name that the history gets; ``transport`` replaces the network.
+        """``user`` is the name for the history; ``transport`` replaces the network.
 
-        With ``uid``, root asks for that user of the machine, in whose role it is done.
+        With ``uid``, root calls for that user of the machine, and in their role.
         """
         self.address, self.is_logged_in = address, login is not None
         self._lab, self._known = lab, transport is not None
@@ -125,7 +125,7 @@ class ApiConnection:
         return from_json(answer.content)  # of long lists, in two thirds of the time
 
     def _find_out(self, *, any_file: bool) -> None:
-        """Compare the controller's lab with the one that is meant; or that it is a controller."""
+        """Check that it is a controller, and of this lab."""
         theirs = self.identity()
         ours = self._lab or theirs
         if theirs.name != ours.name:
@@ -184,7 +184,7 @@ class ApiConnection:
         raise self._problem(response)
 
     def _problem(self, response: httpx.Response) -> PatchlightError:
-        """What the controller says of a request that it did not carry out."""
+        """The error for a request that the controller did not carry out."""
         try:
             answer = dict(response.json())
             words, outcome = str(answer["detail"]), answer["outcome"]
@@ -226,7 +226,7 @@ class ApiConnection:
             yield response.iter_lines()
 
     def _pages(self, page_after: Callable[[T | None], list[T]]) -> list[T]:
-        """Every row of a list that comes in pages, each asked for by the row before it."""
+        """Every row of a list in pages, each requested by the last row before it."""
         rows = page = page_after(None)
         while page:
             page = page_after(page[-1])
@@ -239,10 +239,7 @@ _DEADLINE_S = 10.0
 
 @dataclass(frozen=True)
 class Login:
-    """A ``token``, and the controller that it is for.
-
-    ``ca`` is the certificate of its lab's authority (PEM), ``name`` what it is called in its own.
-    """
+    """A ``token`` for a controller: ``ca`` is its lab's authority (PEM), ``name`` its DNS name."""
 
     token: str = field(repr=False)
     ca: str = field(repr=False)
@@ -250,16 +247,16 @@ class Login:
 
     @property
     def context(self) -> ssl.SSLContext:
-        """For connections to that controller, and to nobody else."""
+        """For connections to that controller only."""
         context = new_context(server=False)
         context.load_verify_locations(cadata=self.ca)
         return context
 
 
 def controller_name_at(address: str, ca: str) -> str:
-    """What the controller at ``host:port`` is called, by a certificate of this authority (PEM).
+    """The name of the controller at ``host:port`` in its certificate by this authority (PEM).
 
-    ``BadInput`` if that is no authority, ``PatchlightError`` if no such controller answers.
+    ``BadInput`` for an invalid ``ca``, ``PatchlightError`` if no such controller answers.
     """
     context = new_context(server=False)
     context.check_hostname = False
@@ -295,7 +292,7 @@ def _file() -> Path:
 
 
 def logins() -> dict[str, Login]:
-    """Those that are kept, by address."""
+    """The logins of ``~/.config/patchlight/logins.json``, by address."""
     try:
         found = json.loads(_file().read_text())
         return {address: Login(**each) for address, each in found.items()}
@@ -309,7 +306,7 @@ def logins() -> dict[str, Login]:
 
 
 def keep_login(address: str, login: Login | None) -> None:
-    """Remember a login, or forget the one to that address."""
+    """Save the login to an address, or remove it."""
     kept = logins()
     kept.pop(address, None)
     if login is not None:
