@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Settings:
+class ControllerSettings:
     """What the controller is told beside the lab file.
 
     ``openflow_netns`` is the network namespace that the OpenFlow speaker listens in (a path;
@@ -78,7 +78,7 @@ class Settings:
 class Controller:
     """All parts of a running controller."""
 
-    def __init__(self, lab: Lab, settings: Settings) -> None:
+    def __init__(self, lab: Lab, settings: ControllerSettings) -> None:
         self.lab, self.settings = lab, settings
         self.identity = LabIdentity.of(lab, settings.lab_file)
         tls = AgentTls(lab.name, settings.tls) if settings.tls else None

@@ -25,7 +25,7 @@ from patchlight.controller.metrics.exposition import (
     listen_for_metrics,
 )
 from patchlight.controller.metrics.job_traces import JobTraces, sending_to
-from patchlight.controller.parts import Controller, Settings
+from patchlight.controller.parts import Controller, ControllerSettings
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.access import Access, Role
 from patchlight.testbed.lab.model import Lab
@@ -50,7 +50,7 @@ class Front:
     tls: ssl.SSLContext | None = None
 
 
-def serve(lab: Lab, settings: Settings, on_ready: Callable[[], None]) -> None:
+def serve(lab: Lab, settings: ControllerSettings, on_ready: Callable[[], None]) -> None:
     """Run a controller until it is told to stop; its log goes to standard error.
 
     ``on_ready`` is called once it serves. ``BadInput`` or ``PatchlightError`` before that if it

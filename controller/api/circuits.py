@@ -51,7 +51,7 @@ def circuit_routes(service: CircuitService) -> APIRouter:
     add(
         "GET /circuit-switches", "circuit_switches", service.switches, gives(shapes.CircuitSwitches)
     )
-    add("GET /circuits/{ocs}/light", "light", service.light, gives(shapes.Light))
+    add("GET /circuits/{ocs}/light", "light", service.light, gives(shapes.LightAnswer))
     add("GET /drift", "drift", service.drift, gives(shapes.DriftShape))
     add("POST /baselines", "accept", service.accept_power, gives(shapes.Baselines))
     add("GET /maps", "maps", service.saved_maps, gives(shapes.AllSavedMaps))
@@ -63,7 +63,7 @@ def circuit_routes(service: CircuitService) -> APIRouter:
     add("GET /stop", "stopped", service.stop_button, gives(shapes.StopButton))
     add("POST /stop", "press", service.press_stop, gives(shapes.StopButton))
     add("POST /stop/clear", "clear", service.clear_stop, gives(shapes.StopButton))
-    change = begins(shapes.Change, shapes.Plan)
+    change = begins(shapes.ChangeAnswer, shapes.PlanAnswer)
     add("POST /reconfigurations", "reconfigure", service.reconfigure, change, _change_answer)
     add(
         "POST /reconfigurations/{number}/rollback",
@@ -129,7 +129,7 @@ def _add_described(routes: APIRouter, service: CircuitService) -> None:
         """
         return await service.changes(last, after, since, until, before)
 
-    @routes.get("/reconfigurations/{number}", **gives(shapes.Change))
+    @routes.get("/reconfigurations/{number}", **gives(shapes.ChangeAnswer))
     async def reconfiguration(
         number: requests.Number, step: requests.Number = 0, wait_s: requests.WaitSeconds = 0.0
     ) -> Answer:
@@ -137,7 +137,7 @@ def _add_described(routes: APIRouter, service: CircuitService) -> None:
         after ``wait_s``."""
         return await service.change(number, step, wait_s)
 
-    @routes.post("/reconfigurations/{number}/cancel", **gives(shapes.Change))
+    @routes.post("/reconfigurations/{number}/cancel", **gives(shapes.ChangeAnswer))
     async def cancel(
         number: requests.Number, request: requests.StopRequest, caller: Operator
     ) -> Answer:

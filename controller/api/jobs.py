@@ -25,7 +25,7 @@ from patchlight.testbed.lab.access import Role
 from patchlight.testbed.lab.queueing import KINDS, PolicyChoice
 from patchlight.testbed.wire.rest import jobs as shapes
 from patchlight.testbed.wire.rest import requests
-from patchlight.testbed.wire.rest.circuits import Change
+from patchlight.testbed.wire.rest.circuits import ChangeAnswer
 
 if TYPE_CHECKING:
     from patchlight.controller.jobs.job_table import JobTable
@@ -118,7 +118,7 @@ def _look(routes: APIRouter, controller: Controller) -> None:
             found = scheduler.jobs(last, after, period, state=state, owner=user, name=name)
         return _listed(found, scheduler, table)
 
-    @routes.get("/jobs/{job_id}", **gives(shapes.Job))
+    @routes.get("/jobs/{job_id}", **gives(shapes.JobAnswer))
     async def job(job_id: str) -> Answer:
         status = scheduler.job(job_id)
         predicted = scheduler.forecasts.shown([status]).get(job_id, {})
@@ -221,7 +221,7 @@ def _change(routes: APIRouter, controller: Controller) -> None:
         _may_force(caller, force)
         return (await scheduler.restart(job_id, caller.by, force=force)).as_record
 
-    @routes.post("/regroup", **begins(Change, shapes.RegroupPlan))
+    @routes.post("/regroup", **begins(ChangeAnswer, shapes.RegroupPlan))
     async def regroup(request: RegroupRequest, caller: Operator) -> Any:
         if not request.dry_run:
             record = await light.regroup(request.jobs, caller, detach=caller.detaches)

@@ -30,7 +30,7 @@ from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.linux import namespaces
 
 if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.circuits import Change
+    from patchlight.testbed.wire.rest.circuits import ChangeAnswer
 
 
 _HOSTS = Path("/etc/hosts")
@@ -185,7 +185,7 @@ class LabOcs:
         """The cross-connects that it has now."""
         return PortMap.parse(self._controller.circuits()[self.switch.name]["map"] or ())
 
-    def connect(self, *circuits: str, why: str = "") -> Change:
+    def connect(self, *circuits: str, why: str = "") -> ChangeAnswer:
         """Make circuits, whatever is in their way: ``"1-7"``, ``"2>8"``, ``"gpu0:tor1.2"``.
 
         What stands around a colon are hosts or ports whose fibres end on this OCS. The record of
@@ -194,7 +194,7 @@ class LabOcs:
         texts = [self._numbered(text) for text in circuits]
         return self._controller.reconfigure({self.switch.name: texts}, why=why)
 
-    def disconnect(self, *ports: int, why: str = "") -> Change:
+    def disconnect(self, *ports: int, why: str = "") -> ChangeAnswer:
         """Free ports, both ways; the record of the change."""
         disconnect = {self.switch.name: ports}
         return self._controller.reconfigure({}, disconnect=disconnect, why=why)

@@ -13,7 +13,7 @@ from patchlight.client.connection import PAGE, Answer, ApiConnection
 from patchlight.testbed.lab.labmaps import check_map_name
 
 if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest import circuits as answers
+    from patchlight.testbed.wire.rest import circuits as rest
 
 
 class HowToChange(TypedDict, total=False):
@@ -35,12 +35,14 @@ class CircuitCalls(ApiConnection):
     # Each of these takes the options of ``HowToChange`` and answers with the change as it ended,
     # or as it began. Beside each is what answers with what would change.
 
-    def _change(self, path: str, body: Mapping[str, Any], options: HowToChange) -> answers.Change:
+    def _change(
+        self, path: str, body: Mapping[str, Any], options: HowToChange
+    ) -> rest.ChangeAnswer:
         given: dict[str, Any] = {**body, **options}
         prefer = "respond-async" if given.pop("detach", False) else ""
         return self._call("POST", path, given, prefer)
 
-    def _planned(self, path: str, body: Mapping[str, Any]) -> answers.Plan:
+    def _planned(self, path: str, body: Mapping[str, Any]) -> rest.PlanAnswer:
         return self._call("POST", path, {**body, "dry_run": True})
 
     def reconfigure(
@@ -51,7 +53,7 @@ class CircuitCalls(ApiConnection):
         only: bool = False,
         disconnect: Mapping[str, Sequence[int | str]] | None = None,
         **options: Unpack[HowToChange],
-    ) -> answers.Change:
+    ) -> rest.ChangeAnswer:
         """Ask for cross-connects to be made and ports to be freed; what became of it.
 
         Of a wavelength switch they name a channel: ``1-2@193.100``, and ``3@193.100`` frees one.
@@ -65,65 +67,65 @@ class CircuitCalls(ApiConnection):
         *,
         only: bool = False,
         disconnect: Mapping[str, Sequence[int | str]] | None = None,
-    ) -> answers.Plan:
+    ) -> rest.PlanAnswer:
         """What that would change, and what speaks against it."""
         return self._planned("/reconfigurations", _wanted(maps, disconnect, only=only))
 
-    def roll_back(self, /, number: int, **options: Unpack[HowToChange]) -> answers.Change:
+    def roll_back(self, /, number: int, **options: Unpack[HowToChange]) -> rest.ChangeAnswer:
         """Undo one change, and nothing that other changes did."""
         return self._change(f"/reconfigurations/{number}/rollback", {}, options)
 
-    def preview_roll_back(self, /, number: int) -> answers.Plan:
+    def preview_roll_back(self, /, number: int) -> rest.PlanAnswer:
         """What that would change."""
         return self._planned(f"/reconfigurations/{number}/rollback", {})
 
     def together(
         self, /, nodes: Sequence[str], *, force: bool = False, **options: Unpack[HowToChange]
-    ) -> answers.Change:
+    ) -> rest.ChangeAnswer:
         """Light servers or hosts onto one packet switch; ``force`` also moves jobs' circuits."""
         return self._change("/together", {"nodes": list(nodes), "force": force}, options)
 
-    def preview_together(self, /, nodes: Sequence[str], *, force: bool = False) -> answers.Plan:
+    def preview_together(self, /, nodes: Sequence[str], *, force: bool = False) -> rest.PlanAnswer:
         """What that would change."""
         return self._planned("/together", {"nodes": list(nodes), "force": force})
 
     def light_paths(
         self, /, pairs: Sequence[tuple[str, str]], **options: Unpack[HowToChange]
-    ) -> answers.Change:
+    ) -> rest.ChangeAnswer:
         """Join pairs of ends by light over as many circuit switches as it takes."""
         return self._change("/light-paths", {"pairs": list(map(list, pairs))}, options)
 
-    def preview_light_paths(self, /, pairs: Sequence[tuple[str, str]]) -> answers.Plan:
+    def preview_light_paths(self, /, pairs: Sequence[tuple[str, str]]) -> rest.PlanAnswer:
         """What that would change."""
         return self._planned("/light-paths", {"pairs": list(map(list, pairs))})
 
-    def restore(self, /, name: str, **options: Unpack[HowToChange]) -> answers.Change:
+    def restore(self, /, name: str, **options: Unpack[HowToChange]) -> rest.ChangeAnswer:
         """Bring about the maps saved under a name."""
         return self._change(f"{_map_path(name)}/restore", {}, options)
 
-    def preview_restore(self, /, name: str) -> answers.Plan:
+    def preview_restore(self, /, name: str) -> rest.PlanAnswer:
         """What that would change."""
         return self._planned(f"{_map_path(name)}/restore", {})
 
-    def repair(self, /, names: Sequence[str], **options: Unpack[HowToChange]) -> answers.Change:
+    def repair(self, /, names: Sequence[str], **options: Unpack[HowToChange]) -> rest.ChangeAnswer:
         """Bring the devices back to their last committed maps."""
         return self._change("/drift/repair", {"ocs": list(names)}, options)
 
-    def preview_repair(self, /, names: Sequence[str]) -> answers.Plan:
+    def preview_repair(self, /, names: Sequence[str]) -> rest.PlanAnswer:
         """What that would change."""
         return self._planned("/drift/repair", {"ocs": list(names)})
 
-    def adopt(self, names: Sequence[str], why: str = "") -> answers.Change:
+    def adopt(self, names: Sequence[str], why: str = "") -> rest.ChangeAnswer:
         """Take what the devices have as their committed maps."""
         return self._call("POST", "/drift/adopt", {"ocs": list(names), "why": why})
 
-    def reconfigurations(self, last: int | None = None) -> list[answers.Change]:
+    def reconfigurations(self, last: int | None = None) -> list[rest.ChangeAnswer]:
         """Every change so far (or the ``last`` few), oldest first."""
         path = "/reconfigurations"
         if last is not None and last <= PAGE:
             return self._call("GET", path, last=last)["reconfigurations"]
 
-        def page_after(row: answers.Change | None) -> list[answers.Change]:
+        def page_after(row: rest.ChangeAnswer | None) -> list[rest.ChangeAnswer]:
             after = row["id"] if row else 0
             return self._call("GET", path, last=PAGE, after=after)["reconfigurations"]
 
@@ -131,7 +133,7 @@ class CircuitCalls(ApiConnection):
 
     def past_reconfigurations(
         self, since: float, until: float, *, last: int = PAGE, before: int | None = None
-    ) -> list[answers.Change]:
+    ) -> list[rest.ChangeAnswer]:
         """The ``last`` changes that began between these times, oldest first.
 
         With ``before``, of those with lower numbers.
@@ -140,24 +142,24 @@ class CircuitCalls(ApiConnection):
         wanted |= {"since": since, "until": until}
         return self._call("GET", "/reconfigurations", last=last, **wanted)["reconfigurations"]
 
-    def reconfiguration(self, number: int, step: int = 0, wait_s: float = 0.0) -> answers.Change:
+    def reconfiguration(self, number: int, step: int = 0, wait_s: float = 0.0) -> rest.ChangeAnswer:
         """One change; one under way with its ``progress``.
 
         With ``wait_s`` (30 at most), that is waited for until it is beyond this ``step``.
         """
         return self._call("GET", f"/reconfigurations/{number}", step=step, wait_s=wait_s)
 
-    def cancel_change(self, number: int, why: str = "") -> answers.Change:
+    def cancel_change(self, number: int, why: str = "") -> rest.ChangeAnswer:
         """Halt a change before its next step, and undo what it did; it ends a moment later."""
         return self._call("POST", f"/reconfigurations/{number}/cancel", {"why": why})
 
     # -- looking at circuits -------------------------------------------------------------------
 
-    def light(self, name: str) -> answers.Light:
+    def light(self, name: str) -> rest.LightAnswer:
         """The power (dBm) of each cross-connect of an OCS, and its ports that are not ready."""
         return self._call("GET", f"/circuits/{name}/light")
 
-    def circuit_switches(self) -> list[answers.CircuitSwitchShape]:
+    def circuit_switches(self) -> list[rest.CircuitSwitchShape]:
         """Each circuit switch, whether it answers, and what it says that it is."""
         return self._call("GET", "/circuit-switches")["circuit_switches"]
 
@@ -165,53 +167,53 @@ class CircuitCalls(ApiConnection):
         """Take the power as it is now for the baselines; how many circuits of each OCS."""
         return self._call("POST", "/baselines", {"ocs": list(names)})["circuits"]
 
-    def alarms(self, names: Sequence[str] = ()) -> list[answers.AlarmShape]:
+    def alarms(self, names: Sequence[str] = ()) -> list[rest.AlarmShape]:
         """What the devices reported by themselves, since the controller runs."""
         return self._call("GET", "/alarms", ocs=list(names))["alarms"]
 
-    def drift(self) -> dict[str, answers.DriftOf]:
+    def drift(self) -> dict[str, rest.DriftOf]:
         """How each device differs from its last committed map."""
         return self._call("GET", "/drift")["drift"]
 
     # -- what operators leave ------------------------------------------------------------------
 
-    def locks(self) -> list[answers.Lock]:
+    def locks(self) -> list[rest.Lock]:
         """Every locked port."""
         return self._call("GET", "/locks")["locks"]
 
     def lock(
         self, name: str, ports: Sequence[int | str], *, keep: bool = False, why: str = ""
-    ) -> list[answers.Lock]:
+    ) -> list[rest.Lock]:
         """Lock ports for everybody, or with ``keep`` for everybody else."""
         body = {"ocs": name, "ports": list(ports), "keep": keep, "why": why}
         return self._call("POST", "/locks", body)["locks"]
 
-    def unlock(self, name: str, ports: Sequence[int | str], why: str = "") -> list[answers.Lock]:
+    def unlock(self, name: str, ports: Sequence[int | str], why: str = "") -> list[rest.Lock]:
         """Take locks away; those that there were."""
         body = {"ocs": name, "ports": list(ports), "why": why}
         return self._call("POST", "/locks/release", body)["locks"]
 
-    def saved_maps(self) -> list[answers.SavedMaps]:
+    def saved_maps(self) -> list[rest.SavedMaps]:
         """The maps that were saved."""
         return self._call("GET", "/maps")["maps"]
 
-    def save_map(self, name: str, names: Sequence[str] = (), why: str = "") -> answers.SavedMaps:
+    def save_map(self, name: str, names: Sequence[str] = (), why: str = "") -> rest.SavedMaps:
         """Keep the present maps under a name."""
         return self._call("PUT", _map_path(name), {"ocs": list(names), "why": why})
 
-    def forget_map(self, name: str) -> answers.Named:
+    def forget_map(self, name: str) -> rest.Named:
         """Forget saved maps."""
         return self._call("DELETE", _map_path(name))
 
-    def stop_button(self) -> answers.Pressed | None:
+    def stop_button(self) -> rest.Pressed | None:
         """Who pressed the stop button, when and why; ``None`` if it is not pressed."""
         return self._call("GET", "/stop")["pressed"]
 
-    def press_stop(self, why: str = "") -> answers.StopButton:
+    def press_stop(self, why: str = "") -> rest.StopButton:
         """Halt the change under way, and refuse new ones."""
         return self._call("POST", "/stop", {"why": why})
 
-    def clear_stop(self, why: str = "") -> answers.StopButton:
+    def clear_stop(self, why: str = "") -> rest.StopButton:
         """Let changes begin again."""
         return self._call("POST", "/stop/clear", {"why": why})
 

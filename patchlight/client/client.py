@@ -137,7 +137,7 @@ class ControllerClient(CircuitCalls):
         """
         return self._call("GET", "/jobs", meant=text)["jobs"]
 
-    def job(self, job_id: str) -> rest_jobs.Job:
+    def job(self, job_id: str) -> rest_jobs.JobAnswer:
         """One job's status."""
         return self._call("GET", _job_path(job_id))
 
@@ -184,7 +184,9 @@ class ControllerClient(CircuitCalls):
                 return reports, after
             after = int(answer["next"])
 
-    def regroup(self, job_ids: Sequence[str], *, detach: bool = False) -> rest_circuits.Change:
+    def regroup(
+        self, job_ids: Sequence[str], *, detach: bool = False
+    ) -> rest_circuits.ChangeAnswer:
         """Bring running jobs under one packet switch each; the record of the change.
 
         With ``detach`` as it has begun: ``reconfiguration`` follows it.
@@ -200,7 +202,7 @@ class ControllerClient(CircuitCalls):
         """The change of light under running jobs that gains most; ``None`` where none pays."""
         return self._call("GET", "/defragmentation")["proposal"]
 
-    def defragment(self, *, detach: bool = False) -> rest_circuits.Change | None:
+    def defragment(self, *, detach: bool = False) -> rest_circuits.ChangeAnswer | None:
         """Carry that change out; its record, as of ``regroup``, or ``None`` where none pays."""
         prefer = "respond-async" if detach else ""
         return self._call("POST", "/defragmentation", prefer=prefer)["change"]

@@ -1,12 +1,17 @@
 """What the REST API answers, as types: of the client's calls, and of the API's description."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
-exactly = with_config(ConfigDict(extra="forbid"))
-"""These fields and no others."""
+T = TypeVar("T", bound=type)
+
+
+def exactly(shape: T) -> T:
+    """These fields and no others; ``Answer`` at the end is left out of its name in the API."""
+    shape.__qualname__ = shape.__name__ = shape.__name__.removesuffix("Answer")
+    return with_config(ConfigDict(extra="forbid"))(shape)
 
 
 def answer(name: str, about: str, /, **fields: Any) -> Any:

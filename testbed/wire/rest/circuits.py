@@ -67,7 +67,7 @@ class PortCondition(TypedDict):
 
 
 @exactly
-class Light(TypedDict):
+class LightAnswer(TypedDict):
     """The power of each circuit of an OCS, and its ports that are not ready (``in:3``)."""
 
     monitored: bool
@@ -152,7 +152,7 @@ class StopButton(TypedDict):
 
 
 @exactly
-class MapChange(TypedDict):
+class MapChangeAnswer(TypedDict):
     """The cross-connects that go, and those that come, of one switch."""
 
     breaks: list[str]
@@ -160,7 +160,7 @@ class MapChange(TypedDict):
 
 
 @exactly
-class Progress(TypedDict):
+class ProgressAnswer(TypedDict):
     """How far a change under way is; ``step`` is a number that grows with each news of it.
 
     It is in this ``stage`` ``since`` then, at this ``ocs``, where ``done`` of so many
@@ -178,7 +178,7 @@ class Progress(TypedDict):
 
 
 @exactly
-class Change(TypedDict):
+class ChangeAnswer(TypedDict):
     """A change; while it is an ``intent`` that a controller is at, with its ``progress``.
 
     ``reverts``: the change that it undoes. ``undone_by``: the later one that undid this one.
@@ -193,19 +193,19 @@ class Change(TypedDict):
     started_at: float
     finished_at: float | None
     reverts: int | None
-    changes: Mapping[str, MapChange]
+    changes: Mapping[str, MapChangeAnswer]
     before: dict[str, list[str]]
     wanted: dict[str, list[str]]
     commits: dict[str, list[str]]
     adopted: list[str]
     stages_s: dict[str, float]
     notes: list[str]
-    progress: NotRequired[Progress]
+    progress: NotRequired[ProgressAnswer]
     undone_by: NotRequired[int]
 
 
 @exactly
-class Plan(TypedDict):
+class PlanAnswer(TypedDict):
     """What a change would do (``dry_run``); ``planned_from`` is the answer's ``ETag``, too.
 
     ``strangers``: cross-connects that would break and that nobody made here; ``lost``: how many
@@ -213,7 +213,7 @@ class Plan(TypedDict):
     """
 
     state: Literal["planned"]
-    changes: Mapping[str, MapChange]
+    changes: Mapping[str, MapChangeAnswer]
     links_down: list[str]
     links_up: list[str]
     jobs: list[str]
@@ -289,4 +289,6 @@ Baselines = answer(
 )
 AllSavedMaps = answer("AllSavedMaps", "Everything that was saved.", maps=list[SavedMaps])
 Locks = answer("Locks", "Locks of ports.", locks=list[Lock])
-Changes = answer("Changes", "Changes of circuits, the oldest first.", reconfigurations=list[Change])
+Changes = answer(
+    "Changes", "Changes of circuits, the oldest first.", reconfigurations=list[ChangeAnswer]
+)

@@ -8,7 +8,7 @@ from typing_extensions import TypedDict
 from patchlight.testbed.commands import HowHeld
 from patchlight.testbed.jobs import JobState, Trainer
 from patchlight.testbed.wire.rest import answer, exactly
-from patchlight.testbed.wire.rest.circuits import Change
+from patchlight.testbed.wire.rest.circuits import ChangeAnswer
 from patchlight.testbed.wire.rest.lab import PoliciesInUse
 
 
@@ -111,7 +111,7 @@ class JobInList(TypedDict):
 
 
 @exactly
-class Job(JobInList):
+class JobAnswer(JobInList):
     """A job by itself, also with what its light gained, and how its workers are held.
 
     ``rigid_because``: of a split job, why its number of workers stays as it is.
@@ -228,7 +228,7 @@ Defragmentation = answer(
     proposal=ProposalShape | None,
 )
 Defragmented = answer(
-    "Defragmented", "The change that was made, if one paid.", change=Change | None
+    "Defragmented", "The change that was made, if one paid.", change=ChangeAnswer | None
 )
 Policies = answer("Policies", "What decides now, by kind.", policies=PoliciesInUse)
 Drained = answer("Drained", "The jobs that were ended.", ended=list[str])

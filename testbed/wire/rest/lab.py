@@ -8,7 +8,7 @@ from patchlight.testbed.wire.rest import answer, exactly
 
 
 @exactly
-class PolicyFaults(TypedDict):
+class PolicyFaultsAnswer(TypedDict):
     """How often a policy failed, and the default decided."""
 
     kind: str
@@ -57,7 +57,7 @@ class CircuitSwitchStatus(TypedDict):
 
 
 @exactly
-class AgentStatus(TypedDict):
+class AgentStatusAnswer(TypedDict):
     """How an agent is: ``words`` say why it is silent, ``problems`` what else is wrong."""
 
     server: str
@@ -81,7 +81,7 @@ class Status(TypedDict):
     version: str
     engine: str | None
     policies: PoliciesInUse
-    policy_faults: list[PolicyFaults]
+    policy_faults: list[PolicyFaultsAnswer]
     light: LightStatus
     drained: bool
     queue_pass_s: float | None
@@ -90,7 +90,7 @@ class Status(TypedDict):
     nic_differences: list[str]
     unknown_switch_connections: int
     circuit_switches: list[CircuitSwitchStatus]
-    agents: list[AgentStatus]
+    agents: list[AgentStatusAnswer]
 
 
 @exactly
@@ -125,7 +125,7 @@ class TopologyGpu(TypedDict):
 
 
 @exactly
-class TopologyNode(TypedDict):
+class TopologyNodeAnswer(TypedDict):
     """A server, and the packet switch and the blocks that all its NICs are lit to."""
 
     name: str
@@ -159,7 +159,7 @@ class TopologyShape(TypedDict):
     """Nodes, packet switches and trunks as they are lit."""
 
     lab: str
-    nodes: list[TopologyNode]
+    nodes: list[TopologyNodeAnswer]
     switches: list[TopologySwitch]
     links: list[Trunk]
     unread: dict[str, str]
@@ -283,7 +283,7 @@ class AttemptRow(TypedDict):
 
 
 @exactly
-class FoundPort(TypedDict):
+class FoundPortAnswer(TypedDict):
     """What ``sends`` into a port of an OCS, what ``hears`` what goes out there, and what the lab
     file ``said``."""
 
@@ -300,7 +300,7 @@ class FoundPort(TypedDict):
 class Wiring(TypedDict):
     """What was found; ``silent``: ends that were not heard, and why."""
 
-    ports: list[FoundPort]
+    ports: list[FoundPortAnswer]
     differences: list[str]
     doubts: list[str]
     silent: dict[str, str]
