@@ -14,7 +14,7 @@ from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Endpoint, Lab, PacketSwitch, Server
 from patchlight.testbed.wire.agent_status import LONGEST_LISTEN_S
 from patchlight.testbed.wire.probe_frames import (
-    Neighbour,
+    LldpNeighbour,
     lldp_neighbour,
     probe_frame,
     probe_source,
@@ -95,8 +95,7 @@ class SwitchListening:
                 continue
             found.ends.add(name)
             found.heard |= {(source, name) for source in nic.heard}
-            neighbours = [Neighbour(each.device, each.port) for each in nic.lldp]
-            found.heard |= {(end_of(self._lab, each), name) for each in neighbours}
+            found.heard |= {(end_of(self._lab, each), name) for each in nic.lldp}
             if nic.carrier:
                 found.carriers.add(name)
 
@@ -151,7 +150,7 @@ class SwitchListening:
             found.heard.add((end_of(self._lab, neighbour), end))
 
 
-def end_of(lab: Lab, neighbour: Neighbour) -> str:
+def end_of(lab: Lab, neighbour: LldpNeighbour) -> str:
     """The end of the lab that sends such LLDP, told by a NIC's MAC or a switch's name and port
     number; in other words where it is none of the lab."""
     by_mac = {host.nic.mac.lower(): str(host.endpoint) for host in lab.hosts}

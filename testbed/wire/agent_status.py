@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
 from patchlight.testbed.paths.agreement import Bounds
+from patchlight.testbed.wire.probe_frames import LldpNeighbour
 from patchlight.testbed.wire.worker_api import GidStatus, Mac, WorkerStatus
 
 _MOST_NODES = 2**16
@@ -196,13 +197,6 @@ class ProbeRequest(BaseModel):
     listen_s: Annotated[float, Field(gt=0, le=LONGEST_LISTEN_S, allow_inf_nan=False)]
 
 
-class HeardLldp(BaseModel):
-    """A device that sends LLDP, by its name or number, and its port."""
-
-    device: str
-    port: str
-
-
 class ProbedNic(BaseModel):
     """What a NIC received: probes by source (``tor1.3``), and LLDP.
 
@@ -211,7 +205,7 @@ class ProbedNic(BaseModel):
 
     name: str
     heard: list[str] = []
-    lldp: list[HeardLldp] = []
+    lldp: list[LldpNeighbour] = []
     carrier: bool = False
     problem: str = ""
 

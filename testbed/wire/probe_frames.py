@@ -24,7 +24,7 @@ _LONGEST_NAME = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbour:
+class LldpNeighbour:
     """The sender of LLDP: the device's name, or else its number, and its port."""
 
     device: str
@@ -51,7 +51,7 @@ def probe_source(frame: bytes, token: str) -> str | None:
     return name.decode(errors="replace") if ended and said == token.encode() else None
 
 
-def lldp_neighbour(frame: bytes) -> Neighbour | None:
+def lldp_neighbour(frame: bytes) -> LldpNeighbour | None:
     """The sender of an LLDP frame; ``None`` for other frames and those without a port."""
     kind, payload = _split(frame)
     if kind != ETHERTYPE_LLDP:
@@ -65,7 +65,7 @@ def lldp_neighbour(frame: bytes) -> Neighbour | None:
             said[number] = _text(value)
     if _PORT not in said or _CHASSIS not in said:
         return None
-    return Neighbour(said.get(_SYSTEM_NAME, said[_CHASSIS]), said[_PORT])
+    return LldpNeighbour(said.get(_SYSTEM_NAME, said[_CHASSIS]), said[_PORT])
 
 
 def _split(frame: bytes) -> tuple[int, bytes]:
