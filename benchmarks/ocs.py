@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks import figure
 from patchlight.controller.changes.device_maps import Decide
 from patchlight.controller.changes.parts import CircuitParts
-from patchlight.controller.changes.record import plan, to_row
+from patchlight.controller.changes.record import plan
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.controller.storage.store import Store
@@ -151,7 +151,7 @@ async def _overheads(lab: Lab, device: Running, folder: Path) -> list[dict[str, 
                 if wanted is maps:
                     changes.append(spent)
                     stages.append(record.stages_s)
-                    journalled = json.dumps(to_row(record)).encode()
+                    journalled = json.dumps(record.as_row).encode()
             for commands in sent:
                 await asyncio.sleep(_QUIET_S)
                 bare.drop_unread()

@@ -50,14 +50,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ControllerSettings:
-    """What the controller is told beside the lab file.
+    """What a controller has beside the lab file.
 
-    ``openflow_netns`` is the network namespace that the OpenFlow speaker listens in (a path;
-    ``None``: the controller's own). ``tls`` is the folder with its certificate, for agents that
-    listen on TCP. More power than ``power_ceiling_dbm`` is not switched; ``tolerances`` say how
-    much may be missing. ``policies`` go before those of the lab file. ``lab_file`` is where the
-    lab was read. ``metrics`` is where they are answered besides (``host:port``), ``traces`` where
-    traces of jobs are sent (an OTLP receiver's ``http://host:port``).
+    ``openflow_netns``: the network namespace of the OpenFlow speaker (a path; ``None``: the
+    controller's). ``tls``: the folder with the controller's certificate. More power than
+    ``power_ceiling_dbm`` is not switched. ``policies`` override those of the lab file, read from
+    ``lab_file``. ``metrics``: a further address for them (``host:port``). ``traces``: an OTLP
+    receiver for traces of jobs (``http://host:port``).
     """
 
     state_dir: Path
@@ -76,7 +75,7 @@ class ControllerSettings:
 
 
 class Controller:
-    """All parts of a running controller."""
+    """All parts of a controller."""
 
     def __init__(self, lab: Lab, settings: ControllerSettings) -> None:
         self.lab, self.settings = lab, settings
@@ -94,7 +93,11 @@ class Controller:
             switch_tls = SwitchTls(settings.tls, lab.name, names)
         self.store = open_store(settings.state_dir)
         self.series = series_store.open_series(settings.state_dir)
-        self.background = Background(self._on_part_fault)
+        self.background = Background(
+            lambda part, why: self.store.add_event(
+                time.time(), "part-fault", {"part": part, "message": why}
+            )
+        )
         self.fleet = Fleet(lab, tls, NicMacs(lab, self.store))
         self.drivers: dict[str, AnyDriver] = {
             switch.name: open_driver(switch, password_of(switch))
@@ -157,7 +160,7 @@ class Controller:
         )
 
     def status(self) -> dict[str, Any]:
-        """Who is there and who is not."""
+        """The answer of ``GET /v1/status``."""
         connected, second_from = self.switches.connected(), self.switches.second_from(time.time())
         return {
             "lab": self.lab.name,
@@ -194,7 +197,7 @@ class Controller:
         return None if last is None else last.everywhere
 
     def on_event(self, event: dict[str, Any]) -> None:
-        """Hear what the OpenFlow speaker reports."""
+        """Handle an event of the OpenFlow speaker."""
         kind, now = event["event"], time.time()
         self.switches.on_event(event, now)
         told: dict[str, Any] | None = event
@@ -210,9 +213,6 @@ class Controller:
             )
             AuditLog(self.store).add(attempt)
 
-    def _on_part_fault(self, part: str, why: str) -> None:
-        self.store.add_event(time.time(), "part-fault", {"part": part, "message": why})
-
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
 # One that ran for this long did not fail of the same thing again.
@@ -220,10 +220,10 @@ _LONG_LIFE_S = 60.0
 
 
 class Background:
-    """Runs parts that have no end. One that fails begins again after a pause, and says so.
+    """Runs endless parts, and starts one that fails again after a pause.
 
     The pause doubles from 0.2 s to 30 s, and is short again after a minute without a fault.
-    ``on_fault`` is told the part and what happened, in words.
+    ``on_fault`` gets the part's name and the fault, as text.
     """
 
     def __init__(self, on_fault: Callable[[str, str], None]) -> None:
@@ -231,7 +231,7 @@ class Background:
         self._parts: dict[asyncio.Task[None], PartStatus] = {}
 
     def start(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        """Run this from now on, each time anew, until ``close``."""
+        """Run this, again and again, until ``close``."""
         part = PartStatus(name=name, running=True, faults=0, last_fault="", last_fault_at=None)
         self._parts[asyncio.create_task(self._keep(part, run), name=name)] = part
 
@@ -264,7 +264,7 @@ class Background:
             part["faults"] += 1
             try:
                 self._on_fault(part["name"], why)
-            except Exception:  # A disk that is full, say: the part is to begin again all the same.
+            except Exception:  # A full disk, say: the part starts again all the same.
                 _log.exception("noting a fault of %s", part["name"])
             if time.monotonic() - began > _LONG_LIFE_S:
                 pause_s = FIRST_PAUSE_S
@@ -279,7 +279,7 @@ _LATE_S = 1.5
 
 
 class Recorder:
-    """The samples of GPUs and ports, and what workers report, by job, as windows in a store.
+    """Stores samples of GPUs and ports, and workers' reports by job, in windows of time.
 
     Nothing is kept for longer than ``keep_for_s`` (``None``: until there is too much of it).
     """
@@ -301,7 +301,7 @@ class Recorder:
         table.on_reports.append(self._hear)
 
     async def run(self) -> None:
-        """Write each window when it is over, for ever."""
+        """Write each window at its end, for ever."""
         while True:
             now = self._clock() - _LATE_S
             begin = int(now - now % WIDTH_S)
@@ -309,7 +309,7 @@ class Recorder:
             await self.write(begin)
 
     async def write(self, begin: int) -> None:
-        """Write the window that began then; what was told of iterations is told as of it."""
+        """Write the window that began then, with the iterations reported since the last one."""
         period = float(begin), float(begin + WIDTH_S)
         gpu_samples = _within(self._fleet.gpu_samples, period)
         port_rates = _within(self._switches.port_rates, period)

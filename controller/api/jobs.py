@@ -14,8 +14,6 @@ from pydantic_core import to_json
 from patchlight.controller.api.caller import UNKNOWN, Caller, NotAllowed, Operator, User
 from patchlight.controller.api.circuits import begun
 from patchlight.controller.api.openapi import JsonAnswer, begins, gives
-from patchlight.controller.changes.record import to_row
-from patchlight.controller.changes.service import as_it_is
 from patchlight.controller.hosts.agent_client import NotOnServer
 from patchlight.controller.jobs.rewiring import record_of
 from patchlight.controller.policies.registry import is_built_in
@@ -225,7 +223,7 @@ def _change(routes: APIRouter, controller: Controller) -> None:
     async def regroup(request: RegroupRequest, caller: Operator) -> Any:
         if not request.dry_run:
             record = await light.regroup(request.jobs, caller, detach=caller.detaches)
-            return begun(as_it_is(record)) if caller.detaches else to_row(record)
+            return begun(record.as_intent) if caller.detaches else record.as_row
         plan, objections = await light.preview_regroup(request.jobs)
         makes = {ocs: [str(c) for c in change.makes] for ocs, change in plan.changes.items()}
         return {"jobs": request.jobs, "makes": makes, "objections": objections}
@@ -239,8 +237,8 @@ def _change(routes: APIRouter, controller: Controller) -> None:
     async def defragment(caller: Operator) -> Any:
         change = await light.defragment(caller, detach=caller.detaches)
         if change is not None and caller.detaches:
-            return begun(as_it_is(change), within="change")
-        return {"change": None if change is None else to_row(change)}
+            return begun(change.as_intent, within="change")
+        return {"change": None if change is None else change.as_row}
 
     @routes.get("/policies", **gives(shapes.Policies))
     async def policies() -> Answer:

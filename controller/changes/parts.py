@@ -16,7 +16,6 @@ from patchlight.controller.changes.record import (
     StepFailed,
     as_texts,
     difference,
-    to_row,
 )
 from patchlight.controller.circuits import contract
 from patchlight.controller.storage.store import BaselineKey, Store
@@ -30,12 +29,11 @@ PortsByOcs = Mapping[str, Collection[int]]
 
 # A device that just dropped the connection gets a moment to take a new one.
 _PAUSES_S = (0.05, 0.5, 2.0)
-# After this long no new attempt begins: jobs pause meanwhile, and some devices take 15 s to
-# be known as silent.
+# No attempt begins after this: jobs pause meanwhile, and some devices are silent for 15 s.
 _GIVE_UP_S = 20.0
-# A switch that takes longer for a circuit is told of one at a time: it can be halted in between.
+# A switch that takes longer makes one circuit at a time, so that it can be halted.
 _LONG_S = 1.0
-_UNDER_WAY_S = 0.005  # after this long a device that takes longer has been told what to do
+_UNDER_WAY_S = 0.005  # by then a device has its command
 
 
 @dataclass(frozen=True)
@@ -58,14 +56,13 @@ class PlanExecutor:
     ) -> power.Readings:
         """Bring the plan about; the powers to remember if it is committed.
 
-        ``maps`` are those just read. What is not ``judged`` has only to read back. Raises what a
-        device said, ``StepFailed`` where it refused, where it reads back differently or the power
-        is wrong, and at the stop button.
+        ``maps`` are those just read. Unless ``judged``, circuits only have to read back. Raises the
+        errors of devices, and ``StepFailed`` for a refusal, another map than wanted, wrong power,
+        and the stop button.
         """
         several, unread = len(plan.changes) > 1, maps.unread
         readings: dict[BaselineKey, tuple[float, ...]] = {}
-        # Where wavelengths matter, all that is to go goes first: on the way to maps under which no
-        # two signals meet, none can.
+        # With wavelengths, everything breaks first, so that no two signals meet on the way.
         first = plan.changes if several and self.lab.coloured else {}
         for name, change in first.items():
             await self._break(name, change, record)
@@ -73,8 +70,7 @@ class PlanExecutor:
             driver = self.drivers[name]
             if name not in first:
                 await self._break(name, change, record)
-            # Paths through devices that are still to change, or do not answer, are not known to
-            # be there: no power is expected over them.
+            # No power is expected over devices that are still to change, or do not answer.
             maps = maps.after({name: plan.wanted[name]})
             links = lab_links(self.lab, maps) if several or unread else plan.links_after
             should: list[power.Should] = []
@@ -82,7 +78,7 @@ class PlanExecutor:
                 with record.stage("make"):
                     _, should = await asyncio.gather(
                         self._tell("make", name, driver.connect, change.makes, record),
-                        self._meanwhile(links, name, change.makes),
+                        self._expected(links, name, change.makes),
                     )
                 self._check(record)
             with record.stage("verify"):
@@ -90,7 +86,6 @@ class PlanExecutor:
                     await _read_back(driver, plan.wanted[name])
                     continue
                 arriving_dbm = checked.arriving_dbm.get(name)
-                # Both at once: the device answers the one while the other is understood.
                 results = await asyncio.gather(
                     _read_back(driver, plan.wanted[name]),
                     self.power_check.verify(driver, should, arriving_dbm),
@@ -129,7 +124,7 @@ class PlanExecutor:
         entries: Sequence[Any],
         record: Reconfiguration,
     ) -> None:
-        """Have a device make or break these, and count them; ``StepFailed`` if it refuses any."""
+        """Let a device make or break these, and count them; ``StepFailed`` if it refuses any."""
         groups, done = [entries], 0
         if self.lab.optical_switch(name).switching_time_s >= _LONG_S:
             by_circuit = defaultdict[frozenset[int], list[Any]](list)
@@ -149,8 +144,8 @@ class PlanExecutor:
         if record.progress.cancelled:
             raise StepFailed(record.progress.cancelled)
 
-    async def _meanwhile(self, links: Links, name: str, makes: Iterable[Any]) -> list[power.Should]:
-        """What these will have to show, worked out while the mirrors turn."""
+    async def _expected(self, links: Links, name: str, makes: Iterable[Any]) -> list[power.Should]:
+        # Worked out while the mirrors turn.
         switching_time_s = self.lab.optical_switch(name).switching_time_s
         await asyncio.sleep(min(switching_time_s / 2, _UNDER_WAY_S))
         return self.power_check.should_show(links, name, makes)
@@ -238,46 +233,42 @@ async def _read_back(driver: contract.AnyDriver, wanted: AnyMap) -> None:
 
 
 class FlowHook(Protocol):
-    """Whoever keeps the packet switches' flow tables in step with the circuits."""
+    """Keeps the packet switches' flow tables in step with the circuits."""
 
     async def follow(self, links: Links) -> list[str]:
-        """Have the switches forward over these links and no others; what failed, in words."""
+        """Make the switches forward over these links only; returns what failed, as text."""
         return []
 
     def rates_bps(self) -> Mapping[str, tuple[float, float]]:
-        """What each host sent and received lately, by name, where somebody counts that."""
+        """What each host sent and received lately, by name, if it is counted."""
         return {}
 
 
 class TrafficHook(Protocol):
-    """Whoever sends over the network and can be asked to wait."""
+    """Pauses the traffic of jobs."""
 
     def jobs_using(self, moved: frozenset[Endpoint]) -> list[str]:
         """The running jobs whose traffic uses these ports."""
         return []
 
     async def drain(self, moved: frozenset[Endpoint]) -> list[str]:
-        """Pause the traffic through these ports; who could not be paused, in words."""
+        """Pause the traffic through these ports; returns what could not pause, as text."""
         return []
 
     async def undrain(self) -> None:
-        """Let everything that was paused go on."""
+        """Resume what was paused."""
         return
 
 
 class NoHooks(FlowHook, TrafficHook):
-    """No packet switches to program and no jobs to pause: both hooks at once."""
+    """No packet switches to program, and no jobs to pause."""
 
 
 NO_HOOKS = NoHooks()
 
 
 class CircuitParts:
-    """The parts that read, check, write and remember the maps of one lab's optical switches.
-
-    The same with a controller and without one; ``flows`` and ``traffic`` say what else a change
-    concerns, by default nothing.
-    """
+    """What reads, checks, writes and stores the maps of a lab, with or without a controller."""
 
     def __init__(
         self,
@@ -303,8 +294,7 @@ class CircuitParts:
         self.executor = PlanExecutor(lab, drivers, self.power_check, self.stop)
 
     async def closed_ports(self) -> tuple[PortsByOcs, PortsByOcs]:
-        """The ports whose circuits are to stay (locked by us or on the device), and those that
-        the device says can carry none; by OCS, of those that answer."""
+        """Ports whose circuits stay (locked here or on the device), and failed ports, by OCS."""
         away = self.devices.unread
         staying: dict[str, set[int]] = {}
         failed: dict[str, set[int]] = {}
@@ -332,7 +322,7 @@ class CircuitParts:
         with record.stage("commit"):
             origin = {"reconfiguration": record.id, "at": record.finished_at}
             maps = {name: {"map": as_texts(m), **origin} for name, m in committed.items()}
-            row = to_row(record)
+            row = record.as_row
             self.store.update_reconfiguration(record.id, record.state, row, maps, readings)
             self.committed.take(committed)
             self.power_check.baselines.take(readings)

@@ -220,6 +220,26 @@ class Reconfiguration:
         # Not a field: it is not stored, and of use only while the change is under way.
         self.progress = ChangeProgress()
 
+    @property
+    def as_row(self) -> dict[str, Any]:
+        """The record as JSON; ``dataclasses.asdict`` would copy the maps, too."""
+        row = {**vars(self), "stages_s": dict(self.stages_s), "notes": list(self.notes)}
+        del row["progress"]
+        return row
+
+    @property
+    def as_intent(self) -> dict[str, Any]:
+        """The same with its progress: a change is an intent until its end is in the journal."""
+        return {**self.as_row, "state": "intent", "progress": self.progress.as_json}
+
+    def fill(self, plan: ChangePlan, committed: Mapping[str, AnyMap]) -> None:
+        """Put a plan into the record, and the maps that are committed once it is done."""
+        self.before = {name: as_texts(m) for name, m in plan.before.items()}
+        self.wanted = {name: as_texts(m) for name, m in plan.wanted.items()}
+        self.changes = {name: change_as_texts(change) for name, change in plan.changes.items()}
+        self.adopted = [name for name in committed if name not in plan.changes]
+        self.commits = {n: as_texts(m) for n, m in committed.items() if m != plan.wanted[n]}
+
     def note(self, remarks: list[str]) -> None:
         """Add those of these remarks that are new."""
         self.notes += [remark for remark in remarks if remark not in self.notes]
@@ -234,13 +254,6 @@ class Reconfiguration:
         finally:
             spent = time.monotonic() - began
             self.stages_s[name] = round(self.stages_s.get(name, 0.0) + spent, 6)
-
-
-def to_row(record: Reconfiguration) -> dict[str, Any]:
-    """The record as JSON; ``dataclasses.asdict`` would copy the maps, too."""
-    row = {**vars(record), "stages_s": dict(record.stages_s), "notes": list(record.notes)}
-    del row["progress"]
-    return row
 
 
 def as_texts(switch_map: AnyMap) -> list[str]:
@@ -259,12 +272,3 @@ def fingerprint(maps: Mapping[str, AnyMap]) -> str:
     for name in sorted(maps):
         digest.update(f"{name} {' '.join(as_texts(maps[name]))}\n".encode())
     return digest.hexdigest()
-
-
-def fill_record(record: Reconfiguration, plan: ChangePlan, committed: Mapping[str, AnyMap]) -> None:
-    """Put a plan into its record, and the maps that are committed once it is done."""
-    record.before = {name: as_texts(m) for name, m in plan.before.items()}
-    record.wanted = {name: as_texts(m) for name, m in plan.wanted.items()}
-    record.changes = {name: change_as_texts(change) for name, change in plan.changes.items()}
-    record.adopted = [name for name in committed if name not in plan.changes]
-    record.commits = {name: as_texts(m) for name, m in committed.items() if m != plan.wanted[name]}

@@ -12,12 +12,10 @@ from patchlight.controller.changes.preflight import LockKind
 from patchlight.controller.changes.record import (
     ChangeOptions,
     ChangePlan,
-    Reconfiguration,
     Refused,
     as_texts,
     change_as_texts,
     fingerprint,
-    to_row,
 )
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.changes.wanted import bringing_together, lighting, undoing, wanted_maps
@@ -134,8 +132,8 @@ class CircuitService:
             return self._planned(*await self.transactions.preview(decide, options))
         why = ": ".join(filter(None, (why, request.why))) or "asked by the user"
         if who.detaches:
-            return as_it_is(await self.transactions.begin(decide, why, options))
-        return to_row(await self.transactions.change(decide, why, options))
+            return (await self.transactions.begin(decide, why, options)).as_intent
+        return (await self.transactions.change(decide, why, options)).as_row
 
     def _planned(self, plan: ChangePlan, objections: list[str]) -> Answer:
         before, after = set(plan.links_before.pairs()), set(plan.links_after.pairs())
@@ -206,7 +204,7 @@ class CircuitService:
             is_open = row["state"] == "intent"
             record = self.transactions.under_way(row["id"]) if is_open else None
             by = {"undone_by": undone[row["id"]]} if row["id"] in undone else {}
-            known.append({**row, **by} if record is None else as_it_is(record))
+            known.append({**row, **by} if record is None else record.as_intent)
         return known
 
     # -- circuits as they are ------------------------------------------------------------------
@@ -389,8 +387,3 @@ class CircuitService:
         """Let changes begin again."""
         self.parts.stop.clear(who.by, request.why)
         return await self.stop_button()
-
-
-def as_it_is(record: Reconfiguration) -> Answer:
-    """A change under way: it is an intent until its end is in the journal."""
-    return {**to_row(record), "state": "intent", "progress": record.progress.as_json}

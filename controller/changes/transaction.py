@@ -24,9 +24,7 @@ from patchlight.controller.changes.record import (
     Reconfiguration,
     Refused,
     difference,
-    fill_record,
     fingerprint,
-    to_row,
 )
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError, in_words
 from patchlight.testbed.lab.portmap import AnyMap
@@ -87,7 +85,7 @@ class _ChangeRun:
                     return False
                 raise
             self._committed = parts.committed.after(self._plan, self._options.adopts)
-            fill_record(record, self._plan, self._committed)
+            record.fill(self._plan, self._committed)
         with record.stage("check"):
             preflight = await self._check()
         if from_memory and (preflight.objections or not self._plan):
@@ -131,7 +129,7 @@ class _ChangeRun:
 
     def prepared_intent(self) -> Callable[[], None]:
         """A function that writes the intent into the journal, as it is now."""
-        write = self._parts.store.prepared_intent(self.record.id, to_row(self.record))
+        write = self._parts.store.prepared_intent(self.record.id, self.record.as_row)
 
         def journal() -> None:
             self.record.id = write()
@@ -360,7 +358,7 @@ class Transactions:
                     message = f"change {record.id} is unfinished: it waits for {', '.join(away)}"
                     parts.preflight.unfinished.update(dict.fromkeys(changed, message))
                     record.message = f"cut short by the controller's end; waits for {away[0]}"
-                    parts.store.update_reconfiguration(record.id, "intent", to_row(record))
+                    parts.store.update_reconfiguration(record.id, "intent", record.as_row)
                     continue
                 if not record.before:
                     record.state = "refused"
