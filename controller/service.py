@@ -19,11 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from patchlight.controller.circuits.device_lock import CONTROLLER, device_lock
-from patchlight.controller.metrics.exposition import (
-    LOCAL_NAMES,
-    ControllerMetrics,
-    listen_for_metrics,
-)
+from patchlight.controller.metrics import exposition
 from patchlight.controller.metrics.job_traces import JobTraces, sending_to
 from patchlight.controller.parts import Controller, ControllerSettings
 from patchlight.testbed.errors import BadInput
@@ -61,7 +57,7 @@ def serve(lab: Lab, settings: ControllerSettings, on_ready: Callable[[], None]) 
         logging.getLogger(chatty).setLevel(logging.WARNING)
     with ExitStack() as stack:
         fronts = stack.enter_context(listening_for_api(lab, settings.api, settings.tls))
-        metrics = listen_for_metrics(settings.metrics) if settings.metrics else None
+        metrics = exposition.listen_for_metrics(settings.metrics) if settings.metrics else None
         if metrics is not None:
             stack.enter_context(metrics)
         receiver = sending_to(settings.traces) if settings.traces is not None else None
@@ -77,7 +73,7 @@ async def _run(
 ) -> None:
     """Serve until SIGTERM or Ctrl-C. Circuits and flow entries outlive the controller."""
     asyncio.get_running_loop().set_exception_handler(log_trouble)
-    metrics = ControllerMetrics(controller)
+    metrics = exposition.ControllerMetrics(controller)
     told_to_stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, told_to_stop.set)
@@ -111,7 +107,9 @@ async def _run(
             for front in fronts
         ]
         if metrics_socket is not None:
-            readers = http_server(metrics_app(metrics), hosts=LOCAL_NAMES, lifespan="off")
+            readers = http_server(
+                metrics_app(metrics), hosts=exposition.LOCAL_NAMES, lifespan="off"
+            )
             servers.append((readers, metrics_socket))
         await speaking
         stack.push_async_callback(controller.switches.close)

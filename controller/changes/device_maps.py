@@ -13,13 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from patchlight.controller.changes.record import (
-    ChangePlan,
-    Reconfiguration,
-    Refused,
-    as_texts,
-    plan,
-)
+from patchlight.controller.changes.record import ChangePlan, Reconfiguration, Refused, as_texts
 from patchlight.controller.circuits.contract import Alarm, DeviceUnreachable, Drivers, LoginRefused
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
@@ -306,7 +300,7 @@ class MapCache:
         before, made = maps.everywhere, self._planned
         # A change that was shown first is the same plan, as long as the maps are.
         if made is None or made.before != before or made.wanted != {**before, **wanted}:
-            made = self._planned = plan(self._lab, before, wanted)
+            made = self._planned = ChangePlan.of(self._lab, before, wanted)
         for name in made.changes:
             driven(self._lab.optical_switch(name))
         return made

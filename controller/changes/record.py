@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2s
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.labmaps import check_map
@@ -34,33 +34,33 @@ class ChangePlan:
     links_after: Links
     moved: frozenset[Endpoint]
 
+    @classmethod
+    def of(cls, lab: Lab, before: Mapping[str, AnyMap], wanted: Mapping[str, AnyMap]) -> Self:
+        """The plan that turns the maps ``before`` into ``wanted``.
+
+        ``before`` has every optical switch of the lab, ``wanted`` those that should change. Without
+        wavelengths, only light through the cross-connects that differ is traced. ``BadInput`` if a
+        wanted map names a switch, port or channel that does not exist.
+        """
+        for name, wanted_map in wanted.items():
+            check_map(lab.optical_switch(name), wanted_map)
+        after = {**before, **wanted}
+        diffs = {name: before[name].diff(wanted[name]) for name in before if name in wanted}
+        changes = {name: change for name, change in diffs.items() if change}
+        staying = {name: before[name].without(change.breaks) for name, change in changes.items()}
+        links_before, links_after = lab_links(lab, before), lab_links(lab, after)
+        return cls(
+            before=dict(before),
+            wanted=after,
+            changes=changes,
+            links_before=links_before,
+            links_staying=lab_links(lab, {**before, **staying}),
+            links_after=links_after,
+            moved=frozenset(_moved(changes, links_before, links_after)),
+        )
+
     def __bool__(self) -> bool:
         return bool(self.changes)
-
-
-def plan(lab: Lab, before: Mapping[str, AnyMap], wanted: Mapping[str, AnyMap]) -> ChangePlan:
-    """The plan that turns the maps ``before`` into ``wanted``.
-
-    ``before`` has every optical switch of the lab, ``wanted`` those that should change. Without
-    wavelengths, only light through the cross-connects that differ is traced. ``BadInput`` if a
-    wanted map names a switch, port or channel that does not exist.
-    """
-    for name, wanted_map in wanted.items():
-        check_map(lab.optical_switch(name), wanted_map)
-    after = {**before, **wanted}
-    diffs = {name: before[name].diff(wanted[name]) for name in before if name in wanted}
-    changes = {name: change for name, change in diffs.items() if change}
-    staying = {name: before[name].without(change.breaks) for name, change in changes.items()}
-    links_before, links_after = lab_links(lab, before), lab_links(lab, after)
-    return ChangePlan(
-        before=dict(before),
-        wanted=after,
-        changes=changes,
-        links_before=links_before,
-        links_staying=lab_links(lab, {**before, **staying}),
-        links_after=links_after,
-        moved=frozenset(_moved(changes, links_before, links_after)),
-    )
 
 
 def _moved(changes: Changes, before: Links, after: Links) -> Iterable[Endpoint]:
