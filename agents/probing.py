@@ -15,7 +15,7 @@ from patchlight.testbed.wire.probe_frames import (
     ETHERTYPE,
     ETHERTYPE_LLDP,
     TO_THE_NEAREST,
-    Neighbour,
+    LldpNeighbour,
     lldp_neighbour,
     probe_frame,
     probe_source,
@@ -32,7 +32,7 @@ class Ear:
 
     interface: str
     heard: set[str] = field(default_factory=set)
-    lldp: set[Neighbour] = field(default_factory=set)
+    lldp: set[LldpNeighbour] = field(default_factory=set)
     carrier: bool = False
     problem: str = ""
 

@@ -27,7 +27,6 @@ from patchlight.testbed.wire.agent_status import (
     API_VERSION,
     AgentStatus,
     GpuStatus,
-    HeardLldp,
     NicStatus,
     ProbeAnswer,
     ProbedNic,
@@ -366,11 +365,10 @@ class AgentService:
 
 
 def _probed(name: str, ear: probing.Ear) -> ProbedNic:
-    lldp = sorted(ear.lldp, key=str)
     return ProbedNic(
         name=name,
         heard=sorted(ear.heard),
-        lldp=[HeardLldp(device=each.device, port=each.port) for each in lldp],
+        lldp=sorted(ear.lldp, key=str),
         carrier=ear.carrier,
         problem=ear.problem,
     )

@@ -31,7 +31,7 @@ from patchlight.testbed.lab.queueing import PolicyChoice
 from tests.support.lab_jobs import connected
 
 if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.jobs import Job
+    from patchlight.testbed.wire.rest.jobs import JobAnswer
 
 SEED = 0
 COMPRESSION = 6.0
@@ -128,7 +128,7 @@ def played(jobs: Sequence[TracedJob], choice: PolicyChoice) -> Played:
     )
 
 
-def _ended(client: ControllerClient, job_id: str) -> Job:
+def _ended(client: ControllerClient, job_id: str) -> JobAnswer:
     """A job once it is done; ``PatchlightError`` if it failed."""
     while not (job := client.job(job_id))["finished_at"]:
         time.sleep(0.5)

@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks import figure
 from patchlight.controller.changes.device_maps import Decide
 from patchlight.controller.changes.parts import CircuitParts
-from patchlight.controller.changes.record import plan, to_row
+from patchlight.controller.changes.record import ChangePlan
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.controller.storage.store import Store
@@ -151,7 +151,7 @@ async def _overheads(lab: Lab, device: Running, folder: Path) -> list[dict[str, 
                 if wanted is maps:
                     changes.append(spent)
                     stages.append(record.stages_s)
-                    journalled = json.dumps(to_row(record)).encode()
+                    journalled = json.dumps(record.as_row).encode()
             for commands in sent:
                 await asyncio.sleep(_QUIET_S)
                 bare.drop_unread()
@@ -256,12 +256,12 @@ def _planning(ports: int, limit: str) -> dict[str, Any]:
     lab = lab_of(ports, "dry-run")
     numbers = range(1, ports + 1)
     maps = [_map(rng.sample(numbers, ports)) for _ in range(2)]
-    plan(lab, {"ocs1": maps[0]}, {})  # what is made once for a lab is made
+    ChangePlan.of(lab, {"ocs1": maps[0]}, {})  # what is made once for a lab is made
     spent = []
     for before, wanted in (maps, maps[::-1], maps):
         gc.collect()
         begun = time.perf_counter()
-        steps = plan(lab, {"ocs1": before}, {"ocs1": wanted})
+        steps = ChangePlan.of(lab, {"ocs1": before}, {"ocs1": wanted})
         spent.append(1e3 * (time.perf_counter() - begun))
         if len(steps.changes["ocs1"].makes) < ports - 20:
             raise PatchlightError("two random maps cannot be so much alike")

@@ -15,7 +15,7 @@ from patchlight.controller.circuits.contract import Capabilities, DirectedPort
 from patchlight.controller.circuits.drivers.dry_run import DryRun
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.metrics.exposition import ControllerMetrics
-from patchlight.controller.parts import Controller, Settings
+from patchlight.controller.parts import Controller, ControllerSettings
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.model import CircuitSwitch, Endpoint, Fibre, Gpu, Lab, Nic, Server
 from patchlight.testbed.lab.portmap import PortMap
@@ -33,7 +33,7 @@ def run() -> list[dict[str, Any]]:
 
 
 async def _figures(folder: Path) -> list[dict[str, Any]]:
-    controller = Controller(_lab(), Settings(folder, "127.0.0.1:0", "127.0.0.1:0"))
+    controller = Controller(_lab(), ControllerSettings(folder, "127.0.0.1:0", "127.0.0.1:0"))
     metrics = ControllerMetrics(controller)
     await _fill(controller, metrics)
     found = []

@@ -1,17 +1,20 @@
-"""The controller's parts, made and joined: nothing runs yet, nothing is open but the store."""
+"""The controller's parts, not running yet, and two of them: background parts and the recorder."""
 
+import asyncio
+import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from patchlight.controller.access.audit import Attempt, AuditLog
-from patchlight.controller.background import Background
+from patchlight.controller.access.tokens import Attempt, AuditLog
 from patchlight.controller.changes.device_watch import DeviceWatch
-from patchlight.controller.changes.operations import CircuitOperations
 from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILING_DBM, Tolerances
+from patchlight.controller.changes.service import CircuitService
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import AnyDriver
 from patchlight.controller.circuits.registry import open_driver, password_of
@@ -20,35 +23,38 @@ from patchlight.controller.discovery.window import MaintenanceWindow, SwitchList
 from patchlight.controller.hosts.agent_client import VERSION, AgentTls
 from patchlight.controller.hosts.fleet import Fleet, NicMacs
 from patchlight.controller.hosts.health import differences
-from patchlight.controller.jobs.job_table import JobTable
-from patchlight.controller.jobs.ledger import JobLedger, JobOutputs, Retention
+from patchlight.controller.jobs import ledger
+from patchlight.controller.jobs.job_table import Forecasts, JobTable
 from patchlight.controller.jobs.rewiring import JobTraffic
+from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.jobs.scheduler import Scheduler
 from patchlight.controller.openflow.client import Speaker
 from patchlight.controller.openflow.packet_switches import PacketSwitches, UnknownSwitches
 from patchlight.controller.openflow.speaker_process import SpeakerOptions, SwitchTls
 from patchlight.controller.paths.bounds import BoundsService
 from patchlight.controller.paths.service import PathService
-from patchlight.controller.recorder import Recorder
-from patchlight.controller.storage.series_store import open_series
+from patchlight.controller.storage import series_store
+from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import open_store
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.errors import BadInput, in_words
+from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.lab.queueing import NOTHING_SAID, PolicyChoice
 from patchlight.testbed.wire.lab_api import LabIdentity
+from patchlight.testbed.wire.rest.lab import PartStatus
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What the controller is told beside the lab file.
+class ControllerSettings:
+    """What a controller has beside the lab file.
 
-    ``openflow_netns`` is the network namespace that the OpenFlow speaker listens in (a path;
-    ``None``: the controller's own). ``tls`` is the folder with its certificate, for agents that
-    listen on TCP. More power than ``power_ceiling_dbm`` is not switched; ``tolerances`` say how
-    much may be missing. ``policies`` go before those of the lab file. ``lab_file`` is where the
-    lab was read. ``metrics`` is where they are answered besides (``host:port``), ``traces`` where
-    traces of jobs are sent (an OTLP receiver's ``http://host:port``).
+    ``openflow_netns``: the network namespace of the OpenFlow speaker (a path; ``None``: the
+    controller's). ``tls``: the folder with the controller's certificate. More power than
+    ``power_ceiling_dbm`` is not switched. ``policies`` override those of the lab file, read from
+    ``lab_file``. ``metrics``: a further address for them (``host:port``). ``traces``: an OTLP
+    receiver for traces of jobs (``http://host:port``).
     """
 
     state_dir: Path
@@ -66,29 +72,30 @@ class Settings:
     traces: str | None = None
 
 
-def _switch_tls(lab: Lab, folder: Path | None) -> SwitchTls | None:
-    if not lab.controller_openflow_tls:
-        return None
-    if folder is None:
-        raise BadInput(
-            f"lab {lab.name} has OpenFlow over TLS, and the controller has no certificate",
-            hint="make one with 'patchlight deploy certificates LAB --output DIR', and name its "
-            "folder with --tls DIR/controller",
-        )
-    return SwitchTls(folder, lab.name, tuple(switch.name for switch in lab.packet_switches))
-
-
 class Controller:
-    """All parts of a running controller."""
+    """All parts of a controller."""
 
-    def __init__(self, lab: Lab, settings: Settings) -> None:
+    def __init__(self, lab: Lab, settings: ControllerSettings) -> None:
         self.lab, self.settings = lab, settings
         self.identity = LabIdentity.of(lab, settings.lab_file)
         tls = AgentTls(lab.name, settings.tls) if settings.tls else None
-        switch_tls = _switch_tls(lab, settings.tls)
+        switch_tls = None
+        if lab.controller_openflow_tls:
+            if settings.tls is None:
+                raise BadInput(
+                    f"lab {lab.name} has OpenFlow over TLS, and the controller has no certificate",
+                    hint="make one with 'patchlight deploy certificates LAB --output DIR', and "
+                    "name its folder with --tls DIR/controller",
+                )
+            names = tuple(switch.name for switch in lab.packet_switches)
+            switch_tls = SwitchTls(settings.tls, lab.name, names)
         self.store = open_store(settings.state_dir)
-        self.series = open_series(settings.state_dir)
-        self.background = Background(self._on_part_fault)
+        self.series = series_store.open_series(settings.state_dir)
+        self.background = Background(
+            lambda part, why: self.store.add_event(
+                time.time(), "part-fault", {"part": part, "message": why}
+            )
+        )
         self.fleet = Fleet(lab, tls, NicMacs(lab, self.store))
         self.drivers: dict[str, AnyDriver] = {
             switch.name: open_driver(switch, password_of(switch))
@@ -109,9 +116,9 @@ class Controller:
         self.switches = PacketSwitches(lab, self.speaker, self.fleet.macs.of)
         self.fleet.on_macs = self.switches.learn
         self.unknown_switches = UnknownSwitches()
-        outputs = JobOutputs(settings.state_dir / "outputs")
-        self.jobs = JobTable(JobLedger(self.store), outputs)
-        self.retention = Retention(self.store, self.jobs.ledger, outputs, lab.queue)
+        outputs = ledger.JobOutputs(settings.state_dir / "outputs")
+        self.jobs = JobTable(ledger.JobLedger(self.store), outputs)
+        self.retention = ledger.Retention(self.store, self.jobs.ledger, outputs, lab.queue)
         self.traffic = JobTraffic(
             self.jobs,
             lambda: self.circuits.maps.present_links(),
@@ -128,7 +135,7 @@ class Controller:
         )
         self.transactions = Transactions(self.circuits)
         self.device_watch = DeviceWatch(self.circuits, self.transactions)
-        self.operations = CircuitOperations(self.circuits, self.transactions)
+        self.circuit_service = CircuitService(self.circuits, self.transactions)
         self.scheduler = Scheduler(
             lab, self.fleet, self.store, self.jobs, self.transactions, settings.policies, lab.queue
         )
@@ -151,7 +158,7 @@ class Controller:
         )
 
     def status(self) -> dict[str, Any]:
-        """Who is there and who is not."""
+        """The answer of ``GET /v1/status``."""
         connected, second_from = self.switches.connected(), self.switches.second_from(time.time())
         return {
             "lab": self.lab.name,
@@ -188,7 +195,7 @@ class Controller:
         return None if last is None else last.everywhere
 
     def on_event(self, event: dict[str, Any]) -> None:
-        """Hear what the OpenFlow speaker reports."""
+        """Handle an event of the OpenFlow speaker."""
         kind, now = event["event"], time.time()
         self.switches.on_event(event, now)
         told: dict[str, Any] | None = event
@@ -204,5 +211,164 @@ class Controller:
             )
             AuditLog(self.store).add(attempt)
 
-    def _on_part_fault(self, part: str, why: str) -> None:
-        self.store.add_event(time.time(), "part-fault", {"part": part, "message": why})
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
+# One that ran for this long did not fail of the same thing again.
+_LONG_LIFE_S = 60.0
+
+
+class Background:
+    """Runs endless parts, and starts one that fails again after a pause.
+
+    The pause doubles from 0.2 s to 30 s, and is short again after a minute without a fault.
+    ``on_fault`` gets the part's name and the fault, as text.
+    """
+
+    def __init__(self, on_fault: Callable[[str, str], None]) -> None:
+        self._on_fault = on_fault
+        self._parts: dict[asyncio.Task[None], PartStatus] = {}
+
+    def start(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
+        """Run this, again and again, until ``close``."""
+        part = PartStatus(name=name, running=True, faults=0, last_fault="", last_fault_at=None)
+        self._parts[asyncio.create_task(self._keep(part, run), name=name)] = part
+
+    def status(self) -> list[PartStatus]:
+        """Each part: whether it runs now, how often it failed, and its last fault."""
+        return list(self._parts.values())
+
+    async def close(self) -> None:
+        """End all parts."""
+        for task in self._parts:
+            task.cancel()
+        await asyncio.gather(*self._parts, return_exceptions=True)
+
+    async def _keep(self, part: PartStatus, run: Callable[[], Awaitable[None]]) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            began = time.monotonic()
+            try:
+                await run()
+                why = "it ended by itself"
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                why = "what it waited for was cancelled"  # and not the part itself
+            except Exception as error:
+                why = in_words(error)
+                _log.exception("the controller's %s failed and begins again", part["name"])
+            part["running"], part["last_fault"], part["last_fault_at"] = False, why, time.time()
+            part["faults"] += 1
+            try:
+                self._on_fault(part["name"], why)
+            except Exception:  # A full disk, say: the part starts again all the same.
+                _log.exception("noting a fault of %s", part["name"])
+            if time.monotonic() - began > _LONG_LIFE_S:
+                pause_s = FIRST_PAUSE_S
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            part["running"] = True
+
+
+WIDTH_S = series_store.WIDTHS_S[0]
+# What was sampled in a window may come so much after its end.
+_LATE_S = 1.5
+
+
+class Recorder:
+    """Stores samples of GPUs and ports, and workers' reports by job, in windows of time.
+
+    Nothing is kept for longer than ``keep_for_s`` (``None``: until there is too much of it).
+    """
+
+    def __init__(
+        self,
+        store: series_store.SeriesStore,
+        fleet: Fleet,
+        switches: PacketSwitches,
+        table: JobTable,
+        forecasts: Forecasts,
+        keep_for_s: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store, self._fleet, self._switches = store, fleet, switches
+        self._table, self._forecasts = table, forecasts
+        self._keep_for_s, self._clock = keep_for_s, clock
+        self._heard: dict[str, series_store.IterationStatistics] = {}
+        table.on_reports.append(self._hear)
+
+    async def run(self) -> None:
+        """Write each window at its end, for ever."""
+        while True:
+            now = self._clock() - _LATE_S
+            begin = int(now - now % WIDTH_S)
+            await asyncio.sleep(begin + WIDTH_S - now)
+            await self.write(begin)
+
+    async def write(self, begin: int) -> None:
+        """Write the window that began then, with the iterations reported since the last one."""
+        period = float(begin), float(begin + WIDTH_S)
+        gpu_samples = _within(self._fleet.gpu_samples, period)
+        port_rates = _within(self._switches.port_rates, period)
+        jobs = self._jobs_then(period)
+        before = 0.0 if self._keep_for_s is None else begin - self._keep_for_s
+
+        def put_on_disk() -> None:
+            busy = _by_name(gpu_samples, "gpu", "utilization")
+            sent = _by_name(port_rates, "host", "tx_bps")
+            windows = [series_store.lab_window(begin, busy, sent)] if busy or sent else []
+            windows += [
+                series_store.job_window(begin, job, then, busy, sent) for job, then in jobs.items()
+            ]
+            self._store.add((w for w in windows if w.busy or w.sent_bps or w.iterations), before)
+
+        try:
+            await asyncio.to_thread(put_on_disk)
+        except JournalError as error:  # a disk that is full, say: these samples are lost
+            _log.warning("%s", error)
+
+    def _hear(self, job: RunningJob, reports: Sequence[Mapping[str, Any]]) -> None:
+        if (heard := self._heard.get(job.id)) is None:
+            heard = self._heard[job.id] = series_store.IterationStatistics(_named(job.hosts))
+        for report in reports:
+            heard.add(report["compute_s"] + report["communication_s"])
+
+    def _jobs_then(self, period: tuple[float, float]) -> dict[str, series_store.JobThen]:
+        """The jobs that have hosts, and those that reported and are gone by now."""
+        heard, self._heard = self._heard, {}
+        for job_id, job in self._table.running.items():
+            if job_id not in heard and job.hosts:
+                heard[job_id] = series_store.IterationStatistics(_named(job.hosts))
+        predicted = self._forecasts.running() if heard else {}
+        found = {}
+        for job_id, iterations in heard.items():
+            status = self._table.find(job_id)
+            since = status.runs_since if status is not None else None
+            until = status.finished_at if status is not None else None
+            begins, ends = period[0] if since is None else since, until or period[1]
+            should = predicted.get(job_id, {}).get("predicted_iteration_s")
+            found[job_id] = series_store.JobThen(iterations, begins, ends, should)
+        return found
+
+
+def _named(hosts: Iterable[Host]) -> list[tuple[str, str]]:
+    return [(h.name, f"{h.server.name}.{h.gpu.name}" if h.gpu else "") for h in hosts]
+
+
+def _within(
+    samples: Sequence[Mapping[str, Any]], period: tuple[float, float]
+) -> list[Mapping[str, Any]]:
+    """The samples of a period: the last of what comes in as time goes by."""
+    since, until = period
+    latest = takewhile(lambda sample: sample["at"] >= since, reversed(samples))
+    return [sample for sample in latest if sample["at"] < until][::-1]
+
+
+def _by_name(
+    samples: Iterable[Mapping[str, Any]], name: str, value: str
+) -> Mapping[str, list[series_store.Sample]]:
+    found: defaultdict[str, list[series_store.Sample]] = defaultdict(list)
+    for sample in samples:
+        found[sample[name]].append((sample["at"], sample[value]))
+    return found

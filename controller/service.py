@@ -1,72 +1,83 @@
-"""The controller at work: opens its parts, runs them, lets go of them."""
+"""Runs a controller until it is told to stop, and opens the sockets of its API.
+
+At its Unix socket and on loopback the kernel identifies the caller. Elsewhere TLS and tokens are
+needed; a controller that listens there also has a Unix socket, where the first token is made.
+"""
 
 import asyncio
-import contextlib
 import gc
+import grp
 import logging
+import os
 import signal
 import socket
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from patchlight.controller.api.listening import Front, listening_for_api
 from patchlight.controller.circuits.device_lock import CONTROLLER, device_lock
-from patchlight.controller.metrics.exposition import (
-    LOCAL_NAMES,
-    ControllerMetrics,
-    JobTraces,
-    listen_for_metrics,
-    sending_to,
-)
-from patchlight.controller.parts import Controller, Settings
+from patchlight.controller.metrics import exposition
+from patchlight.controller.metrics.exposition import JobTraces, sending_to
+from patchlight.controller.parts import Controller, ControllerSettings
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab.access import Access, Role
 from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.linux.credentials import controller_name, new_context, read_credentials
+from patchlight.testbed.linux.sockets import bind_unix, is_loopback, listen, split_address
 from patchlight.testbed.logs import log_to_stderr, log_trouble
+from patchlight.testbed.wire.lab_api import UNIX, keepers_socket, own_socket
 
 if TYPE_CHECKING:
-    import uvicorn
-    from fastapi import FastAPI
     from opentelemetry.sdk.trace import SpanProcessor
 
 
-def serve(lab: Lab, settings: Settings, on_ready: Callable[[], None]) -> None:
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class Front:
+    """A socket of the API, the host names that requests may use for it, and its TLS, if any."""
+
+    socket: socket.socket
+    hosts: tuple[str, ...]
+    tls: ssl.SSLContext | None = None
+
+
+def serve(lab: Lab, settings: ControllerSettings, on_ready: Callable[[], None]) -> None:
     """Run a controller until it is told to stop; its log goes to standard error.
 
-    ``on_ready`` is called once it serves. ``BadInput`` or ``PatchlightError`` before that for what
-    it cannot be run with; an address that is refused leaves no trace.
+    ``on_ready`` is called once it serves. ``BadInput`` or ``PatchlightError`` before that if it
+    cannot be started.
     """
     log_to_stderr(logging.INFO, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     for chatty in ("httpx", "httpcore"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         fronts = stack.enter_context(listening_for_api(lab, settings.api, settings.tls))
-        metrics = listen_for_metrics(settings.metrics) if settings.metrics else None
+        metrics = exposition.listen_for_metrics(settings.metrics) if settings.metrics else None
         if metrics is not None:
             stack.enter_context(metrics)
         receiver = sending_to(settings.traces) if settings.traces is not None else None
-        sockets = _Sockets(fronts, metrics)
-        asyncio.run(_run(Controller(lab, settings), sockets, receiver, on_ready))
-
-
-class _Sockets(NamedTuple):
-    """Where requests come in: all of them, and those for metrics alone."""
-
-    api: list[Front]
-    metrics: socket.socket | None
+        asyncio.run(_run(Controller(lab, settings), fronts, metrics, receiver, on_ready))
 
 
 async def _run(
     controller: Controller,
-    sockets: _Sockets,
+    fronts: list[Front],
+    metrics_socket: socket.socket | None,
     receiver: "SpanProcessor | None",
     on_ready: Callable[[], None],
 ) -> None:
     """Serve until SIGTERM or Ctrl-C. Circuits and flow entries outlive the controller."""
     asyncio.get_running_loop().set_exception_handler(log_trouble)
-    metrics = ControllerMetrics(controller)
+    metrics = exposition.ControllerMetrics(controller)
     told_to_stop = asyncio.Event()
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signal_number, told_to_stop.set)
-    async with contextlib.AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack:
         stack.callback(controller.store.close)
         stack.callback(controller.series.close)
         stack.push_async_callback(controller.fleet.close)
@@ -79,13 +90,27 @@ async def _run(
             stack.push_async_callback(driver.close)
         stack.push_async_callback(controller.speaker.close)
         controller.speaker.subscribe(controller.on_event)
-        # A process of its own, which takes as long to start as what follows here.
+        # The speaker's process takes as long to start as what follows here.
         speaking = asyncio.create_task(controller.speaker.start(), name="speaker")
-        stack.push_async_callback(_over, speaking)
+        stack.push_async_callback(_cancel, speaking)
         await asyncio.sleep(0)
-        # Who does not answer is left for later: one switch does not keep the lab waiting.
+        # Devices that do not answer are opened later.
         await controller.circuits.devices.open()
-        app, servers = _servers(controller, sockets, metrics)
+        # Imported while the speaker starts.
+        from patchlight.controller.api.app import create_app, metrics_app, metrics_routes
+        from patchlight.testbed.linux.http_server import http_server
+
+        app = create_app(controller)
+        app.include_router(metrics_routes(metrics))
+        servers = [
+            (http_server(app, hosts=front.hosts, tls=front.tls, lifespan="off"), front.socket)
+            for front in fronts
+        ]
+        if metrics_socket is not None:
+            readers = http_server(
+                metrics_app(metrics), hosts=exposition.LOCAL_NAMES, lifespan="off"
+            )
+            servers.append((readers, metrics_socket))
         await speaking
         stack.push_async_callback(controller.switches.close)
         await controller.switches.look()
@@ -96,29 +121,30 @@ async def _run(
         stack.push_async_callback(controller.discovery.close)
         await controller.discovery.recover()
         stack.push_async_callback(controller.background.close)
-        controller.background.start("scheduler", controller.scheduler.run)
-        controller.background.start("light", controller.scheduler.rewiring.run)
-        controller.background.start("job traffic", controller.traffic.watch)
-        controller.background.start("retention", controller.retention.run)
-        controller.background.start("journal", controller.store.keep_writing)
-        controller.background.start("fleet", controller.fleet.watch)
-        controller.background.start("time series", controller.recorder.run)
-        controller.background.start("device watch", controller.device_watch.run)
-        controller.background.start("optical power", metrics.power.run)
-        controller.background.start("paths", controller.paths.run)
+        for name, run in {
+            "scheduler": controller.scheduler.run,
+            "light": controller.scheduler.rewiring.run,
+            "job traffic": controller.traffic.watch,
+            "retention": controller.retention.run,
+            "journal": controller.store.keep_writing,
+            "fleet": controller.fleet.watch,
+            "time series": controller.recorder.run,
+            "device watch": controller.device_watch.run,
+            "optical power": metrics.power.run,
+            "paths": controller.paths.run,
+        }.items():
+            controller.background.start(name, run)
         if controller.lab.paths == "nodes":
             controller.background.start("bounds of paths", controller.path_bounds.run)
         serving = [
             asyncio.create_task(server.serve(sockets=[at]), name="api") for server, at in servers
         ]
         stopping = asyncio.create_task(told_to_stop.wait(), name="stop")
-        # What is here now stays: to look through it for garbage would hold up decisions, by up to
-        # a tenth of a second.
+        # Without the objects made so far, a garbage collection takes 0.1 s less.
         gc.freeze()
         on_ready()
         try:
-            # Without its API a controller cannot be asked or told anything: that ends it. Its
-            # parts begin again by themselves.
+            # The end of its API ends the controller; its background parts start again.
             done, _ = await asyncio.wait([*serving, stopping], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
@@ -130,28 +156,97 @@ async def _run(
             await asyncio.gather(*serving, stopping, return_exceptions=True)
 
 
-def _servers(
-    controller: Controller, sockets: _Sockets, metrics: ControllerMetrics
-) -> "tuple[FastAPI, list[tuple[uvicorn.Server, socket.socket]]]":
-    """The API, and who answers at which socket: what that takes is imported while the speaker
-    starts."""
-    from patchlight.controller.api.app import create_app
-    from patchlight.controller.api.metrics import metrics_app, metrics_routes
-    from patchlight.testbed.linux.http_server import http_server
-
-    app = create_app(controller)
-    app.include_router(metrics_routes(metrics))
-    servers = [
-        (http_server(app, hosts=front.hosts, tls=front.tls, lifespan="off"), front.socket)
-        for front in sockets.api
-    ]
-    if sockets.metrics is not None:
-        readers = http_server(metrics_app(metrics), hosts=LOCAL_NAMES, lifespan="off")
-        servers.append((readers, sockets.metrics))
-    return app, servers
-
-
-async def _over(task: asyncio.Task[None]) -> None:
-    """Cancel the task if it is not at its end, and wait for that."""
+async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+@contextmanager
+def listening_for_api(lab: Lab, address: str, tls: Path | None) -> Iterator[list[Front]]:
+    """Sockets that listen at ``host:port`` or ``unix:/path``; ``tls`` is a certificate's folder.
+
+    Unix sockets are removed afterwards. ``BadInput`` for an address beyond this machine without a
+    certificate of the lab's controller; ``PatchlightError`` if it is taken.
+    """
+    with ExitStack() as stack:
+        if address.startswith(UNIX):
+            yield _at_unix_sockets(stack, address, lab.access)
+            return
+        host = _as_one_address(address)
+        if is_loopback(host.rpartition(":")[0].strip("[]")):
+            called = (*_LOCAL_NAMES, split_address(address)[0].lower())
+            yield [Front(stack.enter_context(listen(host)), called)]
+            return
+        context = _tls_of(lab.name, address, tls)
+        local = _at_unix_sockets(stack, own_socket(lab.name), lab.access)
+        own_name = controller_name(lab.name).lower()
+        machine = {socket.gethostname().lower(), socket.getfqdn().lower()}
+        names = (own_name, split_address(address)[0].lower(), *machine)
+        yield [Front(stack.enter_context(listen(host)), names, context), *local]
+
+
+def _at_unix_sockets(stack: ExitStack, address: str, access: Access) -> list[Front]:
+    path = Path(address.removeprefix(UNIX))
+    group = _group_id(access.group)
+    # Users who may do nothing cannot connect at all.
+    for_group = group is not None or access.others is Role.NOBODY
+    if not path.parent.exists():
+
+        def remove_if_empty() -> None:
+            with suppress(OSError):
+                path.parent.rmdir()
+
+        stack.callback(remove_if_empty)
+    fronts = []
+    for each, mode in ((path, 0o660 if for_group else 0o666), (keepers_socket(path), 0o600)):
+        listener = stack.enter_context(bind_unix(each, "controller", mode=mode))
+        stack.callback(each.unlink, missing_ok=True)
+        # At once: a socket without a listener looks like one that a dead server left.
+        listener.listen()
+        fronts.append(Front(listener, _LOCAL_NAMES))
+    if group is not None:
+        os.chown(path, -1, group)
+    return fronts
+
+
+def _group_id(name: str) -> int | None:
+    """The number of a group, if the machine has it and this process may give sockets to it."""
+    with suppress(KeyError):
+        number = grp.getgrnam(name).gr_gid
+        return number if os.geteuid() == 0 or number in os.getgroups() else None
+    return None
+
+
+def _as_one_address(address: str) -> str:
+    """``host:port`` with the host as a number; ``BadInput`` if it has none."""
+    host, port = split_address(address)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise BadInput(f"listening for the API at {address}: {error.strerror}") from error
+    # An address beyond this machine comes first: its errors say what is needed.
+    numbers = sorted((str(row[4][0]) for row in found), key=is_loopback)
+    return f"{numbers[0]}:{port}"
+
+
+def _tls_of(lab: str, address: str, folder: Path | None) -> ssl.SSLContext:
+    if folder is None:
+        raise BadInput(
+            f"the API cannot listen at {address} without TLS: whoever is on the way could read "
+            "tokens, and rewire the lab",
+            hint="name the folder of the controller's certificate with --tls ('patchlight deploy "
+            "certificates LAB' makes it), or leave --api and the lab file's controller.api out and "
+            "go through SSH",
+        )
+    found = read_credentials(folder)
+    found.check(controller_name(lab))
+    if not found.serves:
+        raise BadInput(
+            f"the certificate in {folder} is for calling agents, not for answering users",
+            hint="issue it anew with 'patchlight deploy certificates LAB --output DIR'",
+        )
+    context = new_context(server=True)
+    found.load_into(context)
+    # Callers show a token instead.
+    context.verify_mode = ssl.CERT_NONE
+    return context

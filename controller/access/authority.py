@@ -1,9 +1,8 @@
-"""A lab's own certificate authority: who the controller and the agents are, whatever their address.
+"""A lab's certificate authority, which identifies the controller and the agents by name.
 
-The authority is a folder on the machine that deploys: ``ca.pem``, which every program of the lab
-gets, and ``ca-key.pem``, which stays there. Whoever has that key can be the controller of the
-lab. A key lives on when its certificate is renewed. One that somebody may have seen is replaced
-by issuing anew; if it may be the authority's, its folder is removed, and everything issued anew.
+It is a folder on the machine that deploys: ``ca.pem`` goes to every program of the lab;
+``ca-key.pem`` stays, as its owner can pose as the controller. A renewed certificate keeps its key.
+Issue again if a key may have leaked; remove the folder first if it is the authority's.
 """
 
 import contextlib
@@ -14,38 +13,21 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.linux.credentials import (
-    CA_FILE,
-    CERTIFICATE_FILE,
-    KEY_FILE,
-    Credentials,
-    agent_name,
-    controller_name,
-    name_in,
-    prometheus_name,
-    read_credentials,
-    switch_name,
-    switches_name,
-    usages_in,
-)
+from patchlight.testbed.linux import credentials
+from patchlight.testbed.linux.credentials import Credentials
 from patchlight.testbed.linux.files import private_folder, user_folder
 
 CERTIFICATE_LIFETIME = timedelta(days=365)
 RENEWED_BEFORE_END = timedelta(days=60)
 _AUTHORITY_LIFETIME = timedelta(days=20 * 365)
 _AUTHORITY_KEY_FILE = "ca-key.pem"
-# Servers whose clocks are behind take a new certificate, too.
+# For servers whose clocks are behind.
 _CLOCKS_BEHIND = timedelta(days=1)
 _CALLS, _SERVES = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
 
@@ -55,28 +37,30 @@ def _utc() -> datetime:
 
 
 def authority_folder(lab: str) -> Path:
-    """Where this user keeps the authority of a lab."""
+    """This user's folder for the authority of a lab."""
     return user_folder("XDG_DATA_HOME", ".local/share") / "patchlight/labs" / lab / "ca"
 
 
 class Authority:
-    """The authority of a lab; made in ``folder`` (0700) where there is none yet.
+    """The authority of a lab; made in ``folder`` (0700) if there is none yet.
 
-    ``PatchlightError`` if others can put files there, if it cannot be read or written, or if it is
-    another lab's. ``clock`` tells the time, in UTC.
+    ``PatchlightError`` if others can write there, if it cannot be read or written, or if it is
+    another lab's. ``clock`` gives the time in UTC.
     """
 
     def __init__(self, lab: str, folder: Path, clock: Callable[[], datetime] = _utc) -> None:
         self.lab, self.folder, self._clock = lab, folder, clock
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Patchlight lab {lab}")])
         with _writing(folder), _alone(folder):
-            if (folder / CA_FILE).exists() and not (folder / _AUTHORITY_KEY_FILE).exists():
+            if (folder / credentials.CA_FILE).exists() and not (
+                folder / _AUTHORITY_KEY_FILE
+            ).exists():
                 raise BadInput(
                     f"the authority in {folder} has lost its key {_AUTHORITY_KEY_FILE}",
                     hint=f"put it back; or remove {folder} and issue all certificates anew",
                 )
             self._key = _key_in(folder / _AUTHORITY_KEY_FILE)
-            found = _certificate_in(folder / CA_FILE)
+            found = _certificate_in(folder / credentials.CA_FILE)
             if found is not None and found.subject != subject:
                 raise BadInput(
                     f"{folder} has another authority ({found.subject.rfc4514_string()}) than that "
@@ -86,65 +70,67 @@ class Authority:
             now = clock()
             if found is None or found.not_valid_after_utc - now < 2 * CERTIFICATE_LIFETIME:
                 found = self._made(subject, now)
-                _put(folder / CA_FILE, found.public_bytes(Encoding.PEM))
+                _put(folder / credentials.CA_FILE, found.public_bytes(serialization.Encoding.PEM))
             self._certificate = found
 
     def for_agent(self, server: str, folder: Path, *, anew: bool = False) -> Credentials:
-        """See to it that ``folder`` has what the agent of ``server`` needs.
+        """Put the key and certificates of the agent of ``server`` into ``folder``.
 
-        What is there stays if it is good for a while; so do other files. The key stays, too,
-        unless it is to be ``anew``. Interrupted, it can be called again. ``PatchlightError`` if
-        the folder cannot be written, or if others can.
+        A certificate that is still good for a while stays, and a key unless ``anew``. After an
+        interruption it can be called again. ``PatchlightError`` if the folder cannot be written,
+        or if others can write there.
         """
-        return self._provide(agent_name(server, self.lab), [_SERVES], folder, anew)
+        return self._provide(credentials.agent_name(server, self.lab), [_SERVES], folder, anew)
 
     def for_controller(self, folder: Path, *, anew: bool = False) -> Credentials:
         """The same for the lab's controller, which calls agents and answers users."""
-        return self._provide(controller_name(self.lab), [_CALLS, _SERVES], folder, anew)
+        return self._provide(credentials.controller_name(self.lab), [_CALLS, _SERVES], folder, anew)
 
     def for_prometheus(self, folder: Path, *, anew: bool = False) -> Credentials:
-        """The same for who reads the agents' metrics, and may do nothing else."""
-        return self._provide(prometheus_name(self.lab), [_CALLS], folder, anew)
+        """The same for a Prometheus, which may only read the agents' metrics."""
+        return self._provide(credentials.prometheus_name(self.lab), [_CALLS], folder, anew)
 
     def for_switch(self, switch: str, folder: Path, *, anew: bool = False) -> Credentials:
-        """The same for a packet switch that calls the controller over TLS."""
-        return self._provide(switch_name(switch, self.lab), [_CALLS], folder, anew)
+        """The same for a packet switch that connects to the controller over TLS."""
+        return self._provide(credentials.switch_name(switch, self.lab), [_CALLS], folder, anew)
 
     def for_switches(self, folder: Path, *, anew: bool = False) -> Credentials:
-        """The same for a machine that is several packet switches: it may be any of the lab's."""
-        return self._provide(switches_name(self.lab), [_CALLS], folder, anew)
+        """The same for a machine with several packet switches: it may be any of the lab's."""
+        return self._provide(credentials.switches_name(self.lab), [_CALLS], folder, anew)
 
     def _provide(
         self, name: str, usages: list[x509.ObjectIdentifier], folder: Path, anew: bool
     ) -> Credentials:
         with _writing(folder):
             now = self._clock()
-            present = _certificate_in(folder / CERTIFICATE_FILE)
-            if present is not None and name_in(present) != name:
+            present = _certificate_in(folder / credentials.CERTIFICATE_FILE)
+            if present is not None and (other := credentials.name_in(present)) != name:
                 raise BadInput(
-                    f"{folder} has the certificate for {name_in(present)}: expected none, or that "
-                    f"for {name}",
+                    f"{folder} has the certificate for {other}: expected none, or that for {name}",
                     hint="name another folder",
                 )
-            authority = self._certificate.public_bytes(Encoding.PEM)
-            if not anew and present is not None and usages_in(present) == usages:
+            authority = self._certificate.public_bytes(serialization.Encoding.PEM)
+            if not anew and present is not None and credentials.usages_in(present) == usages:
                 with contextlib.suppress(BadInput):
-                    found = read_credentials(folder)
+                    found = credentials.read_credentials(folder)
                     lasts = found.not_after - now > RENEWED_BEFORE_END
-                    if lasts and _has(folder / CA_FILE, authority):
+                    if lasts and _has(folder / credentials.CA_FILE, authority):
                         return found
-            key_file = folder / KEY_FILE
+            key_file = folder / credentials.KEY_FILE
             key = None if anew or not key_file.exists() else _key_in(key_file)
-            # Without a certificate first: at no moment are there two that do not go together.
-            if key is None or not _has(folder / CA_FILE, authority):
-                (folder / CERTIFICATE_FILE).unlink(missing_ok=True)
+            # The certificate goes first: a key never lies beside one that does not match.
+            if key is None or not _has(folder / credentials.CA_FILE, authority):
+                (folder / credentials.CERTIFICATE_FILE).unlink(missing_ok=True)
             if key is None:
                 key_file.unlink(missing_ok=True)
                 key = _key_in(key_file)
-            _put(folder / CA_FILE, authority)
+            _put(folder / credentials.CA_FILE, authority)
             issued = self._issued(name, usages, key.public_key(), now)
-            _put(folder / CERTIFICATE_FILE, issued.public_bytes(Encoding.PEM))
-            return read_credentials(folder)
+            _put(
+                folder / credentials.CERTIFICATE_FILE,
+                issued.public_bytes(serialization.Encoding.PEM),
+            )
+            return credentials.read_credentials(folder)
 
     def _made(self, subject: x509.Name, now: datetime) -> x509.Certificate:
         public = self._key.public_key()
@@ -210,7 +196,7 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _key_in(path: Path) -> ec.EllipticCurvePrivateKey:
-    """The key in the file, which gets a new one if there is none. It is nobody else's to read."""
+    """The key in the file, or a new one; only its owner may read it."""
     if path.exists():
         if path.stat().st_mode & 0o077:
             raise BadInput(
@@ -218,7 +204,7 @@ def _key_in(path: Path) -> ec.EllipticCurvePrivateKey:
                 hint=f"chmod 600 {path}; if somebody may have seen it, remove it and issue anew",
             )
         try:
-            key = load_pem_private_key(path.read_bytes(), None)
+            key = serialization.load_pem_private_key(path.read_bytes(), None)
         except (ValueError, TypeError):
             key = None
         if not isinstance(key, ec.EllipticCurvePrivateKey):
@@ -227,7 +213,14 @@ def _key_in(path: Path) -> ec.EllipticCurvePrivateKey:
             )
         return key
     key = ec.generate_private_key(ec.SECP256R1())
-    _put(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    _put(
+        path,
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        ),
+    )
     return key
 
 
@@ -247,7 +240,7 @@ def _has(path: Path, content: bytes) -> bool:
 
 
 def _put(path: Path, content: bytes) -> None:
-    """Write a file (0600), all of it or nothing."""
+    """Write a file (0600), atomically."""
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)
     handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -272,7 +265,7 @@ def _writing(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Two that begin at once must not make two authorities."""
+    # Two processes must not make two authorities.
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -1,6 +1,6 @@
-"""Tokens: what users from other machines, and programs, show in place of a login here.
+"""The tokens of a lab, and its audit log.
 
-A token is told once, when it is made. Kept is a hash of it: whoever reads the file cannot use it.
+A token replaces a login on this machine. Its text is shown once; only a hash of it is stored.
 """
 
 import hashlib
@@ -11,10 +11,14 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
-from patchlight.controller.storage.database import Database
+from pydantic import TypeAdapter
+
+from patchlight.controller.storage.database import Database, numbered
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.access import Role
+from patchlight.testbed.wire.rest.lab import TokenShape
 
 DAY_S = 86_400.0
 USUAL_LIFETIME_S = 30 * DAY_S
@@ -25,27 +29,7 @@ _LONGEST = 200
 _SHOWN = re.compile(rf"({_PREFIX}_[0-9a-f]{{1,8}})_[A-Za-z0-9_-]+")
 
 
-@dataclass(frozen=True)
-class Token:
-    """What is known of a token: not the token itself.
-
-    ``user`` is who goes by it. Times are Unix times; it counts until ``expires_at`` unless it was
-    revoked before.
-    """
-
-    id: str
-    user: str
-    role: str
-    created_at: float
-    created_by: str
-    expires_at: float
-    why: str = ""
-    revoked_at: float | None = None
-    revoked_by: str = ""
-
-    def is_good(self, now: float) -> bool:
-        """Whether who shows it is let in at that time."""
-        return self.revoked_at is None and now < self.expires_at
+_read = TypeAdapter(TokenShape).validate_python
 
 
 class Tokens:
@@ -56,44 +40,55 @@ class Tokens:
 
     def create(
         self, user: str, role: Role, by: str, why: str = "", lifetime_s: float = USUAL_LIFETIME_S
-    ) -> tuple[Token, str]:
+    ) -> tuple[TokenShape, str]:
         """A new token and its text, which nobody is told again."""
         token_id, secret, now = secrets.token_hex(4), secrets.token_urlsafe(32), self._clock()
-        made = Token(token_id, user, str(role), now, by, now + lifetime_s, why)
+        made = TokenShape(
+            id=token_id,
+            user=user,
+            role=str(role),
+            created_at=now,
+            created_by=by,
+            expires_at=now + lifetime_s,
+            why=why,
+            revoked_at=None,
+            revoked_by="",
+        )
         sql = "INSERT INTO tokens (id, hash, record) VALUES (?, ?, ?)"
-        self._store.write(sql, token_id, _hash(secret), json.dumps(asdict(made)))
+        self._store.write(sql, token_id, _hash(secret), json.dumps(made))
         return made, f"{_PREFIX}_{token_id}_{secret}"
 
-    def all(self) -> list[Token]:
+    def all(self) -> list[TokenShape]:
         """Every token that was ever made, the oldest first."""
-        return self._store.each("tokens", "ORDER BY rowid", lambda row: Token(**row))
+        return self._store.each("tokens", "ORDER BY rowid", _read)
 
-    def revoke(self, token_id: str, by: str) -> Token:
+    def revoke(self, token_id: str, by: str) -> TokenShape:
         """Let nobody in with this token any more. ``BadInput`` if there is none of that id."""
-        token = next((each for each in self.all() if each.id == token_id), None)
+        token = next((each for each in self.all() if each["id"] == token_id), None)
         if token is None:
             raise BadInput(
                 f"there is no token {token_id[:40]!r}",
                 hint="'patchlight token list' shows them; name the id, not the token itself",
             )
-        if token.revoked_at is None:
-            token = Token(**{**asdict(token), "revoked_at": self._clock(), "revoked_by": by})
+        if token["revoked_at"] is None:
+            token |= {"revoked_at": self._clock(), "revoked_by": by}
             sql = "UPDATE tokens SET record = ? WHERE id = ?"
-            self._store.write(sql, json.dumps(asdict(token)), token_id)
+            self._store.write(sql, json.dumps(token), token_id)
         return token
 
-    def holder(self, text: str) -> Token | None:
+    def holder(self, text: str) -> TokenShape | None:
         """The token that somebody shows, if it is good now."""
         prefix, _, rest = text.partition("_")
         token_id, _, secret = rest.partition("_")
         if prefix != _PREFIX or len(text) > _LONGEST:
             return None
         found = self._store.each(
-            *("tokens", "WHERE id = ?", lambda row, known: (Token(**row), known), "hash"),
+            *("tokens", "WHERE id = ?", lambda row, known: (_read(row), known), "hash"),
             values=(token_id,),
         )
         for token, known in found:
-            if hmac.compare_digest(known, _hash(secret)) and token.is_good(self._clock()):
+            is_good = token["revoked_at"] is None and self._clock() < token["expires_at"]
+            if is_good and hmac.compare_digest(known, _hash(secret)):
                 return token
         return None
 
@@ -106,3 +101,48 @@ def without_tokens(text: str) -> str:
 def _hash(secret: str) -> str:
     # 256 random bits cannot be guessed, so a quick hash does: there is nothing to slow down.
     return hashlib.sha256(secret.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One request to change something, also one that was refused.
+
+    ``what`` is its method and path, ``about`` what it made or changed: ids, numbers and states.
+    ``status`` is the HTTP status of the answer, 0 if there was none, and ``outcome`` says
+    ``done``, ``refused``, ``failed`` or ``unknown``. ``repeated`` counts refusals of the same user
+    that are not listed one by one.
+    """
+
+    by: str
+    origin: str
+    role: str
+    what: str
+    outcome: str
+    status: int
+    why: str = ""
+    token: str = ""
+    about: str = ""
+    repeated: int = 0
+
+
+class AuditLog:
+    """The log of one lab, in the controller's file, which refuses to have it changed."""
+
+    def __init__(self, store: Database, clock: Callable[[], float] = time.time) -> None:
+        self._store, self._clock = store, clock
+
+    def add(self, attempt: Attempt) -> None:
+        """Write down an attempt, now or as soon as there is room: it was answered all the same."""
+        sql = "INSERT INTO audit (at, who, outcome, record) VALUES (?, ?, ?, ?)"
+        record = json.dumps(asdict(attempt))
+        self._store.write_soon((sql, (self._clock(), attempt.by, attempt.outcome, record)))
+
+    def rows(
+        self, last: int, after: int | None = None, *, by: str = "", outcome: str = ""
+    ) -> list[dict[str, Any]]:
+        """The ``last`` attempts, or so many ``after`` that number; the oldest first."""
+        which = "WHERE number > ? AND (? = '' OR who = ?) AND (? = '' OR outcome = ?)"
+        which += " ORDER BY number" + ("" if after is not None else " DESC") + " LIMIT ?"
+        values = (after or 0, by, by, outcome, outcome, last)
+        rows = self._store.each("audit", which, numbered, "number", "at", values=values)
+        return rows if after is not None else rows[::-1]

@@ -1,4 +1,4 @@
-"""Who may send requests: identity, delay after refusals, audit log, and repeated keys."""
+"""Admits requests: identity, delays after refusals, the audit log, and idempotency keys."""
 
 import asyncio
 import hashlib
@@ -14,10 +14,9 @@ from fastapi import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from patchlight.controller.access.audit import Attempt, AuditLog
-from patchlight.controller.access.tokens import without_tokens
-from patchlight.controller.api.answers import explained, problem_answer
+from patchlight.controller.access.tokens import Attempt, AuditLog, without_tokens
 from patchlight.controller.api.caller import Caller, Doorman, NotKnown
+from patchlight.controller.api.openapi import explained, problem_answer
 from patchlight.controller.storage.database import Database, JournalError
 from patchlight.testbed.errors import PROBLEM_MEDIA_TYPE
 
@@ -25,10 +24,10 @@ _MOST_KEPT = 1 << 20
 
 
 class HttpExchange:
-    """Hands a request's and an answer's messages on, and looks at them.
+    """Forwards the messages of a request and its answer, and keeps their bodies.
 
-    ``on_answer`` is awaited when the answer has begun and before anything of it is sent: its
-    ``status`` and the first part of its body (all of it, unless it is a stream) are known then.
+    ``on_answer`` is awaited before the answer is sent: its ``status`` and the first part of its
+    body (all of it, unless it is a stream) are known then.
     """
 
     def __init__(self, receive: Receive, send: Send) -> None:
@@ -63,7 +62,7 @@ class HttpExchange:
         await self._send(message)
 
     async def whole_request(self) -> bytes:
-        """The whole body of the request, which the application still gets."""
+        """The body of the request, which the application can still receive."""
         messages = [await self.receive()]
         while messages[-1].get("more_body"):
             messages.append(await self.receive())
@@ -72,17 +71,17 @@ class HttpExchange:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The request's body, if it is a JSON object that is not very long; else nothing."""
+        """The request's body if it is a short JSON object; else empty."""
         return _as_object(self._request)
 
     @property
     def answered(self) -> dict[str, Any]:
-        """The answer's, likewise."""
+        """The answer's body, likewise."""
         return _as_object(self._answer)
 
     @property
     def answer_body(self) -> bytes | None:
-        """The whole body of the answer; ``None`` if it is very long, or not all of it was sent."""
+        """The body of the answer; ``None`` if it is very long."""
         return bytes(self._answer) if len(self._answer) < _MOST_KEPT else None
 
 
@@ -111,10 +110,10 @@ class _Place:
 
 
 class Slowdown:
-    """Delays by place: where refused requests come from.
+    """Delays refused requests, by the place that they come from.
 
-    In a minute, the first five cost nothing, then each takes twice as long as the one before, up
-    to 5 s. While four wait, further ones are turned away, and counted instead of listed.
+    Of one minute the first five are not delayed, then each twice as long as the one before, up to
+    5 s. While four wait, further ones are refused at once, and counted instead of listed.
     """
 
     def __init__(
@@ -126,7 +125,7 @@ class Slowdown:
         self._places: dict[str, _Place] = {}
 
     def is_full(self, place: str) -> bool:
-        """Whether so many wait there that one more is turned away at once, which is counted."""
+        """Whether too many wait there; then the request counts as refused."""
         found = self._places.get(place)
         if found is None or found.waiting < _MOST_WAITING:
             return False
@@ -134,8 +133,12 @@ class Slowdown:
         return True
 
     async def refused(self, place: str) -> int:
-        """Wait, as somebody there was refused; how many were turned away there since the last."""
-        found = self._at(place)
+        """Wait after a refusal; returns how many were refused at once there since the last."""
+        found = self._places.pop(place, None) or _Place()
+        self._places[place] = found  # the latest last
+        if len(self._places) > _MOST_PLACES:
+            quiet = (name for name, each in self._places.items() if not each.waiting)
+            del self._places[next(quiet, place)]
         now = self._clock()
         while found.refused_at and now - found.refused_at[0] > _PERIOD_S:
             found.refused_at.popleft()
@@ -149,14 +152,6 @@ class Slowdown:
         unlisted, found.unlisted = found.unlisted, 0
         return unlisted
 
-    def _at(self, place: str) -> _Place:
-        found = self._places.pop(place, None) or _Place()
-        self._places[place] = found  # the latest last
-        if len(self._places) > _MOST_PLACES:
-            quiet = (name for name, each in self._places.items() if not each.waiting)
-            del self._places[next(quiet, place)]
-        return found
-
 
 KEY_HEADER = "Idempotency-Key"
 KEPT_S = 86_400.0
@@ -164,13 +159,13 @@ _LONGEST_KEY = 200
 
 
 class KeptAnswers:
-    """By user and key, what a request was and what came of it; for a day."""
+    """The answers to requests with idempotency keys, by user and key, for a day."""
 
     def __init__(self, store: Database, clock: Callable[[], float] = time.time) -> None:
         self._store, self._clock = store, clock
 
     def begin(self, who: str, key: str, what: str, body: bytes) -> Response | None:
-        """What to answer to a request that came before; ``None`` if this is the first."""
+        """The answer to a repeated request; ``None`` if it is the first."""
         if not 0 < len(key) <= _LONGEST_KEY or not key.isprintable():
             return problem_answer(
                 400,
@@ -202,9 +197,9 @@ class KeptAnswers:
         return again
 
     def end(self, who: str, key: str, status: int, body: bytes | None) -> None:
-        """Keep an answer, or forget the request if nothing was done, so that it may come again."""
+        """Keep an answer, or forget the request if nothing was done: it may be repeated."""
         if not status or body is None:
-            return  # it is not known what came of it
+            return  # the result is not known
         if status >= 400 and json.loads(body).get("outcome") == "nothing-done":
             sql = "DELETE FROM answered WHERE who = ? AND key = ?"
             self._store.write_soon((sql, (who, key)), always=True)
@@ -219,10 +214,10 @@ _LONGEST_TEXT = 1000
 
 
 class Admission:
-    """Asks the ``doorman`` who comes, and writes an ``audit`` log of what is to be changed.
+    """Identifies callers, writes the ``audit`` log of changes, and slows refused callers down.
 
-    Routes find the caller in the request's state. Who is refused is slowed down. What was answered
-    to a request with a key is ``kept``, and answered again.
+    Routes find the caller in the request's state. The answer to a request with an idempotency key
+    is ``kept``, and sent again.
     """
 
     def __init__(
@@ -236,7 +231,7 @@ class Admission:
         self._slowdown = Slowdown()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or have the application do so."""
+        """Answer a request, or let the application answer it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -265,7 +260,7 @@ class Admission:
             try:
                 again = self._kept.begin(caller.by, key, what, body)
             except JournalError as error:
-                # The stop button has its effect once by itself.
+                # The stop button is idempotent by itself.
                 again = None if request.url.path.startswith(_STOP) else explained(error)
             if again is not None:
                 await again(request.scope, exchange.receive, exchange.send)
@@ -322,7 +317,7 @@ _LATER = problem_answer(
 
 
 def _line(text: str) -> str:
-    """A text as the log may have it: one line, not too long, and no token in it."""
+    """A text for the log: one line, not too long, without tokens."""
     printable = "".join(c if c.isprintable() else "?" for c in text[:_LONGEST_TEXT])
     return without_tokens(printable)
 
@@ -338,7 +333,7 @@ def _outcome(status: int, answer: Mapping[str, Any]) -> str:
 
 
 def _about(answer: Mapping[str, Any]) -> str:
-    """What was made or changed: the id and state of a change or a job, or of several jobs."""
+    """The id and state of the change or the jobs that an answer is about."""
     jobs = answer.get("jobs")
     rows = jobs if isinstance(jobs, list) else [answer]
     found = [

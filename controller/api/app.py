@@ -6,34 +6,79 @@ import asyncio
 import os
 import signal
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Le
-from fastapi import APIRouter, FastAPI, Query
+from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import Field
 
-from patchlight.controller.access.audit import AuditLog
-from patchlight.controller.access.tokens import Tokens
-from patchlight.controller.api.access import access_routes
+from patchlight.controller.access import tokens as access
 from patchlight.controller.api.admission import Admission, KeptAnswers
-from patchlight.controller.api.answers import JsonAnswer, new_app
-from patchlight.controller.api.caller import Admin, Doorman, Operator
+from patchlight.controller.api.caller import Admin, Doorman, NotAllowed, Operator, User, Viewer
 from patchlight.controller.api.circuits import circuit_routes
 from patchlight.controller.api.events import EventFeed, event_routes
 from patchlight.controller.api.jobs import job_routes
-from patchlight.controller.api.openapi import docs_routes, gives, under_way
-from patchlight.controller.api.paths import path_routes
-from patchlight.controller.changes import requests
+from patchlight.controller.api.openapi import JsonAnswer, docs_routes, gives, new_app, under_way
 from patchlight.controller.discovery.discovery import WantedSearch
+from patchlight.controller.metrics.exposition import ControllerMetrics
+from patchlight.controller.paths.bounds import BoundsService
+from patchlight.controller.paths.service import PathService
 from patchlight.testbed.jobs import JobState
+from patchlight.testbed.lab.access import Role
 from patchlight.testbed.labfile.writer import write_lab
+from patchlight.testbed.wire.rest import circuits as circuit_shapes
 from patchlight.testbed.wire.rest import lab as shapes
-from patchlight.testbed.wire.rest.discovery import Search, SearchPlan
+from patchlight.testbed.wire.rest import requests
 
 if TYPE_CHECKING:
     from patchlight.controller.discovery.discovery import Discovery
     from patchlight.controller.parts import Controller
+
+
+Answer = dict[str, Any]
+
+
+def create_app(controller: Controller) -> FastAPI:
+    """The API of one controller."""
+    app = new_app("Patchlight controller")
+    tokens, audit = access.Tokens(controller.store), access.AuditLog(controller.store)
+    doorman = Doorman(controller.lab.access, tokens)
+    kept = KeptAnswers(controller.store)
+    app.add_middleware(Admission, doorman=doorman, audit=audit, kept=kept)
+
+    @app.get("/v1/lab", **gives(shapes.LabShape))
+    async def lab() -> Answer:
+        return asdict(controller.identity)
+
+    @app.get("/v1/lab.yaml", response_class=PlainTextResponse)
+    async def lab_file() -> str:
+        return write_lab(controller.lab)
+
+    @app.get("/v1/status", **gives(shapes.Status))
+    async def status() -> Answer:
+        return controller.status()
+
+    @app.post("/v1/shutdown", **gives(shapes.Shutdown))
+    async def shutdown(caller: Admin) -> Answer:
+        # As by whoever else ends it: what has to be put in order then is in one place.
+        os.kill(os.getpid(), signal.SIGTERM)
+        counts = controller.jobs.ledger.counts().items()
+        return {"jobs": {state: n for state, n in counts if not JobState(state).is_final}}
+
+    app.state.events = EventFeed(controller.store)
+    for routes in (
+        circuit_routes(controller.circuit_service),
+        job_routes(controller),
+        path_routes(controller.paths, controller.path_bounds),
+        access_routes(tokens, audit),
+        docs_routes(),
+        event_routes(controller.store, app.state.events),
+        discovery_routes(controller.discovery),
+        sample_routes(controller),
+    ):
+        app.include_router(routes)
+    return app
 
 
 def sample_routes(controller: Controller) -> APIRouter:
@@ -88,8 +133,8 @@ def discovery_routes(discovery: Discovery) -> APIRouter:
     """The routes on the wiring of one lab."""
     routes = APIRouter(prefix="/v1", tags=["discovery"])
 
-    begins = gives(SearchPlan)
-    begins["responses"][202] = under_way(Search, "The search has begun.")
+    begins = gives(shapes.SearchPlan)
+    begins["responses"][202] = under_way(shapes.Search, "The search has begun.")
 
     @routes.post("/discovery", **begins)
     async def begin(request: DiscoveryRequest, caller: Operator) -> Any:
@@ -99,14 +144,14 @@ def discovery_routes(discovery: Discovery) -> APIRouter:
         await discovery.start(wanted, caller)
         return JsonAnswer(discovery.status, 202, headers={"Location": "/v1/discovery"})
 
-    @routes.get("/discovery", **gives(Search))
+    @routes.get("/discovery", **gives(shapes.Search))
     async def status(step: requests.Number = 0, wait_s: requests.WaitSeconds = 0.0) -> Answer:
         """How far it is; of one under way once that is beyond ``step``, or after ``wait_s``."""
         if discovery.under_way and wait_s:
             await discovery.news.after(step, wait_s)
         return discovery.status
 
-    @routes.delete("/discovery", **gives(Search))
+    @routes.delete("/discovery", **gives(shapes.Search))
     async def stop(caller: Operator) -> Answer:
         await discovery.stop()
         return discovery.status
@@ -114,51 +159,124 @@ def discovery_routes(discovery: Discovery) -> APIRouter:
     return routes
 
 
-Answer = dict[str, Any]
+RoleName = Literal["viewer", "user", "operator", "admin"]
+TokenId = Annotated[str, Field(pattern=r"^[0-9a-f]{8}$")]
 
 
-def create_app(controller: Controller) -> FastAPI:
-    """The API of one controller."""
-    app = new_app("Patchlight controller")
-    tokens, audit = Tokens(controller.store), AuditLog(controller.store)
-    doorman = Doorman(controller.lab.access, tokens)
-    kept = KeptAnswers(controller.store)
-    app.add_middleware(Admission, doorman=doorman, audit=audit, kept=kept)
+class TokenRequest(requests.Strict):
+    """A token for ``user``, who has that role for so long, in seconds."""
 
-    @app.get("/v1/lab", **gives(shapes.LabShape))
-    async def lab() -> Answer:
-        return asdict(controller.identity)
+    user: Annotated[requests.Text, Field(min_length=1, max_length=80)]
+    role: RoleName = "viewer"
+    lifetime_s: Annotated[float, Ge(60), Le(access.LONGEST_LIFETIME_S)] = access.USUAL_LIFETIME_S
+    why: requests.Text = ""
 
-    @app.get("/v1/lab.yaml", response_class=PlainTextResponse)
-    async def lab_file() -> str:
-        return write_lab(controller.lab)
 
-    @app.get("/v1/status", **gives(shapes.Status))
-    async def status() -> Answer:
-        return controller.status()
+def access_routes(tokens: access.Tokens, audit: access.AuditLog) -> APIRouter:
+    """The routes on access to one lab."""
+    routes = APIRouter(prefix="/v1", tags=["access"])
 
-    @app.post("/v1/shutdown", **gives(shapes.Shutdown))
-    async def shutdown(caller: Admin) -> Answer:
-        # As by whoever else ends it: what has to be put in order then is in one place.
-        os.kill(os.getpid(), signal.SIGTERM)
-        counts = controller.jobs.ledger.counts().items()
-        return {"jobs": {state: n for state, n in counts if not JobState(state).is_final}}
+    @routes.get("/whoami", **gives(shapes.WhoAmI))
+    async def whoami(caller: Viewer) -> Answer:
+        return {"user": caller.by, "role": str(caller.role), "origin": caller.origin}
 
-    app.include_router(circuit_routes(controller.operations))
+    @routes.get("/tokens", **gives(shapes.TokensShape))
+    async def all_tokens(caller: Admin) -> Answer:
+        return {"tokens": tokens.all()}
 
-    app.include_router(job_routes(controller))
+    @routes.post("/tokens", **gives(shapes.NewToken, 201))
+    async def create(request: TokenRequest, caller: Admin) -> Answer:
+        role = Role.named(request.role)
+        made, text = tokens.create(
+            access.without_tokens(request.user),
+            role,
+            caller.by,
+            access.without_tokens(request.why),
+            request.lifetime_s,
+        )
+        return {**made, "token": text}
 
-    app.include_router(path_routes(controller.paths, controller.path_bounds))
+    @routes.delete("/tokens/{token_id}", **gives(shapes.TokenShape))
+    async def revoke(token_id: TokenId, caller: Admin) -> Any:
+        return tokens.revoke(token_id, caller.by)
 
-    app.include_router(access_routes(tokens, audit))
+    @routes.get("/audit", **gives(shapes.AuditShape))
+    async def attempts(
+        caller: Admin,
+        last: requests.PageLength = requests.PAGE,
+        after: requests.Number | None = None,
+        user: requests.Text = "",
+        outcome: requests.Text = "",
+    ) -> Answer:
+        return {"attempts": audit.rows(last, after, by=user, outcome=outcome)}
 
-    app.include_router(docs_routes())
+    return routes
 
-    app.state.events = EventFeed(controller.store)
-    app.include_router(event_routes(controller.store, app.state.events))
 
-    app.include_router(discovery_routes(controller.discovery))
+def path_routes(paths: PathService, bounds: BoundsService) -> APIRouter:
+    """The routes on the paths of one lab."""
+    routes = APIRouter(prefix="/v1", tags=["paths"])
 
-    app.include_router(sample_routes(controller))
+    @routes.get("/paths", **gives(circuit_shapes.PathsShape))
+    async def look_at_all() -> Answer:
+        await paths.follow_light()
+        return {
+            "scheduler": paths.book.scheduler,
+            "networks": [
+                {
+                    "hosts": list(network.hosts),
+                    "channels": [str(channel) for channel in network.channels],
+                    "routed": network.paths.routes is not None,
+                    "tuning_s": network.paths.tuning_s,
+                }
+                for network in paths.book.networks
+            ],
+            "paths": paths.book.live,
+            "nodes": bounds.nodes(),
+        }
 
+    @routes.post("/paths", **gives(circuit_shapes.PathShape, 201))
+    async def want(request: requests.PathRequest, caller: User) -> Any:
+        return await paths.want(request, caller.by)
+
+    @routes.get("/paths/{number}", **gives(circuit_shapes.PathShape))
+    async def look(
+        number: requests.Number, caller: Viewer, wait_s: requests.WaitSeconds = 0.0
+    ) -> Any:
+        return await paths.look(number, caller.by, wait_s)
+
+    @routes.delete("/paths/{number}", **gives(circuit_shapes.PathShape))
+    async def release(number: requests.Number, caller: User) -> Any:
+        by = (await paths.look(number, "")).by
+        if caller.by != by and caller.role < Role.OPERATOR:
+            raise NotAllowed(f"this path is of {by}: only they and operators may end it")
+        return paths.release(number)
+
+    return routes
+
+
+_OPENMETRICS = "application/openmetrics-text"
+_PLAIN = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def metrics_routes(metrics: ControllerMetrics) -> APIRouter:
+    """``/metrics``, in the format that is asked for."""
+    routes = APIRouter()
+
+    @routes.get("/metrics", include_in_schema=False)
+    async def answer(request: Request) -> Response:
+        openmetrics = _OPENMETRICS in request.headers.get("accept", "")
+        content_type = f"{_OPENMETRICS}; version=1.0.0; charset=utf-8"
+        return Response(
+            metrics.as_text(openmetrics=openmetrics),
+            headers={"content-type": content_type if openmetrics else _PLAIN},
+        )
+
+    return routes
+
+
+def metrics_app(metrics: ControllerMetrics) -> FastAPI:
+    """An application that has ``/metrics`` and nothing else."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app.include_router(metrics_routes(metrics))
     return app

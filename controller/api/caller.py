@@ -1,8 +1,7 @@
-"""Who asks, and what they may do.
+"""The caller of a request, and the roles that routes need.
 
-The kernel knows who is at the other end of a Unix socket, and its table of TCP sockets has the
-user id of each of this machine. What a client says of itself counts only if it is root's. Whoever
-shows a token is who it was made for, wherever they are.
+The kernel has the user id of the peer of a Unix socket, and of each TCP socket of this machine.
+Only root may name another user. A token identifies its user, wherever they are.
 """
 
 import asyncio
@@ -36,41 +35,43 @@ _logins: dict[int, str] = {}
 
 
 class NotKnown(PatchlightError):
-    """Nobody knows who asks, where that has to be known."""
+    """The caller is not known, and has to be."""
 
 
 class NotAllowed(PatchlightError):
-    """Who asks may not do that."""
+    """The caller may not do that."""
 
 
 @dataclass(frozen=True)
 class Caller(ChangeOptions):
-    """Who asks, and in which role. ``token`` is the id of the token that was shown."""
+    """The caller and their role; ``token`` is the id of the token that they showed."""
 
     role: Role = Role.NOBODY
     token: str = ""
 
     @property
     def place(self) -> str:
-        """Where they are, whichever connection they made: the same for the same user there."""
+        """Where they are: the same for all connections of a user there."""
         at, _, user = self.origin.partition(" ")
         return at.rpartition(":")[0] + user if ":" in at else self.origin
 
 
 class Doorman:
-    """Who the caller of a request to one lab's API is."""
+    """Identifies the callers of one lab's API."""
 
     def __init__(self, access: Access, tokens: Tokens | None = None) -> None:
         self._access, self._tokens = access, tokens
-        self._keepers = {0, os.geteuid(), *_who_ran_us()}
+        self._keepers = {0, os.geteuid()}
+        # Who started this process by ``sudo`` can be root whenever they like.
+        if (sudo_uid := os.environ.get("SUDO_UID", "")).isdecimal():
+            self._keepers.add(int(sudo_uid))
 
     async def caller(self, request: Request) -> Caller:
-        """The user, where the request came from, and their role.
+        """The user, the origin of the request, and the role.
 
-        A user of this machine goes by the name of the login, whatever was declared; the superuser
-        may speak for others (``sudo``), and by user id also in their role. Whom the kernel does
-        not show any more is unknown.
-        ``NotKnown`` for who shows no good token where one is needed, or a bad one anywhere.
+        A user of this machine has the name of the login. Root may name another user (``sudo``), and
+        by user id also take their role. A user that the kernel no longer shows is unknown.
+        ``NotKnown`` for a bad token, and without one where one is needed.
         """
         host, port = request.client or ("", 0)
         here = host == UNIX_CLIENT or is_loopback(host)
@@ -81,7 +82,10 @@ class Doorman:
         # The kernel's table may be long, and a connection does not change hands.
         seen: dict[str, Any] = request.scope.get("state", {}).get("connection", {})
         if "uid" not in seen:
-            seen["uid"] = port if host == UNIX_CLIENT else await _user_at(request)
+            server = request.scope.get("server")
+            seen["uid"] = port
+            if host != UNIX_CLIENT:
+                seen["uid"] = await asyncio.to_thread(user_id_of, (host, port), server)
         uid: int | None = seen["uid"]
         origin = host if host == UNIX_CLIENT else origin
         if uid is None:
@@ -90,7 +94,10 @@ class Doorman:
             return Caller(by=UNKNOWN, origin=who, role=role)
         spoken_for = _spoken_for(request) if uid == 0 else None
         who = f"uid {uid}" if spoken_for is None else f"uid {uid} for uid {spoken_for}"
-        declared = _declared(request) if uid == 0 and spoken_for is None else ""
+        declared = ""
+        if uid == 0 and spoken_for is None:
+            name = request.headers.get(USER_HEADER, "")[:_LONGEST_NAME]
+            declared = "".join(c if c.isprintable() else "?" for c in name)
         uid = uid if spoken_for is None else spoken_for
         login, roles = await _login(uid), seen.setdefault("roles", {})
         if uid not in roles:
@@ -109,36 +116,21 @@ class Doorman:
                 hint="an admin makes one with 'patchlight token create'; "
                 "then: patchlight login --controller HOST:PORT",
             )
-        return Caller(by=token.user, origin=origin, role=Role.named(token.role), token=token.id)
+        return Caller(token["user"], origin, role=Role.named(token["role"]), token=token["id"])
 
     def _role_of(self, uid: int, login: str) -> Role:
         if uid in self._keepers:
             return Role.ADMIN
-        is_member = _is_member(uid, login, self._access.group)
+        try:
+            found = grp.getgrnam(self._access.group)
+            is_member = login in found.gr_mem or pwd.getpwuid(uid).pw_gid == found.gr_gid
+        except KeyError:
+            is_member = False
         return self._access.members if is_member else self._access.others
 
 
-def _who_ran_us() -> set[int]:
-    """Who started this process by ``sudo``: they can be root whenever they like."""
-    said = os.environ.get("SUDO_UID", "")
-    return {int(said)} if said.isdecimal() else set()
-
-
-def _is_member(uid: int, login: str, group: str) -> bool:
-    try:
-        found = grp.getgrnam(group)
-        return login in found.gr_mem or pwd.getpwuid(uid).pw_gid == found.gr_gid
-    except KeyError:
-        return False
-
-
-def _declared(request: Request) -> str:
-    declared = request.headers.get(USER_HEADER, "")[:_LONGEST_NAME]
-    return "".join(c if c.isprintable() else "?" for c in declared)
-
-
 def _spoken_for(request: Request) -> int | None:
-    """For which user the superuser asks; ``NotKnown`` for what is no user id."""
+    """The user id that root calls for; ``NotKnown`` for what is no user id."""
     said = request.headers.get(UID_HEADER)
     if said is None:
         return None
@@ -147,18 +139,11 @@ def _spoken_for(request: Request) -> int | None:
     return int(said)
 
 
-async def _user_at(request: Request) -> int | None:
-    server = request.scope.get("server")
-    client = request.client
-    assert client is not None
-    return await asyncio.to_thread(user_id_of, (client.host, client.port), server)
-
-
 def who_asks(request: Request) -> Caller:
-    """Who asks, as it was found out when the request came in, and under which condition.
+    """The caller as identified at admission, with the conditions in the headers.
 
-    ``If-Match`` is another way to say ``planned_from``, and ``Prefer: respond-async`` (RFC 7240)
-    that one does not wait.
+    ``If-Match`` is another form of ``planned_from``, ``Prefer: respond-async`` (RFC 7240) of
+    ``detaches``.
     """
     caller = request.state.caller
     assert isinstance(caller, Caller)
@@ -172,18 +157,6 @@ def who_asks(request: Request) -> Caller:
     return replace(caller, planned_from="" if tag == "*" else tag, detaches=detaches)
 
 
-def _in_role(needed: Role, request: Request) -> Caller:
-    caller = who_asks(request)
-    if caller.role < needed:
-        raise NotAllowed(
-            f"{request.method} {request.url.path[:200]} is for {needed}s; "
-            f"{caller.by or UNKNOWN} is {_IN_WORDS[caller.role]}",
-            hint="an admin gives roles with 'patchlight token create', or with "
-            "controller: {access: …} in the lab file; the users of its group are operators",
-        )
-    return caller
-
-
 _IN_WORDS: Mapping[Role, str] = {
     Role.NOBODY: "nobody here",
     Role.VIEWER: "a viewer",
@@ -195,21 +168,30 @@ _IN_WORDS: Mapping[Role, str] = {
 
 def _dependency(role: Role) -> Callable[[Request], Awaitable[Caller]]:
     async def needs(request: Request) -> Caller:
-        return _in_role(role, request)
+        caller = who_asks(request)
+        if caller.role < role:
+            raise NotAllowed(
+                f"{request.method} {request.url.path[:200]} is for {role}s; "
+                f"{caller.by or UNKNOWN} is {_IN_WORDS[caller.role]}",
+                hint="an admin gives roles with 'patchlight token create', or with "
+                "controller: {access: …} in the lab file; the users of its group are operators",
+            )
+        return caller
 
     return needs
 
 
 as_viewer = _dependency(Role.VIEWER)
+as_operator = _dependency(Role.OPERATOR)
 
 Viewer = Annotated[Caller, Depends(as_viewer)]
 User = Annotated[Caller, Depends(_dependency(Role.USER))]
-Operator = Annotated[Caller, Depends(_dependency(Role.OPERATOR))]
+Operator = Annotated[Caller, Depends(as_operator)]
 Admin = Annotated[Caller, Depends(_dependency(Role.ADMIN))]
 
 
 def user_id_of(client: tuple[str, int], server: tuple[str, int | None] | None) -> int | None:
-    """Whose socket the client's end of a connection is; ``None`` if it is nobody's here."""
+    """The user id of the client's end of a connection; ``None`` if it is not on this machine."""
     try:
         address = ip_address(client[0])
     except ValueError:
@@ -221,7 +203,7 @@ def user_id_of(client: tuple[str, int], server: tuple[str, int | None] | None) -
         table = _TABLES[address.version].read_text()
     except OSError:
         return None
-    # The table may be long: only the line that counts is taken apart.
+    # The table may be long: only the line that counts is split.
     for line in re.findall(f": {ours} {theirs} (.*)", table):
         uid, inode = (line.split(maxsplit=7)[n] for n in (4, 6))
         # A socket that its process has closed has no inode, and is shown as root's.
@@ -240,7 +222,7 @@ def _as_kernel(address: tuple[str, int]) -> str:
 
 
 async def _login(uid: int) -> str:
-    """The name of a user, who may be kept far away: it is looked up once."""
+    """The name of a user, looked up once: it may come over a network."""
     if uid not in _logins:
         try:
             _logins[uid] = (await asyncio.to_thread(pwd.getpwuid, uid)).pw_name

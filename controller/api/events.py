@@ -1,4 +1,4 @@
-"""What happens in the lab, told as it happens: server-sent events, and lists of what was."""
+"""The lab's events: live, as server-sent events, and lists of past ones."""
 
 import asyncio
 import time
@@ -11,10 +11,10 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 
 from patchlight.controller.api.openapi import gives
-from patchlight.controller.changes import requests
-from patchlight.controller.changes.requests import as_json
 from patchlight.controller.storage.store import Store
-from patchlight.testbed.wire.rest import events as shapes
+from patchlight.testbed.wire.rest import lab as shapes
+from patchlight.testbed.wire.rest import requests
+from patchlight.testbed.wire.rest.requests import as_json
 
 Answer = dict[str, Any]
 
@@ -23,14 +23,14 @@ _LOOK_EVERY_S = 0.1
 _LATEST = 1000
 
 Numbered = tuple[int, bytes]
-"""An event's number, and how it is sent."""
+"""An event's number, and its text as sent."""
 
 
 class EventFeed:
-    """The events of a journal, for any number of listeners: each new one is read once.
+    """The events of a journal for any number of listeners: each new one is read once.
 
-    The latest thousand are at hand; who is further behind gets them from the journal, in order.
-    So long after the last, a comment says that there is nothing new.
+    The latest thousand are in memory; listeners further behind read the journal. After
+    ``sign_of_life_s`` without an event a comment is sent.
     """
 
     def __init__(self, store: Store, sign_of_life_s: float = 15.0) -> None:
@@ -44,16 +44,19 @@ class EventFeed:
         self._is_closed = False
 
     async def follow(self, after: int | None = None) -> AsyncIterator[bytes]:
-        """Events after that number, from now on if none is given, as they are to be sent.
+        """The text of events after that number, or from now on, until ``close``.
 
-        Where some are not kept any more, an event ``skipped`` says which. Ends with ``close``.
+        An event ``skipped`` names those that are no longer kept.
         """
         last = self._store.last_event()
         reached = last if after is None else after
         if reached > last:  # of a journal that was there before this one
             yield _skipped(last + 1, reached)
             reached = last
-        self._begin()
+        self._listeners += 1
+        if self._looking is None:
+            self._latest.clear()
+            self._looking = asyncio.create_task(self._look(last))
         try:
             while not self._is_closed:
                 news = self._news
@@ -65,7 +68,10 @@ class EventFeed:
                 if news is self._quiet:
                     yield b": nothing new\n\n"
         finally:
-            self._end()
+            self._listeners -= 1
+            if not self._listeners and self._looking is not None:
+                self._looking.cancel()
+                self._looking = None
 
     def close(self) -> None:
         """Let go of all listeners."""
@@ -73,9 +79,9 @@ class EventFeed:
         self._tell()
 
     def _since(self, reached: int) -> tuple[bytes, int]:
-        """What comes after an event, as it is sent, and how far that is.
+        """The text of the events after one, and the number of the last of them.
 
-        Most listeners are equally far: for them it is put together once.
+        Most listeners are equally far: for them the text is made once.
         """
         if not (self._latest and self._latest[0][0] <= reached + 1):
             return _in_one(self._read(reached), reached)
@@ -88,19 +94,11 @@ class EventFeed:
         return self._made
 
     def _read(self, after: int) -> list[Numbered]:
-        return [(row["number"], _sent(row)) for row in self._store.events(after)]
-
-    def _begin(self) -> None:
-        self._listeners += 1
-        if self._looking is None:
-            self._latest.clear()
-            self._looking = asyncio.create_task(self._look(self._store.last_event()))
-
-    def _end(self) -> None:
-        self._listeners -= 1
-        if not self._listeners and self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
+        head = b"id: %d\nevent: %b\ndata: %b\n\n"
+        return [
+            (row["number"], head % (row["number"], row["kind"].encode(), as_json(row)))
+            for row in self._store.events(after)
+        ]
 
     async def _look(self, reached: int) -> None:
         told_at = time.monotonic()
@@ -110,7 +108,7 @@ class EventFeed:
             if rows:
                 self._latest.extend(rows)
                 reached = rows[-1][0]
-            # One clock for all listeners: of their own, it is a tenth of what an event costs.
+            # One clock for all listeners: one each would be a tenth of the cost of an event.
             elif time.monotonic() - told_at > self._sign_of_life_s:
                 self._quiet = self._news
             else:
@@ -131,10 +129,6 @@ def _in_one(rows: Iterable[Numbered], reached: int) -> tuple[bytes, int]:
         told.append(text)
         reached = number
     return b"".join(told), reached
-
-
-def _sent(row: Answer) -> bytes:
-    return b"id: %d\nevent: %b\ndata: %b\n\n" % (row["number"], row["kind"].encode(), as_json(row))
 
 
 def _skipped(first: int, last: int) -> bytes:

@@ -1,4 +1,4 @@
-"""The routes on jobs: submitting, looking, stopping, and what their workers print."""
+"""The routes on jobs, and on the policies that decide about them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,9 @@ from fastapi import APIRouter, Response
 from pydantic import field_validator
 from pydantic_core import to_json
 
-from patchlight.controller.api.answers import JsonAnswer
 from patchlight.controller.api.caller import UNKNOWN, Caller, NotAllowed, Operator, User
 from patchlight.controller.api.circuits import begun
-from patchlight.controller.api.openapi import begins, gives
-from patchlight.controller.changes import requests
-from patchlight.controller.changes.record import to_row
-from patchlight.controller.changes.service import as_it_is
+from patchlight.controller.api.openapi import JsonAnswer, begins, gives
 from patchlight.controller.hosts.agent_client import NotOnServer
 from patchlight.controller.jobs.rewiring import record_of
 from patchlight.controller.policies.registry import is_built_in
@@ -26,7 +22,8 @@ from patchlight.testbed.jobs import JobSpec, JobStatus, checked_specs
 from patchlight.testbed.lab.access import Role
 from patchlight.testbed.lab.queueing import KINDS, PolicyChoice
 from patchlight.testbed.wire.rest import jobs as shapes
-from patchlight.testbed.wire.rest.changes import Change
+from patchlight.testbed.wire.rest import requests
+from patchlight.testbed.wire.rest.circuits import ChangeAnswer
 
 if TYPE_CHECKING:
     from patchlight.controller.jobs.job_table import JobTable
@@ -57,7 +54,7 @@ class JobsRequest(requests.Strict):
     @field_validator("jobs", mode="before")
     @classmethod
     def _checked(cls, jobs: object) -> list[JobSpec]:
-        # Raises our own error, in our own words, and not pydantic's.
+        # Raises our own error instead of pydantic's.
         return checked_specs(jobs)
 
 
@@ -119,7 +116,7 @@ def _look(routes: APIRouter, controller: Controller) -> None:
             found = scheduler.jobs(last, after, period, state=state, owner=user, name=name)
         return _listed(found, scheduler, table)
 
-    @routes.get("/jobs/{job_id}", **gives(shapes.Job))
+    @routes.get("/jobs/{job_id}", **gives(shapes.JobAnswer))
     async def job(job_id: str) -> Answer:
         status = scheduler.job(job_id)
         predicted = scheduler.forecasts.shown([status]).get(job_id, {})
@@ -174,7 +171,6 @@ def _look(routes: APIRouter, controller: Controller) -> None:
 
 
 def _listed(statuses: Sequence[JobStatus], scheduler: Scheduler, table: JobTable) -> Response:
-    """A list of jobs, each with what it waits for and what is predicted of it."""
     predicted = scheduler.forecasts.shown(statuses)
     more = {s.id: {"message": scheduler.message(s), **predicted.get(s.id, {})} for s in statuses}
     try:  # as text at once: of a thousand jobs, records by the way take several times as long
@@ -185,7 +181,6 @@ def _listed(statuses: Sequence[JobStatus], scheduler: Scheduler, table: JobTable
 
 
 def _holds_by(running: RunningJob | None) -> list[str | None]:
-    """How each worker is held: at its ``iteration``, by the ``protocol`` or a ``freeze``."""
     if running is None:
         return []
     own = running.spec.trainer != "command"
@@ -224,11 +219,11 @@ def _change(routes: APIRouter, controller: Controller) -> None:
         _may_force(caller, force)
         return (await scheduler.restart(job_id, caller.by, force=force)).as_record
 
-    @routes.post("/regroup", **begins(Change, shapes.RegroupPlan))
+    @routes.post("/regroup", **begins(ChangeAnswer, shapes.RegroupPlan))
     async def regroup(request: RegroupRequest, caller: Operator) -> Any:
         if not request.dry_run:
             record = await light.regroup(request.jobs, caller, detach=caller.detaches)
-            return begun(as_it_is(record)) if caller.detaches else to_row(record)
+            return begun(record.as_intent) if caller.detaches else record.as_row
         plan, objections = await light.preview_regroup(request.jobs)
         makes = {ocs: [str(c) for c in change.makes] for ocs, change in plan.changes.items()}
         return {"jobs": request.jobs, "makes": makes, "objections": objections}
@@ -242,8 +237,8 @@ def _change(routes: APIRouter, controller: Controller) -> None:
     async def defragment(caller: Operator) -> Any:
         change = await light.defragment(caller, detach=caller.detaches)
         if change is not None and caller.detaches:
-            return begun(as_it_is(change), within="change")
-        return {"change": None if change is None else to_row(change)}
+            return begun(change.as_intent, within="change")
+        return {"change": None if change is None else change.as_row}
 
     @routes.get("/policies", **gives(shapes.Policies))
     async def policies() -> Answer:

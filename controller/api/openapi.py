@@ -1,18 +1,35 @@
-"""The API's description: ``/openapi.json`` with examples, and the page ``/docs``."""
+"""The application that routes join: answers, errors, and the description with its examples."""
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
+from http import HTTPStatus
 from importlib.resources import files
 from typing import Annotated, Any, TypedDict
 
-from fastapi import APIRouter, FastAPI
-from fastapi.responses import HTMLResponse, Response
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
+from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
 
-from patchlight.testbed.errors import PROBLEM_MEDIA_TYPE, Outcome, problem
+from patchlight.controller.api.caller import NotAllowed, NotKnown, as_viewer
+from patchlight.controller.changes.record import Refused
+from patchlight.controller.policies.topology import CannotRegroup
+from patchlight.controller.storage.database import JournalError
+from patchlight.testbed.errors import (
+    PROBLEM_MEDIA_TYPE,
+    BadInput,
+    Outcome,
+    OutcomeUnknown,
+    PatchlightError,
+    problem,
+)
+from patchlight.testbed.io.mistakes import joined, mistake_in_words
+from patchlight.testbed.wire.rest.requests import as_json
 
 Json = dict[str, Any]
 
@@ -60,9 +77,9 @@ PROBLEMS: dict[int | str, Json] = {
 
 
 class _OnceDescribed:
-    """A shape that Pydantic looks at when the description is asked for, and not before.
+    """A shape whose schema is made when the description is requested.
 
-    Nothing else needs it, and to look at all shapes is half of an API's start.
+    Nothing else needs it, and to make all schemas takes half of the API's start.
     """
 
     def __init__(self, shape: Any) -> None:
@@ -74,7 +91,6 @@ class _OnceDescribed:
     def __get_pydantic_json_schema__(
         self, _: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        # Within definitions it is one of them, and referred to.
         return handler(core_schema.definitions_schema(TypeAdapter(self._shape).core_schema, []))
 
 
@@ -83,7 +99,7 @@ def _model(shape: Any) -> Any:
 
 
 def gives(shape: Any, status: int = 200, *, also: str = "") -> Json:
-    """Options of a route whose answers look so; ``also``: or are of another media type."""
+    """Options of a route with answers of this shape, or ``also`` of another media type."""
     answer: Json = {"model": _model(shape), "description": "What was asked for."}
     if also:
         answer["content"] = {also: {"schema": {"type": "string"}}}
@@ -91,7 +107,7 @@ def gives(shape: Any, status: int = 200, *, also: str = "") -> Json:
 
 
 def begins(change: Any, plan: Any = None) -> Json:
-    """Options of a route that makes a change, begins it, or plans it, if it does."""
+    """Options of a route that makes a change, begins it, or plans it."""
     options = gives(change if plan is None else change | plan)
     headers = [_header(name, about) for name, about in _CHANGE_HEADERS.items()]
     options["responses"][202] = under_way(change, "The change has begun, or waits for its turn.")
@@ -99,7 +115,7 @@ def begins(change: Any, plan: Any = None) -> Json:
 
 
 def under_way(shape: Any, about: str) -> Json:
-    """An answer to who does not wait for the end of what was asked for."""
+    """An answer before the end of what was requested."""
     where = {"description": "Where it is followed.", "schema": {"type": "string"}}
     return {"model": _model(shape), "description": about, "headers": {"Location": where}}
 
@@ -137,14 +153,14 @@ class Example(TypedDict, total=False):
 
 @cache
 def examples() -> list[Example]:
-    """All of them, in the order in which they can be asked for."""
+    """All examples, in the order in which they can be requested."""
     text = (files("patchlight.controller.api") / "examples.json").read_text(encoding="utf-8")
     found: list[Example] = json.loads(text)
     return found
 
 
 class DescribedByExample(FastAPI):
-    """An application whose description has the examples of the routes that it has."""
+    """An application whose description has the examples of its routes."""
 
     def openapi(self) -> dict[str, Any]:
         """The description, made once."""
@@ -227,3 +243,114 @@ def _giving(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
         return Response(body, media_type=kind, headers=_HEADERS)
 
     return asset
+
+
+_STATUS: Mapping[type[PatchlightError], int] = {
+    BadInput: 422,
+    Refused: 409,
+    CannotRegroup: 409,
+    NotKnown: 401,
+    NotAllowed: 403,
+}
+_OF_ANOTHER_PROGRAM = 502
+
+
+class JsonAnswer(JSONResponse):
+    """JSON of any content: half characters and numbers that JSON lacks are replaced."""
+
+    def render(self, content: Any) -> bytes:
+        """The text."""
+        return as_json(content)
+
+
+def new_app(title: str) -> FastAPI:
+    """An application without routes, for callers that ``Admission`` has identified."""
+    app = DescribedByExample(
+        title=title,
+        version="1",
+        default_response_class=JsonAnswer,
+        dependencies=[Depends(as_viewer)],
+        responses=PROBLEMS,
+        # A redirect would hide the message on what was wrong.
+        redirect_slashes=False,
+        # FastAPI's pages run scripts from other machines, which could request changes.
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.exception_handler(PatchlightError)(explain)
+    app.exception_handler(RequestValidationError)(explain_request)
+    app.exception_handler(HTTPException)(explain_http)
+    app.exception_handler(Exception)(explain_bug)
+    return app
+
+
+def problem_answer(
+    status: int,
+    detail: str,
+    hint: str | None = None,
+    outcome: Outcome = "nothing-done",
+    headers: Mapping[str, str] | None = None,
+) -> JSONResponse:
+    """An answer with problem details."""
+    body = problem(status, detail, hint, outcome)
+    return JsonAnswer(body, status, headers, media_type=PROBLEM_MEDIA_TYPE)
+
+
+def explained(error: PatchlightError) -> JSONResponse:
+    """An error of ours: what is wrong, and what to do next."""
+    status = next((s for kind, s in _STATUS.items() if isinstance(error, kind)), 0)
+    if isinstance(error, JournalError) and error.may_pass:
+        status = HTTPStatus.INSUFFICIENT_STORAGE  # before anything was done
+    outcome: Outcome = "nothing-done" if status else "failed"
+    if isinstance(error, OutcomeUnknown):
+        outcome = "unknown"
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    status = status or _OF_ANOTHER_PROGRAM
+    return problem_answer(status, error.message, error.hint, outcome, headers)
+
+
+async def explain(_: Request, error: Exception) -> JSONResponse:
+    """An error that a route raised."""
+    assert isinstance(error, PatchlightError)
+    return explained(error)
+
+
+async def explain_bug(request: Request, error: Exception) -> JSONResponse:
+    """An unexpected error; the log has its traceback."""
+    what = f"{request.method} {request.url.path[:200]}"
+    outcome: Outcome = "failed" if request.method == "GET" else "unknown"
+    words = f"the controller failed at {what}: unexpected {type(error).__name__}"
+    return problem_answer(500, words, "the controller's log says where; report it", outcome)
+
+
+async def explain_request(_: Request, error: Exception) -> JSONResponse:
+    """A request that the route does not take: every field that is wrong."""
+    assert isinstance(error, RequestValidationError)
+    # Of where it stands, the first is the body, the path or the query.
+    words = joined(mistake_in_words(m, m["loc"][1:], "request") for m in error.errors())
+    return problem_answer(422, f"the controller does not take that: {words}")
+
+
+async def explain_http(request: Request, error: Exception) -> JSONResponse:
+    """A route that does not exist, or a body that cannot be read."""
+    assert isinstance(error, HTTPException)
+    words, hint = str(error.detail), None
+    if error.status_code in (404, 405):
+        words = f"there is no {request.method} {request.url.path[:200]}"
+        hint = "is the client of the same version as the controller? /openapi.json has all routes"
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(_methods(request))
+    return problem_answer(error.status_code, words, hint, headers=headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """The methods of all routes with this path."""
+    path = request.url.path
+    found = {
+        method.upper()
+        for template, operations in request.app.openapi()["paths"].items()
+        if compile_path(template)[0].fullmatch(path)
+        for method in operations
+    }
+    return sorted(found)

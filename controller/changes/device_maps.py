@@ -1,7 +1,7 @@
-"""The maps of the optical switches: read of those that answer, remembered, and committed.
+"""The maps of the optical switches: read from those that answer, cached, and committed.
 
-One switch that is away must not take the lab with it. Nothing is changed on it meanwhile; the
-background asks for it again and again, less and less often, and says when it is back.
+A switch that does not answer is not changed, and does not hold up the others. It is polled in the
+background, less and less often, until it is back.
 """
 
 from __future__ import annotations
@@ -13,13 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from patchlight.controller.changes.record import (
-    ChangePlan,
-    Reconfiguration,
-    Refused,
-    as_texts,
-    plan,
-)
+from patchlight.controller.changes.record import ChangePlan, Reconfiguration, Refused, as_texts
 from patchlight.controller.circuits.contract import Alarm, DeviceUnreachable, Drivers, LoginRefused
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
@@ -38,9 +32,9 @@ _PAUSE_AFTER_LOGIN_REFUSED_S = 300.0
 
 
 class KnownMaps(dict[str, M]):
-    """The maps of the optical switches that answer; ``unread`` says of each other one why not.
+    """The maps of the optical switches that answer; ``unread`` says why the others do not.
 
-    Asking for a map that is not known raises ``Refused``: no change may rest on it.
+    A look-up of one that is not known raises ``Refused``: no change may rest on it.
     """
 
     def __init__(self, read: Mapping[str, M], unread: Mapping[str, str] | None = None) -> None:
@@ -58,15 +52,12 @@ class KnownMaps(dict[str, M]):
 
 
 class Maps(KnownMaps[AnyMap]):
-    """The same, with what is assumed of those that do not answer.
+    """The same, with the maps ``assumed`` of those that do not answer: as last read, or committed.
 
-    ``assumed`` stands in for the unread ones where the question is what must not be touched:
-    the map as it was last read, else as committed. A switch that does not answer has most
-    likely kept its mirrors (they need no management to stand), so traffic that went through it
-    goes on. Taking its circuits for down would delete the flow entries of links that work; taking
-    them for up costs nothing if they are down, for then nothing arrives there either. Frames
-    cannot go round in circles over what turns out differently: entries name one NIC each, and
-    whatever matches none is dropped. For new decisions (placing jobs, regrouping) they are down.
+    A switch that does not answer has most likely kept its mirrors, so its circuits count as up
+    where flow entries are concerned: deleting the entries of links that work breaks traffic, and
+    entries for links that are down do no harm (each names one NIC, and no frame can loop). For new
+    decisions, such as placing jobs or regrouping, they count as down.
     """
 
     def __init__(
@@ -96,13 +87,12 @@ class Maps(KnownMaps[AnyMap]):
 
 
 def circuits_in(maps: Mapping[str, AnyMap]) -> Mapping[str, PortMap]:
-    """Those of circuit switches alone; one that is not known is refused as there."""
+    """Those of circuit switches alone; one that is not known is refused as above."""
     return maps.circuits if isinstance(maps, Maps) else circuits_of(maps)
 
 
 Decide = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""Makes wanted maps, those that should change, of the present ones: of a circuit switch a
-``PortMap``, of a wavelength switch a ``SpectrumMap``."""
+"""Present maps to wanted maps (``PortMap`` or ``SpectrumMap``) of the switches that change."""
 
 
 @dataclass
@@ -110,13 +100,6 @@ class _Unreachable:
     message: str
     since: float = field(default_factory=time.time)
     pause_s: float = _FIRST_PAUSE_S
-
-    def again(self, error: Exception) -> None:
-        """It still does not answer: say why now, and wait longer before the next attempt."""
-        self.message = in_words(error)
-        self.pause_s = min(_PAUSE_GROWTH * self.pause_s, _LONGEST_PAUSE_S)
-        if isinstance(error, LoginRefused):
-            self.pause_s = _PAUSE_AFTER_LOGIN_REFUSED_S
 
 
 class DeviceMonitor:
@@ -171,9 +154,9 @@ class DeviceMonitor:
         }
 
     async def open(self) -> None:
-        """Open every device that is not, at once, or try again those that did not answer.
+        """Open the devices that are not open or did not answer, all at once.
 
-        Who cannot be reached is marked, and left alone until ``watch`` or another ``open``.
+        Those that fail are marked, and left alone until ``watch`` or another ``open``.
         """
         self._left_to_watch = True
 
@@ -187,8 +170,8 @@ class DeviceMonitor:
         await asyncio.gather(*(open_or_mark(name) for name in self._drivers if name in away))
 
     async def read_maps(self) -> Maps:
-        """The present maps, asked of the devices at once; who does not tell it is marked."""
-        # Where the background looks after those that do not answer, nobody waits for them here.
+        """Read the present maps from all devices at once; mark those that fail."""
+        # Where the background polls those that do not answer, nobody waits for them here.
         asked = [n for n in self._drivers if not (self._left_to_watch and n in self._unreachable)]
         reading = (self._drivers[name].read_map() for name in asked)
         answers = await asyncio.gather(*reading, return_exceptions=True)
@@ -206,7 +189,7 @@ class DeviceMonitor:
         return Maps({**maps, **self._fixed}, assumed, unread)
 
     async def alarms(self, name: str) -> Sequence[Alarm]:
-        """What the device reported by itself; nothing (and it is marked) if it does not answer."""
+        """The alarms of a device; none (and it is marked) if it does not answer."""
         try:
             return await self._drivers[name].alarms()
         except (DeviceUnreachable, LoginRefused) as error:
@@ -214,14 +197,14 @@ class DeviceMonitor:
             return ()
 
     async def new_alarms(self, name: str) -> Sequence[Alarm]:
-        """The alarms since this was last asked of the device; the first time, all it has."""
+        """The alarms since the last call for this device; the first time, all it has."""
         alarms, last = await self.alarms(name), self._last_alarms.get(name)
         if alarms:
             self._last_alarms[name] = alarms[-1]
         return alarms[alarms.index(last) + 1 :] if last in alarms else alarms
 
     async def watch(self, returned: Callable[[str], Awaitable[None]]) -> None:
-        """Bring back who does not answer, for ever; ``returned`` is told of each that is back."""
+        """Reopen devices that do not answer, for ever; call ``returned`` for each that is back."""
         self._left_to_watch = True
         for name in self._unreachable:  # also those that an earlier watch did not bring back
             self._changed[name].set()
@@ -238,7 +221,10 @@ class DeviceMonitor:
                 try:
                     await self._open(name)
                 except Exception as error:
-                    lost.again(error)
+                    lost.message = in_words(error)
+                    longer_s = min(_PAUSE_GROWTH * lost.pause_s, _LONGEST_PAUSE_S)
+                    is_refused = isinstance(error, LoginRefused)
+                    lost.pause_s = _PAUSE_AFTER_LOGIN_REFUSED_S if is_refused else longer_s
             try:
                 await returned(name)
             except Exception as error:
@@ -274,10 +260,9 @@ class DeviceMonitor:
 
 
 class MapCache:
-    """Remembers so that not every plan begins with a question to every device.
+    """Caches maps, so that not every plan begins with reading every device.
 
-    Before a device is written to, its map is read. ``last`` are the maps as last read or
-    written, ``None`` after ``forget``: then the devices are to be asked first.
+    ``last``: the maps as last read or written; ``None`` after ``forget``.
     """
 
     def __init__(self, lab: Lab, devices: DeviceMonitor) -> None:
@@ -287,7 +272,7 @@ class MapCache:
         self._planned: ChangePlan | None = None
 
     async def read(self) -> Maps:
-        """The present map of every optical switch that answers, asked of the devices at once."""
+        """Read the present map of every optical switch that answers."""
         self.last = await self._devices.read_maps()
         return self.last
 
@@ -305,9 +290,9 @@ class MapCache:
         return lab_links(self._lab, maps)
 
     def plan(self, maps: Maps, decide: Decide) -> ChangePlan:
-        """The plan that turns these maps into what ``decide`` makes of them.
+        """The plan that turns these maps into what ``decide`` wants.
 
-        ``Refused`` if it is to change one that is not known; an error of ``decide`` is raised.
+        ``Refused`` if that changes one that is not known; raises the errors of ``decide``.
         """
         wanted = decide(maps)
         for name in wanted.keys() & maps.unread.keys():
@@ -315,7 +300,7 @@ class MapCache:
         before, made = maps.everywhere, self._planned
         # A change that was shown first is the same plan, as long as the maps are.
         if made is None or made.before != before or made.wanted != {**before, **wanted}:
-            made = self._planned = plan(self._lab, before, wanted)
+            made = self._planned = ChangePlan.of(self._lab, before, wanted)
         for name in made.changes:
             driven(self._lab.optical_switch(name))
         return made
@@ -325,13 +310,13 @@ class MapCache:
         self.last = maps.after(plan.wanted)
 
     def forget(self) -> None:
-        """Something went wrong on a device: ask before the next plan."""
+        """Read the devices before the next plan."""
         self.last = None
 
 
 @dataclass(frozen=True)
 class Drift:
-    """How a device differs from its last committed map; changes nothing by itself."""
+    """How a device differs from its last committed map."""
 
     missing: tuple[Any, ...]
     unknown: tuple[Any, ...]
@@ -348,7 +333,7 @@ class Drift:
 
 
 class CommittedMaps:
-    """Committed maps, remembered in the store with the change that made them so."""
+    """Committed maps, kept in the store with the change that committed them."""
 
     def __init__(self, store: Store, lab: Lab | None = None) -> None:
         self._lab, self._store = lab, store
@@ -364,8 +349,8 @@ class CommittedMaps:
     def after(self, plan: ChangePlan, adopts: Mapping[str, AnyMap]) -> dict[str, AnyMap]:
         """The committed maps once this plan is carried out.
 
-        Only what was asked for is taken over: an entry that somebody else made or
-        broke on the device goes on to differ. ``adopts`` are asked for by name.
+        Entries that somebody else made or broke on the device still differ then, but for those
+        in ``adopts``.
         """
         maps: dict[str, AnyMap] = {}
         for name in {**plan.changes, **adopts}:
@@ -385,13 +370,6 @@ class CommittedMaps:
         return {
             name: recorded_map(self._lab, name, record.commits.get(name, record.wanted[name]))
             for name in changed
-        }
-
-    def rows(self, maps: Mapping[str, AnyMap], record: Reconfiguration) -> dict[str, Any]:
-        """As the store takes them, with the change they come from."""
-        return {
-            name: {"map": as_texts(m), "reconfiguration": record.id, "at": record.finished_at}
-            for name, m in maps.items()
         }
 
     def take(self, maps: Mapping[str, AnyMap]) -> None:

@@ -1,30 +1,31 @@
-"""Watching the circuit switches in the background: alarms, drift, and who is back."""
+"""What optical switches show: alarms and drift, watched in the background, and power on request."""
 
 import asyncio
 import logging
 import time
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 
-from patchlight.controller.changes.device_maps import Drift
+from patchlight.controller.changes.device_maps import Drift, Maps
 from patchlight.controller.changes.parts import CircuitParts
+from patchlight.controller.changes.power import PortReading, PowerVerdict, measures_each
 from patchlight.controller.changes.transaction import Transactions
-from patchlight.controller.circuits.contract import Alarm
+from patchlight.controller.circuits.contract import Alarm, DirectedPort, PortState
 from patchlight.testbed.errors import in_words
 
 log = logging.getLogger("patchlight.circuits")
 
 _ALARMS_EVERY_S = 0.5
 _LOOK_EVERY_S = 30.0
-# Of a device that floods us no more become events each time: the journal is not to grow by that.
+# A device that floods us must not fill the journal.
 _EVENTS_AT_ONCE = 20
 
 
 class DeviceWatch:
-    """Makes events of what happens on the circuit switches of a lab.
+    """Makes events of alarms and drift.
 
-    ``drift`` is how each differed when it was last looked at; ``alarms`` counts those that were
-    new, by circuit switch and severity.
+    ``drift`` is as last read; ``alarms`` counts new ones by circuit switch and severity.
     """
 
     def __init__(self, parts: CircuitParts, transactions: Transactions) -> None:
@@ -33,10 +34,9 @@ class DeviceWatch:
         self.alarms: Counter[tuple[str, str]] = Counter()
 
     async def begin(self) -> None:
-        """Finish or undo what a dead controller left, then say how the devices differ.
+        """Finish or undo what a dead controller left, then report drift, which is not repaired.
 
-        A difference is an event and stays: nothing is repaired unasked. What a device that
-        was never seen before has counts as committed.
+        The map of a device that was never seen before counts as committed.
         """
         for record in await self._transactions.resume():
             event = {"reconfiguration": record.id, "state": record.state, "message": record.message}
@@ -45,13 +45,12 @@ class DeviceWatch:
         await self._report_drift()
 
     async def run(self) -> None:
-        """Make events of alarms and of drift, and bring back who does not answer, for ever."""
+        """Make events of alarms and drift, and reopen devices that do not answer, for ever."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._listen_and_look())
             group.create_task(self._parts.devices.watch(self._returned))
 
     async def _returned(self, name: str) -> None:
-        """A device is back: what was left open is ended, drift told, flows follow its map."""
         self._parts.port_states.forget(name)
         self.drift.pop(name, None)
         await self.begin()
@@ -79,7 +78,7 @@ class DeviceWatch:
                 looked_at = time.monotonic()
 
     async def report_alarms(self, name: str) -> None:
-        """Make events of the alarms that are new on this device, of a flood only the first."""
+        """Make events of the new alarms of a device, of a flood only of the first."""
         # Notices tell what we did ourselves; ``patchlight ocs alarms`` shows them.
         new = await self._parts.devices.new_alarms(name)
         alarms = [alarm for alarm in new if alarm.severity != "notice"]
@@ -99,3 +98,38 @@ class DeviceWatch:
                 event = {"ocs": name, **drift.as_texts()}
                 self._parts.store.add_event(time.time(), "drift", event)
             self.drift[name] = drift
+
+
+@dataclass(frozen=True)
+class PowerReport:
+    """The power of each circuit of one OCS, and the states of its ports that are not ready.
+
+    ``monitored``: whether the device measures at its outputs. ``unreachable`` says why nothing
+    is known, and is empty where it is.
+    """
+
+    monitored: bool = False
+    readings: list[PortReading] = field(default_factory=list)
+    ports: Mapping[DirectedPort, PortState] = field(default_factory=dict)
+    unreachable: str = ""
+
+
+async def power_report(parts: CircuitParts, name: str, maps: Maps) -> PowerReport:
+    """The power of each circuit in the present map of a switch, and its closed ports."""
+    if name in maps.unread:
+        return PowerReport(unreachable=maps.unread[name])
+    driver, check = parts.drivers[name], parts.power_check
+    monitored = measures_each(parts.lab.optical_switch(name), driver)
+    if driver.capabilities.power_out or driver.capabilities.power_in:
+        should = check.should_show(parts.maps.links(maps), name, maps[name])
+        readings = await check.judge(driver, should)
+        words = "" if monitored else "unverified, no power monitor at the outputs"
+    else:
+        readings = [PortReading(c, None, None, None, None, PowerVerdict("ok")) for c in maps[name]]
+        words = "unverified, no power monitor"
+    if words:
+        verdict = PowerVerdict("unverified", words)
+        readings = [replace(reading, verdict=verdict) for reading in readings]
+    states = await parts.port_states.read(name)
+    closed = {port: state for port, state in states.items() if state.condition != "ready"}
+    return PowerReport(monitored, readings, closed)

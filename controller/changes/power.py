@@ -1,6 +1,5 @@
-"""Whether circuits are up: the map as read back, and the optical power, expected and measured.
+"""Judges the optical power of circuits by the loss budget, and by their earlier power.
 
-Power is judged against the loss budget, and against what the same circuit showed before.
 Loss budget: power at an output = launch power − fibre losses − insertion losses passed, in dB.
 """
 
@@ -24,12 +23,12 @@ from patchlight.testbed.lab.spectrum import ChannelConnect
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from patchlight.testbed.lab.wiring import Links
 
-# A port of a circuit switch has one signal; one of a wavelength switch has many, and only a device
-# that tells channels apart says anything of one of them.
-
 
 def measures_each(switch: OpticalSwitch, driver: AnyDriver) -> bool:
-    """Whether the device can tell what each entry of its map shows at its output."""
+    """Whether the device measures the output power of each entry of its map.
+
+    A port of a wavelength switch has many signals: that takes power by channel.
+    """
     if isinstance(switch, WavelengthSwitch) and not isinstance(driver, TellsChannelPowers):
         return False
     return driver.capabilities.power_out
@@ -38,10 +37,9 @@ def measures_each(switch: OpticalSwitch, driver: AnyDriver) -> bool:
 async def powers_of(
     driver: AnyDriver, entries: Sequence[Entry], arriving_dbm: Mapping[DirectedPort, float | None]
 ) -> list[tuple[float | None, float | None]]:
-    """For each entry the power (dBm) of its light at the input and at the output.
+    """The input and output power (dBm) of each entry; ``None`` if dark or not measured.
 
-    ``None``: it is dark, or nobody measures it. ``arriving_dbm`` is the power at inputs that was
-    measured a moment ago; what is there is not asked again of a circuit switch.
+    Inputs in ``arriving_dbm`` were measured a moment ago, and are not measured again.
     """
     ends = [(DirectedPort("in", c.inp), DirectedPort("out", c.out)) for c in entries]
     if any(isinstance(c, ChannelConnect) for c in entries):
@@ -75,12 +73,11 @@ VerdictKind = Literal["ok", "degraded", "unverified", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Tolerances:
-    """How far measured power may lie from what it should be, in dB.
+    """How far measured power may be off, in dB.
 
-    ``budget_db``: from the loss budget, up or down. Connectors, ageing and the spread of a
-    switch's insertion loss over its paths stay within it; a missed mirror does not.
-    ``baseline_db``: below what the same circuit showed before. Mirrors come back to the same
-    place within some tenths of a dB, and monitors read as exactly.
+    ``budget_db``: from the loss budget, up or down; covers connectors, ageing and the spread of
+    insertion loss, not a missed mirror. ``baseline_db``: below the earlier power of the circuit;
+    mirrors and monitors repeat within some tenths of a dB.
     """
 
     budget_db: float = 3.0
@@ -90,16 +87,15 @@ class Tolerances:
 DEFAULT_TOLERANCES = Tolerances()
 
 POWER_CEILING_DBM = 13.0
-"""More power than this is not sent through the mirrors, nor to a receiver behind them."""
+"""The most power that is sent through the mirrors and to a receiver."""
 
-# Monitors read noise at dark ports: with less power than this at an input, and none expected, its
-# loss through the switch says nothing.
+# Monitors read noise at dark ports: a loss from less input power than this means nothing.
 _DIMMEST_DBM = -30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The power that an entry should show at its output, and the transmitter it is from."""
+    """The power expected at the output of an entry, and its transmitter."""
 
     power_dbm: float
     source: Endpoint
@@ -108,9 +104,9 @@ class Expected:
 def expected_powers(
     lab: Lab, links: Links, asked: tuple[str, Iterable[Entry]] | None = None
 ) -> dict[tuple[str, Entry], Expected]:
-    """For each entry of a map on a path to a receiver: what to expect.
+    """The expected power of each entry on a path to a receiver.
 
-    With ``asked``, entries of one switch, only along paths that pass one of these.
+    With ``asked``, a switch and entries of it, only along paths through these.
     """
     expected: dict[tuple[str, Entry], Expected] = {}
     for path in links.paths.values() if asked is None else links.paths_through(*asked):
@@ -121,8 +117,7 @@ def expected_powers(
 
 
 class Should(NamedTuple):
-    """What is known of a circuit's power before it is measured: by the loss budget, and
-    as it was before (dBm)."""
+    """The power (dBm) that a circuit should have: by the loss budget, and as before."""
 
     cross_connect: Entry
     expected: Expected | None
@@ -130,10 +125,10 @@ class Should(NamedTuple):
 
 
 class PowerVerdict(NamedTuple):
-    """What powers say of a cross-connect. ``words`` is empty where it is ``ok``.
+    """The state of a cross-connect by its power, with a text unless it is ``ok``.
 
-    ``failed``: the circuit is down or loses too much. ``degraded``: it is up, with less power
-    than it had before. ``unverified``: nothing can be said.
+    ``failed``: down, or loses too much. ``degraded``: up, with less power than before.
+    ``unverified``: not known.
     """
 
     kind: VerdictKind
@@ -152,12 +147,11 @@ def judge(
     insertion_loss_db: float,
     tolerances: Tolerances = DEFAULT_TOLERANCES,
 ) -> PowerVerdict:
-    """What the powers at both ends of a cross-connect say of it.
+    """Judge a cross-connect by the power at both ends.
 
-    Against the loss budget if it is on the path of a known transmitter (``expected``), and
-    against its own earlier power (``baseline_dbm``) if there is one. With neither, what is lost
-    between its ends counts, if the device measures both. Without power at the input nothing can
-    be said of the mirrors.
+    Compared with the loss budget if the transmitter is known (``expected``), and with its earlier
+    power (``baseline_dbm``) if there is one. With neither, its loss counts, if both ends are
+    measured. Without input power it is ``unverified``.
     """
     should = expected.power_dbm if expected is not None else baseline_dbm
     if should is None:
@@ -206,7 +200,7 @@ Readings = Mapping[BaselineKey, tuple[float, ...]]
 
 @dataclass(frozen=True)
 class PortReading:
-    """The power of one cross-connect: measured, by the loss budget and as before (dBm)."""
+    """The power (dBm) of one cross-connect: measured, by the loss budget, and as before."""
 
     cross_connect: Entry
     in_dbm: float | None
@@ -217,22 +211,21 @@ class PortReading:
 
     @property
     def source(self) -> Endpoint | None:
-        """The transmitter that the power is from, if that is known."""
+        """The transmitter, if it is known."""
         return self.expected.source if self.expected is not None else None
 
     @property
     def good(self) -> bool:
-        """Whether this is what the circuit should show again: verified, or the first power of
-        one that nothing is known of."""
+        """Whether it may become a baseline: verified, or the first power of an unknown circuit."""
         first = self.verdict.kind == "unverified" and self.out_dbm is not None
         return self.verdict.kind == "ok" or (first and self.baseline_dbm is None)
 
 
 class PowerBaselines:
-    """Output powers (dBm) of circuits by their two ports and their transmitter.
+    """Earlier output powers (dBm) of circuits, by their two ports and their transmitter.
 
-    A reading is taken when a circuit is made and found good, and at no other time: else power
-    that fades slowly while somebody looks at it often would take its baseline along.
+    Readings are taken only when a circuit is made and found good: else the baseline would follow
+    power that fades slowly.
     """
 
     def __init__(self, store: Store) -> None:
@@ -247,7 +240,7 @@ class PowerBaselines:
         return round(median(readings) if len(readings) > 1 else readings[0], 2)
 
     def with_readings(self, ocs: str, good: Iterable[PortReading]) -> Readings:
-        """What is to be kept once these circuits were found good; keeps nothing itself."""
+        """The readings to store if these circuits are committed; stores nothing itself."""
         kept: dict[BaselineKey, tuple[float, ...]] = {}
         known = self._of(ocs)
         for reading in good:
@@ -258,7 +251,7 @@ class PowerBaselines:
         return kept
 
     def begin_anew(self, ocs: str, readings: Iterable[PortReading]) -> int:
-        """Take these powers for the baselines from now on; how many there are."""
+        """Replace the baselines by these powers, and return how many there are."""
         new = {
             _key(ocs, reading.cross_connect, reading.source): (reading.out_dbm,)
             for reading in readings
@@ -282,14 +275,14 @@ class PowerBaselines:
 def _key(ocs: str, c: Entry, source: Endpoint | None) -> BaselineKey:
     light = str(source or "")
     if isinstance(c, ChannelConnect):
-        # One channel of several on the same way, with what is taken off it.
+        # The channel, with its attenuation.
         light += str(c)[str(c).index("@") :]
     return ocs, c.inp, c.out, light
 
 
 @dataclass(frozen=True)
 class Verified:
-    """``remarks`` on what could not be verified or is degraded; ``good``: the readings to keep."""
+    """``remarks`` on unverified and degraded circuits; ``good``: the readings to keep."""
 
     remarks: list[str]
     good: list[PortReading] = field(default_factory=list)
@@ -297,14 +290,14 @@ class Verified:
 
 @dataclass(frozen=True)
 class PowerCheck:
-    """Judges power: by the lab's loss budgets, and by what circuits showed before."""
+    """Judges power by the lab's loss budgets and by earlier power."""
 
     lab: Lab
     baselines: PowerBaselines
     tolerances: Tolerances = DEFAULT_TOLERANCES
 
     def should_show(self, links: Links, ocs: str, cross_connects: Iterable[Entry]) -> list[Should]:
-        """What is known beforehand of the power of these entries of this switch's map."""
+        """The power that these entries of a switch's map should have."""
         circuits = list(cross_connects)
         expected_of = expected_powers(self.lab, links, (ocs, circuits))
         should = []
@@ -320,10 +313,9 @@ class PowerCheck:
         should: Sequence[Should],
         arriving_dbm: Mapping[DirectedPort, float | None] | None = None,
     ) -> list[PortReading]:
-        """What the device measures of cross-connects, and what that says.
+        """Measure and judge cross-connects of a device that measures each.
 
-        ``arriving_dbm`` is the power at inputs that was measured a moment ago. Only devices that
-        measure at outputs, of a wavelength switch each channel, can be asked.
+        ``arriving_dbm`` is the power at inputs that was measured a moment ago.
         """
         powers_dbm = await powers_of(driver, [c for c, _, _ in should], arriving_dbm or {})
         loss_db = self.lab.optical_switch(driver.name).insertion_loss_db
@@ -342,10 +334,9 @@ class PowerCheck:
         should: Sequence[Should],
         arriving_dbm: Mapping[DirectedPort, float | None] | None = None,
     ) -> Verified:
-        """``StepFailed`` where the power is not as it should be.
+        """``StepFailed`` if the power is wrong.
 
-        A degraded circuit is a remark and no failure: it carries traffic, and what stood
-        before was broken for it, so that going back helps nobody.
+        A degraded circuit is a remark: it carries traffic, and undoing the change helps nobody.
         """
         if not measures_each(self.lab.optical_switch(driver.name), driver):
             return Verified([await self._by_factory_losses(driver, should)])
@@ -357,7 +348,7 @@ class PowerCheck:
         return Verified(remarks, [reading for reading in readings if reading.good])
 
     async def _by_factory_losses(self, driver: AnyDriver, should: Sequence[Should]) -> str:
-        """What can be said without power monitors; ``StepFailed`` if a path loses too much."""
+        """A remark without power monitors; ``StepFailed`` if a path loses too much."""
         words = f"{driver.name}: unverified, it has no power monitor"
         if driver.capabilities.power_out:
             words += " that tells channels apart"

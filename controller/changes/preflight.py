@@ -1,7 +1,6 @@
-"""What speaks against a change: locks, the stop button, and checks before anything is written.
+"""What can stop a change: locks, the stop button, and checks before the first write.
 
-Locks and the stop button outlive the controller. They are asked for where a transaction is
-checked, so nothing gets past them; undoing a change that failed does.
+Locks and the stop button outlive the controller. Only undoing a failed change ignores them.
 """
 
 import asyncio
@@ -17,23 +16,21 @@ from patchlight.controller.changes.record import ChangeOptions, ChangePlan, Chan
 from patchlight.controller.circuits.contract import DirectedPort, Drivers, PortState
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab.labmaps import Place, check_place, in_order
+from patchlight.testbed.lab.labmaps import Place, check_place, in_order, places_of
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.spectrum import Channel
 
 _MARK = "stop"
-_PRESSED_BY_SOMEBODY = {"by": "", "why": "its record could not be read", "at": 0.0}
 
 LockKind = Literal["locked", "kept", "bad"]
 
 
 @dataclass(frozen=True)
 class PortLock:
-    """A lock of both sides of a port of one switch, or of one ``channel`` there.
+    """A lock of a port, input and output, or of one ``channel`` there, since ``at`` (Unix time).
 
-    ``locked``: nobody changes it. ``kept``: only ``by`` does. ``bad``: a change that could
-    not be undone left it in an unknown state. ``at`` is the Unix time of the lock. Without a
-    ``channel`` it is the whole port.
+    ``locked``: nobody changes it. ``kept``: only ``by`` does. ``bad``: a change that could not be
+    undone left it in an unknown state.
     """
 
     ocs: str
@@ -50,7 +47,7 @@ class PortLock:
         return Place(self.port, Channel.parse(self.channel) if self.channel else None)
 
     def stops(self, user: str) -> bool:
-        """Whether this user may not change the port."""
+        """Whether it keeps this user from changing the port."""
         return self.kind != "kept" or not user or user != self.by
 
     def __str__(self) -> str:
@@ -62,7 +59,7 @@ _LOCK = TypeAdapter(PortLock)
 
 
 class PortLocks:
-    """The locks of ports, and of channels there, of a lab's optical switches; in the store."""
+    """The locks of a lab's optical switches, kept in the store."""
 
     def __init__(self, lab: Lab, store: Store) -> None:
         self._lab, self._store = lab, store
@@ -75,7 +72,7 @@ class PortLocks:
     def lock(
         self, ocs: str, ports: Iterable[int | Place], kind: LockKind, by: str, why: str
     ) -> list[PortLock]:
-        """Lock these ports, or places. ``BadInput`` for one that is none, or that others locked."""
+        """Lock ports or places; ``BadInput`` if one does not exist or another user locked it."""
         places = self._checked(ocs, ports)
         for place in places:
             lock = self._locks.get((ocs, place))
@@ -83,16 +80,19 @@ class PortLocks:
                 raise BadInput(f"{lock}", hint="unlock it first: patchlight ocs unlock")
         return self._save(ocs, places, kind, by, why)
 
-    def mark_bad(self, ocs: str, places: Iterable[Place], why: str) -> None:
-        """Keep everybody off places of which nothing certain is known."""
-        self._save(ocs, in_order(places), "bad", "patchlight", why)
+    def mark_bad(self, changes: Changes, number: int) -> None:
+        """Keep everybody off what a change touched that could not be undone."""
+        for name, change in changes.items():
+            places = in_order(places_of((*change.breaks, *change.makes)))
+            why = f"change {number} could not be undone"
+            self._save(name, places, "bad", "patchlight", why)
 
     def _save(
         self, ocs: str, places: Sequence[Place], kind: LockKind, by: str, why: str
     ) -> list[PortLock]:
         at = time.time()
         new = [PortLock(ocs, p.port, kind, by, why, at, str(p.channel or "")) for p in places]
-        # What nothing certain is known of is kept from others whatever the disk says.
+        # A port in an unknown state is locked even if the disk is full.
         self._store.save_locks([asdict(lock) for lock in new], soon=kind == "bad")
         self._locks.update({_key(lock): lock for lock in new})
         event = {"ocs": ocs, "ports": _in_json(places), "lock": kind, "by": by, "why": why}
@@ -100,20 +100,20 @@ class PortLocks:
         return new
 
     def unlock(self, ocs: str, ports: Iterable[int | Place], by: str, why: str) -> list[PortLock]:
-        """Take the locks of these ports, or places, away, whoever made them; which there were."""
+        """Remove the locks of these ports or places, anybody's, and return them."""
         places = self._checked(ocs, ports)
         gone = [self._locks[ocs, place] for place in places if (ocs, place) in self._locks]
         self._store.delete_locks([(lock.ocs, lock.port, lock.channel) for lock in gone])
         for lock in gone:
             del self._locks[_key(lock)]
         if gone:
-            there = [lock.place for lock in gone]
-            event = {"ocs": ocs, "ports": _in_json(there), "by": by, "why": why}
+            ports_gone = _in_json(lock.place for lock in gone)
+            event = {"ocs": ocs, "ports": ports_gone, "by": by, "why": why}
             self._store.add_event(time.time(), "unlocked", event)
         return gone
 
     def objections(self, changes: Changes, user: str) -> list[str]:
-        """In words, each lock that these changes of ``user`` would run against."""
+        """Each lock that stands against these changes of ``user``, as text."""
         if not self._locks:
             return []
         return [
@@ -141,10 +141,6 @@ def _in_json(places: Iterable[Place]) -> list[int | str]:
     return [place.port if place.channel is None else str(place) for place in places]
 
 
-def _pressed(row: dict[str, Any]) -> dict[str, Any]:
-    return {"by": str(row["by"]), "why": str(row["why"]), "at": float(row["at"])}
-
-
 class EmergencyStop:
     """Whether changes may go on; kept in the store, and in memory while that takes nothing."""
 
@@ -155,17 +151,19 @@ class EmergencyStop:
 
     @property
     def pressed(self) -> dict[str, Any] | None:
-        """Who pressed it, when and why; ``None`` if it is not pressed.
-
-        Read each time: with ``--direct`` somebody else presses it, in another process.
-        """
+        """Who pressed it, when and why; ``None`` if it is not pressed."""
         if self.unwritten:
             return self._latest
-        return self._store.mark(_MARK, _pressed, _PRESSED_BY_SOMEBODY)
+        # Read each time: with ``--direct`` another process may press it.
+        return self._store.mark(
+            _MARK,
+            lambda row: {"by": str(row["by"]), "why": str(row["why"]), "at": float(row["at"])},
+            {"by": "", "why": "its record could not be read", "at": 0.0},
+        )
 
     @property
     def unwritten(self) -> str:
-        """Why what was pressed or cleared last is not on disk yet; empty where it is."""
+        """Why the last press or clear is not on disk yet; empty if it is."""
         return self._store.unwritten_because if self._is_unwritten else ""
 
     @property
@@ -178,12 +176,12 @@ class EmergencyStop:
         return f"the stop button was pressed by {who}{why}"
 
     def press(self, by: str, why: str) -> None:
-        """Halt what is under way and refuse what comes, at once, also with a full disk."""
+        """Halt the change under way and refuse new ones, at once, even with a full disk."""
         pressed = {"by": by, "why": why, "at": time.time()}
         self._set(pressed, "stopped", pressed)
 
     def clear(self, by: str, why: str) -> None:
-        """Let changes begin again; no error if it was not pressed."""
+        """Let changes begin again."""
         if self.pressed is not None:
             self._set(None, "stop-cleared", {"by": by, "why": why})
 
@@ -192,7 +190,7 @@ class EmergencyStop:
         self._is_unwritten = not self._store.set_mark_soon(_MARK, pressed, kind, event)
 
     def check(self) -> None:
-        """``StepFailed`` if it is pressed: called between the steps of a change."""
+        """``StepFailed`` if it is pressed; called between the steps of a change."""
         if message := self.message:
             raise StepFailed(message)
 
@@ -203,7 +201,7 @@ _STATES_KEPT_S = 60.0
 
 
 class PortStates:
-    """The states of the ports of each optical switch, read again when they are old."""
+    """The port states of each optical switch, read again after a minute."""
 
     def __init__(self, drivers: Drivers) -> None:
         self._drivers = drivers
@@ -211,7 +209,7 @@ class PortStates:
         self._closed: dict[str, Mapping[DirectedPort, PortState]] = {}
 
     async def of(self, ocs: str) -> Mapping[DirectedPort, PortState]:
-        """The states as read not long ago; empty where the device does not tell them."""
+        """The states as read at most a minute ago; empty if the device does not report them."""
         now = asyncio.get_running_loop().time()
         read_at, states = self._states.get(ocs, (0.0, {}))
         if ocs not in self._states or now - read_at > _STATES_KEPT_S:
@@ -221,7 +219,7 @@ class PortStates:
     async def not_ready(
         self, ocs: str, cross_connects: Iterable[Any]
     ) -> list[tuple[DirectedPort, PortState]]:
-        """Those of the ports that these would use that can carry none, in order."""
+        """The ports of these cross-connects that are not ready, in order."""
         await self.of(ocs)
         closed = self._closed[ocs]
         ends = (
@@ -232,23 +230,23 @@ class PortStates:
         return [(port, closed[port]) for port in ends if port in closed]
 
     async def read(self, ocs: str) -> Mapping[DirectedPort, PortState]:
-        """The states as they are now."""
+        """The present states."""
         try:
             states = await self._drivers[ocs].port_states()
         except PatchlightError:
-            # Some devices do not tell. The change itself will show what they can do.
+            # Some devices do not report them; making the circuits shows what they can do.
             states = {}
         self._states[ocs] = (asyncio.get_running_loop().time(), states)
         self._closed[ocs] = {p: state for p, state in states.items() if state.condition != "ready"}
         return states
 
     def forget(self, ocs: str) -> None:
-        """Read them anew next time: something happened to this device."""
+        """Read them again next time."""
         self._states.pop(ocs, None)
 
 
 def meetings(plan: ChangePlan) -> list[str]:
-    """In words, each two signals that would meet after this plan, and do not now."""
+    """Each pair of signals that would meet after this plan and do not now, as text."""
     before, after = plan.links_before.light, plan.links_after.light
     if before is None or after is None:
         return []
@@ -262,8 +260,7 @@ def meetings(plan: ChangePlan) -> list[str]:
 
 @dataclass
 class PreflightResult:
-    """``objections``: why the change may not be made, in words. ``arriving_dbm``: the power
-    at the inputs of the circuits to make, by switch, as far as the devices can measure it."""
+    """``objections`` as text; ``arriving_dbm``: the measured input power of circuits to make."""
 
     objections: list[str] = field(default_factory=list)
     arriving_dbm: dict[str, Mapping[DirectedPort, float | None]] = field(default_factory=dict)
@@ -271,10 +268,9 @@ class PreflightResult:
 
 @dataclass(frozen=True)
 class PreflightChecks:
-    """All that is asked of a plan; ``jobs_using`` gives the jobs whose traffic uses these ports.
+    """All checks of a plan; ``jobs_using`` gives the jobs whose traffic uses these ports.
 
-    ``unfinished`` says of an optical switch, by name, why it takes no change: what an earlier
-    one came to is not known.
+    ``unfinished``: by switch, why it takes no change (the result of an earlier one is not known).
     """
 
     drivers: Drivers
@@ -286,13 +282,13 @@ class PreflightChecks:
     unfinished: dict[str, str] = field(default_factory=dict)
 
     def halts(self, plan: ChangePlan) -> list[str]:
-        """What keeps any change of these switches from beginning, whatever it is."""
+        """What keeps any change of these switches from beginning."""
         reasons = [self.unfinished[name] for name in plan.changes if name in self.unfinished]
         stopped = self.stop.message
         return list(dict.fromkeys([stopped, *reasons] if stopped else reasons))
 
     async def check(self, plan: ChangePlan, options: ChangeOptions) -> PreflightResult:
-        """Check a plan made with these options. Asks the devices; writes nothing."""
+        """Check a plan made with these options. Reads from the devices; writes nothing."""
         result = PreflightResult(self.locks.objections(plan.changes, options.by))
         objections = result.objections
         if options.spare_jobs and (jobs := self.jobs_using(plan.moved)):

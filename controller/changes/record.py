@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2s
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab.labmaps import Place, check_map, entries_at
+from patchlight.testbed.lab.labmaps import check_map
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.portmap import AnyMap, MapChange
 from patchlight.testbed.lab.wiring import Links, lab_links
@@ -20,12 +20,10 @@ Changes = Mapping[str, MapChange[Any]]
 
 @dataclass(frozen=True, slots=True)
 class ChangePlan:
-    """One change of the network.
+    """One change of the network, from the maps ``before`` to the maps ``wanted``.
 
-    ``before`` and ``wanted`` are the maps of the optical switches; ``changes`` the smallest change
-    of each that has one. ``links_staying`` are up before and after alike: only
-    on them may anything be sent while circuits change. ``moved`` are the ports whose link goes
-    down, comes up, or leads to another port at the far end.
+    ``changes``: the smallest change of each switch that has one. ``links_staying`` are up before,
+    after and meanwhile. ``moved``: the ports whose link goes down, comes up or gets another end.
     """
 
     before: Mapping[str, AnyMap]
@@ -36,33 +34,33 @@ class ChangePlan:
     links_after: Links
     moved: frozenset[Endpoint]
 
+    @classmethod
+    def of(cls, lab: Lab, before: Mapping[str, AnyMap], wanted: Mapping[str, AnyMap]) -> Self:
+        """The plan that turns the maps ``before`` into ``wanted``.
+
+        ``before`` has every optical switch of the lab, ``wanted`` those that should change. Without
+        wavelengths, only light through the cross-connects that differ is traced. ``BadInput`` if a
+        wanted map names a switch, port or channel that does not exist.
+        """
+        for name, wanted_map in wanted.items():
+            check_map(lab.optical_switch(name), wanted_map)
+        after = {**before, **wanted}
+        diffs = {name: before[name].diff(wanted[name]) for name in before if name in wanted}
+        changes = {name: change for name, change in diffs.items() if change}
+        staying = {name: before[name].without(change.breaks) for name, change in changes.items()}
+        links_before, links_after = lab_links(lab, before), lab_links(lab, after)
+        return cls(
+            before=dict(before),
+            wanted=after,
+            changes=changes,
+            links_before=links_before,
+            links_staying=lab_links(lab, {**before, **staying}),
+            links_after=links_after,
+            moved=frozenset(_moved(changes, links_before, links_after)),
+        )
+
     def __bool__(self) -> bool:
         return bool(self.changes)
-
-
-def plan(lab: Lab, before: Mapping[str, AnyMap], wanted: Mapping[str, AnyMap]) -> ChangePlan:
-    """The plan that turns the maps ``before`` into ``wanted``.
-
-    ``before`` holds every optical switch of the lab; ``wanted`` those that should change. Where
-    wavelengths do not matter, light is followed through the cross-connects that differ, and through
-    no others. ``BadInput`` where a wanted map names a switch, port or channel that is not there.
-    """
-    for name, wanted_map in wanted.items():
-        check_map(lab.optical_switch(name), wanted_map)
-    after = {**before, **wanted}
-    diffs = {name: before[name].diff(wanted[name]) for name in before if name in wanted}
-    changes = {name: change for name, change in diffs.items() if change}
-    staying = {name: before[name].without(change.breaks) for name, change in changes.items()}
-    links_before, links_after = lab_links(lab, before), lab_links(lab, after)
-    return ChangePlan(
-        before=dict(before),
-        wanted=after,
-        changes=changes,
-        links_before=links_before,
-        links_staying=lab_links(lab, {**before, **staying}),
-        links_after=links_after,
-        moved=frozenset(_moved(changes, links_before, links_after)),
-    )
 
 
 def _moved(changes: Changes, before: Links, after: Links) -> Iterable[Endpoint]:
@@ -78,38 +76,8 @@ def _moved(changes: Changes, before: Links, after: Links) -> Iterable[Endpoint]:
     )
 
 
-def wanted_maps(
-    lab: Lab,
-    present: Mapping[str, AnyMap],
-    asked: Mapping[str, AnyMap],
-    dropped: Mapping[str, Collection[int | Place]],
-    *,
-    only: bool,
-) -> dict[str, Any]:
-    """The maps that a request means.
-
-    What is ``asked`` for is added to what is there, or with ``only`` takes its place; places
-    that are ``dropped`` lose their entries, in and out. ``BadInput`` for an optical switch that
-    the lab does not have.
-    """
-    for name in (*asked, *dropped):
-        lab.optical_switch(name)  # says so if there is none
-    wanted: dict[str, AnyMap] = {}
-    for name in {**asked, **dict.fromkeys(dropped)}:
-        if only and name in asked:
-            wanted[name] = asked[name]
-            continue
-        gone = dropped.get(name, ())
-        kept = present[name].without(entries_at(present[name], gone)) if gone else present[name]
-        wanted[name] = kept.joined(asked[name]) if name in asked else kept
-    return wanted
-
-
 def difference(before: Mapping[str, AnyMap], now: Mapping[str, AnyMap]) -> str:
-    """In words, how the maps ``now`` differ from those ``before``; empty if they do not.
-
-    A map that is not known now is not compared.
-    """
+    """How the known maps ``now`` differ from those ``before``, as text; empty if they do not."""
     return "; ".join(
         f"the map of {name} changed meanwhile: "
         + ", ".join(
@@ -122,21 +90,21 @@ def difference(before: Mapping[str, AnyMap], now: Mapping[str, AnyMap]) -> str:
 
 
 class Notifier:
-    """A number of steps that grows, and waiting for the next; ``step`` counts them."""
+    """A counter, ``step``, whose next increase can be awaited."""
 
     def __init__(self) -> None:
         self.step = 0
         self._next: asyncio.Event | None = None
 
     def tell(self) -> None:
-        """There is something new: wake who waits for that."""
+        """Count a step, and wake those who wait for it."""
         self.step += 1
         if self._next is not None:
             self._next.set()
             self._next = None
 
     async def after(self, step: int, wait_s: float) -> None:
-        """Wait until there is a step after that one, at most so long."""
+        """Wait until ``step`` is beyond this one, for at most ``wait_s``."""
         if self.step > step:
             return
         told = self._next = self._next or asyncio.Event()
@@ -151,10 +119,10 @@ _MAY_HALT = frozenset((WAITING, "read", "plan", "check", "drain", "break", "make
 
 
 class ChangeProgress:
-    """The stage that a change is in, ``since`` when (Unix time), and which OCS it is at.
+    """The stage of a change, ``since`` when (Unix time), and the OCS that it is at.
 
-    Each step is ``news``. While an OCS breaks or makes ``cross_connects``, so many of them
-    are ``done``; ``cancelled`` says in words who cancelled the change, and why.
+    ``done``: how many of the ``cross_connects`` that the OCS breaks or makes are done.
+    ``cancelled``: who cancelled the change, and why, as text. ``news`` counts the steps.
     """
 
     def __init__(self) -> None:
@@ -175,18 +143,18 @@ class ChangeProgress:
         return {"step": self.news.step} | {name: getattr(self, name) for name in names}
 
     def enter(self, stage: str) -> None:
-        """The change is in this stage from now on."""
+        """Begin a stage."""
         self.stage, self.since = stage, time.time()
         self.ocs, self.cross_connects, self.done = "", 0, 0
         self.news.tell()
 
     def count(self, ocs: str, done: int, cross_connects: int) -> None:
-        """So many of those that an OCS is to break or make are done."""
+        """Set how many cross-connects of an OCS are done."""
         self.ocs, self.done, self.cross_connects = ocs, done, cross_connects
         self.news.tell()
 
     def cancel(self, words: str) -> None:
-        """Have the change halted before its next step, for this reason."""
+        """Halt the change before its next step, for this reason."""
         self.cancelled = words
         self.news.tell()
 
@@ -204,16 +172,13 @@ class StepFailed(PatchlightError):
 
 @dataclass(frozen=True)
 class ChangeOptions:
-    """Who asks for a change, from where, and under which conditions.
+    """Who requests a change (a user's name), from which address, and under which conditions.
 
-    ``by`` is a user's name, ``origin`` the address that the request came from. With
-    ``spare_jobs`` a change on which a running job's traffic rides is refused.
-    ``planned_from`` is the ``fingerprint`` of the maps that the user was shown: if the devices
-    have others, the change is refused. ``adopts`` names entries that belong to the
-    committed map from now on, also where the device has them already. ``reverts`` is the
-    number of the change that this one undoes. Where the light is not ``judged``, a circuit counts
-    as made once it reads back: nobody knows yet what is plugged in at its ends. Who ``detaches``
-    does not wait until the change is over.
+    ``spare_jobs``: refuse if a running job's traffic would move. ``planned_from``: refuse unless
+    the maps still have this ``fingerprint``. ``adopts``: entries that belong to the committed map
+    afterwards, even if the device has them already. ``reverts``: the change that this one undoes.
+    Unless ``judged``, a circuit counts as made once it reads back, whatever its power.
+    ``detaches``: the caller does not wait for the end.
     """
 
     by: str = ""
@@ -228,11 +193,10 @@ class ChangeOptions:
 
 @dataclass
 class Reconfiguration:
-    """What became of one change. ``stages_s`` gives the seconds spent in each stage.
+    """The record of one change. ``stages_s``: the seconds spent in each stage.
 
-    ``commits`` has the committed map of a switch after this change where that is not ``wanted``:
-    what differed before without being asked for goes on to differ. ``adopted`` names those
-    whose committed map is new although nothing changes on the device.
+    ``commits``: the committed maps after this change that are not those ``wanted``, as earlier
+    drift remains. ``adopted``: switches whose committed map changes though the device does not.
     """
 
     why: str
@@ -253,16 +217,36 @@ class Reconfiguration:
     finished_at: float | None = None
 
     def __post_init__(self) -> None:
-        # Not of what is written down: it is of use only as long as the change is under way.
+        # Not a field: it is not stored, and of use only while the change is under way.
         self.progress = ChangeProgress()
 
+    @property
+    def as_row(self) -> dict[str, Any]:
+        """The record as JSON; ``dataclasses.asdict`` would copy the maps, too."""
+        row = {**vars(self), "stages_s": dict(self.stages_s), "notes": list(self.notes)}
+        del row["progress"]
+        return row
+
+    @property
+    def as_intent(self) -> dict[str, Any]:
+        """The same with its progress: a change is an intent until its end is in the journal."""
+        return {**self.as_row, "state": "intent", "progress": self.progress.as_json}
+
+    def fill(self, plan: ChangePlan, committed: Mapping[str, AnyMap]) -> None:
+        """Put a plan into the record, and the maps that are committed once it is done."""
+        self.before = {name: as_texts(m) for name, m in plan.before.items()}
+        self.wanted = {name: as_texts(m) for name, m in plan.wanted.items()}
+        self.changes = {name: change_as_texts(change) for name, change in plan.changes.items()}
+        self.adopted = [name for name in committed if name not in plan.changes]
+        self.commits = {n: as_texts(m) for n, m in committed.items() if m != plan.wanted[n]}
+
     def note(self, remarks: list[str]) -> None:
-        """Keep what is new of these remarks; a stage may say again what another said."""
+        """Add those of these remarks that are new."""
         self.notes += [remark for remark in remarks if remark not in self.notes]
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Count the time of the block as spent in this stage, however it ends."""
+        """Count the time of the block as spent in this stage."""
         self.progress.enter(name)
         began = time.monotonic()
         try:
@@ -272,20 +256,13 @@ class Reconfiguration:
             self.stages_s[name] = round(self.stages_s.get(name, 0.0) + spent, 6)
 
 
-def to_row(record: Reconfiguration) -> dict[str, Any]:
-    """The record as it is now, as JSON takes it; ``dataclasses.asdict`` would copy maps, too."""
-    row = {**vars(record), "stages_s": dict(record.stages_s), "notes": list(record.notes)}
-    del row["progress"]
-    return row
-
-
 def as_texts(switch_map: AnyMap) -> list[str]:
-    """A map as records and the API have it: each entry, one way, in order."""
+    """A map as in records and the API: each entry, one way, in order."""
     return list(switch_map.one_way_texts)
 
 
 def change_as_texts(change: MapChange[Any]) -> dict[str, list[str]]:
-    """A change of one map as records and the API have it."""
+    """A change of one map as in records and the API."""
     return {"breaks": [str(c) for c in change.breaks], "makes": [str(c) for c in change.makes]}
 
 
@@ -295,12 +272,3 @@ def fingerprint(maps: Mapping[str, AnyMap]) -> str:
     for name in sorted(maps):
         digest.update(f"{name} {' '.join(as_texts(maps[name]))}\n".encode())
     return digest.hexdigest()
-
-
-def fill_record(record: Reconfiguration, plan: ChangePlan, committed: Mapping[str, AnyMap]) -> None:
-    """Put a plan into its record, and the maps that are committed once it is done."""
-    record.before = {name: as_texts(m) for name, m in plan.before.items()}
-    record.wanted = {name: as_texts(m) for name, m in plan.wanted.items()}
-    record.changes = {name: change_as_texts(change) for name, change in plan.changes.items()}
-    record.adopted = [name for name in committed if name not in plan.changes]
-    record.commits = {name: as_texts(m) for name, m in committed.items() if m != plan.wanted[name]}

@@ -8,21 +8,13 @@ more; a failure after that rolls back.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
-from enum import Enum, auto
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from patchlight.controller.changes.device_maps import Decide, Drift, Maps
-from patchlight.controller.changes.parts import (
-    CircuitParts,
-    changes_of,
-    finish_or_undo,
-    lock_places,
-    restore,
-    undone,
-)
+from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.power import Readings
 from patchlight.controller.changes.preflight import PreflightResult
 from patchlight.controller.changes.record import (
@@ -32,9 +24,7 @@ from patchlight.controller.changes.record import (
     Reconfiguration,
     Refused,
     difference,
-    fill_record,
     fingerprint,
-    to_row,
 )
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError, in_words
 from patchlight.testbed.lab.portmap import AnyMap
@@ -44,44 +34,28 @@ log = logging.getLogger("patchlight.circuits")
 NO_OPTIONS = ChangeOptions()
 _RECORD = TypeAdapter(Reconfiguration)
 
-Hears = Callable[[Reconfiguration], None]
-"""Is told of a change that is over."""
+OnEnd = Callable[[Reconfiguration], None]
 
 
-class _Attempt(Enum):
-    """How far an attempt at a change came."""
-
-    ENDED = auto()
-    """The change is at its end, whichever; its record says which."""
-
-    PLAN_AGAIN = auto()
-    """Nothing was written: the maps that the plan was made from are out of date."""
-
-
-class ChangeRun:
-    """One change: what is asked for, the plan for it, and the ``record`` of what became of it."""
+class _ChangeRun:
+    """One change: what is asked for, the plan for it, and the ``record`` of its progress."""
 
     def __init__(
         self, parts: CircuitParts, decide: Decide, why: str, options: ChangeOptions
     ) -> None:
-        self.record = Reconfiguration(
-            why=why,
-            started_at=time.time(),
-            by=options.by,
-            origin=options.origin,
-            reverts=options.reverts,
-        )
+        by, origin, reverts = options.by, options.origin, options.reverts
+        self.record = Reconfiguration(why, time.time(), by=by, origin=origin, reverts=reverts)
         self._parts, self._decide, self._options = parts, decide, options
         self._plan: ChangePlan
         self._committed: dict[str, AnyMap] = {}
         self._readings: Readings = {}
 
     async def run(self) -> Reconfiguration:
-        """Bring the change to its end. An error of ``decide`` is raised."""
+        """Bring the change to its end; raises the errors of ``decide``."""
         try:
             # First from the maps as last read, which are read again before the first
             # write; if they are out of date, once more from those that the devices have.
-            if await self._attempt(from_memory=True) is _Attempt.PLAN_AGAIN:
+            if not await self._attempt(from_memory=True):
                 await self._attempt(from_memory=False)
         except Exception as error:
             # What fails once something was written is rolled back where it fails. An intent
@@ -95,12 +69,12 @@ class ChangeRun:
                 self._close()
         return self.record
 
-    async def _attempt(self, *, from_memory: bool) -> _Attempt:
-        """Plan, check and carry out."""
+    async def _attempt(self, *, from_memory: bool) -> bool:
+        """Plan, check and carry out; false if the plan was made from maps that are out of date."""
         parts, record = self._parts, self.record
         remembered = parts.maps.last if from_memory else None
         if from_memory and (self._options.planned_from or remembered is None):
-            return _Attempt.PLAN_AGAIN
+            return False
         with record.stage("read"):
             maps = remembered if remembered is not None else await parts.maps.read()
         with record.stage("plan"):
@@ -108,16 +82,16 @@ class ChangeRun:
                 self._plan = parts.maps.plan(maps, self._decide)
             except PatchlightError:
                 if from_memory:
-                    return _Attempt.PLAN_AGAIN
+                    return False
                 raise
             self._committed = parts.committed.after(self._plan, self._options.adopts)
-            fill_record(record, self._plan, self._committed)
+            record.fill(self._plan, self._committed)
         with record.stage("check"):
             preflight = await self._check()
         if from_memory and (preflight.objections or not self._plan):
-            return _Attempt.PLAN_AGAIN
+            return False
         if not record.id:
-            self._prepared_intent()()
+            self.prepared_intent()()
         if preflight.objections:
             self._refuse("; ".join(preflight.objections))
         elif not self._plan:
@@ -127,7 +101,7 @@ class ChangeRun:
             record.state = "committed"
         else:
             return await self._carry_out(preflight, from_memory=from_memory)
-        return _Attempt.ENDED
+        return True
 
     async def _check(self) -> PreflightResult:
         """What speaks against the plan. Where nothing does at once, it is in the journal after."""
@@ -140,7 +114,7 @@ class ChangeRun:
         if objections or not plan:
             return PreflightResult(objections)
         # The devices are asked first, and answer while the intent is written and goes to the disk.
-        journalled = asyncio.create_task(self._journal_intent())
+        journalled = asyncio.create_task(asyncio.to_thread(self.prepared_intent()))
         try:
             return await preflight.check(plan, options)
         except PatchlightError as error:
@@ -148,28 +122,21 @@ class ChangeRun:
         finally:
             await journalled
 
-    async def _journal_intent(self) -> None:
-        await asyncio.to_thread(self._prepared_intent())
-
-    def journal(self) -> None:
-        """Put it into the journal before anything is known of it but that it is wanted."""
-        self._prepared_intent()()
-
     def give_up(self) -> None:
         """End it before it began, as it was cancelled."""
         self._refuse(self.record.progress.cancelled)
         self._close()
 
-    def _prepared_intent(self) -> Callable[[], None]:
-        """What puts the intent into the journal, as it is now, when called."""
-        write = self._parts.store.prepared_intent(self.record.id, to_row(self.record))
+    def prepared_intent(self) -> Callable[[], None]:
+        """A function that writes the intent into the journal, as it is now."""
+        write = self._parts.store.prepared_intent(self.record.id, self.record.as_row)
 
         def journal() -> None:
             self.record.id = write()
 
         return journal
 
-    async def _carry_out(self, preflight: PreflightResult, *, from_memory: bool) -> _Attempt:
+    async def _carry_out(self, preflight: PreflightResult, *, from_memory: bool) -> bool:
         """Drain, read once more, and write if the maps are those that the plan was made from."""
         parts, plan, record = self._parts, self._plan, self.record
         try:
@@ -190,11 +157,11 @@ class ChangeRun:
                 record.note([f"planned anew: {changed}"])
                 # The new plan may be refused: then what was to go from the old one has to stay.
                 await self._set_flows(parts.maps.links(maps.everywhere))
-                return _Attempt.PLAN_AGAIN
+                return False
             else:
                 self._refuse(changed)
                 await self._set_flows(plan.links_before)
-            return _Attempt.ENDED
+            return True
         finally:
             with record.stage("undrain"):
                 await parts.traffic.undrain()
@@ -222,11 +189,11 @@ class ChangeRun:
         parts.maps.forget()
         try:
             with record.stage("roll-back"):
-                now = await restore(parts.drivers, plan.changes)
+                now, undone = await parts.executor.undo(plan.before, plan.changes)
                 # The light is where the devices say it is, also where another client moved it.
                 await self._set_flows(parts.maps.links({**plan.before, **now}))
             record.state = "rolled-back"
-            record.message = f"{reason}; {undone(plan.before, now)}"
+            record.message = f"{reason}; {undone}"
         except Exception as second:
             if not isinstance(second, PatchlightError):
                 log.exception("rolling back change %d", record.id)
@@ -236,7 +203,7 @@ class ChangeRun:
                 "Read the switch with 'patchlight ocs show' before anything else; until they "
                 "are unlocked, the ports of this change are locked"
             )
-            lock_places(parts.locks, record.id, plan.changes)
+            parts.locks.mark_bad(plan.changes, record.id)
 
     def _refuse(self, reason: str) -> None:
         self.record.state, self.record.message = "refused", f"nothing was written: {reason}"
@@ -249,7 +216,7 @@ class ChangeRun:
         """Journal the end; where the journal takes no more, close the devices to changes."""
         record = self.record
         try:
-            journal_end(self._parts, record, self._committed, self._readings)
+            self._parts.journal_end(record, self._committed, self._readings)
         except PatchlightError as error:
             message = f"how change {record.id} ended is not in the journal: {error.message}"
             self._parts.preflight.unfinished.update(dict.fromkeys(record.changes, message))
@@ -259,34 +226,12 @@ class ChangeRun:
             ) from error
 
 
-def journal_end(
-    parts: CircuitParts,
-    record: Reconfiguration,
-    committed: Mapping[str, AnyMap],
-    readings: Readings,
-) -> None:
-    """Write down how a change ended, with the maps and powers to keep if it is committed."""
-    record.finished_at = time.time()
-    if record.state != "committed":
-        committed, readings = {}, {}
-    with record.stage("commit"):
-        parts.store.update_reconfiguration(
-            record.id,
-            record.state,
-            to_row(record),
-            parts.committed.rows(committed, record),
-            readings,
-        )
-        parts.committed.take(committed)
-        parts.power_check.baselines.take(readings)
-
-
 class Transactions:
     """Runs one change at a time over the lab's optical switches; ``on_end`` hear of each."""
 
     def __init__(self, parts: CircuitParts) -> None:
         self.parts = parts
-        self.on_end: list[Hears] = []
+        self.on_end: list[OnEnd] = []
         self._one_at_a_time = asyncio.Lock()
         self._running: dict[asyncio.Task[Reconfiguration], Reconfiguration] = {}
 
@@ -310,31 +255,28 @@ class Transactions:
         decide: Decide,
         why: str,
         options: ChangeOptions = NO_OPTIONS,
-        at_end: Hears | None = None,
+        at_end: OnEnd | None = None,
     ) -> Reconfiguration:
         """Turn the present maps into what ``decide`` makes of them.
 
-        Always returns a record whose state is final: ``committed``, ``refused`` (nothing
-        was written), ``rolled-back`` or ``unknown``. An error of ``decide`` is raised, and
-        ``OutcomeUnknown`` where the journal does not take how the change ended.
-        ``decide`` may be called again, with maps that are newer. ``at_end`` hears of the record,
-        also where nobody waits for it any more.
+        Returns a record whose state is final: ``committed``, ``refused`` (nothing was written),
+        ``rolled-back`` or ``unknown``. Raises the errors of ``decide``, which may be called again
+        with newer maps, and ``OutcomeUnknown`` if the end cannot be journalled. ``at_end`` gets the
+        record even if the caller is cancelled.
         """
-        return await asyncio.shield(
-            self._start(ChangeRun(self.parts, decide, why, options), at_end)
-        )
+        change = _ChangeRun(self.parts, decide, why, options)
+        return await asyncio.shield(self._start(change, at_end))
 
     async def begin(
         self,
         decide: Decide,
         why: str,
         options: ChangeOptions = NO_OPTIONS,
-        at_end: Hears | None = None,
+        at_end: OnEnd | None = None,
     ) -> Reconfiguration:
-        """The same without waiting for its end: the record as it is in the journal, with its
-        number. That it begins is an event; an error of ``decide`` is a refusal then."""
-        change = ChangeRun(self.parts, decide, why, options)
-        await asyncio.to_thread(change.journal)
+        """The same without waiting for the end; an error of ``decide`` refuses the change."""
+        change = _ChangeRun(self.parts, decide, why, options)
+        await asyncio.to_thread(change.prepared_intent())
         begun = {"id": change.record.id, "by": options.by, "origin": options.origin, "why": why}
         self.parts.store.add_event(change.record.started_at, "circuits-begun", begun)
         self._start(change, at_end).add_done_callback(_said_in_the_record)
@@ -343,8 +285,7 @@ class Transactions:
 
     def under_way(self, number: int) -> Reconfiguration | None:
         """The change of that number, if it waits for its turn or is being made."""
-        found = (each for each in self._running.values() if each.id == number > 0)
-        return next(found, None)
+        return next((r for r in self._running.values() if r.id == number > 0), None)
 
     def cancel(self, number: int, by: str, why: str) -> None:
         """Have a change halted before its next step, and what it did undone.
@@ -363,17 +304,14 @@ class Transactions:
         if record.progress.stage == WAITING:
             next(task for task, each in self._running.items() if each is record).cancel()
 
-    def _start(self, change: ChangeRun, at_end: Hears | None) -> asyncio.Task[Reconfiguration]:
-        # A task of its own: whoever waits for a change may be cancelled, the change may not.
+    def _start(self, change: _ChangeRun, at_end: OnEnd | None) -> asyncio.Task[Reconfiguration]:
+        # Whoever waits for a change may be cancelled; its own task may not.
         task = asyncio.create_task(self._run(change, at_end))
         self._running[task] = change.record
-        task.add_done_callback(self._end)
+        task.add_done_callback(lambda task: self._running.pop(task).progress.news.tell())
         return task
 
-    def _end(self, task: asyncio.Task[Reconfiguration]) -> None:
-        self._running.pop(task).progress.news.tell()
-
-    async def _run(self, change: ChangeRun, at_end: Hears | None) -> Reconfiguration:
+    async def _run(self, change: _ChangeRun, at_end: OnEnd | None) -> Reconfiguration:
         try:
             async with self._one_at_a_time:
                 await change.run()
@@ -382,9 +320,9 @@ class Transactions:
             if not (progress.cancelled and progress.stage == WAITING):
                 raise
             change.give_up()
-        for hear in (*self.on_end, *((at_end,) if at_end else ())):
+        for call in (*self.on_end, *((at_end,) if at_end else ())):
             try:
-                hear(change.record)
+                call(change.record)
             except Exception:  # the change came to what it came to
                 log.exception("after change %d", change.record.id)
         return change.record
@@ -403,12 +341,10 @@ class Transactions:
             return self.parts.committed.drift(await self.parts.maps.read())
 
     async def resume(self) -> list[Reconfiguration]:
-        """Finish or undo what a dead controller left behind; returns what became of each.
+        """Finish or undo the changes that a dead controller left, and return their records.
 
-        A change found whole on the devices is committed; anything else goes back to the
-        map before. Circuits that no unfinished change names are left as they are. A change of
-        a device that does not answer stays open, and its devices closed to others, until this
-        is called when the device is back.
+        A change found whole on the devices is committed, any other is undone. A change of a device
+        that does not answer stays open, and its devices take no other, until this is called again.
         """
         parts = self.parts
         ended: list[Reconfiguration] = []
@@ -417,25 +353,23 @@ class Transactions:
             for record in parts.store.unfinished_reconfigurations(self._read):
                 if self.under_way(record.id):
                     continue
-                maps, changed = await parts.maps.read(), changes_of(parts.lab, record)
+                maps, changed = await parts.maps.read(), parts.executor.changes_of(record)
                 if away := [name for name in changed if name not in maps]:
                     message = f"change {record.id} is unfinished: it waits for {', '.join(away)}"
                     parts.preflight.unfinished.update(dict.fromkeys(changed, message))
                     record.message = f"cut short by the controller's end; waits for {away[0]}"
-                    parts.store.update_reconfiguration(record.id, "intent", to_row(record))
+                    parts.store.update_reconfiguration(record.id, "intent", record.as_row)
                     continue
                 if not record.before:
                     record.state = "refused"
                     record.message = "nothing was written: it waited when the controller ended"
-                    journal_end(parts, record, {}, {})
-                    ended.append(record)
-                    continue
-                try:
-                    await finish_or_undo(parts.lab, record, parts.drivers, maps)
-                except Exception as error:
-                    record.state, record.message = "unknown", in_words(error)
-                    lock_places(parts.locks, record.id, changed)
-                journal_end(parts, record, parts.committed.of(record), {})
+                else:
+                    try:
+                        await parts.executor.finish_or_undo(record, maps)
+                    except Exception as error:
+                        record.state, record.message = "unknown", in_words(error)
+                        parts.locks.mark_bad(changed, record.id)
+                parts.journal_end(record, parts.committed.of(record), {})
                 ended.append(record)
             parts.maps.forget()
         return ended
@@ -443,7 +377,7 @@ class Transactions:
     def _read(self, row: dict[str, Any]) -> Reconfiguration:
         """An unfinished change as it was journalled; raises if it is not whole."""
         record = _RECORD.validate_python(row)
-        changes_of(self.parts.lab, record)
+        self.parts.executor.changes_of(record)
         self.parts.committed.of(record)
         return record
 

@@ -25,7 +25,7 @@ from patchlight.testbed.lab.model import Endpoint, Lab, PacketSwitch, Server
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from patchlight.testbed.wire import probe_frames
 from patchlight.testbed.wire.agent_status import LONGEST_LISTEN_S
-from patchlight.testbed.wire.probe_frames import Neighbour
+from patchlight.testbed.wire.probe_frames import LldpNeighbour
 
 _log = logging.getLogger(__name__)
 
@@ -314,8 +314,7 @@ class SwitchListening:
                         continue
                     found.ends.add(name)
                     found.heard |= {(source, name) for source in nic.heard}
-                    neighbours = [Neighbour(each.device, each.port) for each in nic.lldp]
-                    found.heard |= {(end_of(self._lab, each), name) for each in neighbours}
+                    found.heard |= {(end_of(self._lab, each), name) for each in nic.lldp}
                     if nic.carrier:
                         found.carriers.add(name)
         except PatchlightError as error:
@@ -362,7 +361,7 @@ class SwitchListening:
         return (switch for switch in self._lab.packet_switches if connected[switch.name])
 
 
-def end_of(lab: Lab, neighbour: Neighbour) -> str:
+def end_of(lab: Lab, neighbour: LldpNeighbour) -> str:
     """The end of the lab that sends such LLDP, by a NIC's MAC or a switch's name and port number.
 
     For a device outside the lab, the neighbour as text.

@@ -65,7 +65,7 @@ class ControllerMetrics:
         # When a series began says nothing here, and would be half of them.
         prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = prometheus.CollectorRegistry()
-        self.power = OpticalPower(controller.operations)
+        self.power = OpticalPower(controller.circuit_service)
         jobs, speaker, events = controller.jobs, controller.speaker, EventMetrics(self._registry)
         self._progress = JobProgress(
             self._registry, lambda: jobs.running.keys(), float(controller.lab.scale)

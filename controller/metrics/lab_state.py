@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from patchlight.controller.changes.operations import CircuitOperations, PowerReport
+from patchlight.controller.changes.device_watch import PowerReport, power_report
 from patchlight.controller.changes.power import PortReading
 from patchlight.controller.changes.preflight import LockKind
 from patchlight.controller.changes.record import State
+from patchlight.controller.changes.service import CircuitService
 from patchlight.controller.circuits.contract import Severity
 from patchlight.controller.hosts.agent_client import VERSION
 from patchlight.controller.jobs.policy_set import named
@@ -297,26 +298,27 @@ class OpticalPower:
     They are measured now and then, so that a scrape asks no device anything.
     """
 
-    def __init__(self, operations: CircuitOperations) -> None:
-        self._operations = operations
+    def __init__(self, service: CircuitService) -> None:
+        self._service = service
         self._samples: dict[str, tuple[float, PowerReport]] = {}  # with when (Unix time)
 
     async def run(self, every_s: float = POWER_EVERY_S) -> None:
         """Measure again and again, for ever; never while circuits change, which goes first."""
         while True:
-            if not self._operations.transactions.busy:
+            if not self._service.transactions.busy:
                 await self.measure()
             await asyncio.sleep(every_s)
 
     async def measure(self) -> None:
         """Ask each device that measures. What one that does not answer said is dropped."""
-        drivers = self._operations.parts.drivers
+        drivers = self._service.parts.drivers
         able = {name: driver.capabilities for name, driver in drivers.items()}
         measuring = [name for name, can in able.items() if can.power_in or can.power_out]
-        maps = await self._operations.parts.maps.read() if measuring else None
+        if measuring:
+            maps = await self._service.parts.maps.read()
         for name in measuring:
             try:
-                report = await self._operations.power(name, maps)
+                report = await power_report(self._service.parts, name, maps)
             except Exception as error:  # a driver's bug takes no other's figures
                 _log.debug("%s: measuring its power: %s", name, in_words(error))
                 self._samples.pop(name, None)

@@ -1,9 +1,8 @@
-"""The bounds within which nodes agree on optical paths: which nodes and channels each job has.
+"""The bounds within which nodes agree on optical paths: the nodes and channels of each job.
 
-Each node gives the receiver and the channel that are its own in every epoch, and nothing for a
-lease after it gets other bounds. So what was given in one epoch is over before it is given in
-another, whoever was silent meanwhile. Time is an argument, in seconds of the Unix clock; the
-service at the end of the file has a clock, and tells agents.
+A node grants its receiver and channel only, and nothing for a lease after it gets new bounds. So
+all grants of one epoch end before those of the next begin, even if nodes are silent meanwhile. Time
+is an argument, in Unix time.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ from patchlight.controller.hosts.agent_client import AgentCallError
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.paths.service import PathService
-from patchlight.testbed.jobs import JobState, JobStatus
+from patchlight.testbed.jobs import JobState
 from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.paths.light_networks import LightNetwork
 from patchlight.testbed.wire.agent_status import PathBounds, PathNodeStatus
@@ -41,7 +40,7 @@ class PathJob(NamedTuple):
 
 
 class BoundsOrder(NamedTuple):
-    """What an agent is to be told of a NIC: bounds, or that those up to this epoch are over."""
+    """New bounds for a NIC, or (``None``) the end of those up to this epoch."""
 
     server: str
     nic: str
@@ -51,10 +50,9 @@ class BoundsOrder(NamedTuple):
 
 @dataclass(frozen=True)
 class _Share:
-    """What a job has been given: an epoch, and bounds for each of its hosts.
+    """The epoch of a job, and the bounds of its hosts.
 
-    One that an earlier controller gave is known by its epoch alone, which is 0 until all agents
-    have been heard.
+    Of a share by an earlier controller only the epoch is known, 0 until all agents have answered.
     """
 
     epoch: int
@@ -63,7 +61,7 @@ class _Share:
 
 
 class PathShares:
-    """The bounds of the jobs of a lab, in step with which jobs run and what agents say."""
+    """The bounds of the jobs of a lab, by running jobs and the status of agents."""
 
     def __init__(self) -> None:
         self._shares: dict[str, _Share] = {}
@@ -76,9 +74,9 @@ class PathShares:
         said: Mapping[str, Mapping[str, PathNodeStatus]],
         now: float,
     ) -> list[BoundsOrder]:
-        """What is to be told now to agents that answer, so that each job has its bounds.
+        """The orders for the agents that answer, so that each job gets its bounds.
 
-        ``said`` has what each of them said last, by server and NIC.
+        ``said``: the last status of each NIC, by server.
         """
         self._epoch = max([self._epoch, *(s.epoch for of in said.values() for s in of.values())])
         wanted: dict[tuple[str, str], tuple[_Share, int]] = {}
@@ -90,7 +88,18 @@ class PathShares:
                 for number, host in enumerate(job.hosts):
                     wanted[host.server.name, host.nic.name] = share, number
         self._shares = kept
-        return list(_differences(wanted, said))
+        orders = [
+            BoundsOrder(server, nic, None, status.epoch)
+            for server, nics in said.items()
+            for nic, status in nics.items()
+            if (server, nic) not in wanted
+        ]
+        for (server, nic), (share, number) in wanted.items():
+            present = said.get(server, {}).get(nic)
+            is_new = present is None or present.epoch != share.epoch
+            if server in said and share.bounds and is_new:
+                orders.append(BoundsOrder(server, nic, share.bounds[number], share.epoch))
+        return orders
 
     def _share(
         self,
@@ -108,11 +117,10 @@ class PathShares:
         if not all(host.server.name in said for host in job.hosts):
             return _Share(0, hosts)
         present = [said[host.server.name].get(host.nic.name) for host in job.hosts]
-        epochs = {each.epoch for each in present if each and each.job == job.id}
-        if len(epochs) == 1:
-            found = _Share(epochs.pop(), hosts)
-            if _all_have(found, job, said):
-                return found
+        numbers = [each.number for each in present if each and each.job == job.id]
+        epochs = {each.epoch for each in present if each}
+        if numbers == list(range(len(hosts))) and len(epochs) == 1:
+            return _Share(epochs.pop(), hosts)
         self._epoch = max(self._epoch + 1, int(now))
         return _Share(self._epoch, hosts, tuple(self._bounds(job, networks)))
 
@@ -135,7 +143,7 @@ class PathShares:
 
 
 def why_no_paths(job: PathJob, networks: Sequence[LightNetwork]) -> str:
-    """Why the nodes of a job can have no bounds, in a sentence without its end, or nothing."""
+    """Why the nodes of a job can have no bounds, as text; empty if they can."""
     names = {host.name for host in job.hosts}
     network = next((n for n in networks if names <= n.numbers.keys()), None)
     if len(names) < 2:
@@ -152,40 +160,12 @@ def why_no_paths(job: PathJob, networks: Sequence[LightNetwork]) -> str:
     return ""
 
 
-def _differences(
-    wanted: Mapping[tuple[str, str], tuple[_Share, int]],
-    said: Mapping[str, Mapping[str, PathNodeStatus]],
-) -> Iterator[BoundsOrder]:
-    for server, nics in said.items():
-        for nic, status in nics.items():
-            if (server, nic) not in wanted:
-                yield BoundsOrder(server, nic, None, status.epoch)
-    for (server, nic), (share, number) in wanted.items():
-        present = said.get(server, {}).get(nic)
-        if server in said and share.bounds and (present is None or present.epoch != share.epoch):
-            yield BoundsOrder(server, nic, share.bounds[number], share.epoch)
-
-
-def _all_have(
-    share: _Share, job: PathJob, said: Mapping[str, Mapping[str, PathNodeStatus]]
-) -> bool:
-    """Whether all nodes of a job have the bounds of an epoch."""
-    for number, host in enumerate(job.hosts):
-        status = said[host.server.name].get(host.nic.name)
-        if status is None or (status.job, status.number) != (job.id, number):
-            return False
-        if status.epoch != share.epoch:
-            return False
-    return True
-
-
 def _channel(host: Host) -> str:
     return str(host.nic.transceiver.channel) if host.nic.transceiver else ""
 
 
 def _address(host: Host) -> str:
-    """Where a NIC's node hears others: beside its agent's Unix socket, or at UDP ports from its
-    agent's on."""
+    # Beside its agent's Unix socket, or at UDP ports from its agent's on.
     management, nics = host.server.management or "", host.server.nics
     if management.startswith("unix:"):
         return f"{management}.{host.nic.name}"
@@ -194,10 +174,10 @@ def _address(host: Host) -> str:
 
 
 class BoundsService:
-    """Keeps the agents' nodes in step with the jobs that run, where nodes give the lab's paths.
+    """Sends running jobs' bounds to agents, where nodes agree on paths by themselves.
 
-    Jobs are those on record, so that a controller that has just begun takes nothing from those
-    that it has not taken over yet.
+    Jobs are those on record, so that a new controller takes nothing from jobs that it has not
+    taken over yet.
     """
 
     def __init__(self, lab: Lab, fleet: Fleet, jobs: JobTable, paths: PathService) -> None:
@@ -206,7 +186,7 @@ class BoundsService:
         self._said: dict[str, str] = {}
 
     async def run(self) -> None:
-        """Tell agents what is new, for as long as this runs."""
+        """Send agents what is new, for ever."""
         while True:
             await self._paths.follow_light()
             if self._paths.knows_light:
@@ -214,7 +194,7 @@ class BoundsService:
             await asyncio.sleep(_PERIOD_S)
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Each host that has bounds, as its agent said last."""
+        """Each host that has bounds, by the last status of its agent."""
         said = [
             (f"{server}.{status.nic}", status)
             for server, nics in self._fleet.path_nodes().items()
@@ -235,7 +215,14 @@ class BoundsService:
         ]
 
     async def _tell(self) -> None:
-        networks, jobs = self._paths.book.networks, list(map(self._path_job, self._running()))
+        networks = self._paths.book.networks
+        jobs = [
+            PathJob(job.id, [*map(self._lab.host, job.hosts)], job.spec.gradient_bytes)
+            for job in self._jobs.live()
+            if job.state in (JobState.RUNNING, JobState.PAUSED)
+            and job.spec.trainer == "synthetic"
+            and len(job.hosts) > 1
+        ]
         for job in jobs:
             if why := why_no_paths(job, networks):
                 self._say_once(f"job {job.id} gets no bounds for paths", why)
@@ -253,22 +240,8 @@ class BoundsService:
             self._say_once(f"telling {order.server} of its bounds for paths", str(error))
 
     def _say_once(self, of: str, words: str) -> None:
-        """Log what is so again and again, once."""
         if self._said.get(of) != words:
             if len(self._said) >= _MOST_SAID:
                 self._said.clear()
             self._said[of] = words
             _log.warning("%s: %s", of, words)
-
-    def _running(self) -> list[JobStatus]:
-        return [
-            job
-            for job in self._jobs.live()
-            if job.state in (JobState.RUNNING, JobState.PAUSED)
-            and job.spec.trainer == "synthetic"
-            and len(job.hosts) > 1
-        ]
-
-    def _path_job(self, status: JobStatus) -> PathJob:
-        hosts = [self._lab.host(name) for name in status.hosts]
-        return PathJob(status.id, hosts, status.spec.gradient_bytes)

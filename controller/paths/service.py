@@ -1,7 +1,6 @@
-"""Optical paths on request: who waits, who has one and for how long, and the maps behind them.
+"""Optical paths on request: the book of granted and waiting paths, and the service with a clock.
 
-Who is not heard of for a lease loses the path, or the place among those that wait. In the book time
-is an argument, in seconds of the Unix clock; the service has a clock and the lab's maps.
+A path whose user is silent for a lease ends. In the book, time is an argument, in Unix time.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import inf, isfinite
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.storage.store import Store
@@ -24,33 +23,21 @@ from patchlight.testbed.paths.contract import FlowRequest
 from patchlight.testbed.paths.light_networks import LightNetwork, light_networks
 from patchlight.testbed.paths.schedulers import path_scheduler
 from patchlight.testbed.paths.scheduling import Scheduling
+from patchlight.testbed.wire.rest.requests import PathRequest
 
 State = Literal["waiting", "granted", "released", "expired"]
-SHORTEST_LEASE_S, LONGEST_LEASE_S = 0.1, 3600.0
 _MOST_PATHS = 10_000
 _KEPT = 1000
 
 _LONGEST_PAUSE_S = 5.0
 _MARK = "paths"
-# Written down so far ahead, so that few paths wait for the disk.
+# Stored so far ahead, so that few paths wait for the disk.
 _AHEAD_S, _AHEAD = 1.0, 100
-
-
-class WantedPath(NamedTuple):
-    """What somebody wants a path for; hosts by name, ``deadline_s`` from now on."""
-
-    source: str
-    destination: str
-    nbytes: float
-    deadline_s: float | None = None
-    collective: str | None = None
-    round: int = 0
-    lease_s: float = 10.0
 
 
 @dataclass
 class Path:
-    """One path, from when it was wanted on. ``channel`` is in THz, as it is written."""
+    """One path since it was requested; ``channel`` in THz, as text."""
 
     id: int
     source: str
@@ -68,29 +55,18 @@ class Path:
     ends_at: float | None = None
     ended_at: float | None = None
 
-    @property
-    def is_live(self) -> bool:
-        """Whether it waits or is used."""
-        return self.state in ("waiting", "granted")
-
-    def as_json(self) -> dict[str, Any]:
-        """As the API shows it."""
-        return asdict(self)
-
 
 @dataclass
 class _Lane:
-    """A network and who is on it."""
-
     network: LightNetwork
     scheduler: Scheduling
 
 
 class PathBook:
-    """The paths of a lab's networks, given by the scheduler of that name.
+    """The paths of a lab's networks, granted by the scheduler of that name.
 
-    Nothing is given before ``quiet_until``, as what was given before this book may be in use until
-    then; paths are counted on from the number ``last``.
+    Nothing is granted before ``quiet_until``, as earlier paths may be in use until then; numbers
+    continue after ``last``.
     """
 
     def __init__(
@@ -105,16 +81,16 @@ class PathBook:
 
     @property
     def networks(self) -> list[LightNetwork]:
-        """The networks, as they were told last."""
+        """The present networks."""
         return [lane.network for lane in self._lanes]
 
     @property
     def live(self) -> list[Path]:
-        """The paths in use and those that are waited for, as they came."""
+        """The paths in use and those that wait, in order of their requests."""
         return list(self._live.values())
 
     def light_is(self, networks: Sequence[LightNetwork], now: float) -> None:
-        """Take note of the networks that there are; on those that changed, all paths end."""
+        """Set the present networks; on those that changed, all paths end."""
         kept = []
         for network in networks:
             lane = next((lane for lane in self._lanes if lane.network.same(network)), None)
@@ -126,10 +102,10 @@ class PathBook:
             if lane is None or not lane.scheduler.has(path.id):
                 self._end(path, "expired", now)
 
-    def want(self, wanted: WantedPath, by: str, now: float) -> Path:
-        """Line a flow up; its path may be granted at once.
+    def want(self, wanted: PathRequest, by: str, now: float) -> Path:
+        """Queue a flow, whose path may be granted at once.
 
-        ``BadInput`` for one that makes no sense here, ``Refused`` for one that gets no path.
+        ``BadInput`` for a flow that is not possible here, ``Refused`` for one that gets no path.
         """
         lane = self._lane(wanted.source)
         if wanted.destination not in lane.network.numbers:
@@ -139,17 +115,12 @@ class PathBook:
                 "different networks",
                 hint="'patchlight paths --networks' shows them",
             )
-        if not SHORTEST_LEASE_S <= wanted.lease_s <= LONGEST_LEASE_S:
-            raise BadInput(
-                f"a lease of {wanted.lease_s:g} s: expected {SHORTEST_LEASE_S:g} to "
-                f"{LONGEST_LEASE_S:g}"
-            )
         if len(self._live) >= _MOST_PATHS:
             raise Refused(f"{_MOST_PATHS} paths wait or are used: try again later")
         number, numbers = self.last + 1, lane.network.numbers
         deadline_s = inf if wanted.deadline_s is None else now + wanted.deadline_s
         flow = FlowRequest(
-            *(number, numbers[wanted.source], numbers[wanted.destination], wanted.nbytes),
+            *(number, numbers[wanted.source], numbers[wanted.destination], wanted.bytes),
             *(deadline_s, wanted.collective, wanted.round),
         )
         try:
@@ -164,17 +135,9 @@ class PathBook:
                 f"{wanted.source} gets no path to {wanted.destination}: {refused[0].reason}"
             )
         self.last = number
+        fields = wanted.model_dump(exclude={"deadline_s"})
         path = self._live[number] = Path(
-            id=number,
-            source=wanted.source,
-            destination=wanted.destination,
-            bytes=wanted.nbytes,
-            collective=wanted.collective,
-            round=wanted.round,
-            by=by,
-            lease_s=wanted.lease_s,
-            wanted_at=now,
-            until=now + wanted.lease_s,
+            **fields, id=number, by=by, wanted_at=now, until=now + wanted.lease_s
         )
         self._grant(lane, now)
         return path
@@ -182,7 +145,7 @@ class PathBook:
     def look(self, number: int, now: float, by: str) -> Path:
         """One path, live or ended not long ago; ``BadInput`` if there is none.
 
-        Who wanted it keeps its place among the waiting by looking.
+        Its user keeps a waiting one by looking.
         """
         path = self._found(number)
         if path.state == "waiting" and path.by == by:
@@ -190,14 +153,14 @@ class PathBook:
         return path
 
     def release(self, number: int, now: float) -> Path:
-        """End a path, or the wait for it; one that has ended stays as it is."""
+        """End a path, or the wait for it."""
         path = self._found(number)
-        if path.is_live:
+        if path.id in self._live:
             self._end(path, "released", now)
         return path
 
     def expire(self, now: float) -> float:
-        """End what was not heard of for its lease; when to look again, infinite for never."""
+        """End paths whose lease is over; returns when to look again, infinite for never."""
         for path in self.live:
             if path.until <= now:
                 self._end(path, "expired", now)
@@ -244,10 +207,10 @@ class PathBook:
 
 
 class PathService:
-    """Gives paths of light to those who ask, and takes back those that nobody speaks for.
+    """Grants optical paths on request, and ends those whose lease is over.
 
     ``maps`` are those of the optical switches as last known, ``None`` while they are not. The
-    ``store`` has until when paths may be in use, for the next controller: it gives none before.
+    ``store`` keeps until when paths may be in use: the next controller grants none before.
     """
 
     def __init__(
@@ -268,11 +231,11 @@ class PathService:
 
     @property
     def knows_light(self) -> bool:
-        """Whether it is known which networks there are."""
+        """Whether the networks are known."""
         return self._seen is not None
 
-    async def want(self, wanted: WantedPath, by: str) -> Path:
-        """Ask for a path; ``BadInput`` and ``Refused`` as in ``PathBook.want``."""
+    async def want(self, wanted: PathRequest, by: str) -> Path:
+        """Request a path; ``BadInput`` and ``Refused`` as in ``PathBook.want``."""
         await self.follow_light()
         self.book.expire(self._clock())
         path = self.book.want(wanted, by, self._clock())
@@ -280,7 +243,7 @@ class PathService:
         return path
 
     async def look(self, number: int, by: str, wait_s: float = 0.0) -> Path:
-        """One path; if it waits, in so many seconds at most, or once that has changed."""
+        """One path; if it waits, once that changes, or after ``wait_s``."""
         ends = asyncio.get_running_loop().time() + wait_s
         while True:
             path = self.book.look(number, self._clock(), by)
@@ -299,7 +262,7 @@ class PathService:
         return path
 
     async def run(self) -> None:
-        """Take paths back whose lease is over, for as long as this runs."""
+        """End paths whose lease is over, for ever."""
         while True:
             await self.follow_light()
             before = [(path.id, path.state) for path in self.book.live]
@@ -313,7 +276,7 @@ class PathService:
                 continue
 
     async def follow_light(self) -> None:
-        """See which networks there are, if maps have changed since."""
+        """Find the networks again if maps have changed."""
         async with self._looking:
             maps = self._maps()
             if maps is None or maps == self._seen:
@@ -324,7 +287,7 @@ class PathService:
         self._wake()
 
     def _wake(self) -> None:
-        """Let everybody who waits look again, once it is on disk how long what they find goes."""
+        """Store until when paths may be in use, then wake all that wait."""
         until = max((p.until for p in self.book.live if p.state == "granted"), default=0.0)
         if self._store and (until > self._marked_until or self.book.last > self._marked_last):
             self._marked_until = max(self._marked_until, until + _AHEAD_S)

@@ -41,7 +41,7 @@ from patchlight.testbed.linux import docker_engine
 from patchlight.testbed.linux.processes import own_program
 
 if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.jobs import Job, JobInList
+    from patchlight.testbed.wire.rest.jobs import JobAnswer, JobInList
 
 
 class NeedsRoot(PatchlightError):
@@ -310,7 +310,7 @@ class EmulatedLab:
         """
         return self.controller.submit(jobs, topology)
 
-    def wait_for(self, job_id: str, deadline_s: float = 600.0) -> Job:
+    def wait_for(self, job_id: str, deadline_s: float = 600.0) -> JobAnswer:
         """A job's status once it has ended; ``PatchlightError`` if it has not by the deadline."""
         ends = time.monotonic() + deadline_s
         while True:

@@ -34,7 +34,7 @@ from patchlight.testbed.linux.netlink import Netlink
 from patchlight.testbed.linux.rate_limits import Impairment
 
 if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.changes import Change
+    from patchlight.testbed.wire.rest.circuits import ChangeAnswer
 
 
 _ECHO_REQUEST, _ECHO_REPLY = 8, 0
@@ -176,7 +176,7 @@ class LabOcs:
         """The cross-connects that it has now."""
         return PortMap.parse(self._controller.circuits()[self.switch.name]["map"] or ())
 
-    def connect(self, *circuits: str, why: str = "") -> Change:
+    def connect(self, *circuits: str, why: str = "") -> ChangeAnswer:
         """Make circuits, whatever is in their way: ``"1-7"``, ``"2>8"``, ``"gpu0:tor1.2"``.
 
         On both sides of a colon are hosts or ports whose fibres end on this OCS. Returns the record
@@ -188,7 +188,7 @@ class LabOcs:
             texts.append(f"{self._port(a)}-{self._port(b)}" if colon else text)
         return self._controller.reconfigure({self.switch.name: texts}, why=why)
 
-    def disconnect(self, *ports: int, why: str = "") -> Change:
+    def disconnect(self, *ports: int, why: str = "") -> ChangeAnswer:
         """Free ports, both ways; the record of the change."""
         disconnect = {self.switch.name: ports}
         return self._controller.reconfigure({}, disconnect=disconnect, why=why)

@@ -47,7 +47,6 @@ _IMPORTS = (
     "patchlight.agents.workers.forking",
     "patchlight.cli.controller",
     "patchlight.controller.api.app",
-    "patchlight.controller.api.metrics",
     "patchlight.controller.service",
     "patchlight.emulation.lab.gpus",
     "patchlight.emulation.optical.__main__",

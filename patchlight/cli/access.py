@@ -29,7 +29,7 @@ from patchlight.testbed.lab.access import ROLES
 from patchlight.testbed.units import parse_time
 
 if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.access import TokenShape
+    from patchlight.testbed.wire.rest.lab import TokenShape
 
 _TOKEN = re.compile(r"(?:patchlight_)?([0-9a-f]{8})(?:_\S*)?")
 
@@ -66,7 +66,7 @@ def login(ca: Path, token_file: Any, lab_name: str | None, address: str | None) 
     by each command that asks that controller.
     """
     from patchlight.client.client import ControllerClient
-    from patchlight.client.login import Login, controller_name_at, keep_login
+    from patchlight.client.connection import Login, controller_name_at, keep_login
 
     where, authority = _address(lab_name, address), ca.read_text()
     name = controller_name_at(where, authority)
@@ -85,7 +85,7 @@ def login(ca: Path, token_file: Any, lab_name: str | None, address: str | None) 
 @controller_options
 def logout(lab_name: str | None, address: str | None) -> None:
     """Forget the token for a controller; 'token revoke' makes it useless."""
-    from patchlight.client.login import keep_login
+    from patchlight.client.connection import keep_login
 
     where = _address(lab_name, address)
     keep_login(where, None)

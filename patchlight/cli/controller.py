@@ -27,7 +27,7 @@ from patchlight.console.scheduling_options import chosen_policies, policy_option
 from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILING_DBM, Tolerances
 
 if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.lab import AgentStatus, CircuitSwitchStatus
+    from patchlight.testbed.wire.rest.lab import AgentStatusAnswer, CircuitSwitchStatus
 
 
 @click.group()
@@ -130,7 +130,7 @@ def run(
 
     Of an emulated lab that is up, by its name, it goes on with what the one before it left.
     """
-    from patchlight.controller.parts import Settings
+    from patchlight.controller.parts import ControllerSettings
     from patchlight.controller.service import serve
     from patchlight.testbed.labfile.reader import find_lab, read_lab
     from patchlight.testbed.wire.lab_api import is_beyond_this_machine, new_api_address, own_socket
@@ -149,7 +149,7 @@ def run(
         options["openflow_netns"] = options["openflow_netns"] or namespace_path(
             fabric_namespace(lab.name)
         )
-    settings = Settings(
+    settings = ControllerSettings(
         state_dir=state or Path("/var/lib/patchlight") / lab.name,
         api=api or new_api_address(lab),
         openflow=openflow or lab.controller_openflow,
@@ -182,7 +182,7 @@ def _reach(ocs: CircuitSwitchStatus) -> Coloured:
     return Coloured(f"silent for {silent_s:.0f} s: {ocs['words']}", "bad")
 
 
-def _presence(agent: AgentStatus) -> Coloured:
+def _presence(agent: AgentStatusAnswer) -> Coloured:
     if not agent["reachable"]:
         why = f": {agent['words']}" if agent["words"] else ""
         return Coloured(f"{agent['presence']}, silent for {agent['silence_s']:.0f} s{why}", "bad")

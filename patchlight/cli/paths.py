@@ -11,7 +11,7 @@ from patchlight.console.connection import connect, controller_options
 from patchlight.console.rendering import Coloured, Table, listing_options, print_json, say, span
 
 if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.paths import PathsShape
+    from patchlight.testbed.wire.rest.circuits import PathsShape
 
 
 @click.command()

@@ -13,22 +13,11 @@ from patchlight.client.connection import PAGE, Answer, ApiConnection
 from patchlight.testbed.lab.labmaps import check_map_name
 
 if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.changes import Change, Plan
-    from patchlight.testbed.wire.rest.circuits import (
-        AlarmShape,
-        CircuitSwitchShape,
-        DriftOf,
-        Light,
-        Lock,
-        Named,
-        Pressed,
-        SavedMaps,
-        StopButton,
-    )
+    from patchlight.testbed.wire.rest import circuits as rest
 
 
 class HowToChange(TypedDict, total=False):
-    """How a change is asked for: see ``controller.api.models.ChangeRequest``.
+    """How a change is asked for: see ``testbed.wire.rest.requests.ChangeRequest``.
 
     With ``detach`` one does not wait for its end.
     """
@@ -46,14 +35,15 @@ class CircuitCalls(ApiConnection):
     # Each of these takes the options of ``HowToChange`` and answers with the change as it ended,
     # or as it began. Beside each is what answers with what would change.
 
-    def _change(self, path: str, body: Mapping[str, Any], options: HowToChange) -> Change:
-        said: dict[str, Any] = {**body, **options}
-        prefer = "respond-async" if said.pop("detach", False) else ""
-        return self._call("POST", path, said, prefer)
+    def _change(
+        self, path: str, body: Mapping[str, Any], options: HowToChange
+    ) -> rest.ChangeAnswer:
+        given: dict[str, Any] = {**body, **options}
+        prefer = "respond-async" if given.pop("detach", False) else ""
+        return self._call("POST", path, given, prefer)
 
-    def _planned(self, path: str, body: Mapping[str, Any]) -> Plan:
-        said = {**body, "dry_run": True}
-        return self._call("POST", path, said)
+    def _planned(self, path: str, body: Mapping[str, Any]) -> rest.PlanAnswer:
+        return self._call("POST", path, {**body, "dry_run": True})
 
     def reconfigure(
         self,
@@ -63,13 +53,12 @@ class CircuitCalls(ApiConnection):
         only: bool = False,
         disconnect: Mapping[str, Sequence[int | str]] | None = None,
         **options: Unpack[HowToChange],
-    ) -> Change:
+    ) -> rest.ChangeAnswer:
         """Ask for cross-connects to be made and ports to be freed; what became of it.
 
         Of a wavelength switch they name a channel: ``1-2@193.100``, and ``3@193.100`` frees one.
         """
-        body = _wanted(maps, disconnect, only=only)
-        return self._change("/reconfigurations", body, options)
+        return self._change("/reconfigurations", _wanted(maps, disconnect, only=only), options)
 
     def preview_reconfiguration(
         self,
@@ -78,108 +67,99 @@ class CircuitCalls(ApiConnection):
         *,
         only: bool = False,
         disconnect: Mapping[str, Sequence[int | str]] | None = None,
-    ) -> Plan:
+    ) -> rest.PlanAnswer:
         """What that would change, and what speaks against it."""
-        body = _wanted(maps, disconnect, only=only)
-        return self._planned("/reconfigurations", body)
+        return self._planned("/reconfigurations", _wanted(maps, disconnect, only=only))
 
-    def roll_back(self, /, number: int, **options: Unpack[HowToChange]) -> Change:
+    def roll_back(self, /, number: int, **options: Unpack[HowToChange]) -> rest.ChangeAnswer:
         """Undo one change, and nothing that other changes did."""
         return self._change(f"/reconfigurations/{number}/rollback", {}, options)
 
-    def preview_roll_back(self, /, number: int) -> Plan:
+    def preview_roll_back(self, /, number: int) -> rest.PlanAnswer:
         """What that would change."""
         return self._planned(f"/reconfigurations/{number}/rollback", {})
 
     def together(
         self, /, nodes: Sequence[str], *, force: bool = False, **options: Unpack[HowToChange]
-    ) -> Change:
+    ) -> rest.ChangeAnswer:
         """Light servers or hosts onto one packet switch; ``force`` also moves jobs' circuits."""
-        body = {"nodes": list(nodes), "force": force}
-        return self._change("/together", body, options)
+        return self._change("/together", {"nodes": list(nodes), "force": force}, options)
 
-    def preview_together(self, /, nodes: Sequence[str], *, force: bool = False) -> Plan:
+    def preview_together(self, /, nodes: Sequence[str], *, force: bool = False) -> rest.PlanAnswer:
         """What that would change."""
         return self._planned("/together", {"nodes": list(nodes), "force": force})
 
     def light_paths(
         self, /, pairs: Sequence[tuple[str, str]], **options: Unpack[HowToChange]
-    ) -> Change:
+    ) -> rest.ChangeAnswer:
         """Join pairs of ends by light over as many circuit switches as it takes."""
-        body = {"pairs": [list(pair) for pair in pairs]}
-        return self._change("/light-paths", body, options)
+        return self._change("/light-paths", {"pairs": list(map(list, pairs))}, options)
 
-    def preview_light_paths(self, /, pairs: Sequence[tuple[str, str]]) -> Plan:
+    def preview_light_paths(self, /, pairs: Sequence[tuple[str, str]]) -> rest.PlanAnswer:
         """What that would change."""
-        body = {"pairs": [list(pair) for pair in pairs]}
-        return self._planned("/light-paths", body)
+        return self._planned("/light-paths", {"pairs": list(map(list, pairs))})
 
-    def restore(self, /, name: str, **options: Unpack[HowToChange]) -> Change:
+    def restore(self, /, name: str, **options: Unpack[HowToChange]) -> rest.ChangeAnswer:
         """Bring about the maps saved under a name."""
         return self._change(f"{_map_path(name)}/restore", {}, options)
 
-    def preview_restore(self, /, name: str) -> Plan:
+    def preview_restore(self, /, name: str) -> rest.PlanAnswer:
         """What that would change."""
         return self._planned(f"{_map_path(name)}/restore", {})
 
-    def repair(self, /, names: Sequence[str], **options: Unpack[HowToChange]) -> Change:
+    def repair(self, /, names: Sequence[str], **options: Unpack[HowToChange]) -> rest.ChangeAnswer:
         """Bring the devices back to their last committed maps."""
         return self._change("/drift/repair", {"ocs": list(names)}, options)
 
-    def preview_repair(self, /, names: Sequence[str]) -> Plan:
+    def preview_repair(self, /, names: Sequence[str]) -> rest.PlanAnswer:
         """What that would change."""
         return self._planned("/drift/repair", {"ocs": list(names)})
 
-    def adopt(self, names: Sequence[str], why: str = "") -> Change:
+    def adopt(self, names: Sequence[str], why: str = "") -> rest.ChangeAnswer:
         """Take what the devices have as their committed maps."""
-        body = {"ocs": list(names), "why": why}
-        return self._call("POST", "/drift/adopt", body)
+        return self._call("POST", "/drift/adopt", {"ocs": list(names), "why": why})
 
-    def reconfigurations(self, last: int | None = None) -> list[Change]:
+    def reconfigurations(self, last: int | None = None) -> list[rest.ChangeAnswer]:
         """Every change so far (or the ``last`` few), oldest first."""
+        path = "/reconfigurations"
         if last is not None and last <= PAGE:
-            return self._call("GET", "/reconfigurations", last=last)["reconfigurations"]
+            return self._call("GET", path, last=last)["reconfigurations"]
 
-        def page_after(row: Change | None) -> list[Change]:
+        def page_after(row: rest.ChangeAnswer | None) -> list[rest.ChangeAnswer]:
             after = row["id"] if row else 0
-            answer = self._call("GET", "/reconfigurations", last=PAGE, after=after)
-            return list(answer["reconfigurations"])
+            return self._call("GET", path, last=PAGE, after=after)["reconfigurations"]
 
-        rows = self._pages(page_after)
-        return rows[-(last or 0) :]
+        return self._pages(page_after)[-(last or 0) :]
 
     def past_reconfigurations(
         self, since: float, until: float, *, last: int = PAGE, before: int | None = None
-    ) -> list[Change]:
+    ) -> list[rest.ChangeAnswer]:
         """The ``last`` changes that began between these times, oldest first.
 
         With ``before``, of those with lower numbers.
         """
         wanted: dict[str, Any] = {} if before is None else {"before": before}
         wanted |= {"since": since, "until": until}
-        answer = self._call("GET", "/reconfigurations", last=last, **wanted)
-        return list(answer["reconfigurations"])
+        return self._call("GET", "/reconfigurations", last=last, **wanted)["reconfigurations"]
 
-    def reconfiguration(self, number: int, step: int = 0, wait_s: float = 0.0) -> Change:
+    def reconfiguration(self, number: int, step: int = 0, wait_s: float = 0.0) -> rest.ChangeAnswer:
         """One change; one under way with its ``progress``.
 
         With ``wait_s`` (30 at most), that is waited for until it is beyond this ``step``.
         """
-        path = f"/reconfigurations/{number}"
-        return self._call("GET", path, step=step, wait_s=wait_s)
+        return self._call("GET", f"/reconfigurations/{number}", step=step, wait_s=wait_s)
 
-    def cancel_change(self, number: int, why: str = "") -> Change:
+    def cancel_change(self, number: int, why: str = "") -> rest.ChangeAnswer:
         """Halt a change before its next step, and undo what it did; it ends a moment later."""
-        path = f"/reconfigurations/{number}/cancel"
-        return self._call("POST", path, {"why": why})
+        return self._call("POST", f"/reconfigurations/{number}/cancel", {"why": why})
 
     # -- looking at circuits -------------------------------------------------------------------
 
-    def light(self, name: str) -> Light:
+    def light(self, name: str) -> rest.LightAnswer:
         """The power (dBm) of each cross-connect of an OCS, and its ports that are not ready."""
         return self._call("GET", f"/circuits/{name}/light")
 
-    def circuit_switches(self) -> list[CircuitSwitchShape]:
+    def circuit_switches(self) -> list[rest.CircuitSwitchShape]:
         """Each circuit switch, whether it answers, and what it says that it is."""
         return self._call("GET", "/circuit-switches")["circuit_switches"]
 
@@ -187,54 +167,53 @@ class CircuitCalls(ApiConnection):
         """Take the power as it is now for the baselines; how many circuits of each OCS."""
         return self._call("POST", "/baselines", {"ocs": list(names)})["circuits"]
 
-    def alarms(self, names: Sequence[str] = ()) -> list[AlarmShape]:
+    def alarms(self, names: Sequence[str] = ()) -> list[rest.AlarmShape]:
         """What the devices reported by themselves, since the controller runs."""
         return self._call("GET", "/alarms", ocs=list(names))["alarms"]
 
-    def drift(self) -> dict[str, DriftOf]:
+    def drift(self) -> dict[str, rest.DriftOf]:
         """How each device differs from its last committed map."""
         return self._call("GET", "/drift")["drift"]
 
     # -- what operators leave ------------------------------------------------------------------
 
-    def locks(self) -> list[Lock]:
+    def locks(self) -> list[rest.Lock]:
         """Every locked port."""
         return self._call("GET", "/locks")["locks"]
 
     def lock(
         self, name: str, ports: Sequence[int | str], *, keep: bool = False, why: str = ""
-    ) -> list[Lock]:
+    ) -> list[rest.Lock]:
         """Lock ports for everybody, or with ``keep`` for everybody else."""
         body = {"ocs": name, "ports": list(ports), "keep": keep, "why": why}
         return self._call("POST", "/locks", body)["locks"]
 
-    def unlock(self, name: str, ports: Sequence[int | str], why: str = "") -> list[Lock]:
+    def unlock(self, name: str, ports: Sequence[int | str], why: str = "") -> list[rest.Lock]:
         """Take locks away; those that there were."""
         body = {"ocs": name, "ports": list(ports), "why": why}
         return self._call("POST", "/locks/release", body)["locks"]
 
-    def saved_maps(self) -> list[SavedMaps]:
+    def saved_maps(self) -> list[rest.SavedMaps]:
         """The maps that were saved."""
         return self._call("GET", "/maps")["maps"]
 
-    def save_map(self, name: str, names: Sequence[str] = (), why: str = "") -> SavedMaps:
+    def save_map(self, name: str, names: Sequence[str] = (), why: str = "") -> rest.SavedMaps:
         """Keep the present maps under a name."""
-        body = {"ocs": list(names), "why": why}
-        return self._call("PUT", _map_path(name), body)
+        return self._call("PUT", _map_path(name), {"ocs": list(names), "why": why})
 
-    def forget_map(self, name: str) -> Named:
+    def forget_map(self, name: str) -> rest.Named:
         """Forget saved maps."""
         return self._call("DELETE", _map_path(name))
 
-    def stop_button(self) -> Pressed | None:
+    def stop_button(self) -> rest.Pressed | None:
         """Who pressed the stop button, when and why; ``None`` if it is not pressed."""
         return self._call("GET", "/stop")["pressed"]
 
-    def press_stop(self, why: str = "") -> StopButton:
+    def press_stop(self, why: str = "") -> rest.StopButton:
         """Halt the change under way, and refuse new ones."""
         return self._call("POST", "/stop", {"why": why})
 
-    def clear_stop(self, why: str = "") -> StopButton:
+    def clear_stop(self, why: str = "") -> rest.StopButton:
         """Let changes begin again."""
         return self._call("POST", "/stop/clear", {"why": why})
 

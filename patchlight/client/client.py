@@ -20,31 +20,9 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobfile.reader import JobBatch, JobGiven, jobs_meant
 
 if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.access import AttemptRow, NewToken, TokenShape, WhoAmI
-    from patchlight.testbed.wire.rest.changes import Change
-    from patchlight.testbed.wire.rest.circuits import OcsMap
-    from patchlight.testbed.wire.rest.discovery import Search, SearchPlan
-    from patchlight.testbed.wire.rest.jobs import (
-        DecisionShape,
-        IterationReport,
-        Job,
-        JobInList,
-        LogPartShape,
-        Preview,
-        ProposalShape,
-        RegroupPlan,
-        StateOfJob,
-    )
-    from patchlight.testbed.wire.rest.lab import (
-        GpuSample,
-        Link,
-        PoliciesInUse,
-        PortSample,
-        Samples,
-        Status,
-        TopologyShape,
-    )
-    from patchlight.testbed.wire.rest.paths import PathShape, PathsShape
+    from patchlight.testbed.wire.rest import circuits as rest_circuits
+    from patchlight.testbed.wire.rest import jobs as rest_jobs
+    from patchlight.testbed.wire.rest import lab as rest_lab
 
 
 __all__ = ["ControllerClient", "ControllerError", "NoAnswer", "OtherLab"]
@@ -58,13 +36,12 @@ _PATIENCE_S = 30.0
 class ControllerClient(CircuitCalls):
     """A running controller, by the address of its API: ``host:port`` or ``unix:/path``.
 
-    A context manager. One on another machine needs a ``login``; ``BadInput`` without. With a
-    ``lab`` it talks only to a controller of that lab: the first request, and each that changes
-    something, finds out before (``OtherLab``). ``transport`` replaces the network.
+    A context manager. One on another machine needs a ``login``. With a ``lab``, the first request
+    and each change check that the controller has that lab (``OtherLab``).
 
-    Methods return the API's JSON as it is. ``BadInput`` where the controller calls the request
-    wrong, ``ControllerError`` where it could not do it or does not answer, and ``OutcomeUnknown``
-    where it was asked for a change and did not say what came of it.
+    Methods return the API's JSON. They raise ``BadInput`` for a request that the controller calls
+    wrong, ``ControllerError`` if it failed or does not answer, and ``OutcomeUnknown`` if the result
+    of a change is not known.
     """
 
     # -- the lab -------------------------------------------------------------------------------
@@ -73,12 +50,8 @@ class ControllerClient(CircuitCalls):
         """The controller's lab, as the text of a lab file."""
         return self._answer("GET", "/lab.yaml").text
 
-    def status(self) -> Status:
-        """The controller's ``lab``, ``version``, ``engine`` and ``policies``, and who is there.
-
-        ``switches`` say whether they are ``connected``, ``circuit_switches`` and ``agents``
-        whether they are ``reachable``; circuit switches that are not, ``since`` when and why.
-        """
+    def status(self) -> rest_lab.Status:
+        """The state of the controller, and which switches and agents are reachable."""
         return self._call("GET", "/status")
 
     def metrics(self) -> str:
@@ -87,15 +60,15 @@ class ControllerClient(CircuitCalls):
             self._find_out(any_file=True)
         return self._answer("GET", f"{self._root}/metrics").text
 
-    def links(self) -> list[Link]:
+    def links(self) -> list[rest_lab.Link]:
         """The links that the present cross-connects make: ``a``, ``b``, ``rate_bps``, ``via``."""
         return self._call("GET", "/links")["links"]
 
-    def circuits(self) -> dict[str, OcsMap]:
+    def circuits(self) -> dict[str, rest_circuits.OcsMap]:
         """The map of each OCS, as ``{"ocs1": {"map": ["1>7", …]}}``."""
         return self._call("GET", "/circuits")
 
-    def topology(self) -> TopologyShape:
+    def topology(self) -> rest_lab.TopologyShape:
         """Nodes, packet switches and trunks as they are lit: see ``testbed.topology``."""
         return self._call("GET", "/topology")
 
@@ -114,35 +87,34 @@ class ControllerClient(CircuitCalls):
 
     def submit(
         self, jobs: Sequence[JobGiven] | JobBatch, topology: str | None = None
-    ) -> list[JobInList]:
-        """Queue jobs, all or none; their statuses.
+    ) -> list[rest_jobs.JobInList]:
+        """Queue jobs, all or none, and return their statuses.
 
         Each is a ``JobSpec``, a mapping with the keys of a job file, or a job file's path. They
-        start together; those of a file with a sweep or an array each alone. ``topology`` is
-        ``keep`` or ``regroup``; ``None`` leaves it to them, or else to the lab's policy.
+        start together, those of a sweep or an array each alone. ``topology`` is ``keep`` or
+        ``regroup``; by default that of the jobs, or of the lab's policy.
         """
-        return self._submit(jobs, topology, dry_run=False)
+        return self._submit(jobs, topology)
 
     def preview(
         self, jobs: Sequence[JobGiven] | JobBatch, topology: str | None = None
-    ) -> list[Preview]:
-        """What would come of such jobs now, and nothing is queued.
-
-        Of each ``job`` the ``hosts`` that it would get or what it ``waits_for``, and how many jobs
-        are ``ahead``; which ``circuits`` would be made, and what speaks against that
-        (``objections``); ``predicted_iteration_s`` where that is known.
-        """
+    ) -> list[rest_jobs.Preview]:
+        """What such jobs would get now, or wait for; nothing is queued."""
         return self._submit(jobs, topology, dry_run=True)
 
     def _submit(
-        self, given: Sequence[JobGiven] | JobBatch, topology: str | None, *, dry_run: bool
+        self, given: Sequence[JobGiven] | JobBatch, topology: str | None, *, dry_run: bool = False
     ) -> list[Any]:
         jobs = given if isinstance(given, JobBatch) else jobs_meant(given)
-        body = {"jobs": [asdict(spec) for spec in jobs.specs], "topology": topology}
-        how = {"together": jobs.together, "dry_run": dry_run}
-        return self._call("POST", "/jobs", body | how)["jobs"]
+        body = {
+            "jobs": [asdict(spec) for spec in jobs.specs],
+            "topology": topology,
+            "together": jobs.together,
+            "dry_run": dry_run,
+        }
+        return self._call("POST", "/jobs", body)["jobs"]
 
-    def jobs(self, /, last: int | None = None, **which: str | float) -> list[JobInList]:
+    def jobs(self, /, last: int | None = None, **which: str | float) -> list[rest_jobs.JobInList]:
         """Every job's status, or that of the ``last`` few, oldest first.
 
         ``which``: only those of a ``state``, ``user`` or ``name``, and those that waited or ran
@@ -152,61 +124,59 @@ class ControllerClient(CircuitCalls):
         if last is not None and last <= _AT_ONCE:
             return self._call("GET", "/jobs", last=last, **wanted)["jobs"]
 
-        def page_after(job: JobInList | None) -> list[JobInList]:
+        def page_after(job: rest_jobs.JobInList | None) -> list[rest_jobs.JobInList]:
             after = job["id"] if job else ""
-            answer = self._call("GET", "/jobs", last=PAGE, after=after, **wanted)
-            return list(answer["jobs"])
+            return self._call("GET", "/jobs", last=PAGE, after=after, **wanted)["jobs"]
 
-        rows = self._pages(page_after)
-        return rows[-(last or 0) :]
+        return self._pages(page_after)[-(last or 0) :]
 
-    def jobs_meant(self, text: str) -> list[JobInList]:
+    def jobs_meant(self, text: str) -> list[rest_jobs.JobInList]:
         """The job of that id, else those of that name, else those whose id begins so.
 
         The latest of them, the latest first.
         """
         return self._call("GET", "/jobs", meant=text)["jobs"]
 
-    def job(self, job_id: str) -> Job:
+    def job(self, job_id: str) -> rest_jobs.JobAnswer:
         """One job's status."""
         return self._call("GET", _job_path(job_id))
 
-    def stop(self, job_id: str, *, force: bool = False) -> JobInList:
+    def stop(self, job_id: str, *, force: bool = False) -> rest_jobs.JobInList:
         """End a job's gang; with ``force`` also one that another user submitted."""
         return self._call("DELETE", _job_path(job_id), force=force)
 
-    def restart(self, job_id: str, *, force: bool = False) -> JobInList:
+    def restart(self, job_id: str, *, force: bool = False) -> rest_jobs.JobInList:
         """Begin a job again: one that has ended as a new job, one that runs as its next attempt."""
-        path = f"{_job_path(job_id)}/restart"
-        return self._call("POST", path, force=force)
+        return self._call("POST", f"{_job_path(job_id)}/restart", force=force)
 
-    def history(self, job_id: str) -> list[StateOfJob]:
+    def history(self, job_id: str) -> list[rest_jobs.StateOfJob]:
         """The states that a job came to: ``at``, ``state``, and why in its ``message``."""
         return self._call("GET", f"{_job_path(job_id)}/history")["states"]
 
-    def decisions(self, job_id: str) -> list[DecisionShape]:
+    def decisions(self, job_id: str) -> list[rest_jobs.DecisionShape]:
         """What policies decided of a job, oldest first."""
         return self._call("GET", f"{_job_path(job_id)}/decisions")["decisions"]
 
-    def log(self, job_id: str, worker: int = 0, after: int = 0) -> LogPartShape:
-        """What a worker printed from byte ``after`` on: ``text``, and the ``next`` byte.
-
-        Once the job has ``ended``, the last MiB of each worker is what is kept.
-        """
+    def log(self, job_id: str, worker: int = 0, after: int = 0) -> rest_jobs.LogPartShape:
+        """What a worker printed from byte ``after`` on; the last MiB is kept of ended jobs."""
         return self._call("GET", f"{_job_path(job_id)}/log", worker=worker, after=after)
 
-    def latest_iterations(self, job_id: str, most: int) -> list[IterationReport]:
+    def latest_iterations(self, job_id: str, most: int) -> list[rest_jobs.IterationReport]:
         """The latest reports of the job's workers, oldest first."""
-        return self._call("GET", f"{_job_path(job_id)}/iterations", latest=most)["iterations"]
+        return self.recent_iterations(job_id, most)[0]
 
-    def recent_iterations(self, job_id: str, most: int) -> tuple[list[IterationReport], int]:
+    def recent_iterations(
+        self, job_id: str, most: int
+    ) -> tuple[list[rest_jobs.IterationReport], int]:
         """The same, and the ``after`` with which ``iterations`` goes on."""
         answer = self._call("GET", f"{_job_path(job_id)}/iterations", latest=most)
         return list(answer["iterations"]), int(answer["next"])
 
-    def iterations(self, job_id: str, after: int = 0) -> tuple[list[IterationReport], int]:
+    def iterations(
+        self, job_id: str, after: int = 0
+    ) -> tuple[list[rest_jobs.IterationReport], int]:
         """What the job's workers reported after number ``after``, and the next ``after``."""
-        reports: list[IterationReport] = []
+        reports: list[rest_jobs.IterationReport] = []
         while True:
             answer = self._call("GET", f"{_job_path(job_id)}/iterations", after=after)
             reports += answer["iterations"]
@@ -214,34 +184,34 @@ class ControllerClient(CircuitCalls):
                 return reports, after
             after = int(answer["next"])
 
-    def regroup(self, job_ids: Sequence[str], *, detach: bool = False) -> Change:
+    def regroup(
+        self, job_ids: Sequence[str], *, detach: bool = False
+    ) -> rest_circuits.ChangeAnswer:
         """Bring running jobs under one packet switch each; the record of the change.
 
         With ``detach`` as it has begun: ``reconfiguration`` follows it.
         """
-        body, prefer = {"jobs": list(job_ids)}, "respond-async" if detach else ""
-        return self._call("POST", "/regroup", body, prefer)
+        prefer = "respond-async" if detach else ""
+        return self._call("POST", "/regroup", {"jobs": list(job_ids)}, prefer)
 
-    def preview_regroup(self, job_ids: Sequence[str]) -> RegroupPlan:
+    def preview_regroup(self, job_ids: Sequence[str]) -> rest_jobs.RegroupPlan:
         """What ``regroup`` would make (cross-connects by OCS), and what speaks against it."""
-        body = {"jobs": list(job_ids), "dry_run": True}
-        return self._call("POST", "/regroup", body)
+        return self._call("POST", "/regroup", {"jobs": list(job_ids), "dry_run": True})
 
-    def defragmentation(self) -> ProposalShape | None:
+    def defragmentation(self) -> rest_jobs.ProposalShape | None:
         """The change of light under running jobs that gains most; ``None`` where none pays."""
         return self._call("GET", "/defragmentation")["proposal"]
 
-    def defragment(self, *, detach: bool = False) -> Change | None:
+    def defragment(self, *, detach: bool = False) -> rest_circuits.ChangeAnswer | None:
         """Carry that change out; its record, as of ``regroup``, or ``None`` where none pays."""
         prefer = "respond-async" if detach else ""
-        answer = self._call("POST", "/defragmentation", prefer=prefer)
-        return answer["change"]
+        return self._call("POST", "/defragmentation", prefer=prefer)["change"]
 
-    def policies(self) -> PoliciesInUse:
+    def policies(self) -> rest_lab.PoliciesInUse:
         """The policies that decide now, by kind; ``defragment``: whether light follows jobs."""
         return self._call("GET", "/policies")["policies"]
 
-    def use_policies(self, chosen: Mapping[str, str | bool | None]) -> PoliciesInUse:
+    def use_policies(self, chosen: Mapping[str, str | bool | None]) -> rest_lab.PoliciesInUse:
         """Have these decide from now on, as of ``policies``; the others stay. All of them then."""
         return self._call("PUT", "/policies", dict(chosen))["policies"]
 
@@ -255,28 +225,29 @@ class ControllerClient(CircuitCalls):
 
     # -- access ----------------------------------------------------------------------------
 
-    def whoami(self) -> WhoAmI:
+    def whoami(self) -> rest_lab.WhoAmI:
         """The ``user`` that one is to the controller, the ``role``, and the ``origin``."""
         return self._call("GET", "/whoami")
 
     def create_token(
         self, user: str, role: str = "viewer", lifetime_s: float | None = None, why: str = ""
-    ) -> NewToken:
+    ) -> rest_lab.NewToken:
         """Make a token: what is known of it, and the ``token``, which is told only now."""
         body = {"user": user, "role": role, "why": why}
         lasts = {} if lifetime_s is None else {"lifetime_s": lifetime_s}
         return self._call("POST", "/tokens", body | lasts)
 
-    def tokens(self) -> list[TokenShape]:
+    def tokens(self) -> list[rest_lab.TokenShape]:
         """What is known of each token that was made."""
         return self._call("GET", "/tokens")["tokens"]
 
-    def revoke_token(self, token_id: str) -> TokenShape:
+    def revoke_token(self, token_id: str) -> rest_lab.TokenShape:
         """Let nobody in with the token of that id any more."""
-        path = f"/tokens/{quote(token_id, safe='')}"
-        return self._call("DELETE", path)
+        return self._call("DELETE", f"/tokens/{quote(token_id, safe='')}")
 
-    def audit(self, last: int = 100, *, user: str = "", outcome: str = "") -> list[AttemptRow]:
+    def audit(
+        self, last: int = 100, *, user: str = "", outcome: str = ""
+    ) -> list[rest_lab.AttemptRow]:
         """The last attempts to change something, the oldest first."""
         which = {"user": user, "outcome": outcome}
         wanted = {key: value for key, value in which.items() if value}
@@ -290,7 +261,7 @@ class ControllerClient(CircuitCalls):
         *,
         listen_s: float = 2.0,
         every_port: bool = False,
-    ) -> Search:
+    ) -> rest_lab.Search:
         """Begin to look what hangs on these ports by OCS, or on all; how far it is, as below.
 
         ``listen_s``: each round. ``every_port``: also once all ends of the lab are found.
@@ -303,9 +274,8 @@ class ControllerClient(CircuitCalls):
         *,
         listen_s: float = 2.0,
         every_port: bool = False,
-    ) -> SearchPlan:
-        """What that would look at (``ports``), which ``circuits`` go dark meanwhile, ``takes_s``
-        in how many ``rounds``, and what speaks against it (``objections``)."""
+    ) -> rest_lab.SearchPlan:
+        """What that would look at, which circuits go dark meanwhile, and for how long."""
         return self._discover(ports, listen_s, every_port, dry_run=True)
 
     def _discover(
@@ -320,47 +290,41 @@ class ControllerClient(CircuitCalls):
         body = {"ports": named, "listen_s": listen_s, "every_port": every_port}
         return self._call("POST", "/discovery", body | {"dry_run": dry_run})
 
-    def discovery(self, step: int = 0, wait_s: float = 0.0) -> Search:
-        """How far the search is: its ``state``, ``rounds_done``, ``rounds_left``, ``left_s``; the
-        ``wiring`` once it is ``done``, else a ``message``.
+    def discovery(self, step: int = 0, wait_s: float = 0.0) -> rest_lab.Search:
+        """How far the search is, and once it is ``done`` the ``wiring``.
 
         With ``wait_s`` (30 at most), one under way is waited for until it is beyond this ``step``.
         """
         return self._call("GET", "/discovery", step=step, wait_s=wait_s)
 
-    def stop_discovery(self) -> Search:
-        """Break the search off; all circuits are as before then, also those that a search left
-        away from their places which was cut short."""
+    def stop_discovery(self) -> rest_lab.Search:
+        """Break the search off, and put all circuits back."""
         return self._call("DELETE", "/discovery")
 
     # -- optical paths ---------------------------------------------------------------------
 
-    def paths(self) -> PathsShape:
+    def paths(self) -> rest_circuits.PathsShape:
         """The ``networks`` of paths, the ``scheduler``, and the ``paths`` used or waited for."""
         return self._call("GET", "/paths")
 
     def want_path(
         self, /, source: str, destination: str, nbytes: float, **options: Any
-    ) -> PathShape:
-        """Ask for a path between two hosts for a flow of so many bytes.
-
-        ``deadline_s`` (from now), ``collective``, ``round`` and ``lease_s`` as in the API. Its
-        ``state`` is ``granted`` or ``waiting``.
-        """
+    ) -> rest_circuits.PathShape:
+        """Request a path for a flow of so many bytes, with the options of the API."""
         body = {"source": source, "destination": destination, "bytes": nbytes}
         return self._call("POST", "/paths", body | options)
 
-    def path(self, number: int, wait_s: float = 0.0) -> PathShape:
+    def path(self, number: int, wait_s: float = 0.0) -> rest_circuits.PathShape:
         """One path; one that waits, once it waits no more, or after ``wait_s`` (30 at most)."""
         return self._call("GET", f"/paths/{number}", wait_s=wait_s)
 
-    def release_path(self, number: int) -> PathShape:
+    def release_path(self, number: int) -> rest_circuits.PathShape:
         """Give a path back, or leave off waiting."""
         return self._call("DELETE", f"/paths/{number}")
 
     # -- samples ---------------------------------------------------------------------------
 
-    def ports(self, since: float = 0.0) -> list[PortSample]:
+    def ports(self, since: float = 0.0) -> list[rest_lab.PortSample]:
         """Samples of each host's rates after Unix time ``since``, in bits per second."""
         return self._call("GET", "/ports", since=since)["ports"]
 
@@ -370,17 +334,14 @@ class ControllerClient(CircuitCalls):
         until: float | None = None,
         points: int = 300,
         jobs: Sequence[str] | None = None,
-    ) -> Samples:
-        """What was sampled in any period that the lab keeps, by job and of the whole ``lab``.
-
-        It is thinned to some ``points`` windows; with ``jobs``, of these alone, which may be none.
-        """
+    ) -> rest_lab.Samples:
+        """Samples of a period, in some ``points`` windows, of the lab and of all or these jobs."""
         asked: dict[str, Any] = {"points": points, "since": since, "until": until}
         asked["job"] = None if jobs is None else list(jobs) or [""]
         given = {name: value for name, value in asked.items() if value is not None}
         return self._call("GET", "/samples", **given)
 
-    def gpus(self, since: float = 0.0) -> list[GpuSample]:
+    def gpus(self, since: float = 0.0) -> list[rest_lab.GpuSample]:
         """Samples of each GPU's utilisation after Unix time ``since``."""
         return self._call("GET", "/gpus", since=since)["gpus"]
 
@@ -405,19 +366,17 @@ class ControllerClient(CircuitCalls):
         """
         wanted: dict[str, Any] = {"kind": list(kinds)} if kinds else {}
         wanted |= {} if before is None else {"before": before}
-        asked = self._call("GET", "/events", last=last, since=since, until=until, **wanted)
-        return list((asked)["events"])
+        return self._call("GET", "/events", last=last, since=since, until=until, **wanted)["events"]
 
     def last_event(self) -> int:
         """The number of the latest event."""
-        return int((self._call("GET", "/events", after=(1 << 63) - 1))["last"])
+        return int(self._call("GET", "/events", after=(1 << 63) - 1)["last"])
 
     def follow_events(self, after: int | None = None) -> Iterator[Answer]:
-        """What happens, without an end: after event number ``after``, or from now on.
+        """Events after number ``after``, or from now on, without an end; reconnects by itself.
 
-        A connection that breaks is made again, and goes on where the other ended; one of kind
-        ``skipped`` says which are not kept any more (``first`` to ``last``). ``ControllerError``
-        if no controller answers for half a minute.
+        One of kind ``skipped`` says which are not kept any more (``first`` to ``last``).
+        ``ControllerError`` if no controller answers for half a minute.
         """
         seen = self.last_event() if after is None else after
         answered_at = time.monotonic()

@@ -1,37 +1,33 @@
-"""The connection to a controller: its address, which lab it has, and its errors."""
+"""The connection to a controller, its errors, and the logins that this user has saved."""
 
 from __future__ import annotations
 
+import json
 import os
+import socket
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 from pydantic_core import from_json
 
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
-from patchlight.testbed.wire.lab_api import (
-    UID_HEADER,
-    UNIX,
-    USER_HEADER,
-    LabIdentity,
-    is_beyond_this_machine,
-    keepers_socket,
-)
-
-if TYPE_CHECKING:
-    from patchlight.client.login import Login
-
+from patchlight.testbed.linux.credentials import new_context
+from patchlight.testbed.linux.files import NoHome, private_folder, user_folder
+from patchlight.testbed.linux.sockets import split_address
+from patchlight.testbed.wire import lab_api
 
 Answer = dict[str, Any]
 T = TypeVar("T")
 
 PAGE = 200
-"""How many rows of a list are asked for at a time."""
+"""Rows of a list per request."""
 
-# What stops things goes to the lab of that name, whichever version of its file is at hand.
+# Requests that stop something need only the lab's name to match, not the version of its file.
 _STOPS = ("DELETE /jobs/", "DELETE /discovery", "POST /stop", "POST /drain", "POST /shutdown")
 
 
@@ -40,11 +36,11 @@ class ControllerError(PatchlightError):
 
 
 class NoAnswer(ControllerError):
-    """No controller answers there, just now maybe."""
+    """No controller answers at the address, at least for now."""
 
 
 class OtherLab(ControllerError):
-    """The controller at the address has another lab than the one that was meant."""
+    """The controller at the address has another lab."""
 
 
 class ApiConnection:
@@ -56,29 +52,29 @@ class ApiConnection:
         deadline_s: float = 120.0,
         *,
         transport: httpx.BaseTransport | None = None,
-        lab: LabIdentity | None = None,
+        lab: lab_api.LabIdentity | None = None,
         user: str = "",
         uid: int | None = None,
         login: Login | None = None,
     ) -> None:
-        """``user`` is the name that the history gets; ``transport`` replaces the network.
+        """``user`` is the name for the history; ``transport`` replaces the network.
 
-        With ``uid``, root asks for that user of the machine, in whose role it is done.
+        With ``uid``, root calls for that user of the machine, and in their role.
         """
         self.address, self.is_logged_in = address, login is not None
         self._lab, self._known = lab, transport is not None
-        socket = address.removeprefix(UNIX) if address.startswith(UNIX) else None
-        if socket and os.access(own := keepers_socket(Path(socket)), os.W_OK):
+        socket = address.removeprefix(lab_api.UNIX) if address.startswith(lab_api.UNIX) else None
+        if socket and os.access(own := lab_api.keepers_socket(Path(socket)), os.W_OK):
             socket = str(own)
-        if transport is None and login is None and is_beyond_this_machine(address):
+        if transport is None and login is None and lab_api.is_beyond_this_machine(address):
             raise BadInput(
                 f"{address} is not on this machine, and you have not logged in to it",
                 hint=f"patchlight login --controller {address} --ca ca.pem",
             )
         # Headers are ASCII; names need not be.
-        headers = {USER_HEADER: user.encode("ascii", "replace").decode()}
+        headers = {lab_api.USER_HEADER: user.encode("ascii", "replace").decode()}
         if uid is not None:
-            headers[UID_HEADER] = str(uid)
+            headers[lab_api.UID_HEADER] = str(uid)
         if login is not None:
             headers["Authorization"] = f"Bearer {login.token}"
         # Whom a certificate has to be for.
@@ -111,11 +107,11 @@ class ApiConnection:
         """Close its connections."""
         self._http.close()
 
-    def identity(self) -> LabIdentity:
+    def identity(self) -> lab_api.LabIdentity:
         """Which lab the controller has."""
         response = self._answer("GET", "/lab")
         try:
-            return LabIdentity(**response.json())
+            return lab_api.LabIdentity(**response.json())
         except (ValueError, TypeError) as error:
             raise self._no_controller("it does not say which lab it has") from error
 
@@ -129,7 +125,7 @@ class ApiConnection:
         return from_json(answer.content)  # of long lists, in two thirds of the time
 
     def _find_out(self, *, any_file: bool) -> None:
-        """Compare the controller's lab with the one that is meant; or that it is a controller."""
+        """Check that it is a controller, and of this lab."""
         theirs = self.identity()
         ours = self._lab or theirs
         if theirs.name != ours.name:
@@ -188,7 +184,7 @@ class ApiConnection:
         raise self._problem(response)
 
     def _problem(self, response: httpx.Response) -> PatchlightError:
-        """What the controller says of a request that it did not carry out."""
+        """The error for a request that the controller did not carry out."""
         try:
             answer = dict(response.json())
             words, outcome = str(answer["detail"]), answer["outcome"]
@@ -230,9 +226,99 @@ class ApiConnection:
             yield response.iter_lines()
 
     def _pages(self, page_after: Callable[[T | None], list[T]]) -> list[T]:
-        """Every row of a list that comes in pages, each asked for by the row before it."""
+        """Every row of a list in pages, each requested by the last row before it."""
         rows = page = page_after(None)
         while page:
             page = page_after(page[-1])
             rows = rows + page
         return rows
+
+
+_DEADLINE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Login:
+    """A ``token`` for a controller: ``ca`` is its lab's authority (PEM), ``name`` its DNS name."""
+
+    token: str = field(repr=False)
+    ca: str = field(repr=False)
+    name: str
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """For connections to that controller only."""
+        context = new_context(server=False)
+        context.load_verify_locations(cadata=self.ca)
+        return context
+
+
+def controller_name_at(address: str, ca: str) -> str:
+    """The name of the controller at ``host:port`` in its certificate by this authority (PEM).
+
+    ``BadInput`` for an invalid ``ca``, ``PatchlightError`` if no such controller answers.
+    """
+    context = new_context(server=False)
+    context.check_hostname = False
+    try:
+        context.load_verify_locations(cadata=ca)
+    except (ssl.SSLError, ValueError) as error:
+        raise BadInput(
+            "that is no certificate of an authority",
+            hint="expected ca.pem, as 'patchlight deploy certificates LAB' made it",
+        ) from error
+    try:
+        with (
+            socket.create_connection(split_address(address), timeout=_DEADLINE_S) as plain,
+            context.wrap_socket(plain) as tls,
+        ):
+            shown = tls.getpeercert() or {}
+    except OSError as error:
+        reason = getattr(error, "verify_message", "") or error.strerror or str(error)
+        raise PatchlightError(
+            f"no controller of that authority's lab answers at {address}: {reason}",
+            hint="is the address right, and ca.pem of the same lab?",
+        ) from error
+    alternatives: tuple[tuple[str, str], ...] = shown.get("subjectAltName", ())  # type: ignore[assignment]
+    name = next((value for kind, value in alternatives if kind == "DNS"), "")
+    # Agents have certificates of the same authority.
+    if not name.startswith("controller."):
+        raise PatchlightError(f"what answers at {address} is {name or 'nameless'}, no controller")
+    return name
+
+
+def _file() -> Path:
+    return user_folder("XDG_CONFIG_HOME", ".config") / "patchlight/logins.json"
+
+
+def logins() -> dict[str, Login]:
+    """The logins of ``~/.config/patchlight/logins.json``, by address."""
+    try:
+        found = json.loads(_file().read_text())
+        return {address: Login(**each) for address, each in found.items()}
+    except (NoHome, FileNotFoundError, PermissionError):
+        return {}  # an unreadable one is another user's, whose HOME is still set
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise PatchlightError(
+            f"reading {_file()}: it is not what 'patchlight login' writes",
+            hint="remove the file, and log in again",
+        ) from error
+
+
+def keep_login(address: str, login: Login | None) -> None:
+    """Save the login to an address, or remove it."""
+    kept = logins()
+    kept.pop(address, None)
+    if login is not None:
+        kept[address] = login
+    path = _file()
+    new = path.with_suffix(".new")
+    try:
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent, 0o700)
+        new.unlink(missing_ok=True)
+        new.touch(mode=0o600)
+        new.write_text(json.dumps({where: asdict(each) for where, each in kept.items()}))
+        new.replace(path)
+    except OSError as error:
+        raise PatchlightError(f"writing {path}: {error.strerror}") from error

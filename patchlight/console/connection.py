@@ -148,7 +148,7 @@ def connect(lab_name: str | None, address: str | None, uid: int | None = None) -
     With ``uid``, root asks for that user of the machine.
     """
     from patchlight.client.client import ControllerClient
-    from patchlight.client.login import logins
+    from patchlight.client.connection import logins
 
     if address is not None and lab_name is None:
         return ControllerClient(address, user=user_name(), uid=uid, login=logins().get(address))

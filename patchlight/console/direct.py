@@ -19,10 +19,8 @@ from urllib.parse import unquote
 from pydantic import ValidationError
 
 from patchlight.client.client import ControllerClient, ControllerError
-from patchlight.controller.changes import requests
 from patchlight.controller.changes.device_maps import CommittedMaps, DeviceMonitor
 from patchlight.controller.changes.device_watch import DeviceWatch
-from patchlight.controller.changes.operations import CircuitOperations
 from patchlight.controller.changes.parts import CircuitParts, NoHooks
 from patchlight.controller.changes.record import ChangeOptions, change_as_texts
 from patchlight.controller.changes.service import CircuitService
@@ -42,6 +40,7 @@ from patchlight.testbed.io.mistakes import joined, mistake_in_words
 from patchlight.testbed.lab.model import Endpoint, Lab, OpticalSwitch
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.wire.lab_api import api_address
+from patchlight.testbed.wire.rest import requests
 
 
 class _Direct(NoHooks):
@@ -160,7 +159,7 @@ def direct_client(
         if talks:
             loop.run_until_complete(parts.devices.open())
             loop.run_until_complete(DeviceWatch(parts, transactions).begin())
-        yield DirectClient(CircuitService(CircuitOperations(parts, transactions)), loop, user)
+        yield DirectClient(CircuitService(parts, transactions), loop, user)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What an agent says of its server, and is sent about paths and probes, as pydantic models."""
+"""The status of an agent's server, and requests about optical paths and probes."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
 from patchlight.testbed.paths.agreement import Bounds
+from patchlight.testbed.wire.probe_frames import LldpNeighbour
 from patchlight.testbed.wire.worker_api import GidStatus, Mac, WorkerStatus
 
 _MOST_NODES = 2**16
@@ -15,11 +16,10 @@ _Texts = Annotated[list[_Text], FailFast(), Field(min_length=2, max_length=_MOST
 
 
 class PathBounds(BaseModel):
-    """What the controller leaves to the nodes of a job, for the one that has this ``number``.
+    """What the nodes of a job agree on by themselves, for node ``number``.
 
-    ``addresses`` are those at which nodes hear each other, ``channels`` (in THz) those on which
-    others send to them: each node gives the one of its own. ``key`` is in hexadecimal. Bounds of a
-    NIC replace those of a lower ``epoch``.
+    By node, ``addresses`` are where it receives messages, ``channels`` (in THz) where others send
+    to it. ``key`` is in hexadecimal. Bounds of a NIC replace those of a lower ``epoch``.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -44,16 +44,15 @@ class PathBounds(BaseModel):
 
     @property
     def bounds(self) -> Bounds:
-        """As the agreement of nodes has them."""
+        """The bounds as values."""
         nodes = len(self.addresses)
         return Bounds(self.epoch, nodes, tuple(range(nodes)), self.lease_us, self.margin_us)
 
 
 class PathNodeStatus(BaseModel):
-    """A NIC that has bounds. ``state``: ``quiet`` while it gives nothing yet, or what it does.
+    """A NIC that has bounds; ``quiet``: it grants nothing yet.
 
-    While it asks or sends, ``destination`` is another node's number, and ``channel`` in THz where
-    it sends.
+    While it asks or sends: ``destination``, the number of a node, and ``channel`` (THz).
     """
 
     nic: str
@@ -67,12 +66,11 @@ class PathNodeStatus(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class GpuTelemetry:
-    """What a GPU's driver tells of it; ``None`` is what this GPU cannot tell.
+    """What a GPU's driver reports; ``None`` if this GPU does not.
 
-    ``energy_j`` counts from ``energy_since`` (Unix time; ``None``: since the driver was loaded);
-    rates are in bits per second; ``processes`` are numbers of processes that compute on it;
-    ``ecc_corrected`` and ``ecc_uncorrected`` count memory errors since the driver was loaded;
-    ``xid`` is the number of the driver's last XID error, at ``xid_at`` (Unix time).
+    ``energy_j`` counts from ``energy_since`` (Unix time), else, as the ECC errors, from the loading
+    of the driver. ``processes``: ids of those that compute on it. ``xid``: the number of the last
+    XID error, at ``xid_at`` (Unix time).
     """
 
     memory_bytes: int | None = None
@@ -96,10 +94,9 @@ class GpuTelemetry:
 
 
 class GpuStatus(BaseModel):
-    """One GPU; ``utilization`` is 0…1 over the last second, where that is known.
+    """One GPU; ``utilization`` is 0…1 over the last second.
 
-    ``problem``: why it cannot be used; ``pairing``: what is wrong with where it sits beside the NIC
-    that the lab file pairs it with, if anything is.
+    ``problem``: why it cannot be used; ``pairing``: what is wrong with its place beside its NIC.
     """
 
     name: str
@@ -114,7 +111,7 @@ class GpuStatus(BaseModel):
 
 
 class NicCounters(BaseModel):
-    """What a NIC counted since it was made. ``pause_frames`` by the names that its driver has."""
+    """A NIC's counters; ``pause_frames`` by the driver's names."""
 
     rx_packets: int = 0
     tx_packets: int = 0
@@ -128,7 +125,7 @@ class NicCounters(BaseModel):
 
 
 class RdmaStatus(BaseModel):
-    """A NIC's RDMA device: whether its port is active, and the GID of a worker's address."""
+    """A NIC's RDMA device, and the GID of a worker's address."""
 
     device: str
     port: int
@@ -137,12 +134,11 @@ class RdmaStatus(BaseModel):
 
 
 class NicStatus(BaseModel):
-    """One NIC of the server. ``problem``: that it is gone or has no carrier, in words.
+    """One NIC of the server. ``problem``, as text: it is gone or has no carrier.
 
-    One that is there without a carrier may only be dark: ``carrier`` is false. ``mac`` and ``mtu``
-    are those of its workers, ``mode`` how they get it. ``carrier_changes`` counts ups and downs.
-    ``pfc`` are the priorities with priority flow control, and ``dscp_priorities`` which DSCP is
-    which; ``None`` where its driver knows neither.
+    ``mac`` and ``mtu`` are those of its workers, ``mode`` how they get it. ``carrier_changes``
+    counts ups and downs. ``pfc``: the priorities with priority flow control; ``dscp_priorities``:
+    the priority of each DSCP; ``None`` if the driver knows neither.
     """
 
     name: str
@@ -162,19 +158,15 @@ class NicStatus(BaseModel):
 
 
 API_VERSION = 1
-"""Grows when controllers and agents that differ in it do not understand each other any more.
-
-What may be left out, or be passed over, is no reason: then only ``version`` differs.
-"""
+"""Grows with changes that older controllers or agents cannot ignore."""
 
 
 class AgentStatus(BaseModel):
-    """The server as its agent sees it. ``version`` is Patchlight's, ``api`` that of these models.
+    """A server and its agent. ``version`` is Patchlight's, ``api`` that of these models.
 
-    ``server``, ``version`` and ``api`` can be asked for and read in all versions. ``gpu_access`` is
-    how containers get an NVIDIA GPU. ``worker_user`` is whom workers run as; ``None`` from agents
-    that know nothing of who submits jobs. ``paths`` are the NICs that have
-    bounds for paths of light.
+    All versions have ``server``, ``version`` and ``api``. ``gpu_access``: how containers get an
+    NVIDIA GPU. ``worker_user``: whom workers run as; ``None`` from agents that do not know who
+    submits jobs. ``paths``: NICs with bounds for optical paths.
     """
 
     server: str
@@ -190,14 +182,14 @@ class AgentStatus(BaseModel):
 
 
 Token = Annotated[str, Field(pattern=r"^[0-9a-z-]{1,64}$")]
-"""Marks the probes of one round of one search: all others are passed over."""
+"""Marks the probes of one round of one search; others are ignored."""
 
 LONGEST_LISTEN_S = 20.0
-"""A request is answered within the time that a client waits; who listens for longer asks again."""
+"""Less than a client's time-out: to listen for longer, repeat the request."""
 
 
 class ProbeRequest(BaseModel):
-    """Send probes out of every idle NIC, and hear what comes, for ``listen_s`` seconds."""
+    """Send probes from every idle NIC, and listen for ``listen_s`` seconds."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -205,22 +197,15 @@ class ProbeRequest(BaseModel):
     listen_s: Annotated[float, Field(gt=0, le=LONGEST_LISTEN_S, allow_inf_nan=False)]
 
 
-class HeardLldp(BaseModel):
-    """A device that sends LLDP, by its name or number, and its port."""
-
-    device: str
-    port: str
-
-
 class ProbedNic(BaseModel):
-    """One NIC: whose probes came (``tor1.3``), which LLDP, and whether it had a carrier.
+    """What a NIC received: probes by source (``tor1.3``), and LLDP.
 
-    ``problem`` says why it was not probed; empty where it was.
+    ``problem``: why it was not probed; empty if it was.
     """
 
     name: str
     heard: list[str] = []
-    lldp: list[HeardLldp] = []
+    lldp: list[LldpNeighbour] = []
     carrier: bool = False
     problem: str = ""
 

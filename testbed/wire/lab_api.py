@@ -1,8 +1,4 @@
-"""Where a lab's controller answers, and how it says which lab it has.
-
-Each lab has an address of its own, so that a command for one lab finds no other's controller;
-and before a command asks for a change, it compares the lab that it means with the controller's.
-"""
+"""The address of a lab's controller, and the identity by which commands check that lab."""
 
 import hashlib
 import os
@@ -22,10 +18,10 @@ UID_HEADER = "X-Patchlight-Uid"
 
 
 def api_address(lab: Lab) -> str:
-    """Where the lab's controller is found: ``host:port`` or ``unix:/path``.
+    """The address of the lab's controller: ``host:port`` or ``unix:/path``.
 
-    What the lab file says, else the lab's own Unix socket: that of a controller which root
-    runs, where one answers or this is root, else that of one which this user runs.
+    That in the lab file, else the lab's Unix socket: that of root's controller if there is one,
+    else that of this user's.
     """
     if not lab.controller_api or is_beyond_this_machine(lab.controller_api):
         system = system_socket(lab.name)
@@ -36,25 +32,26 @@ def api_address(lab: Lab) -> str:
 
 
 def new_api_address(lab: Lab) -> str:
-    """Where a controller of the lab that this user starts is to listen."""
+    """Where this user's controller of the lab listens."""
     return lab.controller_api or own_socket(lab.name)
 
 
 def system_socket(lab: str) -> Path:
-    """Where the controller of a lab answers on its machine if root runs it."""
+    """The socket of a lab's controller that root runs."""
     return RUN_ROOT / lab / API_SOCKET
 
 
 def keepers_socket(api: Path) -> Path:
-    """Beside an API's socket, the one for root and who runs it: others cannot fill its queue."""
+    """The socket beside an API's for root and its owner, whose queue others cannot fill."""
     return api.with_name(f".{api.name}")
 
 
 def own_socket(lab: str) -> str:
-    """The address on this machine of a lab's controller that this user runs: ``unix:/path``."""
+    """The address of a lab's controller that this user runs: ``unix:/path``."""
     if os.geteuid() == 0:
         return f"{UNIX}{system_socket(lab)}"
-    return f"{UNIX}{_user_folder() / f'{lab}.sock'}"
+    folder = user_folder("XDG_RUNTIME_DIR", ".local/state") / "patchlight/controllers"
+    return f"{UNIX}{folder / f'{lab}.sock'}"
 
 
 def is_beyond_this_machine(address: str) -> bool:
@@ -68,17 +65,9 @@ def is_beyond_this_machine(address: str) -> bool:
         return host.lower() != "localhost"
 
 
-def _user_folder() -> Path:
-    return user_folder("XDG_RUNTIME_DIR", ".local/state") / "patchlight/controllers"
-
-
 @dataclass(frozen=True)
 class LabIdentity:
-    """Which lab is meant: its name, its file, and a fingerprint of what its names stand for.
-
-    Two files have the same ``fingerprint`` if their devices, ports, addresses and fibres are
-    the same: then a name means the same port to whoever read either.
-    """
+    """A lab's name, its file, and a ``fingerprint`` of its devices, ports, addresses and fibres."""
 
     name: str
     file: str
@@ -86,7 +75,7 @@ class LabIdentity:
 
     @classmethod
     def of(cls, lab: Lab, file: Path | None) -> Self:
-        """The identity of a lab, and the file that it was read from, if it was."""
+        """The identity of a lab that was read from a file, or made in memory."""
         lines = [
             f"{s.name} {nic.name} {nic.address} {nic.gpu}" for s in lab.servers for nic in s.nics
         ]

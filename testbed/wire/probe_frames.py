@@ -1,7 +1,7 @@
-"""What goes over fibres whose ends are looked for: probe frames, and the LLDP of others.
+"""The probe frames that find the ends of fibres, and the LLDP of other devices.
 
-A probe names the port that sends it. It goes to the address that no bridge passes on (IEEE
-802.1Q, table 8-1), so that it tells of this fibre and of nothing behind it.
+A probe names its source port. Bridges do not forward its destination address (IEEE 802.1Q,
+table 8-1), so it stays on this fibre.
 """
 
 import string
@@ -24,8 +24,8 @@ _LONGEST_NAME = 120
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbour:
-    """Who sends LLDP on a fibre: the device's own name, or else its number, and its port."""
+class LldpNeighbour:
+    """The sender of LLDP: the device's name, or else its number, and its port."""
 
     device: str
     port: str
@@ -36,17 +36,13 @@ class Neighbour:
 
 def probe_frame(source: str, token: str, mac: str = "02:50:4c:00:00:01") -> bytes:
     """The frame that ``source`` (``tor1.3``) sends, of a search of this ``token``, from ``mac``."""
+    addresses = bytes.fromhex(f"{TO_THE_NEAREST}{mac}".replace(":", ""))
     payload = _MAGIC + token.encode() + b"\0" + source.encode() + b"\0"
-    return (_header(mac) + payload).ljust(_LEAST_BYTES, b"\0")
-
-
-def _header(mac: str) -> bytes:
-    to, source = (bytes.fromhex(text.replace(":", "")) for text in (TO_THE_NEAREST, mac))
-    return to + source + ETHERTYPE.to_bytes(2, "big")
+    return (addresses + ETHERTYPE.to_bytes(2, "big") + payload).ljust(_LEAST_BYTES, b"\0")
 
 
 def probe_source(frame: bytes, token: str) -> str | None:
-    """Who sent a probe of this search; ``None`` for any other frame."""
+    """The source of a probe of this search; ``None`` for other frames."""
     kind, payload = _split(frame)
     if kind != ETHERTYPE or not payload.startswith(_MAGIC):
         return None
@@ -55,8 +51,8 @@ def probe_source(frame: bytes, token: str) -> str | None:
     return name.decode(errors="replace") if ended and said == token.encode() else None
 
 
-def lldp_neighbour(frame: bytes) -> Neighbour | None:
-    """Who sent an LLDP frame; ``None`` for any other frame, and for one that says no port."""
+def lldp_neighbour(frame: bytes) -> LldpNeighbour | None:
+    """The sender of an LLDP frame; ``None`` for other frames and those without a port."""
     kind, payload = _split(frame)
     if kind != ETHERTYPE_LLDP:
         return None
@@ -69,7 +65,7 @@ def lldp_neighbour(frame: bytes) -> Neighbour | None:
             said[number] = _text(value)
     if _PORT not in said or _CHASSIS not in said:
         return None
-    return Neighbour(said.get(_SYSTEM_NAME, said[_CHASSIS]), said[_PORT])
+    return LldpNeighbour(said.get(_SYSTEM_NAME, said[_CHASSIS]), said[_PORT])
 
 
 def _split(frame: bytes) -> tuple[int, bytes]:

@@ -1,7 +1,6 @@
-"""What goes over an agent's API about workers, for both ends: requests and answers as models.
+"""Requests and answers of an agent's API about workers.
 
-A request with a key that is not known is refused; in an answer such a key is passed over, so
-that a controller understands agents that say more than it knows.
+Unknown keys are refused in requests and ignored in answers, so that agents may be newer.
 """
 
 import re
@@ -19,22 +18,8 @@ from pydantic import (
     model_validator,
 )
 
-from patchlight.testbed.commands import (
-    AbsolutePath,
-    CommandTask,
-    CpuLimit,
-    Image,
-    Line,
-    MemoryLimit,
-)
+from patchlight.testbed import commands, jobs
 from patchlight.testbed.io.issues import short
-from patchlight.testbed.jobs import (
-    LARGEST_BATCH,
-    LARGEST_SEED,
-    LONGEST_COMPUTE_S,
-    MOST_ITERATIONS,
-    MOST_WORKERS,
-)
 
 LARGEST_TASK_GRADIENT_BYTES = 2_000_000_000
 """A worker holds some four times its gradient in memory."""
@@ -66,19 +51,19 @@ class Neighbour(_Request):
 
 
 class SyntheticTask(_Request):
-    """Ring all-reduces of made-up gradients whose sums are checked.
+    """Ring all-reduces of synthetic gradients whose sums are checked.
 
-    ``gradient_bytes`` are scaled already; ``compute_s`` is for this GPU. A job that was stopped
-    before ``first_iteration`` goes on there, with as many workers as then or with others.
-    ``window_bytes`` limits what a neighbour may send ahead, on links whose rate is scaled. With
-    ``paths`` it asks its agent for a path of light for each all-reduce.
+    ``gradient_bytes`` are scaled already; ``compute_s`` is for this GPU. A stopped job continues at
+    ``first_iteration``, with any number of workers. ``window_bytes`` limits what a neighbour may
+    send ahead, on links whose rate is scaled. With ``paths`` each all-reduce requests an optical
+    path from the agent.
     """
 
     trainer: Literal["synthetic"] = "synthetic"
-    iterations: Annotated[int, Field(ge=1, le=MOST_ITERATIONS)]
+    iterations: Annotated[int, Field(ge=1, le=jobs.MOST_ITERATIONS)]
     gradient_bytes: Annotated[int, Field(ge=1, le=LARGEST_TASK_GRADIENT_BYTES)]
-    compute_s: Annotated[float, Field(ge=0, le=LONGEST_COMPUTE_S, allow_inf_nan=False)]
-    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
+    compute_s: Annotated[float, Field(ge=0, le=jobs.LONGEST_COMPUTE_S, allow_inf_nan=False)]
+    seed: Annotated[int, Field(ge=0, le=jobs.LARGEST_SEED)] = 0
     device: Literal["auto", "sleep"] = "auto"
     window_bytes: Annotated[int, Field(ge=4096)] | None = None
     first_iteration: Annotated[int, Field(ge=0)] = 0
@@ -96,21 +81,21 @@ class SyntheticTask(_Request):
 class TorchTask(_Request):
     """A model of the built-in graphs, trained by PyTorch over all the job's workers.
 
-    Each takes mini-batches of ``batch`` samples (``None``: as many as the graph has) out of
-    ``data``, a folder of the server, or made up. It goes on where the worker's checkpoint is, and
-    saves one each ``checkpoint_every`` iterations. ``compute_s`` is the least that an iteration
-    takes on an emulated GPU. ``image`` and ``window_bytes`` as in a command.
+    Mini-batches of ``batch`` samples (``None``: that of the graph) come from ``data``, a folder of
+    the server, or are synthetic. A checkpoint is saved each ``checkpoint_every`` iterations.
+    ``compute_s``: the least time of an iteration on an emulated GPU. ``image`` and
+    ``window_bytes`` as in a command.
     """
 
     trainer: Literal["torch"]
-    model: Line
-    iterations: Annotated[int, Field(ge=1, le=MOST_ITERATIONS)]
-    batch: Annotated[int, Field(ge=1, le=LARGEST_BATCH)] | None = None
-    data: AbsolutePath | None = None
-    checkpoint_every: Annotated[int, Field(ge=1, le=MOST_ITERATIONS)] = 100
-    compute_s: Annotated[float, Field(ge=0, le=LONGEST_COMPUTE_S, allow_inf_nan=False)] = 0.0
-    seed: Annotated[int, Field(ge=0, le=LARGEST_SEED)] = 0
-    image: Image | None = None
+    model: commands.Line
+    iterations: Annotated[int, Field(ge=1, le=jobs.MOST_ITERATIONS)]
+    batch: Annotated[int, Field(ge=1, le=jobs.LARGEST_BATCH)] | None = None
+    data: commands.AbsolutePath | None = None
+    checkpoint_every: Annotated[int, Field(ge=1, le=jobs.MOST_ITERATIONS)] = 100
+    compute_s: Annotated[float, Field(ge=0, le=jobs.LONGEST_COMPUTE_S, allow_inf_nan=False)] = 0.0
+    seed: Annotated[int, Field(ge=0, le=jobs.LARGEST_SEED)] = 0
+    image: commands.Image | None = None
     window_bytes: Annotated[int, Field(ge=4096)] | None = None
 
 
@@ -124,7 +109,7 @@ def _trainer_of(task: Any) -> str:
 Task = Annotated[
     Annotated[SyntheticTask, Tag("synthetic")]
     | Annotated[TorchTask, Tag("torch")]
-    | Annotated[CommandTask, Tag("command")],
+    | Annotated[commands.CommandTask, Tag("command")],
     Discriminator(
         _trainer_of,
         custom_error_type="trainer",
@@ -135,12 +120,11 @@ Task = Annotated[
 
 
 class WorkerSpec(_Request):
-    """One worker: its place in the ring, the GPU and NIC it gets, and what it runs.
+    """One worker: its place in the ring, its GPU and NIC, and what it runs.
 
-    ``checkpoint`` is a folder of the server that outlives the worker, for what the program saves.
-    ``rendezvous`` is where rank 0 is found by its second interface, if all ranks have one.
-    ``memory_bytes`` and ``cpus`` are the most it may use; without, what such a one usually needs.
-    ``user`` is who submitted the job, empty where that is not known.
+    ``checkpoint``: a folder of the server that outlives the worker. ``rendezvous``: the address of
+    rank 0's second interface, if all ranks have one. ``memory_bytes`` and ``cpus``: its limits, by
+    default what such a worker usually needs. ``user``: who submitted the job, if known.
     """
 
     id: Name
@@ -149,13 +133,13 @@ class WorkerSpec(_Request):
     rank: Annotated[int, Field(ge=0)]
     gpu: str | None = None
     nic: str
-    # A list ends at its first mistake: a report on each of a million takes minutes.
-    ring: Annotated[list[RingMember], FailFast(), Field(min_length=1, max_length=MOST_WORKERS)]
+    # Fails fast: a report on each of a million mistakes takes minutes.
+    ring: Annotated[list[RingMember], FailFast(), Field(min_length=1, max_length=jobs.MOST_WORKERS)]
     rendezvous: IPvAnyAddress | None = None
-    neighbours: Annotated[list[Neighbour], FailFast(), Field(max_length=MOST_WORKERS)] = []
-    checkpoint: AbsolutePath | None = None
-    memory_bytes: MemoryLimit | None = None
-    cpus: CpuLimit | None = None
+    neighbours: Annotated[list[Neighbour], FailFast(), Field(max_length=jobs.MOST_WORKERS)] = []
+    checkpoint: commands.AbsolutePath | None = None
+    memory_bytes: commands.MemoryLimit | None = None
+    cpus: commands.CpuLimit | None = None
     task: Task
 
     @model_validator(mode="after")
@@ -182,12 +166,12 @@ class WorkerState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing more will happen to the worker."""
+        """Whether it is an end."""
         return self in (WorkerState.DONE, WorkerState.FAILED, WorkerState.STOPPED)
 
 
 class GidStatus(BaseModel):
-    """The GID that a worker's RDMA traffic uses: its text, and where it stands in the table."""
+    """The GID of a worker's RDMA traffic, and its ``index`` in the device's table."""
 
     device: str
     port: int
@@ -196,13 +180,12 @@ class GidStatus(BaseModel):
 
 
 class WorkerStatus(BaseModel):
-    """What is known of a worker now. ``last_lines`` are the end of its output.
+    """The state of a worker. ``last_lines``: the end of its output.
 
-    ``restarts`` counts how often its training began anew in the same worker. An agent starts none
-    twice: it was somebody else, a container engine maybe. ``holds_by``: whether a hold waits for
-    the program's next iteration (``protocol``), or stops its processes and packets (``freeze``).
-    ``gid`` is that of its RDMA device, as last seen. ``energy_j`` is what its GPU has used while
-    the worker had it, where the GPU tells. ``lost_rank`` is the rank whose loss it failed of.
+    ``restarts``: how often its training began again in the same worker (by a container engine, say:
+    agents start none twice). ``holds_by``: whether a hold waits for the program's next iteration
+    (``protocol``), or stops its processes and packets (``freeze``). ``energy_j``: what its GPU has
+    used since the worker has it. ``lost_rank``: the rank whose loss made it fail.
     """
 
     id: str
@@ -223,17 +206,17 @@ class WorkerStatus(BaseModel):
 
     @model_validator(mode="after")
     def _lost_rank_of_older(self) -> Self:
-        # Older agents and worker images say it in the message only.
+        # Older agents and worker images have it only in the message.
         if self.lost_rank is None and (found := _LOST_RANK.match(self.message)):
             self.lost_rank = int(found[1])
         return self
 
 
 class Report(BaseModel):
-    """One iteration of one worker. Times in seconds, ``finished_at`` in Unix time.
+    """One iteration of one worker; ``finished_at`` in Unix time.
 
-    ``loss`` is that of its own mini-batch, before it learnt from it, where a model is trained.
-    Somebody else's program may leave out what it does not know.
+    ``loss``: that of its own mini-batch before the update, if a model is trained. Users' programs
+    may leave out what has a default.
     """
 
     index: Annotated[int, Field(ge=0, le=2**53)]
@@ -247,7 +230,7 @@ class Report(BaseModel):
 
 
 class Reports(BaseModel):
-    """Reports that came after the first ``after``; ask for those after ``next`` next time."""
+    """Reports after the first ``after``; continue with ``after=next``."""
 
     reports: list[Report]
     next: int
@@ -266,9 +249,9 @@ class StopAtRequest(_Request):
 
 
 class LogPart(BaseModel):
-    """Part of a worker's output, from byte ``offset`` on; ask after ``next`` next time.
+    """Part of a worker's output, from byte ``offset`` on; continue after byte ``next``.
 
-    ``offset`` is later than the byte asked after where the output before it is not kept any more.
+    ``offset`` is beyond the requested byte if the output before it is no longer kept.
     """
 
     offset: int
@@ -277,6 +260,6 @@ class LogPart(BaseModel):
 
 
 class GateAnswer(BaseModel):
-    """``iteration``: the one whose all-reduce has not begun yet."""
+    """``iteration``: the first whose all-reduce has not begun."""
 
     iteration: int

@@ -9,7 +9,7 @@ import pytest
 
 from patchlight.agents.probing import Ear, probe
 from patchlight.testbed.linux import namespaces
-from patchlight.testbed.wire.probe_frames import Neighbour, probe_frame
+from patchlight.testbed.wire.probe_frames import LldpNeighbour, probe_frame
 from tests.support.agent_bench import ip
 
 pytestmark = pytest.mark.root
@@ -74,7 +74,7 @@ def test_lldp_is_heard_and_a_link_without_light_is_told(joined: tuple[str, str])
                 sender.send(LLDP)
                 sender.send(probe_frame("old.1", "t0"))
         (ear,) = listening.result().values()
-    assert ear.lldp == {Neighbour("tor1x", "3")}
+    assert ear.lldp == {LldpNeighbour("tor1x", "3")}
     assert ear.heard == set()
     ip("-n", b, "link", "set", "nic0", "down")
     (ear,) = _probing(a, {"server1.nic0": "nic0"}, "t1", 0.2).values()

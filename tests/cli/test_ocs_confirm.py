@@ -11,7 +11,6 @@ from click.testing import CliRunner
 
 from patchlight.cli.ocs.options import ChangeFlags, carry_out, confirm
 from patchlight.console.direct import DirectClient
-from patchlight.controller.changes.operations import CircuitOperations
 from patchlight.controller.changes.parts import CircuitParts, NoHooks
 from patchlight.controller.changes.service import CircuitService
 from patchlight.controller.changes.transaction import Transactions
@@ -80,7 +79,7 @@ def test_a_circuit_that_a_job_uses_is_shown_and_asked_for(tmp_path: Path) -> Non
     with asyncio.Runner() as runner:
         drivers = {"o1": open_driver(lab.circuit_switch("o1"))}
         parts = CircuitParts(lab, drivers, Store(":memory:"), busy, busy)
-        service = CircuitService(CircuitOperations(parts, Transactions(parts)))
+        service = CircuitService(parts, Transactions(parts))
         client = DirectClient(service, runner.get_loop())
         ask = functools.partial(client.reconfigure, {"o1": ["2-4"]})
         plan = functools.partial(client.preview_reconfiguration, {"o1": ["2-4"]})

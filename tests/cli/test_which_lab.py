@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from patchlight.cli.main import cli
 from patchlight.client.client import ControllerClient, ControllerError, OtherLab
-from patchlight.controller.parts import Settings
+from patchlight.controller.parts import ControllerSettings
 from patchlight.emulation.fabric.lab_state import MARK
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
@@ -223,7 +223,7 @@ def test_the_next_controller_of_an_emulated_lab_goes_on_with_what_is_there(
     (up / "lab.yaml").write_text(builtin_lab("ofc2022").read_text())
     monkeypatch.setattr("patchlight.console.connection.RUN_ROOT", tmp_path)
     monkeypatch.setenv(MARK, str(up))
-    served: list[Settings] = []
+    served: list[ControllerSettings] = []
     monkeypatch.setattr(
         "patchlight.controller.service.serve",
         lambda _lab, settings, _ready: served.append(settings),

@@ -17,11 +17,11 @@ from click.testing import CliRunner
 
 from patchlight.cli.main import cli
 from patchlight.client.client import ControllerClient, ControllerError
-from patchlight.client.login import logins
+from patchlight.client.connection import logins
 from patchlight.controller.access.authority import Authority
 from patchlight.controller.access.tokens import Tokens
 from patchlight.controller.api.admission import Slowdown
-from patchlight.controller.api.listening import listening_for_api
+from patchlight.controller.service import listening_for_api
 from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput, PatchlightError

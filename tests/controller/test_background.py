@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from patchlight.controller.background import Background
+from patchlight.controller.parts import Background
 from patchlight.testbed.errors import PatchlightError
 from tests.support.waiting import eventually
 

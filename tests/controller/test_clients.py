@@ -17,8 +17,8 @@ from fastapi import Request
 import patchlight
 from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.controller.api.admission import Admission
-from patchlight.controller.api.answers import explain, new_app
 from patchlight.controller.api.caller import Doorman
+from patchlight.controller.api.openapi import explain, new_app
 from patchlight.controller.hosts import health
 from patchlight.controller.hosts.agent_client import (
     VERSION,

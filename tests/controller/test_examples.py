@@ -14,8 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from patchlight.controller.api.answers import explained
-from patchlight.controller.api.openapi import PROBLEMS, Example, examples
+from patchlight.controller.api.openapi import PROBLEMS, Example, examples, explained
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.testbed.errors import PROBLEM_MEDIA_TYPE, PatchlightError
 from patchlight.testbed.labfile.reader import read_lab

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.changes.operations import lighting
 from patchlight.controller.changes.parts import CircuitParts
-from patchlight.controller.policies.engineering.paths import NoLight
+from patchlight.controller.changes.record import Refused
+from patchlight.controller.changes.wanted import lighting
 from patchlight.controller.storage.store import open_store
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint
@@ -54,5 +54,5 @@ async def test_ends_that_are_none_are_refused(parts: CircuitParts) -> None:
             await lighting(parts, [pair])
     parts.locks.lock("ocs1", [1], "locked", "me", "")
     decide = await lighting(parts, [("server1", "tor2")])
-    with pytest.raises(NoLight, match="too few usable ports, or trunks"):
+    with pytest.raises(Refused, match="too few usable ports, or trunks"):
         decide(LAB.initial_maps)

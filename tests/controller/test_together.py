@@ -9,8 +9,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from patchlight.cli.main import cli
-from patchlight.controller.changes.operations import bringing_together
+from patchlight.controller.api.openapi import explained
 from patchlight.controller.changes.record import Refused
+from patchlight.controller.changes.wanted import bringing_together
 from patchlight.controller.policies.topology import CannotRegroup
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Endpoint
@@ -78,8 +79,9 @@ async def test_what_cannot_be_brought_together(bench: ChangeBench) -> None:
             await bringing_together(parts, nodes, force=False)
     parts.locks.lock("ocs1", [1, 3], "locked", "somebody", "")
     decide = await bringing_together(parts, ["server1", "server2"], force=True)
-    with pytest.raises(CannotRegroup):
+    with pytest.raises(CannotRegroup) as refused:
         decide({"ocs1": START})
+    assert explained(refused.value).status_code == 409
 
 
 def test_over_the_api_and_the_command(controller: ControllerProcess) -> None:

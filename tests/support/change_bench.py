@@ -12,9 +12,9 @@ from typing import Any
 
 from patchlight.controller.changes.device_maps import Decide
 from patchlight.controller.changes.device_watch import DeviceWatch
-from patchlight.controller.changes.operations import CircuitOperations
 from patchlight.controller.changes.parts import CircuitParts, NoHooks
 from patchlight.controller.changes.record import Reconfiguration
+from patchlight.controller.changes.service import CircuitService
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import CircuitDriver
 from patchlight.controller.circuits.registry import open_driver
@@ -79,7 +79,7 @@ class CircuitsOf:
         )
         self.transactions = Transactions(self.parts)
         self.watch = DeviceWatch(self.parts, self.transactions)
-        self.operations = CircuitOperations(self.parts, self.transactions)
+        self.service = CircuitService(self.parts, self.transactions)
         self.change = self.transactions.change
 
 

@@ -24,7 +24,6 @@ _FORKED.set_forkserver_preload(
         "patchlight.cli.controller",
         "patchlight.cli.main",
         "patchlight.controller.api.app",
-        "patchlight.controller.api.metrics",
         "patchlight.controller.circuits.drivers.dry_run",
         "patchlight.controller.policies.degrees",
         "patchlight.controller.policies.order",

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from patchlight.cli.main import cli
 from patchlight.controller.api.app import create_app
-from patchlight.controller.changes.operations import CircuitOperations
+from patchlight.controller.changes.service import CircuitService
 from patchlight.controller.parts import Controller
 from patchlight.controller.paths.service import PathService
 from patchlight.testbed.errors import PatchlightError
@@ -53,7 +53,7 @@ def api_of(cluster: Cluster, access: Access = USUAL_ACCESS) -> FastAPI:
         discovery=None,
         paths=PathService(cluster.lab, lambda: {}),
         path_bounds=None,
-        operations=CircuitOperations(cluster.circuits, cluster.transactions),
+        circuit_service=CircuitService(cluster.circuits, cluster.transactions),
     )
     return create_app(cast(Controller, parts))
 

@@ -16,7 +16,7 @@ from tests.support.lab_jobs import checked_iterations
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.jobs import Job
+    from patchlight.testbed.wire.rest.jobs import JobAnswer
 
 # Both NICs of one server, under one switch: what others do on other hosts is not in its way.
 OTHER_HOSTS = ("gpu0", "gpu1")
@@ -82,10 +82,10 @@ def victim(client: ControllerClient, name: str, **changes: Any) -> Iterator[str]
         client.stop(job_id)
 
 
-def begins_again(client: ControllerClient, job_id: str) -> Job:
+def begins_again(client: ControllerClient, job_id: str) -> JobAnswer:
     """Wait until the job trains again in its next attempt; its status then."""
 
-    def is_back() -> Job | None:
+    def is_back() -> JobAnswer | None:
         job = client.job(job_id)
         done = job["iterations_done"] > job["first_iteration"]
         return job if job["attempt"] == 1 and job["state"] == "running" and done else None

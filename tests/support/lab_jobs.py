@@ -16,7 +16,7 @@ from patchlight.testbed.wire.agent_status import AgentStatus
 from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.jobs import Job
+    from patchlight.testbed.wire.rest.jobs import JobAnswer
 
 # Two jobs that share the GPUs of the ofc2022 lab, each spread over both ToRs at first.
 SPREAD = ("gpu0", "gpu2", "gpu4", "gpu5")
@@ -41,7 +41,7 @@ def spread_spec(name: str, hosts: tuple[str, ...], iterations: int) -> JobSpec:
     )
 
 
-def ended(client: ControllerClient, job_id: str) -> Job:
+def ended(client: ControllerClient, job_id: str) -> JobAnswer:
     """The job once it has come to its end."""
     wait_until(lambda: client.job(job_id)["finished_at"])
     return client.job(job_id)

@@ -12,13 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from patchlight.controller.api.app import create_app
-from patchlight.controller.api.metrics import metrics_routes
+from patchlight.controller.api.app import create_app, metrics_routes
 from patchlight.controller.hosts.agent_client import VERSION, AgentClient
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.metrics.exposition import ControllerMetrics
-from patchlight.controller.parts import Controller, Settings
-from patchlight.controller.recorder import WIDTH_S
+from patchlight.controller.parts import WIDTH_S, Controller, ControllerSettings
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.model import Server
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
@@ -88,7 +86,7 @@ async def watched_lab(folder: Path) -> AsyncIterator[WatchedLab]:
     with running(folder, builtin_lab("ofc2022"), "--no-fabric") as device:
         lab = LAB.with_changes(circuit_switches=(device.switch,))
         (openflow,) = free_ports(1)
-        settings = Settings(folder / "state", "", f"127.0.0.1:{openflow}")
+        settings = ControllerSettings(folder / "state", "", f"127.0.0.1:{openflow}")
         controller = Controller(lab, settings)
         metrics = ControllerMetrics(controller)
         for server in lab.servers:

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from patchlight.controller.changes.operations import CircuitOperations
 from patchlight.controller.changes.parts import CircuitParts, NoHooks
 from patchlight.controller.changes.record import Reconfiguration
+from patchlight.controller.changes.service import CircuitService
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import Capabilities, DirectedPort, Outcome
 from patchlight.controller.circuits.drivers.dry_run import DryRunWavelengths
@@ -144,7 +144,7 @@ class WssBench:
         self.store, self.network = Store(folder / "controller.db"), Network()
         self.parts = CircuitParts(lab, self.devices, self.store, self.network, self.network)
         self.transactions = Transactions(self.parts)
-        self.operations = CircuitOperations(self.parts, self.transactions)
+        self.service = CircuitService(self.parts, self.transactions)
         self.change = self.transactions.change
 
     async def join(self, **additions: Sequence[str]) -> Reconfiguration:

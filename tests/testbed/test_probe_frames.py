@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from patchlight.testbed.wire.probe_frames import (
     ETHERTYPE,
-    Neighbour,
+    LldpNeighbour,
     lldp_neighbour,
     probe_frame,
     probe_source,
@@ -44,17 +44,17 @@ def test_a_longer_name_makes_a_longer_frame() -> None:
 
 def test_lldp_says_the_device_and_its_port() -> None:
     named = _lldp(CHASSIS, _field(2, b"\x05Ethernet3"), _field(3, b"\0x"), _field(5, b"leaf7"))
-    assert lldp_neighbour(named) == Neighbour("leaf7", "Ethernet3")
-    assert str(Neighbour("leaf7", "Ethernet3")) == "leaf7 port Ethernet3"
+    assert lldp_neighbour(named) == LldpNeighbour("leaf7", "Ethernet3")
+    assert str(LldpNeighbour("leaf7", "Ethernet3")) == "leaf7 port Ethernet3"
     port = _field(2, b"\x03" + bytes.fromhex("0200000000bb"))
-    assert lldp_neighbour(_lldp(CHASSIS, port)) == Neighbour(
+    assert lldp_neighbour(_lldp(CHASSIS, port)) == LldpNeighbour(
         "02:00:00:00:00:aa", "02:00:00:00:00:bb"
     )
 
 
 def test_what_no_terminal_should_get_is_shown_as_numbers() -> None:
     frame = _lldp(CHASSIS, _field(2, b"\x05\x1b[2J"), _field(5, b"leaf\n7"))
-    assert lldp_neighbour(frame) == Neighbour("6c:65:61:66:0a:37", "1b:5b:32:4a")
+    assert lldp_neighbour(frame) == LldpNeighbour("6c:65:61:66:0a:37", "1b:5b:32:4a")
 
 
 def test_other_frames_are_neither() -> None:

@@ -25,11 +25,11 @@ from patchlight.testbed.labfile.reader import parse_lab
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
     from patchlight.testbed.lab.model import Lab
-    from patchlight.testbed.wire.rest.changes import Change
     from patchlight.testbed.wire.rest.circuits import (
         AlarmShape,
+        ChangeAnswer,
         DriftOf,
-        Light,
+        LightAnswer,
         Lock,
         OcsMap,
         Pressed,
@@ -93,9 +93,9 @@ class LabWatch:
         self.revision = 0
         self.status: Status | Mapping[str, Any] = {}
         self.jobs: list[JobInList] = []
-        self.changes: list[Change] = []
+        self.changes: list[ChangeAnswer] = []
         self.maps: dict[str, OcsMap] = {}
-        self.light: dict[str, Light] = {}
+        self.light: dict[str, LightAnswer] = {}
         self.drift: dict[str, DriftOf] = {}
         self.alarms: list[AlarmShape] = []
         self.locks: list[Lock] = []
@@ -341,7 +341,7 @@ class Past:
     since: float
     until: float
     jobs: Sequence[JobInList]
-    changes: Sequence[Change]
+    changes: Sequence[ChangeAnswer]
     width_s: int
     windows: Mapping[str, Sequence[WindowShape]]
 

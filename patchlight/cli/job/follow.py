@@ -37,7 +37,7 @@ from patchlight.testbed.jobs import JobState
 from patchlight.testbed.labfile.values import TIME
 
 if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.jobs import IterationReport, Job, JobInList
+    from patchlight.testbed.wire.rest.jobs import IterationReport, JobAnswer, JobInList
 
 
 T = TypeVar("T")
@@ -202,7 +202,7 @@ def wait(
     Exit code 0 if all are done, 1 if one failed or was stopped, 2 if the time is over before.
     """
     ends = None if timeout_s is None else time.monotonic() + timeout_s
-    ended: list[Job] = []
+    ended: list[JobAnswer] = []
     with connect(lab_name, address) as client:
         left = [find_job(client, job) for job in dict.fromkeys(jobs)]
         while True:

@@ -17,7 +17,7 @@ from patchlight.testbed.units import format_size, format_time
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.jobs import (
         DecisionShape,
-        Job,
+        JobAnswer,
         JobInList,
         JobSpecShape,
         LightMove,
@@ -125,7 +125,7 @@ def show(job: str, why: bool, as_json: bool, lab_name: str | None, address: str 
         _print_why(states, decisions)
 
 
-def _of_status(status: Job) -> Iterator[tuple[str, Cell]]:
+def _of_status(status: JobAnswer) -> Iterator[tuple[str, Cell]]:
     yield "id", status["id"]
     yield "state", texts.state(status)
     yield "message", status["message"]
@@ -145,7 +145,7 @@ def _of_status(status: Job) -> Iterator[tuple[str, Cell]]:
     yield "topology", status["topology"]
 
 
-def _predicted(status: Job) -> str:
+def _predicted(status: JobAnswer) -> str:
     """What the flow model says of a job that runs."""
     seconds, left_s = status.get("predicted_iteration_s"), status.get("predicted_completion_s")
     if seconds is None:
@@ -169,7 +169,7 @@ _HELD_BY = {
 }
 
 
-def _held_by(status: Job) -> str:
+def _held_by(status: JobAnswer) -> str:
     """How workers are held while their circuits change; of a job that waits, what its spec says."""
     ranks: dict[str | None, list[str]] = {}
     for rank, how in enumerate(status["holds_by"]):
@@ -182,7 +182,7 @@ def _held_by(status: Job) -> str:
     return "; ".join(f"worker {', '.join(who)}: {how}" for how, who in found.items())
 
 
-def _measured(status: Job) -> str:
+def _measured(status: JobAnswer) -> str:
     """How long iterations take since circuits or other jobs last changed."""
     seconds = status["measured_iteration_s"]
     if seconds is None:
@@ -204,7 +204,7 @@ def _moved(move: LightMove) -> str:
     return f"{at}, an iteration: predicted {predicted}; measured {measured}{others}"
 
 
-def _of_spec(status: Job) -> Iterator[tuple[str, str]]:
+def _of_spec(status: JobAnswer) -> Iterator[tuple[str, str]]:
     spec = status["spec"]
     compute = (f"{model} {seconds:g} s" for model, seconds in spec["compute_s"].items())
     mounts = (

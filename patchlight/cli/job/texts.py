@@ -15,7 +15,7 @@ from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.jobs import JobState
 
 if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.jobs import Job, JobInList, StateOfJob
+    from patchlight.testbed.wire.rest.jobs import JobAnswer, JobInList, StateOfJob
 
 
 Answer = dict[str, Any]
@@ -75,7 +75,7 @@ def elapsed(status: JobInList) -> str:
     return f"{(status['finished_at'] or time.time()) - status['started_at']:.1f} s"
 
 
-def degrees(status: Job) -> str:
+def degrees(status: JobAnswer) -> str:
     """The number of workers of a job whose number a policy says: now, before, and if it stays."""
     had = status.get("degrees") or []
     if not had:

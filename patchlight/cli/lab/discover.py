@@ -36,7 +36,7 @@ from patchlight.testbed.units import parse_time
 
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
-    from patchlight.testbed.wire.rest.discovery import FoundPort, Search, SearchPlan, Wiring
+    from patchlight.testbed.wire.rest.lab import FoundPortAnswer, Search, SearchPlan, Wiring
 
 
 Answer = dict[str, Any]
@@ -211,7 +211,7 @@ def _print_found(status: Search, wiring: Wiring) -> None:
     say(f"{found}, in {took}; all circuits are as before")
 
 
-def _ends(row: FoundPort) -> str:
+def _ends(row: FoundPortAnswer) -> str:
     sends, hears = row["sends"], row["hears"]
     if sends == hears or hears is None:
         return sends or ""

@@ -23,7 +23,12 @@ from patchlight.testbed.wire.lab_api import RUN_ROOT
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
     from patchlight.console.direct import Needs
-    from patchlight.testbed.wire.rest.changes import Change, MapChange, Plan, Progress
+    from patchlight.testbed.wire.rest.circuits import (
+        ChangeAnswer,
+        MapChangeAnswer,
+        PlanAnswer,
+        ProgressAnswer,
+    )
 
 
 @dataclass(frozen=True)
@@ -160,8 +165,8 @@ BULK = 8
 
 
 def carry_out(
-    plan: Callable[[], Plan],
-    change: Callable[..., Change],
+    plan: Callable[[], PlanAnswer],
+    change: Callable[..., ChangeAnswer],
     options: ChangeFlags,
     *,
     repairs: bool = False,
@@ -188,7 +193,7 @@ def carry_out(
     print_answer(record, as_json=options.as_json)
 
 
-def confirm(preview: Plan, options: ChangeFlags) -> bool:
+def confirm(preview: PlanAnswer, options: ChangeFlags) -> bool:
     """Ask as often as the change deserves; whether somebody was shown it and agreed."""
     lost = sum(preview["lost"].values())
     bulk = lost > BULK or (bool(preview["cleared"]) and lost > 2)
@@ -225,7 +230,7 @@ def _agree(question: Callable[[], bool]) -> None:
         raise PatchlightError("not confirmed: nothing was changed")
 
 
-def print_preview(preview: Plan, *, as_json: bool) -> None:
+def print_preview(preview: PlanAnswer, *, as_json: bool) -> None:
     """What would change; raises where it would be refused."""
     if as_json:
         print_json(preview)
@@ -236,7 +241,7 @@ def print_preview(preview: Plan, *, as_json: bool) -> None:
         raise PatchlightError("this change would be refused")
 
 
-def _lines(preview: Plan) -> list[str]:
+def _lines(preview: PlanAnswer) -> list[str]:
     lines = change_lines(preview["changes"])
     lines += [f"link goes: {link}" for link in preview["links_down"]]
     lines += [f"link comes: {link}" for link in preview["links_up"]]
@@ -258,7 +263,7 @@ def say_unreachable(answers: Mapping[str, Any]) -> None:
         )
 
 
-def change_lines(changes: Mapping[str, MapChange]) -> list[str]:
+def change_lines(changes: Mapping[str, MapChangeAnswer]) -> list[str]:
     """A change as lines: ``ocs1 - 2>5`` goes, ``ocs1 + 2>4`` comes."""
     return [
         f"{name} {sign} {text}"
@@ -268,7 +273,7 @@ def change_lines(changes: Mapping[str, MapChange]) -> list[str]:
     ]
 
 
-def print_answer(record: Change, *, as_json: bool) -> None:
+def print_answer(record: ChangeAnswer, *, as_json: bool) -> None:
     """Say what became of a change as ``print_record``; of one that goes on, how it is followed."""
     number = record["id"]
     if record["state"] != "intent":
@@ -280,7 +285,7 @@ def print_answer(record: Change, *, as_json: bool) -> None:
         say(f"patchlight ocs watch {number} follows it, patchlight ocs cancel {number} halts it")
 
 
-def progress_line(progress: Progress) -> str:
+def progress_line(progress: ProgressAnswer) -> str:
     """How far a change is: ``make ocs1, 2 of 6 cross-connects``."""
     count = progress["cross_connects"]
     of = f", {progress['done']} of {count} cross-connects" if count else ""
@@ -289,13 +294,13 @@ def progress_line(progress: Progress) -> str:
     return f"{progress['stage']}{at}{of}{cancelled}"
 
 
-def print_record(record: Change, *, as_json: bool = False) -> None:
+def print_record(record: ChangeAnswer, *, as_json: bool = False) -> None:
     """Say what became of a change; raise where it did not come about."""
     say_record(record, as_json=as_json)
     check_record(record)
 
 
-def check_record(record: Change) -> None:
+def check_record(record: ChangeAnswer) -> None:
     """Raise where a change did not come about."""
     number, state = record["id"], record["state"]
     if state == "unknown":
@@ -306,7 +311,7 @@ def check_record(record: Change) -> None:
         raise PatchlightError(f"change {number} did not come about")
 
 
-def say_record(record: Change, *, as_json: bool) -> None:
+def say_record(record: ChangeAnswer, *, as_json: bool) -> None:
     """Say what became of a change."""
     if as_json:
         print_json(record)

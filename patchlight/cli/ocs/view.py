@@ -17,8 +17,7 @@ from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.spectrum import Channel
 
 if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.changes import Change
-    from patchlight.testbed.wire.rest.circuits import Light, Lock
+    from patchlight.testbed.wire.rest.circuits import ChangeAnswer, LightAnswer, Lock
 
 Answer = dict[str, Any]
 
@@ -148,7 +147,7 @@ def power(places: tuple[str, ...], target: OcsTarget, as_json: bool) -> None:
 
 def _show_power(
     target: OcsTarget, names: list[str], ports: Collection[tuple[str, Place]] = (), *, as_json: bool
-) -> dict[str, Light]:
+) -> dict[str, LightAnswer]:
     """Print the power of these switches; of those of which ``ports`` are named, only theirs."""
     with target.client(names) as client:
         answers = {name: client.light(name) for name in names}
@@ -164,7 +163,7 @@ def _show_power(
     return answers
 
 
-def _print_power(answers: dict[str, Light], *, as_json: bool) -> None:
+def _print_power(answers: dict[str, LightAnswer], *, as_json: bool) -> None:
     if as_json:
         print_json(answers)
         return
@@ -246,7 +245,7 @@ def history(
     """Who changed what, when, from where and why, and what became of it."""
     with target.client(lambda _: (), talks=False) as client:
         if number is not None:
-            rows: list[Change] = [client.reconfiguration(number)]
+            rows: list[ChangeAnswer] = [client.reconfiguration(number)]
         else:
             # Few of the changes may be of this switch, so all are looked at.
             rows = client.reconfigurations(None if switch else last)

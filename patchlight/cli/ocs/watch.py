@@ -27,7 +27,7 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
-    from patchlight.testbed.wire.rest.changes import Change
+    from patchlight.testbed.wire.rest.circuits import ChangeAnswer
 
 
 Answer = dict[str, Any]
@@ -160,7 +160,7 @@ def _change_meant(target: OcsTarget, words: tuple[str, ...]) -> int | None:
 def _follow_change(target: OcsTarget, number: int, *, as_json: bool) -> None:
     _refuse_direct(target)
 
-    def tell(record: Change) -> None:
+    def tell(record: ChangeAnswer) -> None:
         if as_json:
             print_json(record, one_line=True)
         else:
@@ -176,7 +176,9 @@ def _follow_change(target: OcsTarget, number: int, *, as_json: bool) -> None:
     check_record(record)
 
 
-def _to_its_end(client: ControllerClient, number: int, tell: Callable[[Change], None]) -> Change:
+def _to_its_end(
+    client: ControllerClient, number: int, tell: Callable[[ChangeAnswer], None]
+) -> ChangeAnswer:
     """A change as it is once it is over; ``tell`` is called with each news of it before."""
     record = client.reconfiguration(number)
     try:

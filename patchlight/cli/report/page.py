@@ -27,7 +27,7 @@ from patchlight.testbed.units import format_time
 
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
-    from patchlight.testbed.wire.rest.changes import Change
+    from patchlight.testbed.wire.rest.circuits import ChangeAnswer
     from patchlight.testbed.wire.rest.jobs import JobInList
     from patchlight.testbed.wire.rest.lab import Samples
 
@@ -69,7 +69,7 @@ class Period:
     since: float
     until: float
     jobs: list[JobInList]
-    changes: list[Change]
+    changes: list[ChangeAnswer]
     events: list[Answer]
     samples: Samples
 

@@ -1,6 +1,22 @@
 """What the REST API answers, as types: of the client's calls, and of the API's description."""
 
-from pydantic import ConfigDict, with_config
+from typing import Any, TypeVar
 
-exactly = with_config(ConfigDict(extra="forbid"))
-"""These fields and no others."""
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict
+
+T = TypeVar("T", bound=type)
+
+
+def exactly(shape: T) -> T:
+    """These fields and no others; ``Answer`` at the end is left out of its name in the API."""
+    shape.__qualname__ = shape.__name__ = shape.__name__.removesuffix("Answer")
+    return with_config(ConfigDict(extra="forbid"))(shape)
+
+
+def answer(name: str, about: str, /, **fields: Any) -> Any:
+    """An answer that only the API's description names: it has these fields and no others."""
+    define: Any = TypedDict
+    shape = define(name, fields)
+    shape.__doc__ = about
+    return exactly(shape)

@@ -1,10 +1,11 @@
-"""Circuits as they are: maps, switches, light, alarms, drift, and what operators leave."""
+"""REST answers about circuits: maps, optical power, changes, locks, optical paths."""
 
+from collections.abc import Mapping
 from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from patchlight.testbed.wire.rest import exactly
+from patchlight.testbed.wire.rest import answer, exactly
 from patchlight.testbed.wire.rest.lab import CircuitSwitchStatus
 
 
@@ -44,13 +45,6 @@ class CircuitSwitchShape(CircuitSwitchStatus):
 
 
 @exactly
-class CircuitSwitches(TypedDict):
-    """Every circuit switch of the lab."""
-
-    circuit_switches: list[CircuitSwitchShape]
-
-
-@exactly
 class CircuitLight(TypedDict):
     """The power of a circuit (dBm), what is expected, and what that says; ``source``: who sends."""
 
@@ -73,7 +67,7 @@ class PortCondition(TypedDict):
 
 
 @exactly
-class Light(TypedDict):
+class LightAnswer(TypedDict):
     """The power of each circuit of an OCS, and its ports that are not ready (``in:3``)."""
 
     monitored: bool
@@ -95,13 +89,6 @@ class AlarmShape(TypedDict):
 
 
 @exactly
-class Alarms(TypedDict):
-    """What devices reported."""
-
-    alarms: list[AlarmShape]
-
-
-@exactly
 class DriftOf(TypedDict):
     """How a device differs from its last committed map."""
 
@@ -113,20 +100,6 @@ class DriftOf(TypedDict):
 
 
 @exactly
-class DriftShape(TypedDict):
-    """The drift of each OCS."""
-
-    drift: dict[str, DriftOf]
-
-
-@exactly
-class Baselines(TypedDict):
-    """How many circuits of each OCS have the power of now for their baseline."""
-
-    circuits: dict[str, int]
-
-
-@exactly
 class SavedMaps(TypedDict):
     """Maps that were saved under a name."""
 
@@ -135,13 +108,6 @@ class SavedMaps(TypedDict):
     by: str
     why: str
     at: float
-
-
-@exactly
-class AllSavedMaps(TypedDict):
-    """Everything that was saved."""
-
-    maps: list[SavedMaps]
 
 
 @exactly
@@ -166,13 +132,6 @@ class Lock(TypedDict):
 
 
 @exactly
-class Locks(TypedDict):
-    """Locks of ports."""
-
-    locks: list[Lock]
-
-
-@exactly
 class Pressed(TypedDict):
     """Who pressed the stop button."""
 
@@ -190,3 +149,146 @@ class StopButton(TypedDict):
 
     pressed: Pressed | None
     unwritten: str
+
+
+@exactly
+class MapChangeAnswer(TypedDict):
+    """The cross-connects that go, and those that come, of one switch."""
+
+    breaks: list[str]
+    makes: list[str]
+
+
+@exactly
+class ProgressAnswer(TypedDict):
+    """How far a change under way is; ``step`` is a number that grows with each news of it.
+
+    It is in this ``stage`` ``since`` then, at this ``ocs``, where ``done`` of so many
+    ``cross_connects`` that are to break or to be made are. ``cancelled``: by whom, and why.
+    """
+
+    step: int
+    stage: str
+    since: float
+    ocs: str
+    cross_connects: int
+    done: int
+    cancelled: str
+    may_cancel: bool
+
+
+@exactly
+class ChangeAnswer(TypedDict):
+    """A change; while it is an ``intent`` that a controller is at, with its ``progress``.
+
+    ``reverts``: the change that it undoes. ``undone_by``: the later one that undid this one.
+    """
+
+    id: int
+    state: Literal["intent", "committed", "refused", "rolled-back", "unknown"]
+    message: str
+    why: str
+    by: str
+    origin: str
+    started_at: float
+    finished_at: float | None
+    reverts: int | None
+    changes: Mapping[str, MapChangeAnswer]
+    before: dict[str, list[str]]
+    wanted: dict[str, list[str]]
+    commits: dict[str, list[str]]
+    adopted: list[str]
+    stages_s: dict[str, float]
+    notes: list[str]
+    progress: NotRequired[ProgressAnswer]
+    undone_by: NotRequired[int]
+
+
+@exactly
+class PlanAnswer(TypedDict):
+    """What a change would do (``dry_run``); ``planned_from`` is the answer's ``ETag``, too.
+
+    ``strangers``: cross-connects that would break and that nobody made here; ``lost``: how many
+    go without another in their place; ``cleared``: switches that would have none left.
+    """
+
+    state: Literal["planned"]
+    changes: Mapping[str, MapChangeAnswer]
+    links_down: list[str]
+    links_up: list[str]
+    jobs: list[str]
+    strangers: dict[str, list[str]]
+    lost: dict[str, int]
+    cleared: list[str]
+    objections: list[str]
+    planned_from: str
+
+
+@exactly
+class PathShape(TypedDict):
+    """A path of light, or a flow that waits for one."""
+
+    id: int
+    source: str
+    destination: str
+    bytes: float
+    collective: str | None
+    round: int
+    by: str
+    lease_s: float
+    wanted_at: float
+    until: float
+    state: Literal["waiting", "granted", "released", "expired"]
+    channel: str | None
+    starts_at: float | None
+    ends_at: float | None
+    ended_at: float | None
+
+
+@exactly
+class PathNetworkShape(TypedDict):
+    """Hosts whose light reaches each other. ``routed``: the channel says to whom."""
+
+    hosts: list[str]
+    channels: list[str]
+    routed: bool
+    tuning_s: float
+
+
+@exactly
+class PathHostShape(TypedDict):
+    """A host that agrees on paths with others: within which bounds, and what it does now."""
+
+    host: str
+    job: str
+    epoch: int
+    state: Literal["quiet", "dark", "asks", "sends"]
+    destination: str | None
+    channel: str | None
+
+
+@exactly
+class PathsShape(TypedDict):
+    """The networks of paths, paths used or waited for, and ``nodes`` that agree on others."""
+
+    scheduler: str
+    networks: list[PathNetworkShape]
+    paths: list[PathShape]
+    nodes: list[PathHostShape]
+
+
+CircuitSwitches = answer(
+    "CircuitSwitches", "Every circuit switch of the lab.", circuit_switches=list[CircuitSwitchShape]
+)
+Alarms = answer("Alarms", "What devices reported.", alarms=list[AlarmShape])
+DriftShape = answer("DriftShape", "The drift of each OCS.", drift=dict[str, DriftOf])
+Baselines = answer(
+    "Baselines",
+    "How many circuits of each OCS have the power of now for their baseline.",
+    circuits=dict[str, int],
+)
+AllSavedMaps = answer("AllSavedMaps", "Everything that was saved.", maps=list[SavedMaps])
+Locks = answer("Locks", "Locks of ports.", locks=list[Lock])
+Changes = answer(
+    "Changes", "Changes of circuits, the oldest first.", reconfigurations=list[ChangeAnswer]
+)

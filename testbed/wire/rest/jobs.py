@@ -7,8 +7,8 @@ from typing_extensions import TypedDict
 
 from patchlight.testbed.commands import HowHeld
 from patchlight.testbed.jobs import JobState, Trainer
-from patchlight.testbed.wire.rest import exactly
-from patchlight.testbed.wire.rest.changes import Change
+from patchlight.testbed.wire.rest import answer, exactly
+from patchlight.testbed.wire.rest.circuits import ChangeAnswer
 from patchlight.testbed.wire.rest.lab import PoliciesInUse
 
 
@@ -111,7 +111,7 @@ class JobInList(TypedDict):
 
 
 @exactly
-class Job(JobInList):
+class JobAnswer(JobInList):
     """A job by itself, also with what its light gained, and how its workers are held.
 
     ``rigid_because``: of a split job, why its number of workers stays as it is.
@@ -121,13 +121,6 @@ class Job(JobInList):
     light_moves: list[LightMove]
     holds_by: list[Literal["iteration", "protocol", "freeze"] | None]
     rigid_because: NotRequired[str | None]
-
-
-@exactly
-class Jobs(TypedDict):
-    """Jobs, each with what is predicted of it."""
-
-    jobs: list[JobInList]
 
 
 @exactly
@@ -149,13 +142,6 @@ class Preview(TypedDict):
     bottleneck: NotRequired[str]
 
 
-@exactly
-class Previews(TypedDict):
-    """What would become of jobs now."""
-
-    jobs: list[Preview]
-
-
 class IterationReport(TypedDict):
     """One iteration of one worker of an ``attempt``; ``loss`` where a model is trained."""
 
@@ -172,27 +158,12 @@ class IterationReport(TypedDict):
 
 
 @exactly
-class Iterations(TypedDict):
-    """What workers reported; ask for those ``after`` the ``next`` one."""
-
-    iterations: list[IterationReport]
-    next: int
-
-
-@exactly
 class StateOfJob(TypedDict):
     """A state that a job came to, and why."""
 
     at: float
     state: str
     message: str
-
-
-@exactly
-class JobHistory(TypedDict):
-    """The states that a job came to."""
-
-    states: list[StateOfJob]
 
 
 class DecisionShape(TypedDict):
@@ -208,13 +179,6 @@ class DecisionShape(TypedDict):
     saw: dict[str, Any]
     weighed: NotRequired[Any]
     reconfiguration: NotRequired[int]
-
-
-@exactly
-class Decisions(TypedDict):
-    """What policies decided of a job."""
-
-    decisions: list[DecisionShape]
 
 
 @exactly
@@ -248,36 +212,24 @@ class ProposalShape(TypedDict):
     gain_s: float
 
 
-@exactly
-class Defragmentation(TypedDict):
-    """The change of light that gains most, if one pays."""
-
-    proposal: ProposalShape | None
-
-
-@exactly
-class Defragmented(TypedDict):
-    """The change that was made, if one paid."""
-
-    change: Change | None
-
-
-@exactly
-class Policies(TypedDict):
-    """What decides now, by kind."""
-
-    policies: PoliciesInUse
-
-
-@exactly
-class Drained(TypedDict):
-    """The jobs that were ended."""
-
-    ended: list[str]
-
-
-@exactly
-class Resumed(TypedDict):
-    """Jobs are started again."""
-
-    drained: bool
+Jobs = answer("Jobs", "Jobs, each with what is predicted of it.", jobs=list[JobInList])
+Previews = answer("Previews", "What would become of jobs now.", jobs=list[Preview])
+Iterations = answer(
+    "Iterations",
+    "What workers reported; ask for those ``after`` the ``next`` one.",
+    iterations=list[IterationReport],
+    next=int,
+)
+JobHistory = answer("JobHistory", "The states that a job came to.", states=list[StateOfJob])
+Decisions = answer("Decisions", "What policies decided of a job.", decisions=list[DecisionShape])
+Defragmentation = answer(
+    "Defragmentation",
+    "The change of light that gains most, if one pays.",
+    proposal=ProposalShape | None,
+)
+Defragmented = answer(
+    "Defragmented", "The change that was made, if one paid.", change=ChangeAnswer | None
+)
+Policies = answer("Policies", "What decides now, by kind.", policies=PoliciesInUse)
+Drained = answer("Drained", "The jobs that were ended.", ended=list[str])
+Resumed = answer("Resumed", "Jobs are started again.", drained=bool)

@@ -1,23 +1,14 @@
-"""The lab and its controller: who is there, which links light makes, what was measured."""
+"""REST answers about the lab: status, links, samples, events, access, discovery of the wiring."""
 
 from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from patchlight.testbed.wire.rest import exactly
+from patchlight.testbed.wire.rest import answer, exactly
 
 
 @exactly
-class LabShape(TypedDict):
-    """Which lab the controller has."""
-
-    name: str
-    file: str
-    fingerprint: str
-
-
-@exactly
-class PolicyFaults(TypedDict):
+class PolicyFaultsAnswer(TypedDict):
     """How often a policy failed, and the default decided."""
 
     kind: str
@@ -66,7 +57,7 @@ class CircuitSwitchStatus(TypedDict):
 
 
 @exactly
-class AgentStatus(TypedDict):
+class AgentStatusAnswer(TypedDict):
     """How an agent is: ``words`` say why it is silent, ``problems`` what else is wrong."""
 
     server: str
@@ -90,7 +81,7 @@ class Status(TypedDict):
     version: str
     engine: str | None
     policies: PoliciesInUse
-    policy_faults: list[PolicyFaults]
+    policy_faults: list[PolicyFaultsAnswer]
     light: LightStatus
     drained: bool
     queue_pass_s: float | None
@@ -99,14 +90,7 @@ class Status(TypedDict):
     nic_differences: list[str]
     unknown_switch_connections: int
     circuit_switches: list[CircuitSwitchStatus]
-    agents: list[AgentStatus]
-
-
-@exactly
-class Shutdown(TypedDict):
-    """How many jobs there are in each state that is not an end."""
-
-    jobs: dict[str, int]
+    agents: list[AgentStatusAnswer]
 
 
 @exactly
@@ -130,14 +114,6 @@ class Link(TypedDict):
 
 
 @exactly
-class Links(TypedDict):
-    """The links that light makes now; ``unread`` says which switches are not known, and why."""
-
-    unread: dict[str, str]
-    links: list[Link]
-
-
-@exactly
 class TopologyGpu(TypedDict):
     """A GPU, its NIC, and the packet switch that this is lit to."""
 
@@ -149,7 +125,7 @@ class TopologyGpu(TypedDict):
 
 
 @exactly
-class TopologyNode(TypedDict):
+class TopologyNodeAnswer(TypedDict):
     """A server, and the packet switch and the blocks that all its NICs are lit to."""
 
     name: str
@@ -183,7 +159,7 @@ class TopologyShape(TypedDict):
     """Nodes, packet switches and trunks as they are lit."""
 
     lab: str
-    nodes: list[TopologyNode]
+    nodes: list[TopologyNodeAnswer]
     switches: list[TopologySwitch]
     links: list[Trunk]
     unread: dict[str, str]
@@ -202,13 +178,6 @@ class PortSample(TypedDict):
 
 
 @exactly
-class PortSamples(TypedDict):
-    """Rates that were measured, the oldest first."""
-
-    ports: list[PortSample]
-
-
-@exactly
 class GpuSample(TypedDict):
     """How busy a GPU was since the sample before (0 to 1), and how long in all."""
 
@@ -216,13 +185,6 @@ class GpuSample(TypedDict):
     gpu: str
     utilization: float
     busy_s: float | None
-
-
-@exactly
-class GpuSamples(TypedDict):
-    """What was measured of GPUs, the oldest first."""
-
-    gpus: list[GpuSample]
 
 
 @exactly
@@ -254,3 +216,145 @@ class Samples(TypedDict):
     width_s: int
     lab: list[WindowShape]
     jobs: dict[str, list[WindowShape]]
+
+
+class EventShape(TypedDict):
+    """Something that happened; what else is there depends on its kind."""
+
+    number: int
+    at: float
+    kind: str
+
+
+class EventList(TypedDict):
+    """What happened, the oldest first, and the number of the latest event of all."""
+
+    events: list[EventShape]
+    last: int
+
+
+@exactly
+class WhoAmI(TypedDict):
+    """Who one is to the controller."""
+
+    user: str
+    role: str
+    origin: str
+
+
+@exactly
+class TokenShape(TypedDict):
+    """What is known of a token; it lets its ``user`` in until then, unless it was revoked."""
+
+    id: str
+    user: str
+    role: str
+    created_at: float
+    created_by: str
+    expires_at: float
+    why: str
+    revoked_at: float | None
+    revoked_by: str
+
+
+@exactly
+class NewToken(TokenShape):
+    """A token that was just made; its text, ``token``, is told only now."""
+
+    token: str
+
+
+@exactly
+class AttemptRow(TypedDict):
+    """An attempt to change something."""
+
+    number: int
+    at: float
+    by: str
+    origin: str
+    role: str
+    what: str
+    outcome: Literal["done", "refused", "failed", "unknown"]
+    status: int
+    why: str
+    token: str
+    about: str
+    repeated: int
+
+
+@exactly
+class FoundPortAnswer(TypedDict):
+    """What ``sends`` into a port of an OCS, what ``hears`` what goes out there, and what the lab
+    file ``said``."""
+
+    ocs: str
+    port: int
+    sends: str | None
+    hears: str | None
+    said: str | None
+    verdict: str
+    words: str
+
+
+@exactly
+class Wiring(TypedDict):
+    """What was found; ``silent``: ends that were not heard, and why."""
+
+    ports: list[FoundPortAnswer]
+    differences: list[str]
+    doubts: list[str]
+    silent: dict[str, str]
+    fibres: list[tuple[str, str]]
+
+
+@exactly
+class Search(TypedDict):
+    """How far the search is, or what the last one came to.
+
+    ``rounds_left`` is the most that can be left; ``open``: circuits are away from their places.
+    ``step`` is a number that grows with each news of it.
+    """
+
+    step: int
+    state: Literal["idle", "looking", "restoring", "done", "stopped", "failed"]
+    by: str
+    rounds_done: int
+    rounds_left: int
+    began_at: float
+    took_s: float
+    left_s: float
+    message: str
+    hint: str | None
+    wiring: Wiring | None
+    open: bool
+
+
+@exactly
+class SearchPlan(TypedDict):
+    """What a search would look at, what goes dark, how long it takes, what is against it."""
+
+    ports: dict[str, list[int]]
+    circuits: dict[str, list[str]]
+    rounds: int
+    takes_s: float
+    objections: list[str]
+
+
+LabShape = answer("LabShape", "Which lab the controller has.", name=str, file=str, fingerprint=str)
+Shutdown = answer(
+    "Shutdown", "How many jobs there are in each state that is not an end.", jobs=dict[str, int]
+)
+Links = answer(
+    "Links",
+    "The links that light makes now; ``unread`` says which switches are not known, and why.",
+    unread=dict[str, str],
+    links=list[Link],
+)
+PortSamples = answer(
+    "PortSamples", "Rates that were measured, the oldest first.", ports=list[PortSample]
+)
+GpuSamples = answer(
+    "GpuSamples", "What was measured of GPUs, the oldest first.", gpus=list[GpuSample]
+)
+TokensShape = answer("TokensShape", "Every token that was made.", tokens=list[TokenShape])
+AuditShape = answer("AuditShape", "Who wanted to change what.", attempts=list[AttemptRow])

@@ -14,7 +14,7 @@ from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.wire.rest.jobs import (
     DecisionShape,
     IterationReport,
-    Job,
+    JobAnswer,
     JobInList,
     StateOfJob,
 )
@@ -220,7 +220,7 @@ async def test_answers_on_a_job_that_runs_are_as_described(
     cluster.report_all(job_id, 0, 1.0)
     await cluster.until(lambda: cluster.table.ledger.reported(job_id) > 0)
     with ControllerClient(job.api) as client:
-        TypeAdapter(Job).validate_python(await asyncio.to_thread(client.job, job_id))
+        TypeAdapter(JobAnswer).validate_python(await asyncio.to_thread(client.job, job_id))
         TypeAdapter(list[JobInList]).validate_python(await asyncio.to_thread(client.jobs))
         reports = await asyncio.to_thread(client.latest_iterations, job_id, 2)
         TypeAdapter(list[IterationReport]).validate_python(reports)

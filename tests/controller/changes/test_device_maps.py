@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from patchlight.client.client import ControllerError
-from patchlight.controller.changes.record import Reconfiguration, Refused, to_row
+from patchlight.controller.changes.record import Reconfiguration, Refused
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.controller.openflow.forwarding import flow_tables
 from patchlight.controller.storage.store import Store
@@ -159,7 +159,7 @@ async def test_an_unfinished_change_closes_its_other_switches_until_it_is_ended(
     both = {"o1": ["1>2"], "o2": ["3>4"]}
     changes = {name: {"breaks": [], "makes": texts} for name, texts in both.items()}
     record = Reconfiguration("x", 1.0, changes=changes, before={"o1": [], "o2": []}, wanted=both)
-    store.prepared_intent(0, to_row(record))()
+    store.prepared_intent(0, record.as_row)()
     only_o1 = CircuitsOf(lab, {"o1": open_driver(switches[0])}, store)
     await only_o1.watch.begin()
     record = await only_o1.change(lambda _: {"o1": PortMap.parse(["5>6"])}, "x")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchlight.controller.changes.power import expected_powers
-from patchlight.controller.changes.record import plan
+from patchlight.controller.changes.record import ChangePlan
 from patchlight.testbed.lab.model import (
     CircuitSwitch,
     Endpoint,
@@ -100,7 +100,7 @@ def test_a_plan_knows_whose_light_moves_and_whose_stays(seed: int) -> None:
         for name in rng.sample(OCSES, rng.randint(0, 3))
     }
     after = {**before, **wanted}
-    steps = plan(lab, before, wanted)
+    steps = ChangePlan.of(lab, before, wanted)
     old, new = followed(lab, before), followed(lab, after)
     light = Light(lab, before)
     ends = (end for end in lab.fibre_ends if end.device not in OCSES)
@@ -134,5 +134,5 @@ def test_light_that_nobody_sends_goes_round_and_ends_nowhere() -> None:
     )
     for circuits in ([(1, 2)], [(2, 1)], [(1, 1), (2, 2)], [(1, 2), (2, 1)]):
         wanted = {"o1": PortMap.of(circuits)}
-        assert plan(ring, {"o1": PortMap()}, wanted).moved == frozenset()
+        assert ChangePlan.of(ring, {"o1": PortMap()}, wanted).moved == frozenset()
         assert trace_links(ring, wanted).pairs() == ()

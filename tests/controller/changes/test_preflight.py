@@ -7,13 +7,8 @@ import pytest
 
 from patchlight.controller.changes.power import Tolerances, expected_powers, judge
 from patchlight.controller.changes.preflight import EmergencyStop, PortLocks
-from patchlight.controller.changes.record import (
-    ChangeOptions,
-    StepFailed,
-    fingerprint,
-    plan,
-    wanted_maps,
-)
+from patchlight.controller.changes.record import ChangeOptions, ChangePlan, StepFailed, fingerprint
+from patchlight.controller.changes.wanted import wanted_maps
 from patchlight.controller.circuits.contract import Outcome
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput
@@ -27,7 +22,7 @@ MAPS = LAB.initial_maps
 
 def test_a_plan_touches_only_what_differs() -> None:
     wanted = wanted_maps(LAB, MAPS, {"ocs1": PortMap.duplex([(3, 9)])}, {}, only=False)
-    steps = plan(LAB, MAPS, wanted)
+    steps = ChangePlan.of(LAB, MAPS, wanted)
     assert set(map(str, steps.changes["ocs1"].breaks)) == {"3>15", "15>3"}
     assert set(map(str, steps.changes["ocs1"].makes)) == {"3>9", "9>3"}
     assert {str(e) for e in steps.moved} == {"server2.nic2", "tor2.3", "tor1.3"}
@@ -35,8 +30,8 @@ def test_a_plan_touches_only_what_differs() -> None:
 
 
 def test_nothing_to_change_is_an_empty_plan() -> None:
-    assert not plan(LAB, MAPS, MAPS)
-    assert not plan(LAB, MAPS, {})
+    assert not ChangePlan.of(LAB, MAPS, MAPS)
+    assert not ChangePlan.of(LAB, MAPS, {})
 
 
 def test_only_replaces_the_map_and_dropping_frees_ports() -> None:
@@ -50,7 +45,7 @@ def test_only_replaces_the_map_and_dropping_frees_ports() -> None:
 
 def test_a_port_outside_the_switch_or_an_unknown_switch_is_bad_input() -> None:
     with pytest.raises(BadInput, match="outside 1–320"):
-        plan(LAB, MAPS, {"ocs1": PortMap.of([(1, 321)])})
+        ChangePlan.of(LAB, MAPS, {"ocs1": PortMap.of([(1, 321)])})
     with pytest.raises(BadInput, match="no OCS called 'ocs9'"):
         wanted_maps(LAB, MAPS, {"ocs9": PortMap()}, {}, only=False)
 

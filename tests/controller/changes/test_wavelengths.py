@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from patchlight.controller.changes.device_watch import power_report
 from patchlight.controller.changes.record import ChangeOptions, fingerprint
+from patchlight.controller.changes.wanted import undoing
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
 from patchlight.testbed.lab.labmaps import Place
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.spectrum import Channel, SpectrumMap
+from patchlight.testbed.wire.rest.requests import PresentMapsRequest
 from tests.support.wss_bench import LAB, LOCAL, START, MeasuredWss, WssBench, kill_a_change
 
 
@@ -141,19 +144,20 @@ async def test_drift_undoing_and_saved_maps_speak_of_channels(
 ) -> None:
     bench.parts.committed.begin_with(await bench.parts.maps.read())
     await bench.devices["wss1"].connect([*SpectrumMap.parse(["2>4@193.200"])])
-    drift = (await bench.operations.drift())["wss1"].drift.as_texts()
-    assert drift == {"missing": [], "unknown": ["2>4@193.200"]}
-    await bench.operations.save("monday", [], "eva", "")
+    drift = (await bench.service.drift())["drift"]["wss1"]
+    assert (drift["missing"], drift["unknown"]) == ([], ["2>4@193.200"])
+    await bench.service.save("monday", PresentMapsRequest(), ChangeOptions(by="eva"))
     cleared = await bench.change(lambda _: dict.fromkeys(START, SpectrumMap()), "clear")
     assert cleared.state == "committed"
     # A switch that has nothing is still one of channels to who reads its map later.
     later = WssBench(tmp_path)
     assert later.parts.committed.maps == dict.fromkeys(START, SpectrumMap())
     assert not any((await later.transactions.drift()).values())
-    decide, adopts = later.operations.undoing(cleared.id)
+    decide, adopts = undoing(later.parts, cleared.id)
     assert (await later.change(decide, "undo", ChangeOptions(adopts=adopts))).state == "committed"
     assert later.maps()["wss2"] == START["wss2"]
-    assert later.operations.saved("monday") == later.maps()
+    (saved,) = (await later.service.saved_maps())["maps"]
+    assert {n: SpectrumMap.parse(texts) for n, texts in saved["maps"].items()} == later.maps()
 
 
 async def test_what_was_shown_must_still_be_true_of_channels(bench: WssBench) -> None:
@@ -182,7 +186,9 @@ async def test_each_channel_is_judged_by_its_own_power(tmp_path: Path) -> None:
     wanted = {"wss1": SpectrumMap.parse(["1>2@193.100-2dB", "2>1@193.150"])}
     good = await bench.change(lambda _: wanted, "test")
     assert (good.state, good.notes) == ("committed", []), good
-    (first, second) = (await bench.operations.power("wss1")).readings
+    (first, second) = (
+        await power_report(bench.parts, "wss1", await bench.parts.maps.read())
+    ).readings
     assert (first.out_dbm, first.baseline_dbm, first.verdict.kind) == (-7.4, -7.4, "ok")
     assert first.expected is not None
     assert first.expected.power_dbm == pytest.approx(-7.3)

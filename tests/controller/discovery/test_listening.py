@@ -4,7 +4,7 @@ import pytest
 
 from patchlight.controller.discovery.window import end_of
 from patchlight.testbed.labfile.reader import load_lab
-from patchlight.testbed.wire.probe_frames import Neighbour
+from patchlight.testbed.wire.probe_frames import LldpNeighbour
 
 LAB = load_lab("ofc2022")
 MAC = LAB.host("gpu2").nic.mac
@@ -24,4 +24,4 @@ MAC = LAB.host("gpu2").nic.mac
 def test_lldp_is_told_by_the_mac_of_a_nic_or_the_number_of_a_port(
     device: str, port: str, end: str
 ) -> None:
-    assert end_of(LAB, Neighbour(device, port)) == end
+    assert end_of(LAB, LldpNeighbour(device, port)) == end

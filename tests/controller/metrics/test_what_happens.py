@@ -106,7 +106,7 @@ async def test_changes_are_timed_by_stage_with_their_number(bench: ChangeBench) 
 
 
 async def test_power_that_is_lost_shows_at_the_next_measurement(bench: ChangeBench) -> None:
-    power = OpticalPower(bench.operations)
+    power = OpticalPower(bench.service)
     assert looked_up(power) == {}
     change = await bench.regroup()
     await power.measure()

@@ -1,10 +1,10 @@
-"""What requests to change circuits may hold, and the JSON that answers are sent as."""
+"""Requests of the REST API: their fields, and the JSON that answers are sent as."""
 
 import json
 import unicodedata
 from typing import Annotated, Any
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, model_validator
 from pydantic_core import to_json
 
@@ -164,10 +164,22 @@ class LockRequest(UnlockRequest):
     keep: bool = False
 
 
+class PathRequest(Strict):
+    """A flow that wants a path. ``deadline_s`` is from now; ``lease_s``: see ``docs/oddl.md``."""
+
+    source: Text
+    destination: Text
+    bytes: Annotated[float, Gt(0), Le(2.0**63)]
+    deadline_s: Annotated[float, Gt(0), Le(1e9)] | None = None
+    collective: Text | None = None
+    round: Number = 0
+    lease_s: Annotated[float, Ge(0.1), Le(3600)] = 10.0
+
+
 def as_json(content: Any) -> bytes:
     """Text on one line: ``?`` for a lone surrogate, ``null`` for NaN and infinity."""
     try:
         return to_json(content, inf_nan_mode="null")
     except ValueError:  # half characters
-        finite = json.loads(json.dumps(content), parse_constant=lambda _: None)
+        finite = json.loads(json.dumps(content, default=vars), parse_constant=lambda _: None)
         return json.dumps(finite, ensure_ascii=False).encode("utf-8", "replace")

@@ -1,0 +1,186 @@
+"""Which maps a request wants, as a function of the present maps (``Decide``)."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from patchlight.controller.changes.device_maps import Decide, circuits_in
+from patchlight.controller.changes.parts import CircuitParts
+from patchlight.controller.changes.record import Refused
+from patchlight.controller.policies.topology import CannotRegroup, regroup
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.lab.labmaps import Place, entries_at, recorded_map, with_spectra
+from patchlight.testbed.lab.model import Endpoint, Host, Lab
+from patchlight.testbed.lab.portmap import AnyMap, PortMap
+from patchlight.testbed.lab.wiring import circuit_ports
+
+
+def wanted_maps(
+    lab: Lab,
+    present: Mapping[str, AnyMap],
+    asked: Mapping[str, AnyMap],
+    dropped: Mapping[str, Collection[int | Place]],
+    *,
+    only: bool,
+) -> dict[str, Any]:
+    """The maps that a request for cross-connects means.
+
+    Those ``asked`` for are added to the present ones, or with ``only`` replace them; places that
+    are ``dropped`` lose their entries, in and out. ``BadInput`` for an unknown optical switch.
+    """
+    for name in (*asked, *dropped):
+        lab.optical_switch(name)  # says so if there is none
+    wanted: dict[str, AnyMap] = {}
+    for name in {**asked, **dict.fromkeys(dropped)}:
+        if only and name in asked:
+            wanted[name] = asked[name]
+            continue
+        gone = dropped.get(name, ())
+        kept = present[name].without(entries_at(present[name], gone)) if gone else present[name]
+        wanted[name] = kept.joined(asked[name]) if name in asked else kept
+    return wanted
+
+
+def undoing(parts: CircuitParts, number: int) -> tuple[Decide, dict[str, AnyMap]]:
+    """What undoes one change and nothing else, and the entries that it makes.
+
+    ``Refused`` if it is undone already; the ``Decide`` raises it if later changes use the ports.
+    ``BadInput`` for a change that does not exist or was not committed.
+    """
+    record = parts.store.reconfiguration(number)
+    if record is None:
+        raise BadInput(f"there is no change {number}: 'patchlight ocs history' shows them")
+    if record["state"] != "committed":
+        raise BadInput(f"change {number} is {record['state']}: there is nothing to undo")
+    if by := parts.store.undone_by(number).get(number):
+        hint = f"to have what it did again: patchlight ocs rollback {by}"
+        raise Refused(f"change {number} was already undone by change {by}", hint=hint)
+    lab, changes = parts.lab, record["changes"]
+    made = {name: recorded_map(lab, name, c["makes"]) for name, c in changes.items()}
+    broken = {name: recorded_map(lab, name, c["breaks"]) for name, c in changes.items()}
+
+    def decide(maps: Mapping[str, AnyMap]) -> dict[str, AnyMap]:
+        wanted, clashes = {}, []
+        for name in made:
+            present = frozenset(maps[name])
+            clashes += [f"{name} {c} is gone" for c in made[name] if c not in present]
+            kept = maps[name].without(made[name])
+            clashes += [
+                f"{name} {c.inp} or {c.out} is in use"
+                for c in broken[name].clashing(kept)
+                if c not in present
+            ]
+            wanted[name] = kept.joined(broken[name])
+        if clashes:
+            raise Refused(
+                f"change {number} cannot be undone by itself: {'; '.join(clashes)}",
+                hint="undo the later changes of these ports first: patchlight ocs history",
+            )
+        return wanted
+
+    return decide, broken
+
+
+async def bringing_together(parts: CircuitParts, nodes: Sequence[str], force: bool) -> Decide:
+    """What connects the NICs of these nodes' GPUs to one packet switch, with the fewest moves.
+
+    A node is a server or a host, by name. Circuits of running jobs move only with ``force``. The
+    ``Decide`` raises ``CannotRegroup`` if no switch has room, and ``Refused`` if one would have
+    without the running jobs. ``BadInput`` for an unknown node, or one without a GPU with a NIC.
+    """
+    lab = parts.lab
+    names = [host.name for host in hosts_of(lab, nodes)]
+    locked, failed = await parts.closed_ports()
+    using = parts.traffic.jobs_using
+    busy = {host.endpoint: using(frozenset({host.endpoint})) for host in lab.hosts}
+    at = circuit_ports(lab, [nic for nic, jobs in busy.items() if jobs])
+    staying = {ocs: {*ports} for ocs, ports in locked.items()}
+    if not force:
+        for ocs, port in at.values():
+            staying.setdefault(ocs, set()).add(port)
+
+    def decide(maps: Mapping[str, AnyMap]) -> dict[str, PortMap]:
+        try:
+            now, circuits = with_spectra(lab, maps), circuits_in(maps)
+            return regroup(now, circuits, [names], locked=staying, failed=failed)
+        except CannotRegroup as error:
+            if force or not at:
+                raise
+            jobs = sorted({job for each in busy.values() for job in each})
+            raise Refused(
+                f"{', '.join(nodes)} cannot be brought together while the circuits of "
+                f"{', '.join(jobs)} stay: {error.message}",
+                hint="wait for the job, choose other nodes, or say --force: jobs pause while "
+                "their light moves",
+            ) from error
+
+    return decide
+
+
+def hosts_of(lab: Lab, nodes: Sequence[str]) -> list[Host]:
+    """The hosts of these nodes that have a GPU, each once; ``BadInput`` as above."""
+    if not nodes:
+        raise BadInput("name the nodes to be brought together: servers of the lab, or hosts")
+    servers = {server.name for server in lab.servers}
+    found: dict[str, Host] = {}
+    for name in nodes:
+        hosts = [host for host in lab.hosts if name in servers and host.server.name == name]
+        hosts = [host for host in hosts or [lab.host(name)] if host.gpu is not None]
+        if not hosts:
+            raise BadInput(f"{name} has no GPU with a NIC: there is nothing to bring together")
+        found.update({host.name: host for host in hosts})
+    return list(found.values())
+
+
+async def lighting(parts: CircuitParts, pairs: Sequence[tuple[str, str]]) -> Decide:
+    """What connects the two ends of each pair by an optical path, with the fewest changes.
+
+    An end is a NIC or a host, a packet switch (any port of it), or a port of one. The ``Decide``
+    raises ``Refused`` if ports or trunks are too few. ``BadInput`` for an unknown end, one without
+    a fibre to a circuit switch, and a pair of one end.
+    """
+    # SciPy takes a while to be imported, and a controller may never need it.
+    from patchlight.controller.policies.engineering.paths import NoLight, Wish, plan_paths
+    from patchlight.controller.policies.engineering.traffic import CircuitSite, sites_of
+
+    lab, sites = parts.lab, {site.name: site for site in sites_of(parts.lab)}
+    wishes = []
+    for pair in pairs:
+        ends = [_site_name(lab, text) for text in pair]
+        for text, end in zip(pair, ends, strict=True):
+            if end in sites:
+                continue
+            at = lab.fibre_ends.get(Endpoint.parse(end)) if "." in end else None
+            if at is None or at[0].device not in lab.circuit_fibres:
+                raise BadInput(f"{text} is not plugged into an OCS: no fibre joins it to one")
+            # A port that is named is an end by itself, and no longer one of its switch's.
+            port = at[0].device, int(at[0].port)
+            for site in list(sites.values()):
+                if port in site.ports:
+                    left = tuple(each for each in site.ports if each != port)
+                    sites[site.name] = CircuitSite(site.name, left, site.gpus)
+            sites[end] = CircuitSite(end, (port,))
+        if ends[0] == ends[1]:
+            raise BadInput(f"{pair[0]}:{pair[1]} is one end: expected two different ones")
+        wishes.append(Wish(ends[0], (ends[1],)))
+    locked, failed = await parts.closed_ports()
+
+    def decide(maps: Mapping[str, AnyMap]) -> Mapping[str, PortMap]:
+        known = tuple(sites.values())
+        present, closed = circuits_in(maps), {"locked": locked, "failed": failed}
+        try:
+            return plan_paths(lab, present, wishes, sites=known, **closed)
+        except NoLight as error:
+            raise Refused(error.message, hint=error.hint) from error
+
+    return decide
+
+
+def _site_name(lab: Lab, text: str) -> str:
+    """The end that a text means; ``BadInput`` if the lab has none of that name."""
+    if text in lab.host_names:
+        return str(lab.host_names[text].endpoint)
+    if any(switch.name == text for switch in lab.packet_switches):
+        return text
+    endpoint = Endpoint.parse(text)
+    lab.device(endpoint.device)  # says so if there is none
+    return text
