@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 
 from patchlight.controller.storage.database import Database
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.access import Role
+from patchlight.testbed.lab.rules import Role
 
 DAY_S = 86_400.0
 USUAL_LIFETIME_S = 30 * DAY_S

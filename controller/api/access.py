@@ -18,7 +18,7 @@ from patchlight.controller.access.tokens import (
 from patchlight.controller.api.caller import Admin, Viewer
 from patchlight.controller.api.openapi import gives
 from patchlight.controller.changes import requests
-from patchlight.testbed.lab.access import Role
+from patchlight.testbed.lab.rules import Role
 from patchlight.testbed.wire.rest import access as shapes
 
 Answer = dict[str, Any]

@@ -23,7 +23,7 @@ from patchlight.testbed.errors import (
     PatchlightError,
     problem,
 )
-from patchlight.testbed.io.mistakes import joined, mistake_in_words
+from patchlight.testbed.io.issues import joined, mistake_in_words
 
 _STATUS: Mapping[type[PatchlightError], int] = {
     BadInput: 422,

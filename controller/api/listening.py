@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.access import Access, Role
 from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.rules import Access, Role
 from patchlight.testbed.linux.credentials import controller_name, new_context, read_credentials
 from patchlight.testbed.linux.sockets import bind_unix, is_loopback, listen, split_address
 from patchlight.testbed.wire.lab_api import UNIX, keepers_socket, own_socket

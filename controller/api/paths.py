@@ -15,7 +15,7 @@ from patchlight.controller.paths.service import (
     PathService,
     WantedPath,
 )
-from patchlight.testbed.lab.access import Role
+from patchlight.testbed.lab.rules import Role
 from patchlight.testbed.wire.rest import paths as shapes
 
 Answer = dict[str, Any]

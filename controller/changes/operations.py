@@ -13,10 +13,16 @@ from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import DirectedPort, PortState
 from patchlight.controller.policies.topology import CannotRegroup, regroup
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.labmaps import Place, check_place, driven, recorded_map, with_spectra
 from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.lab.portmap import AnyMap, PortMap
-from patchlight.testbed.lab.wiring import circuit_ports
+from patchlight.testbed.lab.wiring import (
+    Place,
+    check_place,
+    circuit_ports,
+    driven,
+    recorded_map,
+    with_spectra,
+)
 
 _NO_MONITOR = PowerVerdict("unverified", "unverified, no power monitor")
 _NO_OUTPUT_MONITOR = PowerVerdict("unverified", "unverified, no power monitor at the outputs")

@@ -40,10 +40,9 @@ from patchlight.controller.circuits.contract import (
 )
 from patchlight.controller.storage.store import BaselineKey, Store
 from patchlight.testbed.errors import OutcomeUnknown
-from patchlight.testbed.lab.labmaps import places_of, recorded_map
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.portmap import AnyMap, MapChange
-from patchlight.testbed.lab.wiring import Links, lab_links
+from patchlight.testbed.lab.wiring import Links, lab_links, places_of, recorded_map
 
 # A device that just dropped the connection gets a moment to take a new one.
 _PAUSES_S = (0.05, 0.5, 2.0)

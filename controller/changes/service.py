@@ -20,11 +20,11 @@ from patchlight.controller.changes.record import (
     wanted_maps,
 )
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab.labmaps import check_map_name, parse_map
 from patchlight.testbed.lab.optical_links import Entry
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.lab.spectrum import ChannelConnect
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
+from patchlight.testbed.lab.wiring import check_map_name, parse_map
 
 Answer = dict[str, Any]
 

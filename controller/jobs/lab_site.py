@@ -21,7 +21,7 @@ from patchlight.controller.prediction.completion import RingWork, units_s
 from patchlight.controller.prediction.network import LabNetwork
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.jobs import JobState, JobStatus
-from patchlight.testbed.lab.queueing import Waiting, WaitReason
+from patchlight.testbed.lab.rules import Waiting, WaitReason
 from patchlight.testbed.lab.wiring import trace_links
 
 _RETURNING = Waiting(WaitReason.NO_GPUS, "it was preempted, and still gives back its hosts")

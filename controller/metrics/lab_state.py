@@ -18,7 +18,7 @@ from patchlight.controller.hosts.agent_client import VERSION
 from patchlight.controller.jobs.policy_set import named
 from patchlight.controller.metrics.families import Family, by_name, counter, gauge, single
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.lab.queueing import KINDS
+from patchlight.testbed.lab.rules import KINDS
 from patchlight.testbed.wire.agent_status import GpuStatus, GpuTelemetry
 
 if TYPE_CHECKING:

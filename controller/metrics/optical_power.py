@@ -10,7 +10,7 @@ from patchlight.controller.changes.operations import CircuitOperations, PowerRep
 from patchlight.controller.changes.power import PortReading
 from patchlight.controller.metrics.families import Family, gauge
 from patchlight.testbed.errors import in_words
-from patchlight.testbed.lab.labmaps import Place
+from patchlight.testbed.lab.wiring import Place
 
 _log = logging.getLogger(__name__)
 

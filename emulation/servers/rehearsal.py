@@ -33,8 +33,8 @@ from patchlight.emulation.servers.management import (
     management_namespace,
 )
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.access import SshAccess
 from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.rules import SshAccess
 from patchlight.testbed.linux.cgroups import CgroupError
 from patchlight.testbed.linux.namespaces import namespace_path
 from patchlight.testbed.linux.sockets import ssh_answers

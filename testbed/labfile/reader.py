@@ -10,7 +10,7 @@ from patchlight.testbed.io.issues import FileError, FileIssue, FileIssues, Locat
 from patchlight.testbed.io.reader import compose, read_text
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
-from patchlight.testbed.lab.queueing import KINDS, NOTHING_SAID, PolicyKind, full_path
+from patchlight.testbed.lab.rules import KINDS, NOTHING_SAID, PolicyKind, full_path
 from patchlight.testbed.labfile.check import SWITCHES, check_lab
 from patchlight.testbed.labfile.optical_check import check_meetings, note_weak_signals
 from patchlight.testbed.labfile.ranges import write_out

@@ -19,14 +19,6 @@ from pydantic import (
     model_validator,
 )
 
-from patchlight.testbed.commands import (
-    AbsolutePath,
-    CommandTask,
-    CpuLimit,
-    Image,
-    Line,
-    MemoryLimit,
-)
 from patchlight.testbed.io.issues import short
 from patchlight.testbed.jobs import (
     LARGEST_BATCH,
@@ -34,6 +26,12 @@ from patchlight.testbed.jobs import (
     LONGEST_COMPUTE_S,
     MOST_ITERATIONS,
     MOST_WORKERS,
+    AbsolutePath,
+    CommandTask,
+    CpuLimit,
+    Image,
+    Line,
+    MemoryLimit,
 )
 
 LARGEST_TASK_GRADIENT_BYTES = 2_000_000_000

@@ -22,7 +22,7 @@ from patchlight.controller.policies.contract import ClusterView, ElasticJob, Que
 from patchlight.controller.prediction.completion import RingWork, units_s
 from patchlight.controller.prediction.network import LabNetwork
 from patchlight.controller.prediction.sharing import Load
-from patchlight.testbed.lab.queueing import Discipline, Waiting, WaitReason
+from patchlight.testbed.lab.rules import Discipline, Waiting, WaitReason
 
 E = TypeVar("E", bound=QueueEntry)
 P = TypeVar("P")

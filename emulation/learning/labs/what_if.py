@@ -36,7 +36,7 @@ from patchlight.emulation.simulator.randomlabs.episodes import (
 )
 from patchlight.emulation.simulator.traces import TraceJob
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.generate.random_lab import random_lab
+from patchlight.testbed.generate.generate import random_lab
 
 _MOST = 10.0  # of a difference, in times that jobs last; more is as good as that
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from patchlight.controller.policies.defragment import MINIMUM_GAIN_S
 from patchlight.emulation.simulator.outages import Outages
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.queueing import Discipline
+from patchlight.testbed.lab.rules import Discipline
 
 
 @dataclass(frozen=True, slots=True)

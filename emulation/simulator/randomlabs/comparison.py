@@ -25,7 +25,7 @@ from patchlight.emulation.simulator.randomlabs.episodes import (
 )
 from patchlight.emulation.simulator.traces import TraceJob
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.generate.random_lab import random_lab
+from patchlight.testbed.generate.generate import random_lab
 
 SIZES = ((8, 16), (17, 32), (33, 64), (65, 128), (129, 1024))
 """Labs are told apart by how many GPUs they have: from and to."""

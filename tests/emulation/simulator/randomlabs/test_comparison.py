@@ -22,7 +22,7 @@ from patchlight.emulation.simulator.randomlabs.comparison import (
 from patchlight.emulation.simulator.randomlabs.episodes import traced_jobs
 from patchlight.emulation.simulator.traces import TraceJob
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.generate.random_lab import RandomLabShape, lab_of
+from patchlight.testbed.generate.generate import RandomLabShape, lab_of
 
 MINE = Policies("mine", "light")
 
