@@ -20,7 +20,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from patchlight.agents.errors import AgentError, Conflict
 from patchlight.agents.workers.contract import ExitInfo
-from patchlight.testbed.io.mistakes import mistakes_in_words
+from patchlight.testbed.io.issues import mistakes_in_words
 from patchlight.testbed.linux.files import open_plain
 from patchlight.testbed.units import format_size
 from patchlight.testbed.wire.worker_api import Report, WorkerState

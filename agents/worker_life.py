@@ -29,8 +29,8 @@ from patchlight.agents.worker_folder import (
 )
 from patchlight.agents.workers import keeper
 from patchlight.agents.workers.contract import ExitInfo, RunningWorker
-from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import in_words
+from patchlight.testbed.jobs import CommandTask
 from patchlight.testbed.lab.model import Nic
 from patchlight.testbed.linux.processes import boot_id
 from patchlight.testbed.wire.worker_api import LogPart, WorkerSpec, WorkerState, WorkerStatus

@@ -27,7 +27,7 @@ from patchlight.emulation.simulator.cluster.labcluster import jobs_of_specs
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.lab.queueing import PolicyChoice
+from patchlight.testbed.lab.rules import PolicyChoice
 from tests.support.lab_jobs import connected
 
 if TYPE_CHECKING:

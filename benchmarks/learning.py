@@ -22,7 +22,7 @@ from patchlight.controller.policies.registry import load_policy
 from patchlight.emulation.simulator import randomlabs
 from patchlight.emulation.simulator.ramp import Episode, Workloads, pac_ml_scenario
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.generate.random_lab import RandomLabShape, lab_of
+from patchlight.testbed.generate.generate import RandomLabShape, lab_of
 
 NUM_ENVS, STEPS, ROUNDS = 256, 200, 5
 # Labs of 128 and 1,024 GPUs of two models, and how long a decision may take there (CPU ms).

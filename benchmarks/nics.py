@@ -16,7 +16,7 @@ from benchmarks import figure
 from patchlight.agents.nics.moving import give_nic, read_nic, take_nic_back
 from patchlight.agents.nics.state import WorkerNetwork
 from patchlight.agents.nics.virtual_functions import NicAccess
-from patchlight.testbed.lab.nic import NicMode
+from patchlight.testbed.lab.model import NicMode
 from patchlight.testbed.linux import namespaces
 
 ROUNDS = 60

@@ -23,7 +23,7 @@ from benchmarks.following_light import (
 )
 from patchlight.emulation.simulator.cluster import Policies as QueuePolicies
 from patchlight.emulation.simulator.randomlabs import PlayedPolicies
-from patchlight.testbed.lab.queueing import PolicyChoice
+from patchlight.testbed.lab.rules import PolicyChoice
 from patchlight.testbed.labfile.reader import load_lab
 
 CHOICES = (

@@ -15,7 +15,7 @@ from patchlight.controller.policies.engineering.abstract import assignment, pair
 from patchlight.controller.policies.engineering.decomposition import birkhoff
 from patchlight.controller.policies.topology import regroup
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.lab.queueing import PolicyChoice
+from patchlight.testbed.lab.rules import PolicyChoice
 from patchlight.testbed.labfile.reader import load_lab
 from tests.support.lab_jobs import connected
 from tests.support.ring_jobs import ring_spec, trained

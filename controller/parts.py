@@ -39,7 +39,7 @@ from patchlight.controller.storage.store import open_store
 from patchlight.testbed.errors import BadInput, in_words
 from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.lab.portmap import AnyMap
-from patchlight.testbed.lab.queueing import NOTHING_SAID, PolicyChoice
+from patchlight.testbed.lab.rules import NOTHING_SAID, PolicyChoice
 from patchlight.testbed.wire.lab_api import LabIdentity
 from patchlight.testbed.wire.rest.lab import PartStatus
 

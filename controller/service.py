@@ -23,8 +23,8 @@ from patchlight.controller.metrics import exposition
 from patchlight.controller.metrics.exposition import JobTraces, sending_to
 from patchlight.controller.parts import Controller, ControllerSettings
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.access import Access, Role
 from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.rules import Access, Role
 from patchlight.testbed.linux.credentials import controller_name, new_context, read_credentials
 from patchlight.testbed.linux.sockets import bind_unix, is_loopback, listen, split_address
 from patchlight.testbed.logs import log_to_stderr, log_trouble

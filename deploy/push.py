@@ -27,8 +27,8 @@ from patchlight.deploy.remote import ConnectionCut, Remote
 from patchlight.deploy.ssh import openssh_words, ssh_place
 from patchlight.deploy.units import HOME, Run, agent_command, controller_command, gpus_command
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab.access import SshAccess
 from patchlight.testbed.lab.model import Lab, Server
+from patchlight.testbed.lab.rules import SshAccess
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux.credentials import (
     CA_FILE,

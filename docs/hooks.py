@@ -11,7 +11,7 @@ from mkdocs.exceptions import PluginError
 from patchlight.cli.main import cli
 from patchlight.testbed.jobfile.schema import job_file_reference
 from patchlight.testbed.lab.ocs_drivers import drivers_table
-from patchlight.testbed.labfile.reference import lab_file_reference
+from patchlight.testbed.labfile.writer import lab_file_reference
 
 # What a browser would fetch by itself: a link to click on is none of these.
 FETCHED = re.compile(

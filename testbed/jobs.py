@@ -7,24 +7,79 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import AfterValidator, ConfigDict, FailFast, Field, TypeAdapter, ValidationError
+import pydantic
+from pydantic import AfterValidator, ConfigDict, FailFast, Field
 
-from patchlight.testbed.commands import (
-    MOST_MOUNTS,
-    MOST_WORDS,
-    AbsolutePath,
-    CpuLimit,
-    HowHeld,
-    Image,
-    Line,
-    MemoryLimit,
-    Mount,
-    SharedMemory,
-    Variable,
-)
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.issues import nearest, short
-from patchlight.testbed.io.mistakes import joined, mistake_in_words
+from patchlight.testbed.io.issues import joined, mistake_in_words, nearest, short
+
+RESERVED_VARIABLES = frozenset(
+    [
+        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+        *("MASTER_ADDR", "MASTER_PORT", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"),
+        *("NCCL_IB_HCA", "NCCL_IB_ADDR_RANGE"),
+        *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
+    ]
+)
+"""Variables that an agent sets, like all that begin with ``PATCHLIGHT_``."""
+
+
+def is_reserved(variable: str) -> bool:
+    """Whether an agent sets this environment variable."""
+    return variable in RESERVED_VARIABLES or variable.startswith("PATCHLIGHT_")
+
+
+LONGEST_TEXT = 4096
+MOST_WORDS, MOST_MOUNTS = 1000, 64
+AbsolutePath = Annotated[str, Field(pattern=r"^/[^\x00]*$", max_length=LONGEST_TEXT)]
+Line = Annotated[str, Field(pattern=r"^[^\x00]*$", max_length=LONGEST_TEXT)]
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=255)]
+Image = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$", max_length=255)]
+SharedMemory = Annotated[int, Field(ge=2**20, le=2**40)]  # bytes
+MemoryLimit = Annotated[int, Field(ge=16 * 2**20, le=2**44)]  # bytes
+CpuLimit = Annotated[float, Field(ge=0.01, le=4096, allow_inf_nan=False)]
+HowHeld = Literal["auto", "protocol", "freeze"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A file or folder of the server, and where a container sees it."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+    source: AbsolutePath
+    target: AbsolutePath
+    read_only: bool = True
+
+
+class CommandTask(pydantic.BaseModel):
+    """A user's own program, the same on every rank.
+
+    ``image`` ``None``: that of Patchlight's workers. ``working_directory`` ``None``: the worker's
+    folder. ``hold`` is how the program pauses during a change of circuits: ``protocol``, by the
+    control socket that it opens; ``freeze``, by stopping its processes and packets; ``auto``, by
+    the socket if it exists. ``window_bytes`` limits the TCP window on links of scaled rate.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    trainer: Literal["command"]
+    command: Annotated[list[Line], Field(min_length=1, max_length=MOST_WORDS)]
+    image: Image | None = None
+    environment: Annotated[dict[Variable, Line], Field(max_length=MOST_WORDS)] = {}
+    mounts: Annotated[list[Mount], Field(max_length=MOST_MOUNTS)] = []
+    shared_memory_bytes: SharedMemory | None = None
+    working_directory: AbsolutePath | None = None
+    hold: HowHeld = "auto"
+    window_bytes: Annotated[int, Field(ge=4096)] | None = None
+
+    @pydantic.field_validator("environment")
+    @classmethod
+    def _leaves_ours_alone(cls, environment: dict[str, str]) -> dict[str, str]:
+        if taken := ", ".join(name for name in environment if is_reserved(name)):
+            raise ValueError(f"{taken} cannot be given: Patchlight sets it for each rank")
+        return environment
+
 
 MOST_ITERATIONS = 10_000_000
 MOST_JOBS = 1000
@@ -39,7 +94,6 @@ MOST_RETRIES = 100
 LONGEST_GRAPH = 2**20
 _MOST_DEGREES = 100
 LONGEST_LIMIT_S = 10 * 366 * 86_400.0
-
 JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,40}$"
 
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_LIMIT_S, allow_inf_nan=False)]
@@ -49,8 +103,7 @@ Trainer = Literal["synthetic", "torch", "command"]
 class JobState(StrEnum):
     """A job's life, in order; ``failed`` and ``stopped`` can follow any state.
 
-    A ``blocked`` job is a queued one that time alone does not help: its message says what it
-    lacks. A ``paused`` job is a running one that waits for light; it runs again or fails.
+    A ``blocked`` job is queued and needs more than time; a ``paused`` one waits for its light.
     """
 
     QUEUED = "queued"
@@ -162,9 +215,8 @@ class JobSpec:
 
     def runs_on(self, model: str) -> bool:
         """Whether the job can run on GPUs of this model."""
-        if self.trainer == "synthetic" and model not in self.compute_s:
-            return False
-        return not self.gpu_models or model in self.gpu_models
+        is_known = self.trainer != "synthetic" or model in self.compute_s
+        return is_known and (not self.gpu_models or model in self.gpu_models)
 
     @property
     def size(self) -> int:
@@ -202,16 +254,14 @@ class Degree(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """What is known of a job now; ``message`` says why it failed or what it waits for.
+    """The present state of a job; ``message`` says why it failed or what it waits for.
 
-    ``by`` is the user who submitted it; ``policy_faults`` counts how often a policy failed on it,
-    and the default decided. Jobs of one ``gang`` were submitted together and start together. Its
-    ``attempt`` counts from 0, and ``failures`` those that failed; the one that runs began at
-    ``first_iteration``, and has its hosts since ``runs_since``. ``gpu_s`` are the GPU-seconds that
-    earlier ones had. Hosts to ``avoid`` are those that an attempt failed on. ``topology`` is the
-    policy that it was submitted with. ``degrees`` are the latest numbers of workers of one whose
-    number a policy says, the present one last. ``energy_j`` are the joules that GPUs have used for
-    it, by their full names, as far as they tell; a worker's are known when it has ended.
+    ``by`` is the user who submitted it. ``policy_faults`` counts decisions of the default in place
+    of a failed policy. Jobs of one ``gang`` start together. ``attempt`` counts from 0; the present
+    one began at ``first_iteration`` and has its hosts since ``runs_since``. ``gpu_s`` are the
+    GPU-seconds of earlier hosts, ``avoid`` the hosts of failed attempts, ``degrees`` the latest
+    numbers of workers where a policy chooses them. ``energy_j`` are joules by GPU's full name, as
+    far as GPUs report them; those of a worker are known when it has ended.
     """
 
     id: str
@@ -224,7 +274,7 @@ class JobStatus:
     finished_at: float | None = None
     iterations_done: int = 0
     restarts: int = 0
-    last_lines: tuple[str, ...] = field(default=())
+    last_lines: tuple[str, ...] = ()
     by: str = ""
     policy_faults: int = 0
     gang: str = ""
@@ -239,11 +289,10 @@ class JobStatus:
     energy_j: Mapping[str, float] = field(default_factory=dict)
 
     def with_hosts(self, hosts: tuple[str, ...], now_s: float) -> "JobStatus":
-        """The same, with these hosts in place of those that it has, from now on."""
-        had = self.degrees
+        """The job on these hosts from now on."""
+        had, gpu_s = self.degrees, self.gpu_seconds(now_s)
         if self.spec.is_split:
             had = (*had, Degree(now_s, self.iterations_done, len(hosts)))[-_MOST_DEGREES:]
-        gpu_s = self.gpu_seconds(now_s)
         return replace(self, hosts=hosts, runs_since=now_s, gpu_s=gpu_s, degrees=had)
 
     def gpu_seconds(self, now_s: float) -> float:
@@ -253,55 +302,43 @@ class JobStatus:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> "JobStatus":
-        """The status that ``as_record`` made a record of, also by way of JSON.
-
-        A key that is not known is passed over. ``pydantic.ValidationError`` for what is no status.
-        """
+        """The status of ``as_record``; ignores unknown keys. ``pydantic.ValidationError``."""
         return _STATUS.validate_python(record)
 
     @property
     def as_record(self) -> dict[str, Any]:
-        """What ``dataclasses.asdict`` gives, and much sooner."""
+        """What ``dataclasses.asdict`` gives, but faster."""
         return dict(_STATUS.dump_python(self))
 
     @property
     def as_text(self) -> bytes:
-        """``as_record`` as JSON, but without the message, which changes more often than the rest.
-
-        ``ValueError`` where there are half characters.
-        """
+        """``as_record`` as JSON without the message; ``ValueError`` for a lone surrogate."""
         return _STATUS.dump_json(self, exclude={"message"})
 
     @property
     def as_json(self) -> str:
-        """The status as text, from which ``from_json`` makes it again."""
+        """The status as text for ``from_json``."""
         return json.dumps(self.as_record)
 
     @classmethod
     def from_json(cls, text: str) -> "JobStatus":
-        """The status that ``as_json`` made a text of.
-
-        A key that is not known is passed over. ``ValueError`` for what is no status.
-        """
+        """The status in this text; ignores unknown keys. ``ValueError`` for other text."""
         try:
             return _STATUS.validate_json(text)
-        except ValidationError:
-            # pydantic reads JSON of whole characters alone, Python of halves of some, too.
+        except pydantic.ValidationError:
+            # pydantic's JSON parser refuses lone surrogates, Python's reads them.
             return cls.from_dict(json.loads(text))
 
 
-_SPECS = TypeAdapter(Annotated[list[JobSpec], Field(max_length=MOST_JOBS)])
-_STATUS = TypeAdapter(JobStatus)
+_SPECS = pydantic.TypeAdapter(Annotated[list[JobSpec], Field(max_length=MOST_JOBS)])
+_STATUS = pydantic.TypeAdapter(JobStatus)
 
 
 def checked_specs(given: object) -> list[JobSpec]:
-    """The specs in a list of them, or of mappings, each value within its bounds.
-
-    ``BadInput`` names every field that is not.
-    """
+    """The specs in a list of specs or mappings; ``BadInput`` names every field out of bounds."""
     try:
         specs = _SPECS.validate_python(given)
-    except ValidationError as error:
+    except pydantic.ValidationError as error:
         raise BadInput(joined(_in_words(given, each) for each in error.errors())) from error
     if mistakes := [f"job {spec.name}: {each}" for spec in specs for each in contradictions(spec)]:
         raise BadInput("; ".join(mistakes))
@@ -315,28 +352,28 @@ _NEEDS: Mapping[Trainer, tuple[str, ...]] = {
 }
 # Fields that only some trainers have a use for.
 _ONLY_FOR: Mapping[str, tuple[Trainer, ...]] = {
-    "model": ("torch",),
-    "batch": ("torch",),
-    "data": ("torch",),
+    **dict.fromkeys(("model", "batch", "data"), ("torch",)),
     "command": ("command",),
     "image": ("torch", "command"),
-    "environment": ("command",),
-    "mounts": ("command",),
-    "shared_memory_bytes": ("command",),
-    "working_directory": ("command",),
+    **dict.fromkeys(
+        ("environment", "mounts", "shared_memory_bytes", "working_directory"), ("command",)
+    ),
 }
 
 
 def contradictions(spec: JobSpec) -> list[str]:
     """What of a spec does not go together with the rest of it, in words."""
-    found = []
+    found = list[str]()
     if lacking := [name for name in _NEEDS[spec.trainer] if not getattr(spec, name)]:
         kind = "job with trainer command" if spec.trainer == "command" else f"{spec.trainer} job"
         found.append(f"a {kind} needs {'a ' * (lacking == ['command'])}{', '.join(lacking)}")
     elif spec.trainer == "synthetic" and spec.gradient_bytes < 4:
         found.append(f"a gradient of {spec.gradient_bytes} bytes: expected 4 or more")
     elif spec.model is not None and spec.trainer == "torch":
-        found += _no_model(spec.model)
+        from patchlight.testbed.graphs import BUILTIN_NAMES
+
+        if spec.model not in BUILTIN_NAMES:
+            found.append(f"no model {spec.model!r}: {nearest(spec.model, BUILTIN_NAMES)}")
     unused: dict[tuple[Trainer, ...], list[str]] = {}
     for name, trainers in _ONLY_FOR.items():
         if getattr(spec, name) and spec.trainer not in trainers:
@@ -352,12 +389,6 @@ def contradictions(spec: JobSpec) -> list[str]:
     if spec.after and spec.name in spec.after:
         found.append("it cannot wait for itself")
     return found
-
-
-def _no_model(name: str) -> list[str]:
-    from patchlight.testbed.graphs import BUILTIN_NAMES
-
-    return [] if name in BUILTIN_NAMES else [f"no model {name!r}: {nearest(name, BUILTIN_NAMES)}"]
 
 
 def _in_words(given: Any, mistake: Mapping[str, Any]) -> str:

@@ -36,7 +36,7 @@ from patchlight.agents.nics.virtual_functions import (
     set_function,
     set_up_rendezvous,
 )
-from patchlight.testbed.lab.nic import Nic
+from patchlight.testbed.lab.model import Nic
 from patchlight.testbed.linux import ethtool, namespaces
 from patchlight.testbed.linux import sysfs as rdma
 from patchlight.testbed.linux.netlink import Netlink, set_neighbours

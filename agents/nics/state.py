@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from patchlight.agents.errors import NicError, NicGone
-from patchlight.testbed.lab.model import Lab, Nic
-from patchlight.testbed.lab.nic import NicMode, Rendezvous
+from patchlight.testbed.lab.model import Lab, Nic, NicMode, Rendezvous
 from patchlight.testbed.linux import ethtool
 from patchlight.testbed.linux.netlink import KernelRefused
 from patchlight.testbed.linux.rate_limits import LimitNotKept, SavedLimit

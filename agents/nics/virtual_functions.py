@@ -16,7 +16,7 @@ from patchlight.agents.nics.state import (
     rdma_device_of,
     rtnetlink,
 )
-from patchlight.testbed.lab.nic import Nic, NicMode, Rendezvous
+from patchlight.testbed.lab.model import Nic, NicMode, Rendezvous
 from patchlight.testbed.linux import sysfs
 from patchlight.testbed.linux.sysfs import NamespaceMode
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from patchlight.agents.workers.contract import Runner
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.access import DYNAMIC
+from patchlight.testbed.lab.rules import DYNAMIC
 
 GROUP = "patchlight.worker_backends"
 DEFAULT_IMAGE = "patchlight-worker:latest"

@@ -38,8 +38,8 @@ from patchlight.agents.workers.programs import (
     hosts_file,
     program_of,
 )
-from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import PatchlightError
+from patchlight.testbed.jobs import CommandTask
 from patchlight.testbed.linux import deploy_file, namespaces
 from patchlight.testbed.linux.processes import boot_id, favour_like_this_process
 from patchlight.testbed.wire.worker_api import SyntheticTask, Task, TorchTask

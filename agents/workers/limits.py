@@ -11,11 +11,11 @@ from pathlib import Path
 
 from patchlight.agents.errors import BadRequest, Forbidden, LaunchError
 from patchlight.agents.gpus.contract import PhysicalGpu
-from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.issues import short
-from patchlight.testbed.lab.access import DYNAMIC, WRITABLE, WorkerPolicy
+from patchlight.testbed.jobs import CommandTask
 from patchlight.testbed.lab.model import Server
+from patchlight.testbed.lab.rules import DYNAMIC, WRITABLE, WorkerPolicy
 from patchlight.testbed.linux.cgroups import Limits
 from patchlight.testbed.units import format_size
 from patchlight.testbed.wire.worker_api import SyntheticTask, TorchTask, WorkerSpec

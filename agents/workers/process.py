@@ -38,9 +38,9 @@ from patchlight.agents.workers.programs import (
     hosts_file,
     program_of,
 )
-from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab.access import DYNAMIC
+from patchlight.testbed.jobs import CommandTask
+from patchlight.testbed.lab.rules import DYNAMIC
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.cgroups import Cgroups
 from patchlight.testbed.linux.processes import boot_id, cpus_of, process_start

@@ -13,7 +13,7 @@ from pathlib import Path
 from patchlight import agents
 from patchlight.agents.nics.status import NicPlace
 from patchlight.agents.workers.contract import WorkerLaunch
-from patchlight.testbed.commands import CommandTask
+from patchlight.testbed.jobs import CommandTask
 from patchlight.testbed.wire.agent_status import RdmaStatus
 from patchlight.testbed.wire.worker_api import SyntheticTask, TorchTask, WorkerSpec
 

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from patchlight.controller.storage.database import Database, numbered
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.access import Role
+from patchlight.testbed.lab.rules import Role
 from patchlight.testbed.wire.rest.lab import TokenShape
 
 DAY_S = 86_400.0

@@ -25,7 +25,7 @@ from patchlight.controller.metrics.exposition import ControllerMetrics
 from patchlight.controller.paths.bounds import BoundsService
 from patchlight.controller.paths.service import PathService
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.lab.access import Role
+from patchlight.testbed.lab.rules import Role
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.wire.rest import circuits as circuit_shapes
 from patchlight.testbed.wire.rest import lab as shapes

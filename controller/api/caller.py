@@ -21,7 +21,7 @@ from fastapi import Depends, Request
 from patchlight.controller.access.tokens import Tokens
 from patchlight.controller.changes.record import ChangeOptions
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab.access import Access, Role
+from patchlight.testbed.lab.rules import Access, Role
 from patchlight.testbed.linux.sockets import UNIX_CLIENT, is_loopback
 from patchlight.testbed.wire.lab_api import UID_HEADER, USER_HEADER
 

@@ -19,8 +19,7 @@ from patchlight.controller.jobs.rewiring import record_of
 from patchlight.controller.policies.registry import is_built_in
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobStatus, checked_specs
-from patchlight.testbed.lab.access import Role
-from patchlight.testbed.lab.queueing import KINDS, PolicyChoice
+from patchlight.testbed.lab.rules import KINDS, PolicyChoice, Role
 from patchlight.testbed.wire.rest import jobs as shapes
 from patchlight.testbed.wire.rest import requests
 from patchlight.testbed.wire.rest.circuits import ChangeAnswer

@@ -28,7 +28,7 @@ from patchlight.testbed.errors import (
     PatchlightError,
     problem,
 )
-from patchlight.testbed.io.mistakes import joined, mistake_in_words
+from patchlight.testbed.io.issues import joined, mistake_in_words
 from patchlight.testbed.wire.rest.requests import as_json
 
 Json = dict[str, Any]

@@ -17,10 +17,9 @@ from patchlight.controller.changes.record import ChangePlan, Reconfiguration, Re
 from patchlight.controller.circuits.contract import Alarm, DeviceUnreachable, Drivers, LoginRefused
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
-from patchlight.testbed.lab.labmaps import circuits_of, driven, recorded_map
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import AnyMap, PortMap, SwitchMap
-from patchlight.testbed.lab.wiring import Links, lab_links
+from patchlight.testbed.lab.wiring import Links, circuits_of, driven, lab_links, recorded_map
 
 log = logging.getLogger("patchlight.circuits")
 

@@ -20,10 +20,9 @@ from patchlight.controller.changes.record import (
 from patchlight.controller.circuits import contract
 from patchlight.controller.storage.store import BaselineKey, Store
 from patchlight.testbed.errors import OutcomeUnknown
-from patchlight.testbed.lab.labmaps import recorded_map
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.portmap import AnyMap, MapChange
-from patchlight.testbed.lab.wiring import Links, lab_links
+from patchlight.testbed.lab.wiring import Links, lab_links, recorded_map
 
 PortsByOcs = Mapping[str, Collection[int]]
 

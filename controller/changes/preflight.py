@@ -16,9 +16,9 @@ from patchlight.controller.changes.record import ChangeOptions, ChangePlan, Chan
 from patchlight.controller.circuits.contract import DirectedPort, Drivers, PortState
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab.labmaps import Place, check_place, in_order, places_of
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.spectrum import Channel
+from patchlight.testbed.lab.wiring import Place, check_place, in_order, places_of
 
 _MARK = "stop"
 

@@ -9,10 +9,9 @@ from hashlib import blake2s
 from typing import Any, Literal, Self
 
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab.labmaps import check_map
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.portmap import AnyMap, MapChange
-from patchlight.testbed.lab.wiring import Links, lab_links
+from patchlight.testbed.lab.wiring import Links, check_map, lab_links
 
 Changes = Mapping[str, MapChange[Any]]
 """What changes on each optical switch, by name."""

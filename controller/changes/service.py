@@ -20,7 +20,7 @@ from patchlight.controller.changes.record import (
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.changes.wanted import bringing_together, lighting, undoing, wanted_maps
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab import labmaps
+from patchlight.testbed.lab import wiring
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.lab.spectrum import ChannelConnect
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
@@ -38,16 +38,16 @@ class CircuitService:
     def _named(self, names: Collection[str]) -> list[str]:
         """These optical switches, or all with a driver if none are named; else ``BadInput``."""
         switch = self.parts.lab.optical_switch
-        return [labmaps.driven(switch(name)) for name in names] or list(self.parts.drivers)
+        return [wiring.driven(switch(name)) for name in names] or list(self.parts.drivers)
 
-    def _places(self, name: str, given: Iterable[int | str]) -> list[labmaps.Place]:
-        switch, place_of = self.parts.lab.optical_switch(name), labmaps.Place
+    def _places(self, name: str, given: Iterable[int | str]) -> list[wiring.Place]:
+        switch, place_of = self.parts.lab.optical_switch(name), wiring.Place
         places = [
             place_of(each) if isinstance(each, int) else place_of.parse(each) for each in given
         ]
         for place in places:
             if place.channel is not None:
-                labmaps.check_place(switch, place)
+                wiring.check_place(switch, place)
         return places
 
     # -- changing circuits ---------------------------------------------------------------------
@@ -60,7 +60,7 @@ class CircuitService:
         """Make cross-connects, and free ports."""
         lab = self.parts.lab
         asked = {
-            name: labmaps.parse_map(lab.optical_switch(name), texts)
+            name: wiring.parse_map(lab.optical_switch(name), texts)
             for name, texts in request.maps.items()
         }
         dropped = {name: self._places(name, given) for name, given in request.disconnect.items()}
@@ -97,7 +97,7 @@ class CircuitService:
     ) -> Answer:
         """Bring about saved maps."""
         saved = {
-            switch: labmaps.recorded_map(self.parts.lab, switch, texts)
+            switch: wiring.recorded_map(self.parts.lab, switch, texts)
             for switch, texts in self._saved(name)["maps"].items()
         }
         return await self._run(lambda _: saved, request, who, saved, f"restores {name}")
@@ -339,7 +339,7 @@ class CircuitService:
         self, name: str, request: requests.PresentMapsRequest, who: ChangeOptions
     ) -> Answer:
         """Keep the present maps under a name."""
-        labmaps.check_map_name(name)
+        wiring.check_map_name(name)
         maps = await self.parts.maps.read()
         texts = {ocs: as_texts(maps[ocs]) for ocs in self._named(request.ocs)}
         row = {"name": name, "maps": texts, "by": who.by, "why": request.why, "at": time.time()}

@@ -8,10 +8,15 @@ from patchlight.controller.changes.parts import CircuitParts
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.policies.topology import CannotRegroup, regroup
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.labmaps import Place, entries_at, recorded_map, with_spectra
 from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.lab.portmap import AnyMap, PortMap
-from patchlight.testbed.lab.wiring import circuit_ports
+from patchlight.testbed.lab.wiring import (
+    Place,
+    circuit_ports,
+    entries_at,
+    recorded_map,
+    with_spectra,
+)
 
 
 def wanted_maps(

@@ -18,10 +18,9 @@ from patchlight.controller.prediction.sharing import Load, Training, training_lo
 from patchlight.testbed.graphs import ComputationGraph, builtin_graph
 from patchlight.testbed.graphs.jsonformat import graph_from_json
 from patchlight.testbed.jobs import JobState, JobStatus
-from patchlight.testbed.lab.labmaps import with_spectra
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import AnyMap, PortMap
-from patchlight.testbed.lab.wiring import trace_links
+from patchlight.testbed.lab.wiring import trace_links, with_spectra
 
 
 @dataclass(frozen=True)

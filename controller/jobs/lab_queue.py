@@ -22,7 +22,7 @@ from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
-from patchlight.testbed.lab.queueing import Discipline, Waiting, WaitReason
+from patchlight.testbed.lab.rules import Discipline, Waiting, WaitReason
 
 _log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from patchlight.controller.policies.registry import DEFAULTS
 from patchlight.controller.prediction.network import LabNetwork, RingWork, units_s
 from patchlight.controller.prediction.sharing import Load, training_load
 from patchlight.testbed.jobs import JobState, JobStatus
-from patchlight.testbed.lab.queueing import Waiting, WaitReason
+from patchlight.testbed.lab.rules import Waiting, WaitReason
 from patchlight.testbed.lab.wiring import trace_links
 
 # Of a job that says no degrees, in a lab of more GPUs than these, only powers of two are looked at.

@@ -16,7 +16,7 @@ from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.storage.database import ADD_EVENT, Database, Period, numbered
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.jobs import JobState, JobStatus
-from patchlight.testbed.lab.queueing import Discipline
+from patchlight.testbed.lab.rules import Discipline
 from patchlight.testbed.wire.worker_api import LogPart
 
 Record = Mapping[str, Any]

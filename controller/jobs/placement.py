@@ -29,7 +29,7 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobStatus
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import AnyMap, PortMap
-from patchlight.testbed.lab.queueing import Waiting, WaitReason
+from patchlight.testbed.lab.rules import Waiting, WaitReason
 
 HostsOfJobs = Mapping[str, Collection[str]]
 """The hosts of each job that runs, by the job's id."""

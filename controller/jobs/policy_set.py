@@ -22,7 +22,7 @@ from patchlight.controller.policies.topology import CannotRegroup
 from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.lab.queueing import KINDS, NOTHING_SAID, PolicyChoice, PolicyKind
+from patchlight.testbed.lab.rules import KINDS, NOTHING_SAID, PolicyChoice, PolicyKind
 
 G = TypeVar("G")
 

@@ -29,7 +29,7 @@ from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.lab.queueing import NOTHING_SAID, Discipline, PolicyChoice
+from patchlight.testbed.lab.rules import NOTHING_SAID, Discipline, PolicyChoice
 from patchlight.testbed.wire.agent_status import AgentStatus
 
 _log = logging.getLogger(__name__)

@@ -7,14 +7,12 @@ from pydantic import ValidationError
 
 from patchlight.controller.jobs.cluster_view import graph_of
 from patchlight.controller.policies.registry import is_built_in
-from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import BadInput, PatchlightError, in_words
 from patchlight.testbed.graphs import builtin_graph
-from patchlight.testbed.io.issues import nearest
-from patchlight.testbed.io.mistakes import mistakes_in_words
-from patchlight.testbed.jobs import JobSpec, checked_specs
+from patchlight.testbed.io.issues import mistakes_in_words, nearest
+from patchlight.testbed.jobs import CommandTask, JobSpec, checked_specs
 from patchlight.testbed.lab.model import Host, Lab
-from patchlight.testbed.lab.queueing import PolicyChoice
+from patchlight.testbed.lab.rules import PolicyChoice
 from patchlight.testbed.wire import worker_api
 from patchlight.testbed.wire.worker_api import SyntheticTask, Task, TorchTask, WorkerSpec
 

@@ -24,8 +24,8 @@ from patchlight.controller.hosts.agent_client import VERSION
 from patchlight.controller.jobs.policy_set import named
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.lab.labmaps import Place
-from patchlight.testbed.lab.queueing import KINDS
+from patchlight.testbed.lab.rules import KINDS
+from patchlight.testbed.lab.wiring import Place
 from patchlight.testbed.wire.agent_status import GpuStatus
 
 if TYPE_CHECKING:

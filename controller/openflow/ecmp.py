@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 
-from patchlight.testbed.lab.model import Endpoint, Host, Lab
-from patchlight.testbed.lab.nic import default_mac
+from patchlight.testbed.lab.model import Endpoint, Host, Lab, default_mac
 from patchlight.testbed.lab.wiring import Links
 
 # Up to so many switches, each NIC has its own draw among links that are equally short. Beyond,

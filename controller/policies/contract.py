@@ -21,8 +21,8 @@ from patchlight.controller.prediction.sharing import UNLIMITED_BPS, Load, Traini
 from patchlight.testbed.graphs.model import ComputationGraph
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.lab.queueing import KINDS as KINDS
-from patchlight.testbed.lab.queueing import PolicyKind as PolicyKind
+from patchlight.testbed.lab.rules import KINDS as KINDS
+from patchlight.testbed.lab.rules import PolicyKind as PolicyKind
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -33,7 +33,7 @@ from patchlight.testbed.jobfile.reader import JobGiven
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.lab.queueing import KINDS
+from patchlight.testbed.lab.rules import KINDS
 from patchlight.testbed.lab.tuning import LIGHT_SOCKET, LightClient
 from patchlight.testbed.labfile.reader import find_lab, read_lab
 from patchlight.testbed.labfile.writer import write_lab

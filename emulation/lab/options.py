@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 from patchlight.emulation.fabric.lab_state import recorded_labs, run_dir
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab, OpticalSwitch
-from patchlight.testbed.lab.queueing import NOTHING_SAID, PolicyChoice
+from patchlight.testbed.lab.rules import NOTHING_SAID, PolicyChoice
 from patchlight.testbed.linux.sockets import free_ports
 
 _MOST_SERVERS_WITH_AGENTS = 16

@@ -23,8 +23,8 @@ from patchlight.emulation.fabric.plan import fitted, namespace_name
 from patchlight.emulation.fabric.processes import LabService
 from patchlight.emulation.servers import server as machines
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab.access import SshAccess
 from patchlight.testbed.lab.model import Lab, Server
+from patchlight.testbed.lab.rules import SshAccess
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.netlink import Netlink
 from patchlight.testbed.linux.sockets import ssh_answers

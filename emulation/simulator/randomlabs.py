@@ -40,7 +40,7 @@ from patchlight.emulation.simulator.executors import Engine, run_all
 from patchlight.emulation.simulator.ramp.episode_result import Interval, mean_and_interval
 from patchlight.emulation.simulator.traces import LAWS, TraceJob, is_drawn, read_trace
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.generate.random_lab import random_lab
+from patchlight.testbed.generate.generate import random_lab
 from patchlight.testbed.graphs import builtin_graph
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.model import Lab

@@ -25,7 +25,7 @@ from patchlight.console.rendering import (
     when,
 )
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.access import ROLES
+from patchlight.testbed.lab.rules import ROLES
 from patchlight.testbed.units import parse_time
 
 if TYPE_CHECKING:

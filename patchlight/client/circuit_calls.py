@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from urllib.parse import quote
 
 from patchlight.client.connection import PAGE, Answer, ApiConnection
-from patchlight.testbed.lab.labmaps import check_map_name
+from patchlight.testbed.lab.wiring import check_map_name
 
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest import circuits as rest

@@ -36,7 +36,7 @@ from patchlight.controller.circuits.device_lock import (
 from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.storage.store import Store, open_store
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
-from patchlight.testbed.io.mistakes import joined, mistake_in_words
+from patchlight.testbed.io.issues import joined, mistake_in_words
 from patchlight.testbed.lab.model import Endpoint, Lab, OpticalSwitch
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.wire.lab_api import api_address

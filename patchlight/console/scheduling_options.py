@@ -12,7 +12,7 @@ import click
 
 from patchlight.console.connection import complete_policy
 from patchlight.console.options import ANY, Quantity
-from patchlight.testbed.lab.queueing import KINDS, Allowance, Discipline, PolicyChoice, full_path
+from patchlight.testbed.lab.rules import KINDS, Allowance, Discipline, PolicyChoice, full_path
 from patchlight.testbed.units import parse_time
 
 Command = TypeVar("Command", bound=Callable[..., Any])

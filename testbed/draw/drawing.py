@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.path import Path as Curve
 
-from patchlight.testbed.draw.drawing_layout import Box, DrawingLayout, lay_out
+from patchlight.testbed.draw.drawing_layout import Box, DrawingLayout
 from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from patchlight.testbed.lab.wiring import LightPath, Links, trace_links
@@ -35,7 +35,7 @@ class _Drawing:
     def __init__(self, lab: Lab, maps: Mapping[str, PortMap]) -> None:
         self.lab, self.maps = lab, maps
         self.links: Links = trace_links(lab, maps)
-        self.layout: DrawingLayout = lay_out(lab)
+        self.layout = DrawingLayout(lab)
         self.colour_of_switch = self._switch_colours()
         self.colour_at: dict[Endpoint, str] = {}
         self.one_way: set[Endpoint] = set()

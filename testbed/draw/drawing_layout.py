@@ -1,8 +1,4 @@
-"""Where everything goes in the picture of a lab: boxes in rows, and a point for each port.
-
-Servers are the lowest row, circuit switches the next with what else sorts the light of hosts, then
-all others by their distance from the hosts. Pure; lengths are inches of the picture.
-"""
+"""Where everything goes in the picture of a lab: boxes in rows, and a point for each port."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -29,18 +25,6 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawingLayout:
-    """All boxes by device, all points by port, and the picture's size."""
-
-    boxes: Mapping[str, Box]
-    points: Mapping[Endpoint, tuple[float, float]]
-    width: float
-    height: float
-    detailed: bool
-    slot: float
-
-
-@dataclass(frozen=True, slots=True)
 class _Sizes:
     slot: float
     port: float
@@ -55,20 +39,18 @@ _DETAILED = _Sizes(slot=1.5, port=0.42, gap=0.4, server=1.0, circuit=1.7, packet
 _SMALL = _Sizes(slot=0.22, port=0.06, gap=0.08, server=0.22, circuit=1.6, packet=0.35, row=1.3)
 
 
-def lay_out(lab: Lab) -> DrawingLayout:
-    """The layout of a lab; it does not depend on what is lit."""
-    detailed = len(lab.hosts) <= _MOST_IN_DETAIL
-    sizes = _DETAILED if detailed else _SMALL
-    placing = _Placing(lab, sizes)
-    placing.place()
-    return DrawingLayout(
-        placing.boxes, placing.points, placing.width, placing.height, detailed, sizes.slot
-    )
+class DrawingLayout:
+    """All boxes by device, all points by port, and the picture's size, whatever circuits there are.
 
+    Servers are the lowest row, circuit switches the next, with other optical devices of hosts; then
+    all others by their distance from the hosts. Lengths are inches of the picture.
+    """
 
-class _Placing:
-    def __init__(self, lab: Lab, sizes: _Sizes) -> None:
-        self.lab, self.sizes = lab, sizes
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.detailed = len(lab.hosts) <= _MOST_IN_DETAIL
+        self.sizes = _DETAILED if self.detailed else _SMALL
+        self.slot = self.sizes.slot
         self.other_end = {end: other for end, (other, _) in lab.fibre_ends.items()}
         self.by_device: dict[str, list[Endpoint]] = {}
         for end in self.other_end:
@@ -78,9 +60,6 @@ class _Placing:
         self.row_of = _rows(lab, self.by_device, self.other_end)
         self.boxes: dict[str, Box] = {}
         self.points: dict[Endpoint, tuple[float, float]] = {}
-        self.width = self.height = 0.0
-
-    def place(self) -> None:
         rows: dict[int, list[str]] = {}
         for name, row in self.row_of.items():
             rows.setdefault(row, []).append(name)
@@ -91,7 +70,7 @@ class _Placing:
         y = 0.0
         for row in sorted(rows):
             names = rows[row] if row == 0 else sorted(rows[row], key=self._pull)
-            height = self._height(row)
+            height = {0: self.sizes.server, 1: self.sizes.circuit}.get(row, self.sizes.packet)
             self._place_row(names, widths, y, height, fill=row == 1)
             y += height + self.sizes.row
         self.height = y - self.sizes.row if rows else 1.0
@@ -100,23 +79,21 @@ class _Placing:
             if row == 1:
                 self._place_circuit_ports(self.boxes[name], self.by_device.get(name, []))
 
-    def _height(self, row: int) -> float:
-        return {0: self.sizes.server, 1: self.sizes.circuit}.get(row, self.sizes.packet)
-
     def _width(self, name: str) -> float:
         ends = self.by_device.get(name, [])
         if self.row_of[name] == 0:
             nics = len(next(s.nics for s in self.lab.servers if s.name == name))
-            return max(1, nics) * self.sizes.slot
+            return max(1, nics) * self.slot
         below, above = self._sides(name, ends)
         smallest = 2.4 if self.row_of[name] == 1 else 3 * self.sizes.port
         return max(smallest, (max(len(below), len(above)) + 1) * self.sizes.port)
 
     def _sides(self, name: str, ends: Iterable[Endpoint]) -> tuple[list[Endpoint], list[Endpoint]]:
-        row = self.row_of[name]
-        ends = list(ends)
-        below = [end for end in ends if self.row_of[self.other_end[end].device] < row]
-        return below, [end for end in ends if end not in set(below)]
+        below, above = list[Endpoint](), list[Endpoint]()
+        for end in ends:
+            is_below = self.row_of[self.other_end[end].device] < self.row_of[name]
+            (below if is_below else above).append(end)
+        return below, above
 
     def _pull(self, name: str) -> float:
         """How far right the devices below, which are placed already, draw this one."""

@@ -1,13 +1,15 @@
-"""Labs made by rule: one switch, a chain of switches, a tree, a fat-tree, two ToRs and an OCS.
+"""Labs by shape (one switch, chain, tree, fat-tree, two ToRs with an OCS), and random ones.
 
-But for the last, hosts are servers ``h1``…``hN`` with one GPU ``gpu0`` and one NIC ``nic0`` each,
-addressed in order from 10.0.0.1; switches are ``s1``…. The hosts of one switch have a block of
-addresses to themselves (10.0.0.0/27, 10.0.0.32/27, … for 16 of them), so that one match stands for
-all of them. With an OCS, every NIC goes through it to its switch. Pure: the same arguments give
-the same lab.
+In the first four, hosts are servers ``h1``…``hN`` with one GPU ``gpu0`` and one NIC ``nic0`` each,
+addressed in order from 10.0.0.1; switches are ``s1``…. The hosts of one switch share a block of
+addresses (10.0.0.0/27, 10.0.0.32/27, … for 16 of them), so that one match covers all of them.
+With an OCS, every NIC goes through it to its switch.
 """
 
-from collections.abc import Iterator
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Network
 from itertools import count
 from typing import TypedDict, Unpack
@@ -35,10 +37,7 @@ _MOST_HOSTS = 2**24 - 2  # 10.0.0.0/8
 
 
 class Common(TypedDict, total=False):
-    """What every shape of several switches can be told; without rates there are no limits.
-
-    ``ocs`` is the driver of an OCS between the NICs and their switches.
-    """
+    """Options of each shape; ``ocs`` is the driver of an OCS before the hosts."""
 
     ocs: str | None
     rate_bps: int | None
@@ -68,10 +67,6 @@ class _Builder:
                     hint="use --fabric openvswitch, or leave --ocs out",
                 )
 
-    @property
-    def plugged(self) -> int:
-        return len(self.numbers)
-
     def switch(self) -> int:
         """Add a switch; its number, from 1."""
         self.used.append(0)
@@ -85,13 +80,13 @@ class _Builder:
         """Plug up to ``most`` of the hosts that have no switch yet into this one."""
         first = self.blocks << most.bit_length()
         self.blocks += 1
-        for number in range(1, min(most, self.hosts - self.plugged) + 1):
+        for number in range(1, min(most, self.hosts - len(self.numbers)) + 1):
             self.numbers.append(first + number)
-            nic, port = Endpoint(f"h{self.plugged}", "nic0"), self.port(switch)
+            nic, port = Endpoint(f"h{len(self.numbers)}", "nic0"), self.port(switch)
             if self.ocs is None:
                 self.fibres.append(Fibre(nic, port, self.rate_bps))
             else:
-                for end, at in ((nic, self.plugged), (port, self.hosts + self.plugged)):
+                for end, at in ((nic, len(self.numbers)), (port, self.hosts + len(self.numbers))):
                     self.fibres.append(Fibre(end, Endpoint("ocs1", str(at)), self.rate_bps))
 
     def join(self, lower: int, upper: int) -> None:
@@ -116,35 +111,46 @@ class _Builder:
         return Lab(
             name=name,
             network=_network_for(self.numbers[-1]),
-            servers=tuple(self._servers()),
+            servers=tuple(
+                _server(f"h{n}", f"h{n}", ["Generic"], [IPv4Address(_FIRST + at)], self.rate_bps)
+                for n, at in enumerate(self.numbers, start=1)
+            ),
             packet_switches=tuple(
                 PacketSwitch(name=f"s{n}", datapath_id=n, ports=ports or used)
                 for n, used in enumerate(self.used, start=1)
             ),
-            circuit_switches=tuple(self._circuit_switches()),
+            circuit_switches=self._circuit_switches(),
             fibres=tuple(self.fibres),
             fabric=fabric,
         )
 
-    def _circuit_switches(self) -> Iterator[CircuitSwitch]:
-        if self.ocs is not None:
-            pairs = ((n, self.hosts + n) for n in range(1, self.hosts + 1))
-            # Datapath ids 1, 2, … are the packet switches', addresses in 10.0.0.0/8 the hosts'.
-            initial, number = PortMap.duplex(pairs), len(self.used) + 1
-            yield _ocs(self.ocs, "172.16.0.5", 2 * self.hosts, initial, number)
-
-    def _servers(self) -> Iterator[Server]:
-        for n, number in enumerate(self.numbers, start=1):
-            address = IPv4Address(_FIRST + number)
-            nic = Nic("nic0", address, default_mac(address), self.rate_bps, gpu="gpu0")
-            yield Server(f"h{n}", f"h{n}:8471", (Gpu("gpu0", "Generic"),), (nic,))
+    def _circuit_switches(self) -> tuple[CircuitSwitch, ...]:
+        if self.ocs is None:
+            return ()
+        initial = PortMap.duplex((n, self.hosts + n) for n in range(1, self.hosts + 1))
+        # Datapath ids 1, 2, … are the packet switches', addresses in 10.0.0.0/8 the hosts'.
+        return (_ocs("ocs1", self.ocs, "172.16.0.5", 2 * self.hosts, initial, len(self.used) + 1),)
 
 
-def _ocs(driver: str, host: str, ports: int, initial: PortMap, datapath_id: int) -> CircuitSwitch:
+def _server(
+    name: str, host: str, models: Sequence[str], addresses: Iterable[IPv4Address], rate: int | None
+) -> Server:
+    """A server with these GPUs, each with a NIC of the next address."""
+    nics = tuple(
+        Nic(f"nic{n}", address, default_mac(address), rate, gpu=f"gpu{n}")
+        for n, address in zip(range(len(models)), addresses, strict=False)
+    )
+    gpus = tuple(Gpu(f"gpu{n}", model) for n, model in enumerate(models))
+    return Server(name, f"{host}:8471", gpus, nics)
+
+
+def _ocs(
+    name: str, driver: str, host: str, ports: int, initial: PortMap, datapath_id: int
+) -> CircuitSwitch:
     """An OCS with so many ports in use, that starts with these circuits."""
     row = OCS_DRIVERS.get(driver, OCS_DRIVERS["dry-run"])
     return CircuitSwitch(
-        name="ocs1",
+        name=name,
         driver=driver,
         address=f"{'127.0.0.1' if row.dials_in else host}:{row.port}",
         ports=max(16, 1 << (ports - 1).bit_length()),
@@ -171,7 +177,7 @@ def linear(hosts: int, *, hosts_per_switch: int = 16, **common: Unpack[Common]) 
     """A chain of switches, each joined to the next; the last one may have fewer hosts."""
     _check_count("hosts per switch", hosts_per_switch, MOST_PACKET_PORTS)
     build = _Builder(hosts, common)
-    while build.plugged < hosts:
+    while len(build.numbers) < hosts:
         build.plug_hosts(build.switch(), hosts_per_switch)
     for switch in range(1, len(build.used)):
         build.join(switch, switch + 1)
@@ -183,7 +189,7 @@ def tree(hosts: int, *, hosts_per_switch: int = 16, **common: Unpack[Common]) ->
     _check_count("hosts per switch", hosts_per_switch, MOST_PACKET_PORTS)
     build = _Builder(hosts, common)
     root = build.switch()
-    while build.plugged < hosts:
+    while len(build.numbers) < hosts:
         leaf = build.switch()
         build.plug_hosts(leaf, hosts_per_switch)
         build.join(leaf, root)
@@ -245,18 +251,10 @@ def two_tors(
     LAB_NAME.take(name)
     network = IPv4Network("192.168.10.0/24" if hosts < 240 else "192.168.0.0/16")
     addresses = (network[number] for number in count(11))
-    models = tuple(Gpu(f"gpu{number}", gpu_model) for number in range(gpus))
+    agents = IPv4Address("10.0.0.10")
     made = tuple(
-        Server(
-            name=f"server{number}",
-            management=f"{IPv4Address('10.0.0.10') + number}:8471",
-            gpus=models,
-            nics=tuple(
-                Nic(f"nic{gpu}", address, default_mac(address), rate_bps, gpu=f"gpu{gpu}")
-                for gpu, address in zip(range(gpus), addresses, strict=False)
-            ),
-        )
-        for number in range(1, servers + 1)
+        _server(f"server{n}", str(agents + n), [gpu_model] * gpus, addresses, rate_bps)
+        for n in range(1, servers + 1)
     )
     nics = [Endpoint(server.name, nic.name) for server in made for nic in server.nics]
     tor1, tor2 = ([Endpoint(f"tor{n}", str(port + 1)) for port in range(hosts + 1)] for n in (1, 2))
@@ -265,7 +263,7 @@ def two_tors(
     fibres.append(Fibre(tor1[-1], tor2[-1]))
     first = (servers + 1) // 2 * gpus
     circuits = [(nic, nic + (hosts if nic <= first else 2 * hosts)) for nic in range(1, hosts + 1)]
-    ocs = _ocs(driver, "10.0.0.5", 3 * hosts, PortMap.duplex(circuits), 0x51)
+    ocs = _ocs("ocs1", driver, "10.0.0.5", 3 * hosts, PortMap.duplex(circuits), 0x51)
     tors = tuple(PacketSwitch(f"tor{n}", n, hosts + 1) for n in (1, 2))
     return Lab(name, network, made, tors, (ocs,), tuple(fibres))
 
@@ -292,3 +290,110 @@ def _network_for(last: int) -> IPv4Network:
 def _check_count(what: str, count: int, most: int) -> None:
     if not 1 <= count <= most:
         raise BadInput(f"{count} {what}: expected a number from 1 to {most}")
+
+
+GPU_MODELS = ("fast", "slow")
+_SWITCHING_TIMES_S = (0.005, 0.025, 0.1)
+_RATES_BPS = (10_000_000_000, 25_000_000_000, 40_000_000_000, 100_000_000_000)
+
+
+@dataclass(frozen=True)
+class RandomLabShape:
+    """The shape of a random lab: ``leaves`` × ``servers`` × ``gpus``, each GPU with a NIC.
+
+    The NICs are spread over ``ocs`` OCSs, where each leaf has ``spare`` more ports than NICs. A
+    leaf's link to the spine (with two leaves, to the other) has the rate of its NICs over
+    ``oversubscription``. ``mixed``: every other server has GPUs of the second model.
+    """
+
+    leaves: int
+    servers: int
+    gpus: int
+    ocs: int = 1
+    spare: int = 2
+    oversubscription: float = 2.0
+    nic_bps: int = 40_000_000_000
+    switching_time_s: float = 0.025
+    mixed: bool = False
+
+    def __post_init__(self) -> None:
+        counts = (self.leaves - 1, self.servers, self.gpus, self.ocs, self.spare + 1)
+        if min(counts) < 1 or not self.oversubscription >= 1:
+            raise BadInput(
+                f"{self} is no lab: expected at least 2 leaves, 1 server, GPU and OCS, and an "
+                "oversubscription of 1 or more"
+            )
+
+    @property
+    def size(self) -> int:
+        """All GPUs."""
+        return self.leaves * self.servers * self.gpus
+
+
+def draw_shape(seed: int, largest: int = 128, mixed: float = 0.3) -> RandomLabShape:
+    """2 to 8 switches with the spine, 8 to ``largest`` GPUs, 1 to 4 OCSs, two GPU models or one."""
+    draw = random.Random(f"lab {seed}")
+    while True:
+        leaves = draw.randint(2, 7)
+        servers, gpus = draw.randint(1, 8), draw.choice((1, 2, 4, 8))
+        if 8 <= leaves * servers * gpus <= largest:
+            return RandomLabShape(
+                leaves,
+                servers,
+                gpus,
+                ocs=draw.randint(1, min(4, leaves * servers)),
+                spare=draw.randint(0, max(1, servers * gpus // 2)),
+                oversubscription=draw.choice((1.0, 2.0, 4.0, 8.0)),
+                nic_bps=draw.choice(_RATES_BPS),
+                switching_time_s=draw.choice(_SWITCHING_TIMES_S),
+                mixed=draw.random() < mixed,
+            )
+
+
+def random_lab(seed: int, largest: int = 128, mixed: float = 0.3) -> Lab:
+    """The lab of ``draw_shape``."""
+    return lab_of(draw_shape(seed, largest, mixed), f"random{seed}")
+
+
+def lab_of(shape: RandomLabShape, name: str) -> Lab:
+    """A lab of this shape, every NIC connected to the leaf that its server is under."""
+    addresses = map(IPv4Address, count(int(IPv4Address("10.0.0.1"))))
+    servers = []
+    for number in range(shape.leaves * shape.servers):
+        host, model = f"server{number + 1}", GPU_MODELS[number % 2 if shape.mixed else 0]
+        servers.append(_server(host, host, [model] * shape.gpus, addresses, shape.nic_bps))
+    leaves = [f"leaf{number + 1}" for number in range(shape.leaves)]
+    home = {server.name: leaves[n // shape.servers] for n, server in enumerate(servers)}
+    used = dict.fromkeys(leaves, 0)
+
+    def port(switch: str) -> Endpoint:
+        used[switch] = used.get(switch, 0) + 1
+        return Endpoint(switch, str(used[switch]))
+
+    fibres: list[Fibre] = []
+    switches: list[CircuitSwitch] = []
+    for number in range(shape.ocs):
+        ocs, ports = f"ocs{number + 1}", count(1)
+        below = servers[number :: shape.ocs]
+        nics = {Endpoint(s.name, nic.name): next(ports) for s in below for nic in s.nics}
+        begin = Counter(home[nic.device] for nic in nics)
+        above = {leaf: [next(ports) for _ in range(begin[leaf] + shape.spare)] for leaf in leaves}
+        plugs = [*nics.items(), *((port(leaf), at) for leaf in leaves for at in above[leaf])]
+        fibres += [Fibre(end, Endpoint(ocs, str(at)), shape.nic_bps) for end, at in plugs]
+        free = {leaf: iter(facing) for leaf, facing in above.items()}
+        circuits = PortMap.duplex((at, next(free[home[nic.device]])) for nic, at in nics.items())
+        made = _ocs(ocs, "calient-tl1", f"10.1.0.{number + 1}", next(ports) - 1, circuits, 0)
+        switches.append(replace(made, switching_time_s=shape.switching_time_s))
+    uplink_bps = int(shape.servers * shape.gpus * shape.nic_bps / shape.oversubscription)
+    ends = [(leaf, "spine") for leaf in leaves] if shape.leaves > 2 else [(leaves[0], leaves[1])]
+    fibres += [Fibre(port(lower), port(upper), uplink_bps) for lower, upper in ends]
+    return Lab(
+        name=name,
+        network=IPv4Network("10.0.0.0/16"),
+        servers=tuple(servers),
+        packet_switches=tuple(
+            PacketSwitch(switch, n, ports) for n, (switch, ports) in enumerate(used.items(), 1)
+        ),
+        circuit_switches=tuple(switches),
+        fibres=tuple(fibres),
+    )

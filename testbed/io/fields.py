@@ -1,15 +1,10 @@
-"""What values may stand in a file, declared once: to read, to write, and for JSON Schema.
-
-A *field type* reads one YAML node into a value with its position, or notes what is wrong with
-it. Text, numbers and names are told apart here and not by YAML's own guesses, so ``on``, ``010``
-or ``12:30`` mean the same whatever version of YAML a reader has in mind.
-"""
+"""Types of values in a file, declared once: to read and write them, and for JSON Schema."""
 
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
@@ -17,15 +12,13 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.issues import FileIssues, Located, nearest, short, stands_twice
 from patchlight.testbed.units import WRITTEN, Units, pattern
 
-V = TypeVar("V")
-
+# These decide what a scalar is: versions of YAML read ``on``, ``010`` or ``12:30`` differently.
 _NOTHING = re.compile(r"|~|null|Null|NULL")
 _YES_NO = re.compile(r"true|True|TRUE|false|False|FALSE")
 WHOLE = re.compile(r"[+-]?[0-9]+|0x[0-9a-fA-F]+|0o[0-7]+")
 NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 PLAIN_TAGS = frozenset({"", "!", *(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))})
 _NO_BARE_TEXT = re.compile("|".join(p.pattern for p in (_NOTHING, _YES_NO, WHOLE, NUMBER)))
-_GROUPED = re.compile(r"[+-]?[0-9]{1,3}(?:_[0-9]{3})+")
 
 
 def locate(node: yaml.Node, value: Any = None) -> Located[Any]:
@@ -35,7 +28,7 @@ def locate(node: yaml.Node, value: Any = None) -> Located[Any]:
 
 
 def describe(node: yaml.Node) -> str:
-    """What stands there, in the user's words: ``the number 5``, ``a list``, ``nothing``."""
+    """The node for messages: ``the number 5``, ``a list``, ``nothing``."""
     if node.tag not in PLAIN_TAGS:
         return f"the YAML tag {short(node.tag.replace('tag:yaml.org,2002:', '!!'))}"
     if isinstance(node, yaml.MappingNode):
@@ -57,15 +50,14 @@ def is_bare_text(text: str) -> bool:
 
 def is_plain(node: yaml.Node) -> bool:
     """Whether a scalar stands there without quotes and without a tag."""
-    scalar = isinstance(node, yaml.ScalarNode) and not node.style
-    return scalar and node.tag in PLAIN_TAGS
+    return isinstance(node, yaml.ScalarNode) and not node.style and node.tag in PLAIN_TAGS
 
 
-class OneLine(dict[Any, V]):
+class OneLine(dict[Any, Any]):
     """A mapping written as ``{a: 1, b: 2}``."""
 
 
-class Listed(list[V]):
+class Listed(list[Any]):
     """A list written as ``[a, b]``."""
 
 
@@ -74,9 +66,9 @@ class Hexadecimal(int):
 
 
 class Fields(dict[str, Located[Any]]):
-    """The keys of a group that could be read; ``broken`` are those that not all could be of.
+    """The keys of a group that could be read; ``broken`` are those with mistakes.
 
-    ``make`` is what their group makes of the values without positions.
+    ``make`` turns the values without positions into the group's model.
     """
 
     def __init__(self, make: Callable[[dict[str, Any]], Any] | None = None) -> None:
@@ -97,22 +89,17 @@ def plain(value: Any) -> Any:
     """What was read without its positions: lists as tuples, groups as their models or dicts."""
     if isinstance(value, list):
         return tuple(plain(item.value) for item in value)
-    if isinstance(value, dict):
-        said = {key: plain(item.value) for key, item in value.items()}
-        make = getattr(value, "make", None)
-        return said if make is None else make(said)
-    return value
+    if not isinstance(value, dict):
+        return value
+    said = {key: plain(item.value) for key, item in value.items()}
+    return value.make(said) if isinstance(value, Fields) and value.make else said
 
 
 class FieldType(ABC):
-    """One kind of value: how to read it, its JSON Schema, and an example of it in YAML.
-
-    A subclass implements ``_read``, which raises ``BadInput`` with what is wrong with the node.
-    ``suffix`` is the unit at the end of a field's name: a key ``rate`` fills ``rate_bps``.
-    """
+    """One kind of value; ``_read`` of a subclass raises ``BadInput`` for a wrong node."""
 
     what: str
-    suffix: str = ""
+    suffix: str = ""  # the unit in a field's name: a key ``rate`` fills ``rate_bps``
 
     def read(self, node: yaml.Node, issues: FileIssues) -> Located[Any] | None:
         """The value with its position, or ``None`` after noting what is wrong with it."""
@@ -131,10 +118,10 @@ class FieldType(ABC):
 
     @abstractmethod
     def sample(self) -> str:
-        """A value of the type, as it stands in YAML: its example, or the simplest there is."""
+        """An example of the type in YAML."""
 
     def written(self, value: Any) -> Any:
-        """A value that was read, as it stands in YAML."""
+        """A value that was read, as plain YAML."""
         return value
 
     def expected(self) -> str:
@@ -144,9 +131,9 @@ class FieldType(ABC):
 
 @dataclass(frozen=True)
 class Text(FieldType):
-    """A text that ``take`` turns into a value; ``take`` raises ``BadInput`` for a wrong one.
+    """A text that ``take`` turns into a value, or refuses by ``BadInput``.
 
-    ``units`` are what may stand behind its number; with ``numbers``, a bare one is a text too.
+    ``units`` may follow its number; with ``numbers``, a bare number is a text too.
     """
 
     what: str
@@ -159,16 +146,12 @@ class Text(FieldType):
     suffix: str = ""
 
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
-        if isinstance(node, yaml.ScalarNode) and node.tag in PLAIN_TAGS:
-            text = str(node.value)
-            if node.style or is_bare_text(text):
-                return locate(node, self.take(text))
         shown = describe(node)
         is_number = shown.startswith("the number ")
-        if is_number and self.numbers:
+        if shown.startswith("the text ") or (is_number and self.numbers):
             return locate(node, self.take(str(node.value)))
-        quote = is_number or shown in ("true", "false")
-        hint = ": put it in quotes" if quote and not self.units else ""
+        is_bare = is_number or shown in ("true", "false")
+        hint = ": put it in quotes" if is_bare and not self.units else ""
         raise BadInput(f"expected {self.expected()}, found {shown}{hint}")
 
     def schema(self) -> dict[str, Any]:
@@ -212,16 +195,12 @@ def choice(what: str, *choices: str) -> Text:
 def quantity(parse: Callable[[str], object], known: Units, what: str, example: str) -> Text:
     """A number with one of the ``known`` units."""
     json, names = {"pattern": pattern(known)}, tuple(known)
-    write, suffix = WRITTEN[names[0]]
-    return Text(f"{what} with its unit", parse, json, False, example, names, write, suffix)
+    return Text(f"{what} with its unit", parse, json, False, example, names, *WRITTEN[names[0]])
 
 
 @dataclass(frozen=True)
 class Whole(FieldType):
-    """A whole number between two bounds, decimal or ``0x`` hexadecimal.
-
-    With ``grouped``, ``14_000_000`` is one too; ``hexadecimal`` is how it is written.
-    """
+    """A whole number in bounds, decimal or ``0x…``; with ``grouped`` also ``14_000_000``."""
 
     what: str
     lowest: int
@@ -231,7 +210,7 @@ class Whole(FieldType):
 
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
         text = str(node.value)
-        if self.grouped and _GROUPED.fullmatch(text):
+        if self.grouped and re.fullmatch(r"[+-]?[0-9]{1,3}(?:_[0-9]{3})+", text):
             text = text.replace("_", "")
         if is_plain(node) and WHOLE.fullmatch(text):
             # Python refuses to read numbers of thousands of digits; none is in range anyway.
@@ -264,12 +243,10 @@ class ListOf(FieldType):
         if not isinstance(node, yaml.SequenceNode) or node.tag not in PLAIN_TAGS:
             raise BadInput(f"expected {self.expected()}, found {describe(node)}")
         if self.count is not None and len(node.value) != self.count:
-            message = f"expected {self.count} {self.what}, found {len(node.value)}"
-            issues.at(locate(node), message)
+            issues.at(locate(node), f"expected {self.count} {self.what}, found {len(node.value)}")
         items = [self.item.read(child, issues) for child in node.value]
         read = [item for item in items if item is not None]
-        located = locate(node, read)
-        return located if len(read) == len(items) else replace(located, whole=False)
+        return replace(locate(node, read), whole=len(read) == len(items))
 
     def schema(self) -> dict[str, Any]:
         bounds = {} if self.count is None else {"minItems": self.count, "maxItems": self.count}
@@ -288,11 +265,10 @@ class ListOf(FieldType):
 
 @dataclass(frozen=True)
 class Key:
-    """One key of a group: its type, and what it is about for those who edit the file.
+    """One key of a group; ``about`` is for those who edit the file.
 
-    ``default`` says in words what holds without the key; ``example`` is a value in YAML, that of
-    the type if there is none. ``of`` is the field of the model that it fills, where that is not the
-    name with the unit of its type.
+    ``default`` describes what holds without the key. ``example`` is a value in YAML, by default
+    the type's. ``of`` is the model's field, by default the name with the unit of the type.
     """
 
     name: str
@@ -310,7 +286,7 @@ class Key:
 
     @property
     def sample(self) -> str:
-        """A value of the key, as it stands in YAML."""
+        """An example of the key's value in YAML."""
         return self.example or self.type.sample()
 
     @property
@@ -327,9 +303,9 @@ def required(name: str, type: FieldType, about: str, example: str = "") -> Key:
 class Group(FieldType):
     """A mapping with known keys; every other key is a mistake.
 
-    ``model`` is the dataclass that the keys fill: by ``make``, where its fields are not theirs, and
-    ``said`` then gives what a model says by key (``None``: nothing). Defaults of its fields are
-    those of the keys. A group is written on one line, but for a ``block``.
+    The keys fill the dataclass ``model``, and its defaults are theirs. Where fields differ from
+    keys, ``make`` builds the model and ``said`` gives the values by key (``None``: left out).
+    A group is written on one line unless it is a ``block``.
     """
 
     def __init__(
@@ -342,13 +318,24 @@ class Group(FieldType):
         block: bool = False,
     ) -> None:
         self.what, self._make, self._said, self._block = what, make or model, said, block
-        self._usual = _usual(model)
+        self._usual: dict[str, Any] = {}  # the defaults of the model's fields
+        for each in fields(model) if model is not None and is_dataclass(model) else ():
+            if each.default is not MISSING:
+                self._usual[each.name] = each.default
+            elif each.default_factory is not MISSING:
+                self._usual[each.name] = each.default_factory()
         self.keys = tuple(
-            key
-            if key.required or key.default is not None
-            else replace(key, default=_shown(key, self._usual))
+            key if key.required or key.default is not None else self._with_default(key)
             for key in keys
         )
+
+    def _with_default(self, key: Key) -> Key:
+        """The key with the default of its field as text, where it is one value."""
+        value = self._usual.get(key.field)
+        written = None if value is None else key.type.written(value)
+        text = str(written).lower() if isinstance(written, bool) else str(written)
+        is_value = isinstance(written, str | int | float) and written != ""
+        return replace(key, default=text) if is_value else key
 
     def _made(self, values: dict[str, Any]) -> Any:
         field_of = {key.name: key.field for key in self.keys}
@@ -379,21 +366,18 @@ class Group(FieldType):
                     fields.broken.add(name)
         for key in self.keys:
             if key.required and key.name not in lines:
-                message = f"{self.what} lacks {key.name!r}: expected {key.about}"
-                issues.at(locate(node), message)
+                issues.at(locate(node), f"{self.what} lacks {key.name!r}: expected {key.about}")
         return locate(node, fields)
 
     def written(self, value: Any) -> Any:
-        """The keys that say what a model says; what is as without them is left out."""
+        """The keys of a model; a key whose value is the default is left out."""
         said = self._said(value) if self._said else {}
         document: dict[str, Any] = {} if self._block else OneLine()
         for key in self.keys:
             item = said[key.name] if key.name in said else getattr(value, key.field, None)
             as_usual = key.name not in said and item == self._usual.get(key.field, MISSING)
-            if item is None or (as_usual and not key.required):
-                continue
-            written = key.type.written(item)
-            if written != {}:
+            written = {} if item is None else key.type.written(item)
+            if written != {} and (key.required or not as_usual):
                 document[key.name] = written
         return document
 
@@ -414,23 +398,3 @@ class Group(FieldType):
     def expected(self) -> str:
         names = ", ".join(key.name for key in self.keys if key.required)
         return f"{self.what} with keys {names}" if names else self.what
-
-
-def _usual(model: type[Any] | None) -> dict[str, Any]:
-    """The defaults of a dataclass's fields."""
-    found: dict[str, Any] = {}
-    for each in fields(model) if model is not None and is_dataclass(model) else ():
-        if each.default is not MISSING:
-            found[each.name] = each.default
-        elif each.default_factory is not MISSING:
-            found[each.name] = each.default_factory()
-    return found
-
-
-def _shown(key: Key, usual: Mapping[str, Any]) -> str | None:
-    """The default of a field as it would stand in the file, where it is one value."""
-    value = usual.get(key.field)
-    written = None if value is None else key.type.written(value)
-    if isinstance(written, bool):
-        return str(written).lower()
-    return str(written) if isinstance(written, str | int | float) and written != "" else None

@@ -1,7 +1,4 @@
-"""Less common types of fields: numbers, yes or no, mappings, short forms, dataclasses; reference.
-
-``value_of`` reads one from a command line, ``sections`` writes the keys of a file as tables.
-"""
+"""More types of fields, their values on a command line, and tables of a file's keys."""
 
 import dataclasses
 import math
@@ -12,20 +9,8 @@ from typing import Any
 import yaml
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.fields import (
-    NUMBER,
-    FieldType,
-    Group,
-    Key,
-    ListOf,
-    OneLine,
-    Text,
-    Whole,
-    describe,
-    is_plain,
-    locate,
-    plain,
-)
+from patchlight.testbed.io import fields
+from patchlight.testbed.io.fields import FieldType, Group, Key, ListOf, Text, Whole, locate, plain
 from patchlight.testbed.io.issues import FileIssues, Located, stands_twice
 
 
@@ -39,7 +24,7 @@ class Number(FieldType):
     above: float | None = None
 
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
-        if is_plain(node) and NUMBER.fullmatch(str(node.value)):
+        if fields.is_plain(node) and fields.NUMBER.fullmatch(str(node.value)):
             value = float(node.value)
             if (
                 math.isfinite(value)
@@ -48,7 +33,7 @@ class Number(FieldType):
                 and (self.above is None or value > self.above)
             ):
                 return locate(node, value)
-        raise BadInput(f"expected {self.what}, a number{self.range}, found {describe(node)}")
+        raise BadInput(f"expected {self.what}, a number{self.range}, found {fields.describe(node)}")
 
     @property
     def range(self) -> str:
@@ -80,9 +65,9 @@ class YesNo(FieldType):
     what: str
 
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
-        if is_plain(node) and node.value in ("true", "True", "false", "False"):
+        if fields.is_plain(node) and node.value in ("true", "True", "false", "False"):
             return locate(node, node.value in ("true", "True"))
-        raise BadInput(f"expected {self.what}, true or false, found {describe(node)}")
+        raise BadInput(f"expected {self.what}, true or false, found {fields.describe(node)}")
 
     def schema(self) -> dict[str, Any]:
         return {"type": "boolean"}
@@ -102,7 +87,9 @@ class MapOf(FieldType):
 
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any]:
         if not isinstance(node, yaml.MappingNode):
-            raise BadInput(f"expected {self.what}, like {self.example}, found {describe(node)}")
+            raise BadInput(
+                f"expected {self.what}, like {self.example}, found {fields.describe(node)}"
+            )
         values: dict[Any, Located[Any]] = {}
         first: dict[Any, Located[Any]] = {}
         for key_node, value_node in node.value:
@@ -126,7 +113,9 @@ class MapOf(FieldType):
 
     def written(self, value: Any) -> Any:
         pairs = dict(value).items()
-        return OneLine({self.key.written(key): self.item.written(item) for key, item in pairs})
+        return fields.OneLine(
+            {self.key.written(key): self.item.written(item) for key, item in pairs}
+        )
 
     def sample(self) -> str:
         return self.example
@@ -134,10 +123,7 @@ class MapOf(FieldType):
 
 @dataclass(frozen=True)
 class Either(FieldType):
-    """A value that is written short, as one text or number, or as a whole list or group.
-
-    What the short form reads is to be what ``plain`` makes of the whole one.
-    """
+    """A value written short, as a scalar, or whole; both read as what ``plain`` makes of it."""
 
     brief: FieldType
     whole: FieldType
@@ -170,10 +156,8 @@ class Spelled(FieldType):
         return self.type.what
 
     def _read(self, node: yaml.Node, issues: FileIssues) -> Located[Any] | None:
-        located = self.type.read(node, issues)
-        if located is None:
-            return None
-        return replace(located, value=(str(node.value), plain(located.value)))
+        read = self.type.read(node, issues)
+        return read and replace(read, value=(str(node.value), plain(read.value)))
 
     def schema(self) -> dict[str, Any]:
         return self.type.schema()
@@ -183,10 +167,7 @@ class Spelled(FieldType):
 
 
 def value_of(type: FieldType, text: str) -> Any:
-    """What a text of a command line stands for; commas part the items of a list.
-
-    ``BadInput`` says what is wrong with it.
-    """
+    """A command line's text as a value, or ``BadInput``; commas separate the items of a list."""
     return _read(type, _node(type, text))
 
 
@@ -227,10 +208,9 @@ _REQUIRED: Any = dataclasses.MISSING
 
 
 def setting(type: FieldType, about: str, default: Any = _REQUIRED) -> Any:
-    """A dataclass field that a file may set: a value of ``type``, ``default`` without the key.
+    """A dataclass field that a file may set; without a default, the key is required.
 
-    ``about`` says what it is, for those who edit the file; without a default, the key is
-    required. A default that is a dict is copied for each object.
+    ``about`` is for those who edit the file. A default that is a dict is copied for each object.
     """
     metadata = {"type": type, "about": about}
     if isinstance(default, dict):
@@ -239,10 +219,7 @@ def setting(type: FieldType, about: str, default: Any = _REQUIRED) -> Any:
 
 
 class Record(FieldType):
-    """A group of keys, one for each ``setting`` of a dataclass, read into an object of it.
-
-    Lists become tuples and groups inside objects of their own class, as their types say.
-    """
+    """A group with a key for each ``setting`` of a dataclass, read into an object of it."""
 
     def __init__(self, cls: type[Any], what: str) -> None:
         self.cls, self.what = cls, what
@@ -280,12 +257,6 @@ def _shown(value: Any) -> str:
     return str(value) or "none"
 
 
-_TABLE = """\
-| key | what it is | type | default | example |
-|---|---|---|---|---|
-"""
-
-
 def sections(group: Group, path: str = "") -> Iterator[str]:
     """A table of a group's keys under a heading, and then of each group in it."""
     title = f"`{path}`: {group.what}" if path else "The top of the file"
@@ -299,7 +270,8 @@ def sections(group: Group, path: str = "") -> Iterator[str]:
 
 def table(group: Group) -> str:
     """A row for each key of a group."""
-    return _TABLE + "".join(map(_row, group.keys))
+    head = "| key | what it is | type | default | example |\n|---|---|---|---|---|\n"
+    return head + "".join(map(_row, group.keys))
 
 
 def group_of(type: FieldType) -> Group | None:

@@ -10,13 +10,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from patchlight.testbed.commands import Mount
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.fields import Fields, plain
 from patchlight.testbed.io.issues import FileError, FileIssues, Located
 from patchlight.testbed.io.reader import parse, read_standard_input, read_text
 from patchlight.testbed.jobfile.schema import FILE, JOB, LONGEST_NAME, OF_FILES
-from patchlight.testbed.jobs import MOST_JOBS, JobSpec, checked_specs, contradictions
+from patchlight.testbed.jobs import MOST_JOBS, JobSpec, Mount, checked_specs, contradictions
 
 EXPECTED = "a job file: 'patchlight job schema' has its keys"
 # Of each pair a job has one: who gives one on the command line wants none of the other.

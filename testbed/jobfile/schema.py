@@ -1,10 +1,10 @@
 """The keys of a job file, each with its type: to read, for editors, options and the reference."""
 
+import re
 from dataclasses import replace
 from typing import Any, get_args
 
-from patchlight.testbed import units
-from patchlight.testbed.commands import LONGEST_TEXT, RESERVED_VARIABLES, HowHeld, Mount
+from patchlight.testbed import jobs, units
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.fields import (
     Group,
@@ -19,20 +19,6 @@ from patchlight.testbed.io.fields import (
 )
 from patchlight.testbed.io.forms import Either, MapOf, Number, Spelled, YesNo, table
 from patchlight.testbed.io.issues import short
-from patchlight.testbed.jobs import (
-    JOB_NAME,
-    LARGEST_BATCH,
-    LARGEST_GRADIENT_BYTES,
-    LARGEST_SEED,
-    LONGEST_COMPUTE_S,
-    LONGEST_DARK_S,
-    LONGEST_LIMIT_S,
-    MOST_ITERATIONS,
-    MOST_JOBS,
-    MOST_RETRIES,
-    MOST_WORKERS,
-    Trainer,
-)
 from patchlight.testbed.labfile.values import MODEL, VARIABLE_NAME
 
 LONGEST_NAME = 41
@@ -62,12 +48,12 @@ def _size(least_bytes: int, most_bytes: int, what: str, example: str) -> Text:
 
 def _line(what: str, example: str, begin: str = "", *, numbers: bool = False) -> Text:
     def take(text: str) -> str:
-        if text.startswith(begin) and text and "\0" not in text and len(text) <= LONGEST_TEXT:
+        if text.startswith(begin) and text and "\0" not in text and len(text) <= jobs.LONGEST_TEXT:
             return text
         found = f"{short(text)!r} is not {what}"
-        raise BadInput(f"{found}: expected 1 to {LONGEST_TEXT} characters, like {example!r}")
+        raise BadInput(f"{found}: expected 1 to {jobs.LONGEST_TEXT} characters, like {example!r}")
 
-    json = {"minLength": 1, "maxLength": LONGEST_TEXT}
+    json = {"minLength": 1, "maxLength": jobs.LONGEST_TEXT}
     return Text(what, take, json, example=example, numbers=numbers)
 
 
@@ -78,30 +64,30 @@ def _one_or_more(item: Text, what: str) -> Either:
 def _workers(text: str) -> int:
     if text == "auto":
         return 0
-    if text.isascii() and text.isdecimal() and len(text) < 10 and 1 <= int(text) <= MOST_WORKERS:
+    if re.fullmatch("[0-9]{1,9}", text) and 1 <= int(text) <= jobs.MOST_WORKERS:
         return int(text)
-    raise BadInput(f"{short(text)!r} workers: expected 1 to {MOST_WORKERS}, or auto")
+    raise BadInput(f"{short(text)!r} workers: expected 1 to {jobs.MOST_WORKERS}, or auto")
 
 
 def _variable(text: str) -> str:
     VARIABLE_NAME.take(text)
-    if text in RESERVED_VARIABLES or text.startswith("PATCHLIGHT_"):
+    if jobs.is_reserved(text):
         raise BadInput(f"{text} cannot be given: Patchlight sets it for each rank")
     return text
 
 
-def _mount(text: str) -> Mount:
+def _mount(text: str) -> jobs.Mount:
     source, colon, rest = text.partition(":")
     target, _, how = rest.partition(":")
     if colon and how in ("", "ro", "rw"):
         for folder in (source, target):
             _FOLDER.take(folder)
-        return Mount(source, target, read_only=how != "rw")
+        return jobs.Mount(source, target, read_only=how != "rw")
     raise BadInput(f"{short(text)!r} is not a mount: expected SOURCE:TARGET, or SOURCE:TARGET:rw")
 
 
 _NAME = matching(
-    JOB_NAME.strip("^$"),
+    jobs.JOB_NAME.strip("^$"),
     "a job's name",
     f"a letter or digit, then letters, digits, '_', '.' or '-', at most {LONGEST_NAME} in all",
     "vgg",
@@ -116,21 +102,21 @@ _HOST = matching(
 )
 _FOLDER = _line("a folder of the servers", "/srv/data", begin="/")
 _WORD = _line("a word", "train.py", numbers=True)
-_VALUE = Text("a value", lambda text: text, {"maxLength": LONGEST_TEXT}, numbers=True)
-_WORKER_COUNT = Whole("how many workers", 1, MOST_WORKERS)
+_VALUE = Text("a value", lambda text: text, {"maxLength": jobs.LONGEST_TEXT}, numbers=True)
+_WORKER_COUNT = Whole("how many workers", 1, jobs.MOST_WORKERS)
 _MODEL_NAME = _line("a model", "resnet50")
-_BATCH = Whole("a mini-batch", 1, LARGEST_BATCH, grouped=True)
-_ITERATIONS = Whole("how many iterations", 1, MOST_ITERATIONS, grouped=True)
-_GRADIENT = _size(4, LARGEST_GRADIENT_BYTES, "a gradient's size", "553MB")
-_SEED = Whole("a seed", 0, LARGEST_SEED)
+_BATCH = Whole("a mini-batch", 1, jobs.LARGEST_BATCH, grouped=True)
+_ITERATIONS = Whole("how many iterations", 1, jobs.MOST_ITERATIONS, grouped=True)
+_GRADIENT = _size(4, jobs.LARGEST_GRADIENT_BYTES, "a gradient's size", "553MB")
+_SEED = Whole("a seed", 0, jobs.LARGEST_SEED)
 _SHARED_MEMORY = _size(2**20, 2**50, "a size of shared memory", "1GB")
 _MEMORY = _size(16 * 2**20, 2**44, "a size of memory", "64GB")
 _CPUS = Number("a number of CPUs", lowest=0.01, highest=4096)
 _REQUIREMENT = Number("a requirement", above=0, highest=1000)
-_DEADLINE = _time(LONGEST_LIMIT_S, "a deadline", "2h")
-_DARK_LIMIT = _time(LONGEST_DARK_S, "a time without light", "10min")
+_DEADLINE = _time(jobs.LONGEST_LIMIT_S, "a deadline", "2h")
+_DARK_LIMIT = _time(jobs.LONGEST_DARK_S, "a time without light", "10min")
 _PRIORITY = Whole("a priority", -1000, 1000)
-_RETRIES = Whole("how often", 0, MOST_RETRIES)
+_RETRIES = Whole("how often", 0, jobs.MOST_RETRIES)
 _COMMAND = Either(
     replace(_line("a shell line", "python train.py"), take=lambda line: ("sh", "-c", line)),
     ListOf(_WORD, "words"),
@@ -148,7 +134,7 @@ JOB = Group(
     required("name", _NAME, "what the job is called"),
     Key(
         "trainer",
-        choice("a trainer", *get_args(Trainer)),
+        choice("a trainer", *get_args(jobs.Trainer)),
         "what runs: our ring all-reduce of made-up gradients, a model trained by PyTorch, or a "
         "program of your own",
         default="command where there is a command, torch where there is a model, else synthetic",
@@ -204,7 +190,7 @@ JOB = Group(
         "compute",
         MapOf(
             MODEL,
-            _time(LONGEST_COMPUTE_S, "a compute time", "500ms"),
+            _time(jobs.LONGEST_COMPUTE_S, "a compute time", "500ms"),
             "the compute time of an iteration on each GPU model",
             "{Tesla M40: 500ms, Titan V: 250ms}",
         ),
@@ -247,7 +233,7 @@ JOB = Group(
     Key("working_directory", _FOLDER, "where the program begins", example="/srv/vgg"),
     Key(
         "hold",
-        choice("how to hold it", *get_args(HowHeld)),
+        choice("how to hold it", *get_args(jobs.HowHeld)),
         "how a program is held while light moves: by our protocol, frozen, or by the protocol if "
         "it speaks it",
         default="auto",
@@ -323,7 +309,7 @@ SWEEP = Group(
     _swept("retries", _RETRIES),
     _swept("dark_limit", _DARK_LIMIT),
 )
-ARRAY = Whole("how many jobs", 1, MOST_JOBS)
+ARRAY = Whole("how many jobs", 1, jobs.MOST_JOBS)
 _COMMON = [replace(key, required=False) for key in JOB.keys if key.name != "name"]
 OF_FILES = Group(
     "a job file",

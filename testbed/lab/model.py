@@ -1,29 +1,83 @@
-"""A lab as a value: servers, packet switches, circuit switches and the fibres between them.
-
-Nothing here reads a file, opens a socket or knows whether the lab is real or emulated.
-``patchlight.testbed.labfile.reader`` makes a ``Lab`` out of YAML and finds the mistakes in it;
-``patchlight.testbed.lab.wiring`` finds the links in it.
-"""
+"""A lab as a value, real or emulated: servers, switches and the fibres between them."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from ipaddress import IPv4Network
-from typing import NamedTuple, TypeVar
+from functools import cached_property, lru_cache
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from typing import Literal, NamedTuple, TypeVar
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.access import USUAL_ACCESS, Access, SshAccess, WorkerPolicy
-from patchlight.testbed.lab.nic import Nic as Nic
-from patchlight.testbed.lab.nic import default_mac as default_mac
 from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.lab.queueing import NOTHING_SAID, USUAL_QUEUE, Discipline, PolicyChoice
-from patchlight.testbed.lab.wavelengths import Emulation as Emulation
-from patchlight.testbed.lab.wavelengths import OcsFault as OcsFault
-from patchlight.testbed.lab.wavelengths import OcsUser as OcsUser
-from patchlight.testbed.lab.wavelengths import PassivePart, Transceiver, WavelengthSwitch
+from patchlight.testbed.lab.rules import Access, Discipline, PolicyChoice, SshAccess, WorkerPolicy
+from patchlight.testbed.lab.wavelengths import Emulation, PassivePart, Transceiver, WavelengthSwitch
+
+NicMode = Literal["auto", "physical", "sriov", "macvlan", "veth"]
+"""``auto``: the agent finds out whether it moves the NIC itself or a virtual function of it."""
+RdmaUse = Literal["auto", "exclusive", "shared", "none"]
+"""``auto``: in whichever way the machine has it, where the NIC has a device."""
+
+
+@lru_cache(maxsize=65536)
+def default_mac(address: IPv4Address) -> str:
+    """A locally administered MAC made of the address, so unique where addresses are."""
+    return ":".join(f"{byte:02x}" for byte in (0x02, 0x4C, *address.packed))
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A way out of a worker's network: packets to ``network`` go to ``gateway``."""
+
+    network: IPv4Network
+    gateway: IPv4Address
+
+    def __str__(self) -> str:
+        return f"{self.network} via {self.gateway}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """A second way between workers: a macvlan with this address on an interface of the server."""
+
+    interface: str
+    address: IPv4Interface
+
+
+@dataclass(frozen=True, slots=True)
+class Nic:
+    """One NIC port. ``gpu`` names the GPU of the same server that it serves, if any.
+
+    ``interface`` is its kernel name on the server (default: ``name``). ``lab_mac``: a worker gets
+    ``mac`` though it is only derived from the address. ``relock_s`` is how long carrier and RDMA
+    port may take to return after a change of circuits; ``None``: the usual time for RDMA alone.
+    """
+
+    name: str
+    address: IPv4Address
+    mac: str
+    rate_bps: int | None = None
+    gpu: str | None = None
+    interface: str | None = None
+    launch_power_dbm: float = 0.0
+    lab_mac: bool = False
+    mode: NicMode = "auto"
+    mtu: int | None = None
+    vlan: int | None = None
+    routes: tuple[Route, ...] = ()
+    dscp: int | None = None
+    rdma: RdmaUse = "auto"
+    relock_s: float | None = None
+    rendezvous: Rendezvous | None = None
+    transceiver: Transceiver | None = None
+
+    @property
+    def keeps_mac(self) -> bool:
+        """Whether workers use the port's own MAC; ``mac`` is assumed until the agent reports it."""
+        is_made = self.lab_mac or self.mode == "macvlan"  # a macvlan has no MAC of its own
+        return not is_made and self.mac == default_mac(self.address)
+
 
 T = TypeVar("T")
 
@@ -39,10 +93,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One server: where its agent answers (``host:port`` or ``unix:/path``), GPUs, NICs, SSH.
-
-    ``emulated_gpus``: it has none of its own, what is deployed to it emulates them.
-    """
+    """One server. ``management`` is where its agent answers: ``host:port`` or ``unix:/path``."""
 
     name: str
     management: str | None = None
@@ -54,10 +105,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class PacketSwitch:
-    """An electrical packet switch that speaks OpenFlow 1.3; ports are 1…``ports``.
-
-    ``transceivers``: those of its ports that send light of a known channel, by port.
-    """
+    """An electrical packet switch that speaks OpenFlow 1.3; ports are 1…``ports``."""
 
     name: str
     datapath_id: int
@@ -70,10 +118,8 @@ class PacketSwitch:
 class CircuitSwitch:
     """An optical circuit switch (OCS); duplex ports are 1…``ports``.
 
-    ``password_env`` names the environment variable that holds the password: lab files
-    are shared, passwords are not. ``legacy_ssh`` lets it have old algorithms. ``initial`` is
-    the map the lab starts with. An OCS that speaks OpenFlow does not answer at ``address``: it
-    connects there, and says its ``datapath_id``. ``emulated`` is for its emulation alone.
+    ``password_env`` names the environment variable that holds the password. ``initial`` is the
+    map the lab starts with. An OpenFlow OCS connects to ``address`` and sends ``datapath_id``.
     """
 
     name: str
@@ -115,10 +161,9 @@ class Endpoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fibre:
-    """A fibre pair (both directions) between two ports; ``None`` rate: no limit of its own.
+    """A fibre pair between two ports; rate ``None``: no limit.
 
-    ``delay_s`` each way, give or take ``jitter_s``, and ``packet_loss`` (a fraction) are for
-    emulations; a real fibre has its own.
+    Only emulations use ``delay_s`` (each way, ± ``jitter_s``) and ``packet_loss`` (a fraction).
     """
 
     a: Endpoint
@@ -157,13 +202,10 @@ NO_NETWORK = IPv4Network("0.0.0.0/32")
 class Lab:
     """A whole lab. ``scale`` divides rates and workload bytes alike, so times stay true.
 
-    ``fabric`` says what an emulation makes packet switches of: ``openvswitch`` or
-    ``bridge`` (learning bridges without OpenFlow). Without ``controller_api`` the controller
-    answers at a place of the lab's own (``lab_api.api_address``). With ``controller_openflow_tls``
-    packet switches have to show certificates. ``access`` says what users of its machine may do,
-    ``queue`` how jobs wait, ``policies`` who decides, ``workers`` what workers may have of their
-    servers. ``paths`` says who gives the paths of light that synthetic jobs send on: ``none``
-    (their light is on always) or ``nodes`` (among themselves).
+    ``fabric`` is what an emulation uses as packet switches: ``openvswitch`` or ``bridge`` (learning
+    bridges without OpenFlow). Without ``controller_api`` the controller answers at a Unix socket of
+    the lab (``lab_api.api_address``). ``paths`` says who assigns the optical paths of synthetic
+    jobs: ``none`` (their light is always on) or ``nodes`` (the nodes among themselves).
     """
 
     name: str
@@ -177,9 +219,9 @@ class Lab:
     controller_api: str = ""
     controller_openflow: str = "127.0.0.1:6653"
     controller_openflow_tls: bool = False
-    access: Access = USUAL_ACCESS
-    queue: Discipline = USUAL_QUEUE
-    policies: PolicyChoice = NOTHING_SAID
+    access: Access = field(default_factory=Access)
+    queue: Discipline = field(default_factory=Discipline)
+    policies: PolicyChoice = field(default_factory=PolicyChoice)
     workers: WorkerPolicy = field(default_factory=WorkerPolicy)
     wavelength_switches: tuple[WavelengthSwitch, ...] = ()
     passive_parts: tuple[PassivePart, ...] = ()
@@ -188,10 +230,10 @@ class Lab:
     @cached_property
     def hosts(self) -> tuple[Host, ...]:
         """Every NIC with the GPU it serves, in file order."""
+        found = ((server, nic) for server in self.servers for nic in server.nics)
         return tuple(
-            Host(server, nic, next((g for g in server.gpus if g.name == nic.gpu), None))
-            for server in self.servers
-            for nic in server.nics
+            Host(server, nic, next((gpu for gpu in server.gpus if gpu.name == nic.gpu), None))
+            for server, nic in found
         )
 
     @cached_property
@@ -217,13 +259,10 @@ class Lab:
     @cached_property
     def circuit_ends(self) -> Mapping[str, Mapping[int, Endpoint]]:
         """For each OCS, by port number: the NIC or packet-switch port plugged in, if it is one."""
+        known = self.circuit_fibres
         return {
-            ocs: {
-                port: end
-                for port, (end, _) in fibres.items()
-                if end.device not in self.circuit_fibres
-            }
-            for ocs, fibres in self.circuit_fibres.items()
+            ocs: {port: end for port, (end, _) in fibres.items() if end.device not in known}
+            for ocs, fibres in known.items()
         }
 
     @cached_property
@@ -256,7 +295,7 @@ class Lab:
 
     @cached_property
     def has_trunks(self) -> bool:
-        """Whether light can go from one circuit switch into another."""
+        """Whether a fibre joins two circuit switches."""
         return any(end.device in self.circuit_fibres for end in self.circuit_plugs)
 
     @cached_property
@@ -272,11 +311,10 @@ class Lab:
 
     @cached_property
     def host_names(self) -> dict[str, Host]:
-        """Every name a host answers to.
+        """Every name of each host.
 
-        Full names (``server1.gpu0``, ``server1.nic0``) always; a server's own name where it
-        has one host; a GPU's or NIC's bare name where it is the only one in the lab and no
-        server is called so.
+        Full names (``server1.gpu0``, ``server1.nic0``); a server's name where it has one host; a
+        GPU's or NIC's bare name where it is unique in the lab and not a server's.
         """
         names: dict[str, Host] = {}
         bare: dict[str, list[Host]] = {}
@@ -307,12 +345,8 @@ class Lab:
 
     @cached_property
     def _devices(self) -> dict[str, Device]:
-        devices: list[Device] = [
-            *self.servers,
-            *self.packet_switches,
-            *self.circuit_switches,
-            *self.sorting,
-        ]
+        devices: list[Device] = [*self.servers, *self.packet_switches]
+        devices += [*self.circuit_switches, *self.sorting]
         return {device.name: device for device in devices}
 
     def device(self, name: str) -> Device:
@@ -343,12 +377,10 @@ class Lab:
 
     @cached_property
     def coloured(self) -> bool:
-        """Whether wavelengths matter in it: without, all light is alike."""
-        return bool(
-            self.sorting
-            or any(switch.transceivers for switch in self.packet_switches)
-            or any(host.nic.transceiver for host in self.hosts)
-        )
+        """Whether wavelengths matter in the lab."""
+        switches, hosts = self.packet_switches, self.hosts
+        coloured = any(s.transceivers for s in switches) or any(h.nic.transceiver for h in hosts)
+        return bool(self.sorting) or coloured
 
     @property
     def initial_maps(self) -> dict[str, PortMap]:

@@ -1,27 +1,22 @@
-"""What can only be wrong in a lab file as a whole: names, addresses and ports against each other.
+"""Checks of a lab file as a whole, on all that could be read: no mistake hides another."""
 
-Every check works on what could be read, so that one mistake never hides another.
-"""
-
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from ipaddress import IPv4Address, IPv4Network
-from typing import Any, TypeVar
+from typing import Any
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.fields import Fields
+from patchlight.testbed.io.fields import Fields, plain
 from patchlight.testbed.io.issues import FileIssues, Located, nearest
 from patchlight.testbed.lab.model import Endpoint, default_mac
-from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS, OcsDriver
+from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS, OcsDriver, check_shape
 from patchlight.testbed.lab.portmap import CrossConnect, parse_cross_connects
-from patchlight.testbed.labfile.optical_check import (
-    check_passive_part,
-    check_transceiver,
-    check_wavelength_switch,
-)
+from patchlight.testbed.lab.spectrum import ChannelConnect, Grid, SpectrumMap, clashes
+from patchlight.testbed.lab.wavelengths import Transceiver, WavelengthSwitch
 from patchlight.testbed.labfile.optical_schema import part_channels
-
-T = TypeVar("T")
 
 SWITCHES = ("packet_switches", "circuit_switches", "wavelength_switches", "passive_parts")
 """The lists of what fibres end on, but for servers."""
@@ -32,9 +27,9 @@ def devices(lab: Fields) -> list[Fields]:
     return [device for kind in ("servers", *SWITCHES) for device in lab.listed(kind)]
 
 
-def repeated(values: Iterable[Located[T]]) -> Iterator[tuple[Located[T], Located[T]]]:
+def repeated(values: Iterable[Located[Any]]) -> Iterator[tuple[Located[Any], Located[Any]]]:
     """Each value that was there before, and where it was first."""
-    first: dict[T, Located[T]] = {}
+    first: dict[Any, Located[Any]] = {}
     for value in values:
         before = first.setdefault(value.value, value)
         if before is not value:
@@ -48,54 +43,37 @@ MOST_RELOCK_S = 20.0
 def _check_emulated(
     switch: Fields, drivers: Mapping[str, OcsDriver], issues: FileIssues, mark: str = ""
 ) -> None:
-    """Faults of ports that are not there, and what the driver's device cannot do.
-
-    ``mark`` is in every entry of the map of a switch of its kind, and in none of others.
-    """
-    if "emulated" not in switch:
-        return
-    emulated: Fields = switch["emulated"].value
+    # ``mark`` is in every entry of the map of a switch of its kind, and in none of others.
+    emulated: Fields = switch.value_of("emulated", Fields())
     driver = switch.value_of("driver")
     known = drivers.get(driver or "")
     if "users" in emulated:
-        _check_users(known, emulated["users"], issues)
-    for fault in emulated.listed("faults"):
-        for key in ("lose", "meddle"):
-            if key in fault and any(
-                ("@" in c) != (mark == "@") for c in fault[key].value.split(",")
-            ):
-                example = "3>9@193.100" if mark else "3>9"
-                issues.at(
-                    fault[key], f"that is no entry of this switch: expected one like {example}"
-                )
+        users = emulated["users"]
+        if known is not None and not known.has_users and users.value:
+            issues.at(users, f"nobody logs in to a {known.name}: expected no users")
+        names = (user["name"] for user in emulated.listed("users") if "name" in user)
+        for name, before in repeated(names):
+            message = f"user {name.value} is listed twice, first on line {before.line}"
+            issues.at(name, f"{message}: expected each once")
+    faults: list[Fields] = emulated.listed("faults")
+    for entry in (fault[key] for fault in faults for key in ("lose", "meddle") if key in fault):
+        if any(("@" in c) != (mark == "@") for c in entry.value.split(",")):
+            example = "3>9@193.100" if mark else "3>9"
+            issues.at(entry, f"that is no entry of this switch: expected one like {example}")
     if driver is not None and not (known and known.makes_room) and "conflict_time" in emulated:
         message = f"an emulated {driver} has no conflict_time: expected it with a Calient's driver"
         issues.at(emulated["conflict_time"], message)
     counts = [switch[key].value for key in ("ports", "inputs", "outputs") if key in switch]
-    if counts and "faults" in emulated:
-        count = max(counts)
-        for fault in emulated["faults"].value:
-            for port, position in _ports(fault.value):
-                if port > count:
-                    message = f"port {port} is outside the switch: expected 1 to {count}"
-                    issues.at(position, message)
-
-
-def _check_users(known: OcsDriver | None, users: Located[Any], issues: FileIssues) -> None:
-    if known is not None and not known.has_users and users.value:
-        issues.at(users, f"nobody logs in to a {known.name}: expected no users")
-    names = (item.value["name"] for item in users.value if "name" in item.value)
-    for name, before in repeated(names):
-        message = f"user {name.value} is listed twice, first on line {before.line}"
-        issues.at(name, f"{message}: expected each once")
+    for port, position in (each for fault in faults for each in _ports(fault)):
+        if counts and port > max(counts):
+            message = f"port {port} is outside the switch: expected 1 to {max(counts)}"
+            issues.at(position, message)
 
 
 def _ports(fault: Fields) -> Iterator[tuple[int, Located[Any]]]:
     for key in ("refuse_ports", "fail_ports"):
-        if key in fault:
-            yield from ((item.value, item) for item in fault[key].value)
-    if "drift_db" in fault:
-        yield from ((int(port), item) for port, item in fault["drift_db"].value.items())
+        yield from ((item.value, item) for item in fault.value_of(key, []))
+    yield from ((int(port), item) for port, item in fault.value_of("drift_db", {}).items())
     if "lose" in fault:
         lost = parse_cross_connects(fault["lose"].value.partition("@")[0])[0]
         yield from ((port, fault["lose"]) for port in (lost.inp, lost.out))
@@ -105,7 +83,7 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
     """Note every mistake that only shows when parts of the file are seen together."""
     _once("device", "name", devices(lab), issues)
     switches = [*lab.listed("packet_switches"), *lab.listed("circuit_switches")]
-    _once("datapath id", "datapath_id", switches, issues, show=hex)
+    _once("datapath id", "datapath_id", switches, issues)
     driven = [*lab.listed("circuit_switches"), *lab.listed("wavelength_switches")]
     _once("address of a switch", "address", driven, issues)
     _once("management address", "management", lab.listed("servers"), issues)
@@ -118,12 +96,13 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
     _each_once("MAC address", _macs(nics), issues)
     for nic in nics:
         _check_way(nic, issues)
+        if "network" in lab:
+            _check_address(nic, lab["network"].value, issues)
+        if "transceiver" in nic:
+            _check_transceiver(nic["transceiver"], issues)
     ways = [nic["rendezvous"].value for nic in nics if "rendezvous" in nic]
     _once("address of a rendezvous", "address", ways, issues)
-    if "network" in lab:
-        for nic in nics:
-            _check_address(nic, lab["network"].value, issues)
-    elif nics and "network" not in lab.broken:
+    if nics and "network" not in lab.keys() | lab.broken:
         issues.at(
             lab["servers"],
             "a lab with servers lacks 'network': expected the IPv4 network of their NICs, like "
@@ -133,18 +112,15 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
         _check_datapath_id(switch, issues)
         _check_cross_connects(switch, issues)
         _check_emulated(switch, OCS_DRIVERS, issues)
-    for nic in nics:
-        if "transceiver" in nic:
-            check_transceiver(nic["transceiver"], issues)
     for packet_switch in lab.listed("packet_switches"):
         _check_transceivers(packet_switch, issues)
     for wavelength_switch in lab.listed("wavelength_switches"):
-        check_wavelength_switch(wavelength_switch, issues)
+        _check_wavelength_switch(wavelength_switch, issues)
         _check_emulated(wavelength_switch, WSS_DRIVERS, issues, "@")
     for part in lab.listed("passive_parts"):
-        check_passive_part(part, issues)
+        _check_passive_part(part, issues)
     if "fibres" in lab:
-        check_fibres(lab, issues)
+        _check_fibres(lab, issues)
     queue: Fields = lab.value_of("queue", Fields())
     _once("user", "name", queue.listed("users"), issues)
     controller: Fields = lab.value_of("controller", Fields())
@@ -152,23 +128,22 @@ def check_lab(lab: Fields, issues: FileIssues) -> None:
     _each_once("controller address", addresses, issues)
 
 
-def _once(
-    what: str, key: str, owners: Iterable[Fields], issues: FileIssues, show: Any = str
-) -> None:
-    _each_once(what, (owner[key] for owner in owners if key in owner), issues, show)
+def _once(what: str, key: str, owners: Iterable[Fields], issues: FileIssues) -> None:
+    _each_once(what, (owner[key] for owner in owners if key in owner), issues)
 
 
-def _each_once(
-    what: str, values: Iterable[Located[Any]], issues: FileIssues, show: Any = str
-) -> None:
+def _each_once(what: str, values: Iterable[Located[Any]], issues: FileIssues) -> None:
     for value, before in repeated(values):
-        message = f"{what} {show(value.value)} is used twice, first on line {before.line}"
+        shown = hex(value.value) if isinstance(value.value, int) else value.value
+        message = f"{what} {shown} is used twice, first on line {before.line}"
         issues.at(value, f"{message}: expected one of its own")
 
 
 def _check_server(server: Fields, issues: FileIssues) -> None:
-    if "ssh" in server:
-        _check_jump(server["ssh"].value, issues)
+    ssh: Fields = server.value_of("ssh", Fields())
+    if "jump_host_key" in ssh and "jump" not in ssh.broken and ssh.value_of("jump") is None:
+        message = "there is no host to go through whose key this is: expected 'jump' beside it"
+        issues.at(ssh["jump_host_key"], message)
     gpus, nics = server.listed("gpus"), server.listed("nics")
     owner = f"server {server['name'].value}" if "name" in server else "the server"
     _once(f"in {owner}, the name", "name", [*gpus, *nics], issues)
@@ -197,14 +172,6 @@ def _check_server(server: Fields, issues: FileIssues) -> None:
             issues.at(name, f"{message} with 'gpu: {name.value}'")
 
 
-def _check_jump(ssh: Fields, issues: FileIssues) -> None:
-    if "jump_host_key" not in ssh or "jump" in ssh.broken:
-        return
-    if "jump" not in ssh or ssh["jump"].value is None:
-        message = "there is no host to go through whose key this is: expected 'jump' beside it"
-        issues.at(ssh["jump_host_key"], message)
-
-
 def _macs(nics: list[Fields]) -> Iterator[Located[str]]:
     # Addresses used twice give default MACs used twice: that is one mistake, not two.
     addresses: set[IPv4Address] = set()
@@ -218,7 +185,6 @@ def _macs(nics: list[Fields]) -> Iterator[Located[str]]:
 
 
 def _check_way(nic: Fields, issues: FileIssues) -> None:
-    """Note where the ways to give a NIC do not go together."""
     mode, mac = nic.value_of("mode", "auto"), nic.value_of("mac")
     if mode == "macvlan" and mac == "hardware":
         message = "a macvlan has no MAC of its own: expected mac: lab, or an address"
@@ -232,11 +198,10 @@ def _check_way(nic: Fields, issues: FileIssues) -> None:
     if "relock" in nic and nic["relock"].value > MOST_RELOCK_S:
         message = f"relock is more than {MOST_RELOCK_S:g} s: expected less, as jobs wait for it"
         issues.at(nic["relock"], message)
-    if "interface" in nic and "rendezvous" in nic:
-        way: Fields = nic["rendezvous"].value
-        if "interface" in way and way["interface"].value == nic["interface"].value:
-            message = "the rendezvous is over the NIC itself: expected another interface"
-            issues.at(way["interface"], message)
+    way: Fields = nic.value_of("rendezvous", Fields())
+    if "interface" in nic and way.value_of("interface") == nic["interface"].value:
+        message = "the rendezvous is over the NIC itself: expected another interface"
+        issues.at(way["interface"], message)
 
 
 def _check_address(nic: Fields, network: IPv4Network, issues: FileIssues) -> None:
@@ -255,15 +220,12 @@ def _check_address(nic: Fields, network: IPv4Network, issues: FileIssues) -> Non
 
 
 def _check_datapath_id(switch: Fields, issues: FileIssues) -> None:
-    if "driver" not in switch or "datapath_id" in switch.broken:
-        return
-    name = switch["driver"]
-    driver = OCS_DRIVERS.get(name.value)
-    if driver is None:
+    driver = OCS_DRIVERS.get(switch.value_of("driver", ""))
+    if driver is None or "datapath_id" in switch.broken:
         return
     if driver.dials_in and "datapath_id" not in switch:
         message = f"a switch with driver {driver.name} lacks 'datapath_id'"
-        issues.at(name, f"{message}: expected the id that it says, like 0x51")
+        issues.at(switch["driver"], f"{message}: expected the id that it says, like 0x51")
     # A rehearsal may be of any switch.
     elif driver.device and not driver.dials_in and "datapath_id" in switch:
         message = f"driver {driver.name} knows no datapath id: expected one with driver openflow"
@@ -271,39 +233,21 @@ def _check_datapath_id(switch: Fields, issues: FileIssues) -> None:
 
 
 def _check_cross_connects(switch: Fields, issues: FileIssues) -> None:
-    by_input: dict[int, tuple[CrossConnect, int]] = {}
-    by_output: dict[int, tuple[CrossConnect, int]] = {}
+    taken: dict[tuple[str, int], tuple[CrossConnect, int]] = {}
     for item in switch.value_of("cross_connects", []):
         ways: tuple[CrossConnect, ...] = item.value
-        if "ports" in switch:
-            count = switch["ports"].value
-            outside = [p for p in (ways[0].inp, ways[0].out) if not 1 <= p <= count]
-            for port in outside:
-                issues.at(item, f"port {port} is outside the switch: expected 1 to {count}")
-            if outside:
-                continue
-        clash = _clash(ways, by_input, by_output)
-        if clash:
-            issues.at(item, clash)
-        else:
-            by_input.update({way.inp: (way, item.line) for way in ways})
-            by_output.update({way.out: (way, item.line) for way in ways})
-
-
-def _clash(
-    ways: Iterable[CrossConnect],
-    by_input: Mapping[int, tuple[CrossConnect, int]],
-    by_output: Mapping[int, tuple[CrossConnect, int]],
-) -> str | None:
-    for way in ways:
-        for side, port, taken in (("in", way.inp, by_input), ("out", way.out, by_output)):
-            if port in taken:
-                other, line = taken[port]
-                return (
-                    f"{side}:{port} is used twice, first by {other} on line {line}: expected "
-                    "each input and each output once"
-                )
-    return None
+        count = switch.value_of("ports")
+        outside = [port for port in ways[0] if count is not None and not 1 <= port <= count]
+        for port in outside:
+            issues.at(item, f"port {port} is outside the switch: expected 1 to {count}")
+        sides = [(side, way) for way in ways for side in (("in", way.inp), ("out", way.out))]
+        clash = next((side for side, _ in sides if side in taken), None)
+        if clash is not None and not outside:
+            (side, port), (other, line) = clash, taken[clash]
+            message = f"{side}:{port} is used twice, first by {other} on line {line}"
+            issues.at(item, f"{message}: expected each input and each output once")
+        elif not outside:
+            taken.update({side: (way, item.line) for side, way in sides})
 
 
 def _check_transceivers(switch: Fields, issues: FileIssues) -> None:
@@ -311,50 +255,34 @@ def _check_transceivers(switch: Fields, issues: FileIssues) -> None:
         if "ports" in switch and port > switch["ports"].value:
             message = f"port {port} is outside the switch: expected 1 to {switch['ports'].value}"
             issues.at(transceiver, message)
-        check_transceiver(transceiver, issues)
+        _check_transceiver(transceiver, issues)
 
 
-@dataclass(frozen=True)
-class _Ports:
-    """The ports a device has: a count, or names; ``None`` where its own mistakes hide them."""
-
-    kind: str
-    count: int | None = None
-    names: tuple[str, ...] | None = None
-
-
-def _ports_of(lab: Fields) -> dict[str, _Ports]:
-    ports: dict[str, _Ports] = {}
-    for server in lab.listed("servers"):
-        if "name" in server:
-            nics = server.listed("nics")
-            whole = "nics" in server and "nics" not in server.broken
-            whole = whole and all("name" in nic for nic in nics)
-            names = tuple(nic["name"].value for nic in nics) if whole else None
-            ports.setdefault(server["name"].value, _Ports("server", names=names))
-    for key in SWITCHES:
-        for switch in lab.listed(key):
-            if "name" in switch:
-                count = _port_count(switch)
-                ports.setdefault(switch["name"].value, _Ports("switch", count=count))
+def _ports_of(lab: Fields) -> dict[str, float | list[str] | None]:
+    """How many ports a switch has (``inf``: not known), and the NICs of a server (``None``)."""
+    ports: dict[str, float | list[str] | None] = {}
+    for server in (server for server in lab.listed("servers") if "name" in server):
+        nics = server.listed("nics")
+        whole = "nics" in server and "nics" not in server.broken and all("name" in n for n in nics)
+        names = [nic["name"].value for nic in nics] if whole else None
+        ports.setdefault(server["name"].value, names)
+    for switch in (switch for key in SWITCHES for switch in lab.listed(key)):
+        if "name" in switch:
+            ports.setdefault(switch["name"].value, _port_count(switch))
     return ports
 
 
-def _port_count(switch: Fields) -> int | None:
-    """How many ports a switch or part has; ``None`` where it does not say, or wrongly."""
-    count: int | None = switch.value_of("ports")
+def _port_count(switch: Fields) -> float:
+    count: float = switch.value_of("ports", math.inf)
     if "inputs" in switch and "outputs" not in switch.broken:
         count = max(switch["inputs"].value, switch.value_of("outputs", 0))
-    elif switch.value_of("kind", "") == "multiplexer" and count is None:
-        try:
+    elif switch.value_of("kind", "") == "multiplexer" and count == math.inf:
+        with suppress(BadInput):
             count = len(part_channels(switch)) + 1
-        except BadInput:
-            return None
     return count
 
 
-def check_fibres(lab: Fields, issues: FileIssues) -> None:
-    """Note ends that no device has, fibres from a device to itself, and ports used twice."""
+def _check_fibres(lab: Fields, issues: FileIssues) -> None:
     ports = _ports_of(lab)
     unread = lab.broken & {"servers", *SWITCHES}
     every_device_named = not unread and all("name" in device for device in devices(lab))
@@ -367,11 +295,8 @@ def check_fibres(lab: Fields, issues: FileIssues) -> None:
         if len(ends) == 2 and ends[0].value.device == ends[1].value.device:
             message = f"fibre from {ends[0].value.device} to itself: expected two devices"
             issues.at(ends[1], message)
-        for end in ends:
-            if end.value.device not in ports and not every_device_named:
-                continue
-            problem = _wrong_end(end.value, ports)
-            if problem:
+        for end in ends if every_device_named else [e for e in ends if e.value.device in ports]:
+            if problem := _wrong_end(end.value, ports):
                 issues.at(end, problem)
             else:
                 plugged.append(end)
@@ -380,20 +305,93 @@ def check_fibres(lab: Fields, issues: FileIssues) -> None:
         issues.at(end, f"{message}: expected one fibre for each port")
 
 
-def _wrong_end(end: Endpoint, ports: dict[str, _Ports]) -> str | None:
-    device = ports.get(end.device)
-    if device is None:
+def _wrong_end(end: Endpoint, ports: Mapping[str, float | list[str] | None]) -> str | None:
+    if end.device not in ports:
         return f"unknown device {end.device!r}: {nearest(end.device, ports)}"
-    if device.kind == "server":
-        if device.names is None or end.port in device.names:
+    known = ports[end.device]
+    if not isinstance(known, int | float):
+        if known is None or end.port in known:
             return None
-        hint = nearest(end.port, device.names, "it has")
+        hint = nearest(end.port, known, "it has")
         return f"server {end.device} has no NIC called {end.port!r}: {hint}"
-    count = device.count
-    bound = f"1 to {count}" if count is not None else "a port number"
-    # ASCII digits without leading zeros only: a port has one spelling.
-    if not (end.port.isascii() and end.port.isdigit()) or end.port.startswith("0"):
+    bound = f"1 to {known}" if known < math.inf else "a port number"
+    if not re.fullmatch("[1-9][0-9]*", end.port):
         return f"{end.port!r} is not a port of {end.device}: expected {bound}"
-    if count is not None and (len(end.port) > 9 or int(end.port) > count):
+    if known < math.inf and (len(end.port) > 9 or int(end.port) > known):
         return f"port {end.port} is outside {end.device}: expected {bound}"
     return None
+
+
+def _check_transceiver(located: Located[Any], issues: FileIssues) -> None:
+    fields: Fields = located.value
+    if fields.broken:
+        return
+    if "channel" not in fields and "tunable" not in fields:
+        message = "a transceiver lacks its channel: expected 'channel', or 'tunable' with a band"
+        issues.at(located, message)
+        return
+    place = fields["channel"] if "channel" in fields else fields["tunable"]
+    try:
+        transceiver: Transceiver = plain(fields)
+        transceiver.check(transceiver.channel)
+        transceiver.grid.check(transceiver.channel)
+    except BadInput as error:
+        issues.at(place, error.message)
+    if "tuning_time" in fields and "tunable" not in fields:
+        message = "a transceiver of one channel takes no time to tune: expected 'tunable' beside it"
+        issues.at(fields["tuning_time"], message)
+
+
+def _check_wavelength_switch(switch: Fields, issues: FileIssues) -> None:
+    whole = "inputs" in switch and not switch.broken & {"outputs", "grid"}
+    inputs = switch.value_of("inputs", 0)
+    outputs = switch.value_of("outputs", inputs)
+    grid = switch.value_of("grid", Grid())
+    before: list[tuple[ChannelConnect, int]] = []
+    for item in switch.value_of("cross_connects", []):
+        ways: tuple[ChannelConnect, ...] = item.value
+        try:
+            if whole:
+                SpectrumMap(ways).check(inputs, outputs, grid)
+            for words, line in (
+                (w, n) for way in ways for o, n in before for w in clashes([o, way])
+            ):
+                raise BadInput(f"{words} of line {line}: expected other ports or channels")
+        except BadInput as error:
+            issues.at(item, error.message)
+        else:
+            before += [(way, item.line) for way in ways]
+    if "driver" in switch and whole:
+        initial = SpectrumMap(tuple(way for way, _ in before))
+        driver = switch["driver"]
+        try:
+            check_shape(WavelengthSwitch("", inputs, outputs, grid, 0, 0, initial, driver.value))
+        except BadInput as error:
+            issues.at(driver, error.message)
+    for key, other in (("driver", "address"), ("address", "driver")):
+        if key in switch and other not in switch and other not in switch.broken:
+            message = f"a wavelength switch with {key!r} lacks {other!r}: expected both or neither"
+            issues.at(switch[key], message)
+
+
+def _check_passive_part(part: Fields, issues: FileIssues) -> None:
+    if "kind" not in part or part.broken & {"ports", "channels", "grid"}:
+        return
+    kind = part["kind"]
+    if kind.value == "coupler":
+        for key in ("channels", "grid"):
+            if key in part:
+                issues.at(part[key], f"a coupler sorts no channels: expected no {key!r}")
+    elif "channels" not in part:
+        issues.at(kind, f"a part of kind {kind.value} lacks 'channels': expected the band it sorts")
+        return
+    if kind.value != "multiplexer" and "ports" not in part:
+        issues.at(kind, f"a part of kind {kind.value} lacks 'ports': expected how many it has")
+    try:
+        count = len(part_channels(part))
+    except BadInput as error:
+        issues.at(part["channels"], error.message)
+        return
+    if kind.value == "multiplexer" and "ports" in part and part["ports"].value != count + 1:
+        message = f"a multiplexer of {count} channels has {count + 1} ports"
+        issues.at(part["ports"], f"{message}: expected that, or no 'ports'")

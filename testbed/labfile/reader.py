@@ -10,9 +10,9 @@ from patchlight.testbed.io.issues import FileError, FileIssue, FileIssues, Locat
 from patchlight.testbed.io.reader import compose, read_text
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
-from patchlight.testbed.lab.queueing import KINDS, NOTHING_SAID, PolicyKind, full_path
+from patchlight.testbed.lab.optical_links import Light, Meeting
+from patchlight.testbed.lab.rules import KINDS, NOTHING_SAID, PolicyKind, full_path
 from patchlight.testbed.labfile.check import SWITCHES, check_lab
-from patchlight.testbed.labfile.optical_check import check_meetings, note_weak_signals
 from patchlight.testbed.labfile.ranges import write_out
 from patchlight.testbed.labfile.schema import COMMON, LAB
 
@@ -38,7 +38,7 @@ def parse_lab(text: str, name: str = "lab") -> Lab:
     fields, issues = _checked_fields(text, name), FileIssues(name, LabFileError)
     lab: Lab = plain(fields)
     if lab.coloured:
-        check_meetings(lab, fields, issues)
+        _check_meetings(lab, fields, issues)
         issues.raise_if_any()
     return lab
 
@@ -48,7 +48,7 @@ def oversights(path: str | Path) -> tuple[FileIssue, ...]:
     issues = FileIssues(str(path), LabFileError)
     fields = _checked_fields(read_text(path, LabFileError), str(path))
     _note_oversights(fields, issues)
-    note_weak_signals(plain(fields), fields, issues)
+    _note_weak_signals(plain(fields), fields, issues)
     return issues.found
 
 
@@ -120,6 +120,32 @@ def _note_server(server: Fields, plugged: set[Endpoint], issues: FileIssues) -> 
         if Endpoint(name.value, nic.value) not in plugged:
             message = f"NIC {name.value}.{nic.value} has no fibre: expected one in 'fibres'"
             issues.at(nic, message)
+
+
+def _check_meetings(lab: Lab, fields: Fields, issues: FileIssues) -> None:
+    """Note where two signals of one channel meet at the start, at the fibre where they do."""
+    by_fibre: dict[Endpoint, list[Meeting]] = {}
+    for meeting in Light(lab, lab.initial_maps).meetings:
+        by_fibre.setdefault(meeting.at, []).append(meeting)
+    for at, meetings in by_fibre.items():
+        others = f" (pairs that meet there: {len(meetings)})" if len(meetings) > 1 else ""
+        message = f"{meetings[0]}{others}: expected other channels, or other ways for them"
+        issues.at(_fibre(lab, fields, at), message)
+
+
+def _note_weak_signals(lab: Lab, fields: Fields, issues: FileIssues) -> None:
+    """Note receivers at which too little optical power arrives at the start."""
+    weak = Light(lab, lab.initial_maps).weak if lab.coloured else ()
+    for path, power_dbm in weak:
+        message = f"{power_dbm:.1f} dBm of {path.source} arrive at {path.sink}"
+        issues.at(_fibre(lab, fields, path.sink), f"{message}: expected its sensitivity or more")
+
+
+def _fibre(lab: Lab, fields: Fields, end: Endpoint) -> Located[object]:
+    """Where the fibre at that end stands in the file."""
+    fibre = lab.fibre_ends[end][1]
+    located: Located[object] = fields["fibres"].value[lab.fibres.index(fibre)]
+    return located
 
 
 def labs_dir() -> Path:

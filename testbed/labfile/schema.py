@@ -7,18 +7,20 @@ from typing import Any
 
 from patchlight.testbed.io.fields import Group, Key, ListOf, choice, required
 from patchlight.testbed.io.forms import Number, YesNo
-from patchlight.testbed.lab.access import SshAccess
 from patchlight.testbed.lab.model import (
     CircuitSwitch,
     Endpoint,
     Fibre,
     Gpu,
     Lab,
+    Nic,
     PacketSwitch,
+    Rendezvous,
     Server,
+    default_mac,
 )
-from patchlight.testbed.lab.nic import Nic, Rendezvous, default_mac
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.rules import SshAccess
 from patchlight.testbed.lab.wavelengths import Transceiver
 from patchlight.testbed.labfile import values as v
 from patchlight.testbed.labfile.optical_schema import (

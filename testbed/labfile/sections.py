@@ -19,8 +19,18 @@ from patchlight.testbed.io.fields import (
 )
 from patchlight.testbed.io.forms import Number, YesNo
 from patchlight.testbed.io.issues import short
-from patchlight.testbed.lab.access import ROLES, WRITABLE, Access, Role, WorkerPolicy
-from patchlight.testbed.lab.queueing import BOUNDS, KINDS, Allowance, Discipline, PolicyChoice
+from patchlight.testbed.lab.rules import (
+    BOUNDS,
+    KINDS,
+    ROLES,
+    WRITABLE,
+    Access,
+    Allowance,
+    Discipline,
+    PolicyChoice,
+    Role,
+    WorkerPolicy,
+)
 from patchlight.testbed.labfile.values import USER_NAME
 
 _ROLE_NAME = choice("a role", str(Role.NOBODY), *ROLES)

@@ -12,8 +12,7 @@ from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.fields import Text, Whole, choice, matching, quantity
 from patchlight.testbed.io.issues import short
-from patchlight.testbed.lab.model import Endpoint
-from patchlight.testbed.lab.nic import NicMode, RdmaUse, Route
+from patchlight.testbed.lab.model import Endpoint, NicMode, RdmaUse, Route
 from patchlight.testbed.lab.ocs_drivers import (
     DRIVER_GROUP,
     OCS_DRIVERS,

@@ -1,12 +1,30 @@
-"""A ``Lab`` as the YAML text of a lab file, short and in the order of its keys."""
+"""What is made of the lab file's keys: JSON Schema, files with comments, and the reference.
 
+``python -m patchlight.testbed.labfile.writer`` prints the reference as Markdown.
+"""
+
+from collections.abc import Iterator, Mapping
+from textwrap import wrap
 from typing import Any
 
 import yaml
 
-from patchlight.testbed.io.fields import Hexadecimal, Listed, OneLine, is_bare_text
+from patchlight.testbed.io.fields import (
+    Group,
+    Hexadecimal,
+    Key,
+    Listed,
+    ListOf,
+    OneLine,
+    is_bare_text,
+)
+from patchlight.testbed.io.forms import sections
+from patchlight.testbed.io.issues import FileIssues
+from patchlight.testbed.io.reader import parse
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.labfile.schema import LAB
+from patchlight.testbed.labfile.ranges import ITEMS, RANGE_PATTERN, RANGED
+from patchlight.testbed.labfile.reader import load_lab
+from patchlight.testbed.labfile.schema import COMMON, LAB
 
 _Base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 _MAP, _SEQ, _STR, _INT = (f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str", "int"))
@@ -46,3 +64,154 @@ def to_yaml(document: Any) -> str:
         default_flow_style=False,
     )
     return text
+
+
+_WIDTH = 100
+_FILE_HEAD = (
+    "# A Patchlight lab file. Keys behind a # may be left out: what stands there is the default or",
+    "# an example. To see what is wrong: patchlight lab check FILE",
+    "",
+)
+
+
+def write_commented_lab(lab: Lab) -> str:
+    """YAML text that ``parse_lab`` reads back equal, with comments."""
+    return "".join(f"{line}\n" for line in (*_FILE_HEAD, *_group(LAB, LAB.written(lab))))
+
+
+def _group(group: Group, values: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of one group, not indented."""
+    for key in group.keys:
+        comment = f"{key.description[0].upper()}{key.description[1:]}."
+        yield from wrap(comment, _WIDTH - 12, initial_indent="# ", subsequent_indent="# ")
+        value = values.get(key.name)
+        if value is None:
+            yield f"# {key.name}: {_left_out(key)}"
+        elif isinstance(key.type, ListOf) and isinstance(key.type.item, Group):
+            yield f"{key.name}:"
+            yield from _items(key.type.item, value)
+        else:
+            yield from to_yaml({key.name: value}).splitlines()
+
+
+def _items(group: Group, items: list[Mapping[str, Any]]) -> Iterator[str]:
+    starts = True
+    for line in _group(group, items[0]):
+        indent = "    " if not starts else "  " if line.startswith("#") else "  - "
+        starts = starts and line.startswith("#")
+        yield f"{indent}{line}"
+    for item in items[1:]:
+        yield from (f"  {line}" for line in to_yaml([item]).splitlines())
+
+
+def _left_out(key: Key) -> str:
+    """The default, if it is a value and no description of it, else an example."""
+    if key.default is not None:
+        issues = FileIssues(key.name)
+        parse(key.default, key.type, issues)
+        if not issues:
+            return key.default
+    return key.sample
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a lab file, for editors.
+
+    It knows keys and the form of values. What needs the whole file (a port used twice, an
+    address outside the network) only ``read_lab`` finds.
+    """
+    lab = LAB.schema()
+    for name in ITEMS:
+        if name in lab["properties"]:
+            _with_short_forms(name, lab["properties"][name])
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Patchlight lab file",
+        **lab,
+    }
+
+
+def _with_short_forms(name: str, items: dict[str, Any]) -> None:
+    """Let the schema of a list take ranges, fibres in a line, and what defaults may stand for."""
+    group = items["items"]
+    several = {"type": "string", "pattern": RANGE_PATTERN}
+    common = COMMON.get(ITEMS[name], ())
+    group["required"] = [key for key in group["required"] if key not in common]
+    for key, value in group["properties"].items():
+        about = value.pop("description", None)
+        if key == "cross_connects":
+            value["items"] = {"anyOf": [value["items"], several]}
+        elif key == "ends":
+            value = {"anyOf": [value, {"type": "string"}]}
+        elif key in RANGED:
+            value = {"anyOf": [value, several]}
+        group["properties"][key] = value | {"description": about}
+        if key in ITEMS:
+            _with_short_forms(key, value)
+    if name == "fibres":
+        items["items"] = {"anyOf": [group, {"type": "string"}]}
+
+
+_HEAD = """\
+# Lab files
+
+A lab file is YAML in UTF-8. Every key that is not listed here is a mistake, as is a key that stands
+twice; `patchlight lab check FILE` names all mistakes with line and column, `patchlight lab schema`
+prints a JSON Schema for editors, and `patchlight lab init` writes a first file with comments. What
+looks like a number but is a name stands in quotes: `"3090"`.
+"""
+_SHORT = """\
+## Ranges and defaults
+
+Equal things need not be written one by one. A range in a name makes as many of them:
+`server[1-4]` are four servers, `[1-3,7]` leaves numbers out, `[01-12]` keeps the zeros, and of two
+ranges in one text the last runs fastest. Other texts of the same item have as many values
+(`10.0.0.[11-14]:8471`) or one for all; in a list inside a server, one for each of each server too,
+as the addresses below. A fibre may stand in one line, with as many ports on both sides. `defaults`
+holds what equal things have in common; what a thing says itself goes before it, of `ssh` key by
+key. YAML wants quotes around brackets inside `{…}` and `[…]`, and where a text begins with one.
+
+```yaml
+name: short
+network: 192.168.10.0/24
+defaults:
+  gpu: {model: A100}
+  nic: {rate: 40Gbps}
+  ssh: {user: admin}
+  fibre: {rate: 40Gbps}
+servers:
+  - name: server[1-4]
+    management: 10.0.0.[11-14]:8471
+    gpus:
+      - name: gpu[0-1]
+    nics:
+      - {name: "nic[0-1]", address: "192.168.10.[11-18]", gpu: "gpu[0-1]"}
+packet_switches:
+  - {name: "tor[1-2]", datapath_id: "[1-2]", ports: 9}
+circuit_switches:
+  - name: ocs1
+    driver: calient-tl1
+    address: 10.0.0.5:3082
+    ports: 32
+    cross_connects: ["[1-4]-[9-12]", "[5-8]-[17-20]"]
+fibres:
+  - server[1-4].nic[0-1] - ocs1.[1-8]
+  - tor[1-2].[1-8] - ocs1.[9-24]
+  - ends: tor1.9 - tor2.9
+    rate: 10Gbps
+```
+
+Ranges are taken in `name`, `management`, `address`, `uuid`, `datapath_id`, `gpu`, `interface`,
+`password_env`, `ends` and `cross_connects`.
+"""
+
+
+def lab_file_reference() -> str:
+    """Each group of keys as a table, and a whole file, as Markdown."""
+    example = write_commented_lab(load_lab("ofc2022"))
+    whole = f"## A whole file\n\n```yaml\n{example}```\n"
+    return "\n".join([_HEAD, *sections(LAB), whole, _SHORT])
+
+
+if __name__ == "__main__":
+    print(lab_file_reference())

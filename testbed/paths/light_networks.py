@@ -10,12 +10,12 @@ from functools import cached_property
 import numpy as np
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.labmaps import circuits_of, spectra_of
 from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.lab.optical_links import Light
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.lab.spectrum import Channel
 from patchlight.testbed.lab.wavelengths import Transceiver
+from patchlight.testbed.lab.wiring import circuits_of, spectra_of
 from patchlight.testbed.paths.contract import NO_CHANNEL, PathNetwork
 
 _MOST_CHANNELS = 400

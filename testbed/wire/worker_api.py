@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from patchlight.testbed import commands, jobs
+from patchlight.testbed import jobs
 from patchlight.testbed.io.issues import short
 
 LARGEST_TASK_GRADIENT_BYTES = 2_000_000_000
@@ -88,14 +88,14 @@ class TorchTask(_Request):
     """
 
     trainer: Literal["torch"]
-    model: commands.Line
+    model: jobs.Line
     iterations: Annotated[int, Field(ge=1, le=jobs.MOST_ITERATIONS)]
     batch: Annotated[int, Field(ge=1, le=jobs.LARGEST_BATCH)] | None = None
-    data: commands.AbsolutePath | None = None
+    data: jobs.AbsolutePath | None = None
     checkpoint_every: Annotated[int, Field(ge=1, le=jobs.MOST_ITERATIONS)] = 100
     compute_s: Annotated[float, Field(ge=0, le=jobs.LONGEST_COMPUTE_S, allow_inf_nan=False)] = 0.0
     seed: Annotated[int, Field(ge=0, le=jobs.LARGEST_SEED)] = 0
-    image: commands.Image | None = None
+    image: jobs.Image | None = None
     window_bytes: Annotated[int, Field(ge=4096)] | None = None
 
 
@@ -109,7 +109,7 @@ def _trainer_of(task: Any) -> str:
 Task = Annotated[
     Annotated[SyntheticTask, Tag("synthetic")]
     | Annotated[TorchTask, Tag("torch")]
-    | Annotated[commands.CommandTask, Tag("command")],
+    | Annotated[jobs.CommandTask, Tag("command")],
     Discriminator(
         _trainer_of,
         custom_error_type="trainer",
@@ -137,9 +137,9 @@ class WorkerSpec(_Request):
     ring: Annotated[list[RingMember], FailFast(), Field(min_length=1, max_length=jobs.MOST_WORKERS)]
     rendezvous: IPvAnyAddress | None = None
     neighbours: Annotated[list[Neighbour], FailFast(), Field(max_length=jobs.MOST_WORKERS)] = []
-    checkpoint: commands.AbsolutePath | None = None
-    memory_bytes: commands.MemoryLimit | None = None
-    cpus: commands.CpuLimit | None = None
+    checkpoint: jobs.AbsolutePath | None = None
+    memory_bytes: jobs.MemoryLimit | None = None
+    cpus: jobs.CpuLimit | None = None
     task: Task
 
     @model_validator(mode="after")

@@ -18,7 +18,7 @@ from patchlight.agents.nics.state import (
     rdma_device_of,
 )
 from patchlight.agents.nics.virtual_functions import NicAccess, access_of, function_in, settings_of
-from patchlight.testbed.lab.nic import Nic, default_mac
+from patchlight.testbed.lab.model import Nic, default_mac
 from patchlight.testbed.linux import sysfs as rdma
 from patchlight.testbed.linux.ethtool import Priorities, priorities_in
 from patchlight.testbed.linux.netlink import attribute

@@ -16,8 +16,7 @@ from patchlight.agents.nics.state import NicState
 from patchlight.agents.nics.virtual_functions import NicAccess
 from patchlight.controller.hosts.agent_client import AgentClient, NicWithoutCarrier
 from patchlight.controller.hosts.fleet import Fleet
-from patchlight.testbed.lab.model import Lab, Nic
-from patchlight.testbed.lab.nic import default_mac
+from patchlight.testbed.lab.model import Lab, Nic, default_mac
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux import namespaces
 from tests.support.agent_bench import Agent, Bench, ip

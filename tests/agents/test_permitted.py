@@ -6,8 +6,8 @@ import pytest
 
 from patchlight.agents.errors import AgentError, BadRequest, Forbidden
 from patchlight.agents.workers.limits import limits_of, permitted
-from patchlight.testbed.commands import CommandTask
-from patchlight.testbed.lab.access import WorkerPolicy
+from patchlight.testbed.jobs import CommandTask
+from patchlight.testbed.lab.rules import WorkerPolicy
 from patchlight.testbed.wire.worker_api import TorchTask, WorkerSpec
 
 

@@ -18,7 +18,7 @@ from patchlight.console.scheduling_options import absolute, chosen_policies, pol
 from patchlight.controller.jobs.policy_set import in_words
 from patchlight.controller.policies.registry import BUILT_IN
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab.queueing import KINDS, NOTHING_SAID, PolicyChoice
+from patchlight.testbed.lab.rules import KINDS, NOTHING_SAID, PolicyChoice
 
 pytestmark = [pytest.mark.usefixtures("undrawn"), pytest.mark.wings]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from patchlight.testbed.lab.queueing import PolicyChoice
+from patchlight.testbed.lab.rules import PolicyChoice
 from tests.support.change_bench import ChangeBench, change_bench
 from tests.support.controller_process import ControllerProcess, controller_process
 from tests.support.job_cluster import Cluster, at_work

@@ -25,8 +25,8 @@ from patchlight.controller.service import listening_for_api
 from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab.access import USUAL_ACCESS, Access, Role
 from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.rules import Access, Role
 from patchlight.testbed.labfile.reader import parse_lab
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.wire.lab_api import keepers_socket
@@ -42,7 +42,7 @@ JOB = {"name": "j", "iterations": 1, "gradient_bytes": 4, "compute_s": {"M": 0.1
 class Api:
     """The API of a cluster, for callers on other machines and for root at its Unix socket."""
 
-    def __init__(self, cluster: Cluster, access: Access = USUAL_ACCESS) -> None:
+    def __init__(self, cluster: Cluster, access: Access | None = None) -> None:
         self.app, self.store = api_of(cluster, access), cluster.store
         self.tokens = Tokens(cluster.store)
 

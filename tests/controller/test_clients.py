@@ -31,8 +31,8 @@ from patchlight.controller.hosts.health import Presence
 from patchlight.controller.jobs.specs import worker_specs
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
 from patchlight.testbed.jobs import JobSpec
-from patchlight.testbed.lab.access import Access
 from patchlight.testbed.lab.model import Lab, Server
+from patchlight.testbed.lab.rules import Access
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.linux.sockets import UNIX_CLIENT
 from patchlight.testbed.wire.worker_api import WorkerState

@@ -7,7 +7,7 @@ import pytest
 from patchlight import EmulatedLab
 from patchlight.client.client import ControllerClient
 from patchlight.testbed.jobs import JobSpec
-from patchlight.testbed.lab.queueing import PolicyChoice
+from patchlight.testbed.lab.rules import PolicyChoice
 from tests.support.lab_jobs import checked_iterations, connected, ended
 from tests.support.waiting import wait_until
 

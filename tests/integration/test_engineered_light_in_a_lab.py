@@ -10,7 +10,7 @@ from patchlight import EmulatedLab
 from patchlight.client.client import ControllerClient
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.lab.queueing import PolicyChoice
+from patchlight.testbed.lab.rules import PolicyChoice
 from patchlight.testbed.lab.wiring import Links, trace_links
 from patchlight.testbed.labfile.reader import load_lab
 from tests.support.lab_jobs import checked_iterations, connected, ended, every_iteration

@@ -16,7 +16,7 @@ import pytest
 from patchlight import EmulatedLab
 from patchlight.client.client import ControllerClient
 from patchlight.testbed.jobs import JobSpec
-from patchlight.testbed.lab.queueing import PolicyChoice
+from patchlight.testbed.lab.rules import PolicyChoice
 from tests.support.job_campaign import POLICY
 from tests.support.jobs_under_faults import OtherJob, begins_again, other_job, victim, victim_spec
 from tests.support.lab_faults import (

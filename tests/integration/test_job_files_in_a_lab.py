@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from patchlight import EmulatedLab
 from patchlight.cli.main import cli
-from patchlight.testbed.lab.queueing import PolicyChoice
+from patchlight.testbed.lab.rules import PolicyChoice
 from tests.support.lab_jobs import every_iteration
 from tests.support.waiting import wait_until
 

@@ -3,7 +3,7 @@
 import pytest
 
 from patchlight import EmulatedLab
-from patchlight.testbed.lab.queueing import PolicyChoice
+from patchlight.testbed.lab.rules import PolicyChoice
 from tests.support.lab_jobs import (
     PAIR,
     SPREAD,

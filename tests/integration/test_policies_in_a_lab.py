@@ -10,7 +10,7 @@ from patchlight import EmulatedLab
 from patchlight.client.client import ControllerClient
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.lab.queueing import PolicyChoice
+from patchlight.testbed.lab.rules import PolicyChoice
 from patchlight.testbed.lab.wiring import trace_links
 from tests.support.lab_jobs import connected, ended
 from tests.support.waiting import wait_until

@@ -26,7 +26,7 @@ from patchlight.emulation.simulator.cluster import (
 from patchlight.emulation.simulator.cluster.labcluster import jobs_of_specs
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.lab.queueing import PolicyChoice
+from patchlight.testbed.lab.rules import PolicyChoice
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from tests.support.lab_jobs import connected
 from tests.support.waiting import wait_until

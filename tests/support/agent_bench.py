@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from patchlight.testbed.lab.access import WorkerPolicy
 from patchlight.testbed.lab.model import Gpu, Lab, Nic, Server
+from patchlight.testbed.lab.rules import WorkerPolicy
 from patchlight.testbed.labfile.writer import write_lab
 from patchlight.testbed.linux import namespaces
 from tests.support.forked import ForkedProgram

@@ -15,7 +15,7 @@ from patchlight.controller.changes.service import CircuitService
 from patchlight.controller.parts import Controller
 from patchlight.controller.paths.service import PathService
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab.access import USUAL_ACCESS, Access
+from patchlight.testbed.lab.rules import Access
 from patchlight.testbed.linux.http_server import http_server
 from patchlight.testbed.linux.sockets import listen
 from patchlight.testbed.wire.lab_api import LabIdentity
@@ -42,7 +42,7 @@ class JobCommand:
         return f"{result.output}{error if isinstance(error, PatchlightError) else ''}"
 
 
-def api_of(cluster: Cluster, access: Access = USUAL_ACCESS) -> FastAPI:
+def api_of(cluster: Cluster, access: Access | None = None) -> FastAPI:
     """The controller's API, as far as it is about jobs, circuits and access."""
     parts: Any = SimpleNamespace(
         lab=cluster.lab.with_changes(access=access),

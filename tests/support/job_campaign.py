@@ -19,7 +19,7 @@ from patchlight import EmulatedLab
 from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.jobs import JobSpec, JobState
-from patchlight.testbed.lab.queueing import PolicyChoice
+from patchlight.testbed.lab.rules import PolicyChoice
 from tests.support.job_audit import wrong_with
 from tests.support.lab_faults import ocs_fault, random_faults, small_disks
 from tests.support.lab_processes import until_agent_answers, until_controller_answers

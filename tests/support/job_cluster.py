@@ -31,7 +31,7 @@ from patchlight.controller.storage.store import Store
 from patchlight.testbed.jobs import JobSpec, JobState
 from patchlight.testbed.lab.model import CircuitSwitch, Lab
 from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.lab.queueing import Discipline, PolicyChoice
+from patchlight.testbed.lab.rules import Discipline, PolicyChoice
 from patchlight.testbed.lab.wiring import Links, trace_links
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
 from patchlight.testbed.wire.worker_api import (

@@ -10,7 +10,7 @@ from typing import Any
 from patchlight.agents.nics.moving import give_nic, read_nic, take_nic_back
 from patchlight.agents.nics.state import NicState, WorkerNetwork
 from patchlight.agents.nics.virtual_functions import NicAccess
-from patchlight.testbed.lab.nic import NicMode
+from patchlight.testbed.lab.model import NicMode
 from patchlight.testbed.linux import ethtool, namespaces
 from tests.support.agent_bench import ip
 

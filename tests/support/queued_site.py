@@ -9,7 +9,7 @@ from patchlight.controller.jobs.discipline.queue import JobQueue
 from patchlight.controller.policies.contract import Progress, Running
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.sets import lowest
-from patchlight.testbed.lab.queueing import Discipline, Waiting, WaitReason
+from patchlight.testbed.lab.rules import Discipline, Waiting, WaitReason
 
 FIFO = OrderTraits.of(Fifo())
 FAIR = OrderTraits(by_user=True)

@@ -9,7 +9,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from patchlight.testbed.draw.drawing import FORMATS, draw_lab
-from patchlight.testbed.draw.drawing_layout import lay_out
+from patchlight.testbed.draw.drawing_layout import DrawingLayout
 from patchlight.testbed.generate.generate import fat_tree, linear, tree
 from patchlight.testbed.graphs import (
     BUILTIN_NAMES,
@@ -68,7 +68,7 @@ def test_every_format_is_written(kind: str) -> None:
 
 def test_boxes_of_a_row_do_not_overlap() -> None:
     for lab in (load_lab("ofc2022"), tree(64), fat_tree(16), linear(40)):
-        layout = lay_out(lab)
+        layout = DrawingLayout(lab)
         assert len(layout.boxes) == len([*lab.servers, *lab.packet_switches, *lab.circuit_switches])
         rows: dict[float, list[tuple[float, float]]] = {}
         for box in layout.boxes.values():

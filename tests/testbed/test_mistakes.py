@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core.core_schema import ErrorType
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.mistakes import mistake_in_words, mistakes_in_words
+from patchlight.testbed.io.issues import mistake_in_words, mistakes_in_words
 from patchlight.testbed.jobs import checked_specs
 
 

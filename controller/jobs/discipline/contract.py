@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol, TypeVar
 
 from patchlight.controller.policies.contract import Progress, Running
-from patchlight.testbed.lab.queueing import Discipline, Waiting, WaitReason
+from patchlight.testbed.lab.rules import Discipline, Waiting, WaitReason
 
 EPSILON_S = 1e-7
 """Moments nearer than this are one."""

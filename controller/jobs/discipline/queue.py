@@ -10,7 +10,7 @@ from patchlight.controller.jobs.discipline.standings import Place, Victims, Wait
 from patchlight.controller.policies.contract import ClusterView, ElasticJob, QueuedJob
 from patchlight.controller.prediction.network import LabNetwork, RingWork, units_s
 from patchlight.controller.prediction.sharing import Load
-from patchlight.testbed.lab.queueing import Discipline, Waiting, WaitReason
+from patchlight.testbed.lab.rules import Discipline, Waiting, WaitReason
 
 E = TypeVar("E", bound=QueueEntry)
 P = TypeVar("P")

@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from patchlight.controller.jobs.discipline.contract import EPSILON_S, OrderTraits, QueueEntry, Site
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.queueing import Waiting
+from patchlight.testbed.lab.rules import Waiting
 
 E = TypeVar("E", bound=QueueEntry)
 Place = tuple[int, float, int, E]

@@ -23,7 +23,7 @@ _LOAD = Number("a load", above=0, highest=4)
 
 @dataclass(frozen=True)
 class Labs:
-    """Labs drawn from seeds (``patchlight.testbed.generate.random_lab``), with jobs for each.
+    """Labs drawn from seeds (``patchlight.testbed.generate.generate``), with jobs for each.
 
     ``traces`` take turns: jobs that are ``drawn`` at random, or pieces of traces drawn by a law.
     """

@@ -31,7 +31,7 @@ from patchlight.emulation.simulator.executors import Engine, run_all
 from patchlight.emulation.simulator.randomlabs import Episode, draw_jobs, trace_of, traced_jobs
 from patchlight.emulation.simulator.traces import TraceJob
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.generate.random_lab import random_lab
+from patchlight.testbed.generate.generate import random_lab
 
 _MOST = 10.0  # of a difference, in times that jobs last; more is as good as that
 

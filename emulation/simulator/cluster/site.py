@@ -29,7 +29,7 @@ from patchlight.emulation.simulator.cluster.simulated_job import Cause, Simulate
 from patchlight.emulation.simulator.cluster.simulation import Simulation
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.lab.queueing import Waiting, WaitReason
+from patchlight.testbed.lab.rules import Waiting, WaitReason
 
 Ring = Sequence[int]
 

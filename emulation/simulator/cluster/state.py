@@ -15,7 +15,7 @@ from patchlight.emulation.simulator.cluster.cluster import Rewiring
 from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob
 from patchlight.emulation.simulator.outages import Outage, Outages
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.queueing import Discipline
+from patchlight.testbed.lab.rules import Discipline
 
 
 @dataclass(frozen=True, slots=True)

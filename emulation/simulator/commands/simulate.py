@@ -26,7 +26,7 @@ from patchlight.console.rendering import (
 from patchlight.console.scheduling_options import QUEUE_OPTIONS, left_to_the_lab, taken_discipline
 from patchlight.emulation.simulator.commands.chakra import simulate_chakra
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab.queueing import Discipline
+from patchlight.testbed.lab.rules import Discipline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

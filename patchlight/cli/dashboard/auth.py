@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from patchlight.client.client import ControllerClient, NoAnswer
 from patchlight.controller.api.caller import user_id_of
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab.access import Role
+from patchlight.testbed.lab.rules import Role
 
 Connect = Callable[[int | None], ControllerClient]
 """Makes a client: for the user of that id, or for who runs this."""

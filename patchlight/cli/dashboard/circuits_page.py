@@ -16,9 +16,9 @@ from patchlight.cli.dashboard.picture import COLOURS as PICTURE_COLOURS
 from patchlight.cli.dashboard.texts import change_row, changes_words, circuit_row, stage_rows
 from patchlight.console.rendering import harmless
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab.labmaps import Place, check_place, parse_map
 from patchlight.testbed.lab.model import Endpoint, OpticalSwitch
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
+from patchlight.testbed.lab.wiring import Place, check_place, parse_map
 
 _MARKS = {"done": "✓", "now": "▶", "next": "·"}
 _LOOKS = {"done": "", "now": "font-bold", "next": "opacity-60"}

@@ -29,7 +29,7 @@ from patchlight.cli.dashboard.texts import (
     measured_iteration_s,
     worries,
 )
-from patchlight.testbed.draw.drawing_layout import lay_out
+from patchlight.testbed.draw.drawing_layout import DrawingLayout
 from patchlight.testbed.lab.model import Lab
 
 # The nearest thing around the mouse, or with the keyboard's focus, that stands for a device.
@@ -86,7 +86,7 @@ class LabPage(Page):
         view, watch = self.watch.view, self.watch
         if self._lab_drawn is not view.lab:
             self._lab_drawn = view.lab
-            self._picture = Picture(view.lab, lay_out(view.lab))
+            self._picture = Picture(view.lab, DrawingLayout(view.lab))
             self._frame.style(f"min-width: {self._picture.least_width}px")
             self._still.show(self._picture.size, self._picture.still())
         measured = measured_hosts(watch, now())

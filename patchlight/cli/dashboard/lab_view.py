@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from patchlight.testbed.lab.labmaps import Place, parse_map
 from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.lab.optical_links import Entry, LightPath, Signal
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.lab.spectrum import Channel, ChannelConnect
-from patchlight.testbed.lab.wiring import Links, lab_links
+from patchlight.testbed.lab.wiring import Links, Place, lab_links, parse_map
 
 Answer = Mapping[str, Any]
 Condition = Literal["well", "changing", "locked", "drifting", "degraded", "dark"]

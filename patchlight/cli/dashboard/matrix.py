@@ -20,9 +20,9 @@ from patchlight.cli.dashboard.picture import (
     tenths,
     text,
 )
-from patchlight.testbed.lab.labmaps import parse_map
 from patchlight.testbed.lab.model import Endpoint
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
+from patchlight.testbed.lab.wiring import parse_map
 
 MOST_NAMED = 40
 """With more ports than this, they have no names in the picture, and nothing can be dragged."""

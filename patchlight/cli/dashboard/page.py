@@ -12,7 +12,7 @@ from patchlight.cli.dashboard.auth import Visitor
 from patchlight.cli.dashboard.lab_watch import EVERY_S, LabWatch
 from patchlight.cli.dashboard.picture import Shape, Shapes
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab.access import Role
+from patchlight.testbed.lab.rules import Role
 
 T = TypeVar("T")
 PAGES = {"/": "Lab", "/jobs": "Jobs", "/circuits": "Circuits", "/history": "History"}

@@ -11,10 +11,9 @@ from patchlight.console.rendering import print_document, say
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.generate import generate as shapes
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.labfile.reference import write_commented_lab
 from patchlight.testbed.labfile.schema import FABRICS
 from patchlight.testbed.labfile.values import KNOWN_DRIVERS
-from patchlight.testbed.labfile.writer import write_lab
+from patchlight.testbed.labfile.writer import write_commented_lab, write_lab
 from patchlight.testbed.linux.processes import own_program
 from patchlight.testbed.units import parse_rate
 

@@ -22,7 +22,7 @@ from patchlight.testbed.labfile.reader import (
     policy_mistakes,
     read_lab,
 )
-from patchlight.testbed.labfile.reference import json_schema
+from patchlight.testbed.labfile.writer import json_schema
 
 
 @click.group()

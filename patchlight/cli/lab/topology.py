@@ -16,10 +16,9 @@ from patchlight.cli.ocs.names import read_map_file
 from patchlight.console.connection import address_option, connect, labs_up, only_lab, which_lab
 from patchlight.console.rendering import cannot_write, json_text, print_document, say
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab.labmaps import circuits_of, parse_map, with_spectra
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.lab.wiring import trace_links
+from patchlight.testbed.lab.wiring import circuits_of, parse_map, trace_links, with_spectra
 from patchlight.testbed.labfile.reader import load_lab, read_lab
 
 if TYPE_CHECKING:

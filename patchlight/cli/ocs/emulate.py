@@ -14,11 +14,11 @@ import click
 
 from patchlight.console.rendering import print_json, say
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab.model import CircuitSwitch, Emulation, OcsUser, OpticalSwitch
+from patchlight.testbed.lab.model import CircuitSwitch, OpticalSwitch
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS, WSS_DRIVERS, check_shape
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.spectrum import Channel, Grid, SpectrumMap
-from patchlight.testbed.lab.wavelengths import WavelengthSwitch
+from patchlight.testbed.lab.wavelengths import Emulation, OcsUser, WavelengthSwitch
 from patchlight.testbed.labfile.optical_schema import MOST_PORTS
 from patchlight.testbed.labfile.values import MOST_CIRCUIT_PORTS
 from patchlight.testbed.linux.sockets import is_loopback

@@ -12,11 +12,11 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.fields import Text, describe, locate
 from patchlight.testbed.io.issues import FileIssues, Located, stands_twice
 from patchlight.testbed.io.reader import compose, read_standard_input, read_text
-from patchlight.testbed.lab.labmaps import Place, check_place, parse_map
 from patchlight.testbed.lab.model import Endpoint, Lab, OpticalSwitch
 from patchlight.testbed.lab.optical_links import Entry
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.lab.spectrum import Channel, ChannelConnect
+from patchlight.testbed.lab.wiring import Place, check_place, parse_map
 
 
 def place_number(lab: Lab, ocs: str, text: str) -> int | str:

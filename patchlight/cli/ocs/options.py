@@ -15,8 +15,8 @@ import click
 from patchlight.console.connection import connect, controller_options, lab_meant, user_name
 from patchlight.console.rendering import harmless, listing_options, print_json, say
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
-from patchlight.testbed.lab.labmaps import driven
 from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.wiring import driven
 from patchlight.testbed.linux.files import user_folder
 from patchlight.testbed.wire.lab_api import RUN_ROOT
 

@@ -20,7 +20,7 @@ from patchlight.cli.ocs.options import (
 )
 from patchlight.console.rendering import Column, Table, print_json, say, when
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab.labmaps import driven
+from patchlight.testbed.lab.wiring import driven
 
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.circuits import Lock

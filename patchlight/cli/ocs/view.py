@@ -12,9 +12,9 @@ from patchlight.cli.ocs.names import complete_switch, driven_switches, place_any
 from patchlight.cli.ocs.options import OcsTarget, change_lines, say_unreachable, target_options
 from patchlight.console.rendering import Coloured, Column, Meaning, Table, print_json, say, when
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.lab.labmaps import Place, driven, parse_map
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.spectrum import Channel
+from patchlight.testbed.lab.wiring import Place, driven, parse_map
 
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.circuits import ChangeAnswer, LightAnswer, Lock

@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from patchlight.testbed.commands import HowHeld
-from patchlight.testbed.jobs import JobState, Trainer
+from patchlight.testbed.jobs import HowHeld, JobState, Trainer
 from patchlight.testbed.wire.rest import answer, exactly
 from patchlight.testbed.wire.rest.circuits import ChangeAnswer
 from patchlight.testbed.wire.rest.lab import PoliciesInUse

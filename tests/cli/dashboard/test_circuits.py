@@ -17,7 +17,7 @@ from patchlight.cli.dashboard.texts import (
     stage_rows,
     worries,
 )
-from patchlight.testbed.draw.drawing_layout import lay_out
+from patchlight.testbed.draw.drawing_layout import DrawingLayout
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate.generate import two_tors
 from patchlight.testbed.lab.model import Server
@@ -109,7 +109,7 @@ def test_channels_are_dragged_with_their_ways() -> None:
 
 def test_channels_are_seen_where_they_go() -> None:
     view = oddl()
-    picture = Picture(ODDL, lay_out(ODDL))
+    picture = Picture(ODDL, DrawingLayout(ODDL))
     light = picture.light(view)
     assert {name for name in titles(light, "data-circuit") if name.startswith("wss1")} == {
         "wss1 1>2"

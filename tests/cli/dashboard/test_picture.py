@@ -20,7 +20,7 @@ from patchlight.cli.dashboard.texts import (
     worries,
 )
 from patchlight.client.client import ControllerClient
-from patchlight.testbed.draw.drawing_layout import lay_out
+from patchlight.testbed.draw.drawing_layout import DrawingLayout
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate.generate import two_tors
 from patchlight.testbed.labfile.reader import builtin_lab, read_lab
@@ -74,7 +74,7 @@ def test_light_has_the_colour_of_its_job() -> None:
     shown = view()
     of_job = {str(c.ports) for c in shown.circuits if c.job == "job-1"}
     assert of_job == {"1>7", "7>1", "2>8", "8>2"}
-    light = Picture(LAB, lay_out(LAB)).light(shown)
+    light = Picture(LAB, DrawingLayout(LAB)).light(shown)
     assert (
         json.dumps(light).count(f'"stroke": "{COLOURS[1]}"') == 2 + 2 * 2
     )  # circuits, and fibres to both sides
@@ -123,7 +123,7 @@ def test_what_is_not_well_is_seen(said: dict[str, Any], condition: str, words: s
     found = [c for c in shown.circuits if c.condition == condition]
     assert found
     assert all(words in c.words for c in found)
-    assert f"pl-{condition}" in json.dumps(Picture(LAB, lay_out(LAB)).light(shown))
+    assert f"pl-{condition}" in json.dumps(Picture(LAB, DrawingLayout(LAB)).light(shown))
     if condition not in ("locked", "changing"):
         assert any(line.startswith(f"{condition}: ocs1 ") for line in worries(shown, None, ""))
 
@@ -133,16 +133,18 @@ def test_a_switch_that_does_not_answer_is_shown_as_last_known() -> None:
     status = {"circuit_switches": [{"name": "ocs1", "reachable": False, "words": "timed out"}]}
     shown = view(maps=maps, status=status)
     assert [c.words for c in shown.circuits] == ["as last known: timed out"] * 2
-    assert "pl-bad" in json.dumps(Picture(LAB, lay_out(LAB)).light(shown))
+    assert "pl-bad" in json.dumps(Picture(LAB, DrawingLayout(LAB)).light(shown))
     assert worries(shown, None, "no answer")[:2] == ["no answer", "ocs1 does not answer: timed out"]
 
 
 def test_what_users_write_is_text() -> None:
     bad = '"><script>alert(1)</script>'
     shown = view(locks=[{"ocs": "ocs1", "port": 1, "by": bad, "why": bad}])
-    light = Picture(LAB, lay_out(LAB)).light(shown)
+    light = Picture(LAB, DrawingLayout(LAB)).light(shown)
     assert bad in described(light, "circuit")["ocs1 1>7"]
-    meters = Picture(LAB, lay_out(LAB)).meters(shown, {"server1.gpu0": Measured(1e9, 0.0, 0.5)})
+    meters = Picture(LAB, DrawingLayout(LAB)).meters(
+        shown, {"server1.gpu0": Measured(1e9, 0.0, 0.5)}
+    )
     assert described(meters, "host")["server1.gpu0"] == (
         "server1.gpu0: in job-1, busy 50%, nic0 sends 1Gbps"
     )
@@ -186,7 +188,7 @@ def test_charts_have_means_over_samples_with_changes_marked() -> None:
 
 def test_an_update_of_a_large_lab_is_no_long_text() -> None:
     lab = two_tors(512)
-    picture, port_map = Picture(lab, lay_out(lab)), lab.initial_maps["ocs1"]
+    picture, port_map = Picture(lab, DrawingLayout(lab)), lab.initial_maps["ocs1"]
     shown = LabView(lab, maps={"ocs1": {"map": [str(c) for c in port_map]}})
     light = picture.light(shown)
     assert len(described(light, "circuit")) == 512

@@ -2,7 +2,7 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from patchlight.testbed.lab.queueing import PolicyChoice
+from patchlight.testbed.lab.rules import PolicyChoice
 from tests.support.job_api import JobCommand, job_command
 from tests.support.job_cluster import Cluster, at_work
 

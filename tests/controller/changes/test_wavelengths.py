@@ -11,9 +11,9 @@ from patchlight.controller.changes.device_watch import power_report
 from patchlight.controller.changes.record import ChangeOptions, fingerprint
 from patchlight.controller.changes.wanted import undoing
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
-from patchlight.testbed.lab.labmaps import Place
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.spectrum import Channel, SpectrumMap
+from patchlight.testbed.lab.wiring import Place
 from patchlight.testbed.wire.rest.requests import PresentMapsRequest
 from tests.support.wss_bench import LAB, LOCAL, START, MeasuredWss, WssBench, kill_a_change
 

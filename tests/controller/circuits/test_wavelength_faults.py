@@ -9,8 +9,8 @@ from patchlight.controller.circuits.contract import DeviceRefused, DeviceUnreach
 from patchlight.controller.circuits.protocols.session import Timeouts
 from patchlight.emulation.optical.protocols.server import FaultRequests
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
-from patchlight.testbed.lab.model import OcsFault
 from patchlight.testbed.lab.spectrum import SpectrumMap
+from patchlight.testbed.lab.wavelengths import OcsFault
 from tests.support.emulated_wss import Bench, emulated_wss
 
 FIRST = SpectrumMap.parse(["1>1@193.100", "1>2@193.150-2dB"])

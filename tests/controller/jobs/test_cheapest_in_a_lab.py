@@ -1,7 +1,7 @@
 """The pair *cheapest* at work in a lab: places and circuits are one decision."""
 
 from patchlight.testbed.jobs import JobSpec, JobState
-from patchlight.testbed.lab.queueing import PolicyChoice
+from patchlight.testbed.lab.rules import PolicyChoice
 from patchlight.testbed.lab.wiring import trace_links
 from tests.support.job_cluster import COMPUTE, LAB, Cluster, at_work
 

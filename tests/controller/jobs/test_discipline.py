@@ -7,7 +7,7 @@ import pytest
 
 from patchlight.controller.jobs.discipline.contract import UserAccounts, admission
 from patchlight.controller.jobs.discipline.queue import JobQueue
-from patchlight.testbed.lab.queueing import Allowance, Discipline, Waiting, WaitReason
+from patchlight.testbed.lab.rules import Allowance, Discipline, Waiting, WaitReason
 from tests.support.queued_site import FAIR, FIFO, Cluster, Job
 
 

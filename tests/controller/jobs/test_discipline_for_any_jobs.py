@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchlight.controller.jobs.discipline.contract import OrderTraits
-from patchlight.testbed.lab.queueing import Allowance, Discipline
+from patchlight.testbed.lab.rules import Allowance, Discipline
 from tests.support.queued_site import FAIR, FIFO, GPUS, Cluster, Job
 
 NAMES = ("", "ann", "bob", "eve")

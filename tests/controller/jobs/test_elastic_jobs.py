@@ -8,7 +8,7 @@ import pytest
 from patchlight.controller.jobs.cluster_view import arguments, plain
 from patchlight.controller.policies.degrees import GiveAndTake
 from patchlight.testbed.jobs import JobSpec, JobState
-from patchlight.testbed.lab.queueing import Allowance, Discipline, PolicyChoice
+from patchlight.testbed.lab.rules import Allowance, Discipline, PolicyChoice
 from patchlight.testbed.wire.worker_api import SyntheticTask, WorkerState
 from tests.support.job_cluster import Cluster, at_work, finish, job, submit_running
 

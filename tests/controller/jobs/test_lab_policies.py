@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.lab.queueing import Allowance, Discipline, PolicyChoice
+from patchlight.testbed.lab.rules import Allowance, Discipline, PolicyChoice
 from tests.support.job_cluster import at_work, finish, job, submit_running
 
 POLICIES = """

@@ -10,7 +10,7 @@ import pytest
 from patchlight.controller.changes.record import ChangeOptions
 from patchlight.controller.jobs.job_table import durations_s
 from patchlight.testbed.jobs import JobSpec, JobState
-from patchlight.testbed.lab.queueing import PolicyChoice
+from patchlight.testbed.lab.rules import PolicyChoice
 from tests.support.job_cluster import COMPUTE, Cluster, at_work, finish, report_of, submit_running
 
 FOLLOWS = PolicyChoice(defragment=True, defragment_every_s=3600.0)

@@ -14,7 +14,7 @@ from patchlight.controller.policies.contract import METHODS
 from patchlight.controller.policies.registry import load_policy
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.lab.queueing import Allowance, Discipline, PolicyChoice
+from patchlight.testbed.lab.rules import Allowance, Discipline, PolicyChoice
 from patchlight.testbed.wire.worker_api import WorkerState
 from tests.support.job_cluster import LAB, Cluster, at_work, finish, job, submit_running
 

@@ -8,7 +8,7 @@ from patchlight.controller.jobs.cluster_view import training_of
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import builtin_graph
 from patchlight.testbed.jobs import JobSpec
-from patchlight.testbed.lab.queueing import PolicyChoice
+from patchlight.testbed.lab.rules import PolicyChoice
 from patchlight.testbed.wire.worker_api import TorchTask
 from tests.support.job_cluster import LAB, Cluster, at_work, finish, job, submit_running
 

@@ -8,7 +8,7 @@ from patchlight.controller.jobs.ledger import MOST_KEPT_BYTES, JobLedger, JobOut
 from patchlight.controller.jobs.policy_set import DEFAULT_POLICIES
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
-from patchlight.testbed.lab.queueing import Discipline
+from patchlight.testbed.lab.rules import Discipline
 from patchlight.testbed.wire.agent_status import AgentStatus
 from patchlight.testbed.wire.worker_api import WorkerState
 from tests.support.job_api import job_command

@@ -28,7 +28,7 @@ from patchlight.emulation.simulator.cluster import (
 from patchlight.emulation.simulator.cluster.labcluster import jobs_of_specs
 from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob, State
 from patchlight.testbed.jobs import JobSpec, JobState
-from patchlight.testbed.lab.queueing import Allowance, Discipline, PolicyChoice
+from patchlight.testbed.lab.rules import Allowance, Discipline, PolicyChoice
 from patchlight.testbed.wire.worker_api import WorkerState
 from tests.support.job_cluster import LAB, Cluster, at_work
 

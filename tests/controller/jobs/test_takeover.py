@@ -6,7 +6,7 @@ import pytest
 
 from patchlight.controller.hosts import health
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.lab.queueing import Allowance, Discipline, PolicyChoice
+from patchlight.testbed.lab.rules import Allowance, Discipline, PolicyChoice
 from patchlight.testbed.wire.agent_status import AgentStatus
 from patchlight.testbed.wire.worker_api import WorkerState, WorkerStatus
 from tests.support.job_cluster import Cluster, at_work, job, submit_running

@@ -22,7 +22,7 @@ from patchlight.controller.policies.guard import Fault
 from patchlight.controller.policies.policy_process import PolicyProcess
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import PortMap
-from patchlight.testbed.lab.queueing import PolicyChoice
+from patchlight.testbed.lab.rules import PolicyChoice
 from tests.support.waiting import PATIENCE_S
 
 SHAPE = ClusterShape(tuple(GpuSite(f"s0.g{n}", 0, 0, "M40") for n in range(4)), ("s0",), ("r0",))

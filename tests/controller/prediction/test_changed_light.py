@@ -5,7 +5,7 @@ import random
 import pytest
 
 from patchlight.controller.prediction.network import LabNetwork
-from patchlight.testbed.generate.random_lab import random_lab
+from patchlight.testbed.generate.generate import random_lab
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.wiring import trace_links

@@ -13,7 +13,7 @@ from patchlight.emulation.learning.envs.topology import TopologyEnv, fewest_move
 from patchlight.emulation.simulator.cluster import LabCluster, Policies, QueueJob, simulate
 from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.generate.random_lab import random_lab
+from patchlight.testbed.generate.generate import random_lab
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import load_lab
 

@@ -22,7 +22,7 @@ from patchlight.emulation.simulator.randomlabs import (
 )
 from patchlight.emulation.simulator.traces import TraceJob
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.generate.random_lab import RandomLabShape, lab_of
+from patchlight.testbed.generate.generate import RandomLabShape, lab_of
 
 MINE = PlayedPolicies("mine", "light")
 

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from patchlight.testbed.commands import Mount
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.forms import value_of
 from patchlight.testbed.jobfile.reader import (
@@ -24,7 +23,7 @@ from patchlight.testbed.jobfile.reader import (
     read_jobs,
 )
 from patchlight.testbed.jobfile.schema import KEYS, SWEEP, json_schema
-from patchlight.testbed.jobs import JobSpec, checked_specs
+from patchlight.testbed.jobs import JobSpec, Mount, checked_specs
 from patchlight.testbed.labfile.reader import builtin_lab, parse_lab
 from tests.support.lab_files import unmarked
 

@@ -17,8 +17,7 @@ from patchlight.testbed.lab.wavelengths import (
     channels_in,
 )
 from patchlight.testbed.labfile.reader import LabFileError, load_lab, parse_lab
-from patchlight.testbed.labfile.reference import json_schema, write_commented_lab
-from patchlight.testbed.labfile.writer import write_lab
+from patchlight.testbed.labfile.writer import json_schema, write_commented_lab, write_lab
 
 GOOD = """\
 name: coloured

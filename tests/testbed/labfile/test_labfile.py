@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.access import WorkerPolicy
-from patchlight.testbed.lab.model import Emulation, OcsFault, OcsUser
-from patchlight.testbed.lab.queueing import KINDS, Allowance, Discipline
+from patchlight.testbed.lab.rules import KINDS, Allowance, Discipline, WorkerPolicy
+from patchlight.testbed.lab.wavelengths import Emulation, OcsFault, OcsUser
 from patchlight.testbed.labfile.reader import (
     LabFileError,
     builtin_labs,
@@ -16,8 +15,7 @@ from patchlight.testbed.labfile.reader import (
     parse_lab,
     read_lab,
 )
-from patchlight.testbed.labfile.reference import write_commented_lab
-from patchlight.testbed.labfile.writer import write_lab
+from patchlight.testbed.labfile.writer import write_commented_lab, write_lab
 from tests.support.lab_files import SMALL_LAB, unmarked
 
 

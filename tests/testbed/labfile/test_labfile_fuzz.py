@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from patchlight.testbed.io.fields import FieldType, Group, ListOf
-from patchlight.testbed.lab.access import SshAccess
 from patchlight.testbed.lab.model import (
     CircuitSwitch,
     Endpoint,
@@ -20,11 +19,12 @@ from patchlight.testbed.lab.model import (
     Lab,
     Nic,
     PacketSwitch,
+    Route,
     Server,
     default_mac,
 )
-from patchlight.testbed.lab.nic import Route
 from patchlight.testbed.lab.portmap import PortMap
+from patchlight.testbed.lab.rules import SshAccess
 from patchlight.testbed.labfile.reader import LabFileError, builtin_lab, parse_lab
 from patchlight.testbed.labfile.schema import LAB
 from patchlight.testbed.labfile.writer import write_lab

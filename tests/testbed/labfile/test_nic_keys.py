@@ -4,10 +4,9 @@ from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 
 import pytest
 
-from patchlight.testbed.lab.nic import Nic, Rendezvous, Route, default_mac
+from patchlight.testbed.lab.model import Nic, Rendezvous, Route, default_mac
 from patchlight.testbed.labfile.reader import LabFileError, parse_lab
-from patchlight.testbed.labfile.reference import write_commented_lab
-from patchlight.testbed.labfile.writer import write_lab
+from patchlight.testbed.labfile.writer import write_commented_lab, write_lab
 from tests.support.lab_files import unmarked
 
 LAB = """\

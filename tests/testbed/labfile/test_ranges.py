@@ -12,8 +12,7 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.ranges import spread_text
 from patchlight.testbed.labfile.reader import LabFileError, parse_lab
-from patchlight.testbed.labfile.reference import json_schema, lab_file_reference
-from patchlight.testbed.labfile.writer import write_lab
+from patchlight.testbed.labfile.writer import json_schema, lab_file_reference, write_lab
 from tests.support.lab_files import unmarked
 
 SHORT = """\

@@ -12,9 +12,9 @@ from patchlight.testbed.io.forms import group_of
 from patchlight.testbed.io.issues import FileIssues
 from patchlight.testbed.io.reader import parse
 from patchlight.testbed.labfile.reader import builtin_labs, load_lab, parse_lab
-from patchlight.testbed.labfile.reference import lab_file_reference, write_commented_lab
 from patchlight.testbed.labfile.schema import LAB
 from patchlight.testbed.labfile.values import KNOWN_DRIVERS
+from patchlight.testbed.labfile.writer import lab_file_reference, write_commented_lab
 
 
 def keys_of(path: str, group: Group) -> Iterator[tuple[str, Key]]:

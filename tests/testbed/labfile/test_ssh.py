@@ -2,7 +2,7 @@
 
 import pytest
 
-from patchlight.testbed.lab.access import JumpHost, SshAccess
+from patchlight.testbed.lab.rules import JumpHost, SshAccess
 from patchlight.testbed.labfile.reader import LabFileError, parse_lab
 from patchlight.testbed.labfile.writer import write_lab
 

@@ -21,8 +21,13 @@ from patchlight.controller.policies.options.observation import (
 from patchlight.controller.policies.sets import members
 from patchlight.controller.policies.topology import regroup
 from patchlight.controller.prediction.sharing import Load, Training
-from patchlight.testbed.generate.generate import tree
-from patchlight.testbed.generate.random_lab import GPU_MODELS, RandomLabShape, lab_of, random_lab
+from patchlight.testbed.generate.generate import (
+    GPU_MODELS,
+    RandomLabShape,
+    lab_of,
+    random_lab,
+    tree,
+)
 from patchlight.testbed.graphs import ComputationGraph, Operation, builtin_graph
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import load_lab

@@ -35,7 +35,7 @@ from patchlight.emulation.simulator.cluster.scheduling import QueueScheduler
 from patchlight.emulation.simulator.cluster.simulation import Simulation
 from patchlight.emulation.simulator.traces import TraceJob
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.queueing import Allowance
+from patchlight.testbed.lab.rules import Allowance
 
 FOUR = TwoLevel(1, 1, 4)
 
