@@ -5,17 +5,20 @@ import contextlib
 import fcntl
 import logging
 import multiprocessing
+import os
 import signal
 import socket
 import ssl
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from patchlight.agents.errors import AgentError
-from patchlight.agents.gpus import SAMPLES_PER_S, gpu_backend
-from patchlight.agents.workers.backends import BackendOptions, make_runner
+from patchlight.agents.gpus import GpuBackend, SocketGpus
+from patchlight.agents.workers.contract import BackendOptions, Runner
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.linux.credentials import Credentials, agent_name, read_credentials
@@ -23,6 +26,9 @@ from patchlight.testbed.linux.files import private_folder
 from patchlight.testbed.linux.sockets import bind_unix, listen, split_address
 from patchlight.testbed.logs import log_to_stderr
 
+SAMPLES_PER_S = 10.0
+"""How often NVIDIA GPUs are read."""
+WORKER_BACKENDS = "patchlight.worker_backends"
 _log = logging.getLogger("patchlight.agent")
 
 
@@ -169,3 +175,67 @@ def credentials_of(folder: Path, server: Server, lab: Lab) -> Credentials:
     found.check(agent_name(server.name, lab.name))
     _log.info("certificate for %s, until %s", found.name, f"{found.not_after:%Y-%m-%d}")
     return found
+
+
+def make_runner(choice: str, options: BackendOptions) -> Runner:
+    """The runner of that name; ``auto`` is Docker where an engine is, else processes.
+
+    An entry point of the group ``patchlight.worker_backends`` is one more.
+    ``tests/agents/test_worker_backends.py`` says what such a one has to do. ``BadInput`` if there
+    is none of that name, or an installed one cannot be imported.
+    """
+    if choice == "auto":
+        choice = "docker" if engine_is_there() else "process"
+    if choice == "process":
+        from patchlight.agents.workers.process import ProcessRunner
+
+        return ProcessRunner(options.worker_user, options.fork_from, options.lab)
+    if choice == "docker":
+        # Imported only here: it takes a third of a second, and not every server has it.
+        from patchlight.agents.workers.docker import DockerRunner
+
+        return DockerRunner(
+            options.lab, options.server, options.image, options.gpu_access, options.worker_user
+        )
+    installed = {point.name: point for point in entry_points(group=WORKER_BACKENDS)}
+    if choice not in installed:
+        more = "".join(f", {name!r}" for name in sorted(installed.keys() - {"docker", "process"}))
+        raise BadInput(f"--workers {choice!r}: expected 'docker', 'process' or 'auto'{more}")
+    point = installed[choice]
+    try:
+        load = point.load()
+    except Exception as error:
+        raise BadInput(
+            f"--workers {point.name}: it is installed as {point.value} but cannot be imported: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    made: Runner = load(options)
+    return made
+
+
+def engine_is_there() -> bool:
+    """Whether a Docker engine was named in the environment or has its usual socket."""
+    if os.environ.get("DOCKER_HOST"):
+        return True
+    try:
+        return stat.S_ISSOCK(Path("/var/run/docker.sock").stat().st_mode)
+    except OSError:
+        return False
+
+
+def gpu_backend(choice: str, server: Server, rate_hz: float = SAMPLES_PER_S) -> GpuBackend:
+    """``"nvml"``, or ``"socket:DIR"`` for GPUs that answer at ``DIR/<server>.<gpu>.sock``.
+
+    ``rate_hz``: how often a second NVML is read, 0.1 to 100; GPUs behind sockets are read when
+    their readings are wanted. ``BadInput`` otherwise.
+    """
+    if not 0.1 <= rate_hz <= 100:
+        raise BadInput(f"--gpu-rate {rate_hz:g}: expected 0.1 to 100 readings a second")
+    kind, _, directory = choice.partition(":")
+    if choice == "nvml":
+        from patchlight.agents.nvml import NvmlGpus
+
+        return NvmlGpus(server, rate_hz)
+    if kind == "socket" and directory:
+        return SocketGpus(server, Path(directory))
+    raise BadInput(f"--gpus {choice!r}: expected 'nvml' or 'socket:DIR'")

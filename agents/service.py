@@ -10,12 +10,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from patchlight.agents import probing
 from patchlight.agents.errors import AgentError, BadRequest, Conflict, GpuError, NotHere
-from patchlight.agents.gpus.contract import GpuBackend, Pairings
+from patchlight.agents.gpus import GpuBackend, Pairings
 from patchlight.agents.leases import Claims, LeaseBook
+from patchlight.agents.nics import status
 from patchlight.agents.nics.status import idle_status, leased_status, nic_of
-from patchlight.agents.paths.nodes import PathNodes
+from patchlight.agents.path_nodes import PathNodes
 from patchlight.agents.tenancy import AgentSite
 from patchlight.agents.worker_life import LeasedWorker
 from patchlight.agents.workers.contract import Runner
@@ -295,7 +295,7 @@ class AgentService:
         ears = await asyncio.to_thread(
             namespaces.inside,
             self._site.home,
-            lambda: probing.probe(names, request.token, request.listen_s),
+            lambda: status.probe(names, request.token, request.listen_s),
         )
         return ProbeAnswer(
             nics=[
@@ -365,7 +365,7 @@ class AgentService:
         return self._workers[name]
 
 
-def _probed(name: str, ear: probing.Ear) -> ProbedNic:
+def _probed(name: str, ear: status.Ear) -> ProbedNic:
     lldp = sorted(ear.lldp, key=str)
     return ProbedNic(
         name=name,

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.agents.errors import AgentError, Conflict, GpuError, NicDark, NicError, NicGone
-from patchlight.agents.gpus.contract import GpuBackend, Pairings
+from patchlight.agents.gpus import GpuBackend, Pairings
 from patchlight.agents.leases import Claims, Lease, LeaseBook
 from patchlight.agents.nics import moving, status
-from patchlight.agents.nics.state import RENDEZVOUS, NicState, WorkerNetwork, name_inside
+from patchlight.agents.nics.state import RENDEZVOUS, NicAccess, NicState, WorkerNetwork, name_inside
 from patchlight.agents.nics.status import NicPlace, NicProblem
-from patchlight.agents.nics.virtual_functions import NicAccess
-from patchlight.agents.paths.nodes import PathNodes
+from patchlight.agents.path_nodes import PathNodes
 from patchlight.agents.workers.contract import Runner, RunningWorker, WorkerLaunch
 from patchlight.agents.workers.limits import limits_of, memory_share, permitted
 from patchlight.agents.workers.programs import publish

@@ -16,7 +16,9 @@ from patchlight.agents.leases import Ended, Lease
 from patchlight.agents.nics.moving import block_egress, unblock_egress
 from patchlight.agents.nics.status import GONE, NicProblem
 from patchlight.agents.tenancy import AgentSite, Tenancy
-from patchlight.agents.worker_folder import (
+from patchlight.agents.workers import keeper
+from patchlight.agents.workers.contract import ExitInfo, RunningWorker
+from patchlight.agents.workers.keeper import (
     ON_REQUEST,
     Ending,
     LastReport,
@@ -27,8 +29,6 @@ from patchlight.agents.worker_folder import (
     read_state,
     tell,
 )
-from patchlight.agents.workers import keeper
-from patchlight.agents.workers.contract import ExitInfo, RunningWorker
 from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab.model import Nic

@@ -16,34 +16,26 @@ from typing import Any
 
 from patchlight.agents.errors import NicError
 from patchlight.agents.nics.state import (
+    RENDEZVOUS,
+    FunctionState,
+    NicAccess,
     NicState,
     WorkerNetwork,
+    access_of,
     allowing,
     has_rdma_device,
     index_of,
     name_inside,
     rtnetlink,
 )
-from patchlight.agents.nics.virtual_functions import (
-    NicAccess,
-    access_of,
-    check_mtu,
-    make_macvlan,
-    make_rendezvous,
-    make_tagged,
-    read_function,
-    remove_tagged,
-    set_function,
-    set_up_rendezvous,
-)
-from patchlight.testbed.lab.nic import Nic
-from patchlight.testbed.linux import ethtool, namespaces
-from patchlight.testbed.linux import sysfs as rdma
+from patchlight.testbed.lab.nic import Nic, Rendezvous
+from patchlight.testbed.linux import devices, namespaces
+from patchlight.testbed.linux.devices import NoSysfs, sysfs
 from patchlight.testbed.linux.netlink import Netlink, set_neighbours
 from patchlight.testbed.linux.rate_limits import restore_limit, save_limit
-from patchlight.testbed.linux.sysfs import NoSysfs, sysfs
 
 _IFF_UP = 1
+_WITH_FUNCTIONS = 1
 _NUD_PERMANENT = 0x80
 # A queue of 50 ms is usual; one may be seconds deep on a slow link.
 _QUEUE_S = 10.0
@@ -58,8 +50,8 @@ def find_access(nic: Nic) -> NicAccess:
         return NicAccess("veth", nic.interface or nic.name)
     try:
         with sysfs() as here:
-            return access_of(nic, here, rdma.namespace_mode())
-    except (NoSysfs, rdma.RdmaError) as exc:
+            return access_of(nic, here, devices.namespace_mode())
+    except (NoSysfs, devices.RdmaError) as exc:
         raise NicError(exc.message, hint=exc.hint) from exc
 
 
@@ -86,7 +78,7 @@ def give_nic(state: NicState, namespace: Path, network: WorkerNetwork) -> None:
                 set_function(ip, state.function, network.mac, network.vlan)
             _move(ip, interface, namespace)
         if state.rdma is not None and state.rdma_moves:
-            rdma.move_device(state.rdma.name, namespace)
+            devices.move_device(state.rdma.name, namespace)
         if network.rendezvous is not None:
             make_rendezvous(ip, network.rendezvous, namespace)
     namespaces.inside(namespace, lambda: _set_up(state, network))
@@ -155,7 +147,7 @@ def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
             if state.rdma is not None and state.rdma_moves:
                 with sysfs() as inside:
                     if has_rdma_device(state.rdma.name, inside):
-                        rdma.move_device(state.rdma.name, home)
+                        devices.move_device(state.rdma.name, home)
 
     def put_back() -> None:
         if state.mode == "macvlan":
@@ -207,7 +199,7 @@ def _read(ip: Any, access: NicAccess) -> NicState:
             if message["proto"] != _PROTO_KERNEL
         ),
         shaping=limit,
-        tx_checksum=ethtool.tx_checksum(interface),
+        tx_checksum=devices.tx_checksum(interface),
         sysctls={
             name: Path("/proc/sys/net", _conf(interface, name)).read_text().strip()
             for name in _DEVICE_SYSCTLS
@@ -251,8 +243,8 @@ def _restore(state: NicState, *, loopback_up: bool = False) -> None:
         if link.get_attr("IFLA_ADDRESS") != state.mac or link.get_attr("IFLA_MTU") != state.mtu:
             ip.link("set", index=index, state="down")
             ip.link("set", index=index, address=state.mac, mtu=state.mtu)
-        if state.tx_checksum is not None and ethtool.tx_checksum(interface) != state.tx_checksum:
-            ethtool.set_tx_checksum(interface, state.tx_checksum)
+        if state.tx_checksum is not None and devices.tx_checksum(interface) != state.tx_checksum:
+            devices.set_tx_checksum(interface, state.tx_checksum)
         if state.shaping is not None:
             with Netlink() as netlink:
                 restore_limit(netlink, index, interface, state.shaping)
@@ -321,3 +313,105 @@ def _blackhole(namespace: Path, command: str, already: int) -> None:
             ip.rule(command, priority=1, action="FR_ACT_BLACKHOLE")
 
     namespaces.inside(namespace, switch)
+
+
+def check_mtu(ip: Any, index: int, state: NicState, mtu: int | None) -> None:
+    """``NicError`` if the NIC cannot carry packets of ``mtu`` bytes."""
+    if mtu is None:
+        return
+    (link,) = ip.get_links(index)
+    most = state.mtu if state.mode == "macvlan" else link.get_attr("IFLA_MAX_MTU") or mtu
+    if mtu > most:
+        raise NicError(
+            f"{state.interface} takes an MTU of {most} at most, and the lab file says {mtu}",
+            hint=f"raise that of the NIC: ip link set {state.interface} mtu {mtu}"
+            if state.mode == "macvlan"
+            else "write a smaller mtu into the lab file",
+        )
+
+
+def make_macvlan(ip: Any, index: int, name: str, namespace: Path) -> None:
+    """Make a macvlan of the name ``name`` on an interface of here, in another namespace.
+
+    Mode ``bridge``: those on one NIC reach each other. It ends with its namespace.
+    """
+    (link,) = ip.get_links(index)
+    parent = link.get_attr("IFLA_IFNAME")
+    if not link["flags"] & _IFF_UP:
+        raise NicError(
+            f"{parent} is down, and so is a macvlan on it", hint=f"ip link set {parent} up"
+        )
+    with namespace.open("rb") as opened:
+        ip.link(
+            "add",
+            ifname=name,
+            kind="macvlan",
+            link=index,
+            macvlan_mode="bridge",
+            net_ns_fd=opened.fileno(),
+        )
+
+
+def make_rendezvous(ip: Any, rendezvous: Rendezvous, namespace: Path) -> None:
+    """Give a worker its second interface."""
+    make_macvlan(ip, index_of(ip, rendezvous.interface), RENDEZVOUS, namespace)
+
+
+def set_up_rendezvous(rendezvous: Rendezvous) -> None:
+    """Give it its address, in the worker's namespace."""
+    with rtnetlink(RENDEZVOUS, "setting up") as ip:
+        index = index_of(ip, RENDEZVOUS)
+        ip.link("set", index=index, state="up")
+        ip.addr(
+            "add",
+            index=index,
+            address=str(rendezvous.address.ip),
+            prefixlen=rendezvous.address.network.prefixlen,
+        )
+
+
+def make_tagged(interface: str, name: str, vlan: int) -> None:
+    """Make an interface whose packets leave by another one, tagged with a VLAN."""
+    with rtnetlink(interface, f"making VLAN {vlan} on") as ip:
+        ip.link("add", ifname=name, kind="vlan", link=index_of(ip, interface), vlan_id=vlan)
+
+
+def remove_tagged(ip: Any, index: int) -> None:
+    """Remove tagged interfaces on an interface of this namespace: they do not go where it goes."""
+    for link in ip.get_links():
+        kind = link.get_nested("IFLA_LINKINFO", "IFLA_INFO_KIND")
+        if kind == "vlan" and link.get_attr("IFLA_LINK") == index:
+            ip.link("del", index=link["index"])
+
+
+def read_function(ip: Any, function: FunctionState) -> FunctionState:
+    """A virtual function with what its port has set for it."""
+    (link,) = ip.link("get", index=index_of(ip, function.port), ext_mask=_WITH_FUNCTIONS)
+    return function_in(link, function)
+
+
+def function_in(link: Any, function: FunctionState) -> FunctionState:
+    """The same, from what the kernel says of the port."""
+    functions = link.get_attr("IFLA_VFINFO_LIST")
+    for each in functions.get_attrs("IFLA_VF_INFO") if functions else ():
+        mac, vlan = each.get_attr("IFLA_VF_MAC"), each.get_attr("IFLA_VF_VLAN")
+        if mac["vf"] == function.number:
+            return replace(function, mac=mac["mac"], vlan=vlan["vlan"] if vlan else 0)
+    raise NicError(
+        f"{function.port} says nothing of its virtual function {function.number}",
+        hint="its driver has to support it: see 'ip link show'",
+    )
+
+
+def set_function(ip: Any, function: FunctionState, mac: str | None, vlan: int | None) -> None:
+    """Have a port let its virtual function send with a MAC, in a VLAN (``None``: as it is)."""
+    if settings := settings_of(read_function(ip, function), mac, vlan):
+        ip.link("set", index=index_of(ip, function.port), vf=settings)
+
+
+def settings_of(now: FunctionState, mac: str | None, vlan: int | None) -> dict[str, Any]:
+    """What to tell the port of it: only what differs, for not every driver takes everything."""
+    wanted = {"mac": mac, "vlan": vlan}
+    present = {"mac": now.mac, "vlan": now.vlan}
+    settings = {k: v for k, v in wanted.items() if v is not None and v != present[k]}
+    return {"vf": now.number, **settings} if settings else {}

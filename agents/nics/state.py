@@ -20,10 +20,10 @@ from typing import Any, Self
 from patchlight.agents.errors import NicError, NicGone
 from patchlight.testbed.lab.model import Lab, Nic
 from patchlight.testbed.lab.nic import NicMode, Rendezvous
-from patchlight.testbed.linux import ethtool
+from patchlight.testbed.linux import devices
+from patchlight.testbed.linux.devices import NamespaceMode, NoSysfs, RdmaError
 from patchlight.testbed.linux.netlink import KernelRefused
 from patchlight.testbed.linux.rate_limits import LimitNotKept, SavedLimit
-from patchlight.testbed.linux.sysfs import NoSysfs, RdmaError
 from patchlight.testbed.wire.worker_api import GidStatus, SyntheticTask, WorkerSpec
 
 SYSFS = Path("/sys")
@@ -197,6 +197,88 @@ class NicState:
 
 
 @dataclass(frozen=True, slots=True)
+class NicAccess:
+    """What of a NIC a worker gets: ``interface`` itself, or for a macvlan one made on it.
+
+    ``rdma`` is the RDMA device that it uses; where ``rdma_moves``, nobody else sees it meanwhile.
+    """
+
+    mode: NicMode
+    interface: str
+    function: FunctionState | None = None
+    rdma: RdmaDevice | None = None
+    rdma_moves: bool = False
+
+
+def access_of(nic: Nic, sys: Path, sharing: NamespaceMode | None) -> NicAccess:
+    """The way for a NIC, by the lab file and by what ``sys``, its namespace's ``/sys``, shows.
+
+    ``sharing`` is how namespaces share RDMA devices (``None``: the kernel has none). ``NicError``
+    where the server cannot do what the lab file says.
+    """
+    interface, mode = nic.interface or nic.name, nic.mode
+    free = _free_functions(interface, sys)
+    if mode == "auto":
+        virtual = not (sys / "class/net" / interface / "device").exists()
+        mode = "veth" if virtual else "sriov" if _functions(interface, sys) else "physical"
+    function = None
+    if mode == "sriov":
+        if not free:
+            raise NicError(
+                f"{interface} has no virtual function that is free",
+                hint=f"make some: echo 4 > /sys/class/net/{interface}/device/sriov_numvfs; their "
+                "driver has to be loaded",
+            )
+        number, given = free[0]
+        function = FunctionState(interface, number)
+        interface = given
+    device = None if nic.rdma == "none" else rdma_device_of(interface, sys)
+    moves = _moves(nic, mode, device, sharing)
+    if device is not None and mode == "macvlan" and sharing == "exclusive":
+        device = None  # it can be in one namespace only, and that is its NIC's
+    return NicAccess(mode, interface, function, device, moves)
+
+
+def _moves(
+    nic: Nic, mode: NicMode, device: RdmaDevice | None, sharing: NamespaceMode | None
+) -> bool:
+    """Whether the RDMA device goes to the worker; ``NicError`` if it cannot be as it should."""
+    wanted = nic.rdma
+    if wanted in ("exclusive", "shared"):
+        if device is None:
+            raise NicError(
+                f"{nic.name} has no RDMA device, and the lab file says rdma: {wanted}",
+                hint="is its driver loaded (mlx5_ib, bnxt_re, irdma)? 'rdma link' shows them",
+            )
+        if sharing != wanted:
+            raise NicError(
+                f"{nic.name}: the lab file says rdma: {wanted}, but RDMA devices are {sharing} on "
+                "this server",
+                hint=devices.HOW_TO_CHANGE,
+            )
+        if wanted == "exclusive" and mode == "macvlan":
+            raise NicError(
+                f"{nic.name}: a macvlan has no RDMA device to itself",
+                hint="use mode: sriov or physical, or rdma: shared",
+            )
+    return device is not None and sharing == "exclusive" and mode != "macvlan"
+
+
+def _functions(port: str, sys: Path) -> list[tuple[int, Path]]:
+    folders = (sys / "class/net" / port / "device").glob("virtfn*")
+    return sorted((int(each.name.removeprefix("virtfn")), each) for each in folders)
+
+
+def _free_functions(port: str, sys: Path) -> list[tuple[int, str]]:
+    """The virtual functions that are here, by number and interface: no worker has them."""
+    return [
+        (number, each.name)
+        for number, folder in _functions(port, sys)
+        for each in sorted((folder / "net").glob("*"))
+    ]
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerNetwork:
     """What a worker's NIC is to be like. ``mac`` and ``mtu`` are ``None`` where they stay.
 
@@ -253,7 +335,7 @@ def rtnetlink(interface: str, doing: str) -> Iterator[Any]:
         raise NicError(f"{doing} {interface}: {os.strerror(exc.code)}", hint=hint) from exc
     except OSError as exc:
         raise NicError(f"{doing} {interface}: {exc}") from exc
-    except (KernelRefused, LimitNotKept, ethtool.OffloadNotSet, RdmaError, NoSysfs) as exc:
+    except (KernelRefused, LimitNotKept, devices.OffloadNotSet, RdmaError, NoSysfs) as exc:
         raise NicError(exc.message, hint=exc.hint) from exc
 
 

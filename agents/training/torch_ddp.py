@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs.builtin import build
 from patchlight.testbed.graphs.layers import A100
-from patchlight.testbed.graphs.profiling.torch_models import TorchLayers
+from patchlight.testbed.graphs.torch_models import TorchLayers
 
 from .compute import ComputeDevice
 from .control import Gate, Journal, StoppedAt

@@ -22,9 +22,8 @@ from patchlight.agents.workers.contract import WorkerLaunch
 from patchlight.agents.workers.keeper import last_lines
 from patchlight.agents.workers.limits import WorkerUser
 from patchlight.agents.workers.programs import hostname
-from patchlight.testbed.linux.cgroups import Cgroups
 from patchlight.testbed.linux.credentials import refused_calls
-from patchlight.testbed.linux.processes import cpus_of
+from patchlight.testbed.linux.processes import Cgroups, cpus_of
 from patchlight.testbed.wire.worker_api import TorchTask
 
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}

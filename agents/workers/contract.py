@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from patchlight.agents.gpus.contract import PhysicalGpu
+from patchlight.agents.gpus import PhysicalGpu
 from patchlight.agents.nics.state import RdmaDevice
-from patchlight.testbed.linux.cgroups import Limits
+from patchlight.testbed.lab.access import DYNAMIC
+from patchlight.testbed.linux.processes import Limits
 from patchlight.testbed.wire.worker_api import WorkerSpec
 
 
@@ -137,3 +138,19 @@ class Runner(Protocol):
     async def close(self) -> None:
         """Let go of what ``open`` took, if it took anything; workers go on."""
         return
+
+
+DEFAULT_IMAGE = "patchlight-worker:latest"
+
+
+@dataclass(frozen=True, slots=True)
+class BackendOptions:
+    """What the agent was started with: names of its lab and server, the image of containers, how
+    they get an NVIDIA GPU, whom processes run as, and the socket at which they are forked."""
+
+    lab: str
+    server: str
+    image: str = DEFAULT_IMAGE
+    gpu_access: str = "auto"
+    worker_user: str = DYNAMIC
+    fork_from: Path | None = None

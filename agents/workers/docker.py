@@ -22,9 +22,11 @@ from patchlight import testbed
 from patchlight.agents.errors import LaunchError
 from patchlight.agents.workers import keeper
 from patchlight.agents.workers.contract import ExitInfo, RunningWorker, WorkerHandle, WorkerLaunch
-from patchlight.agents.workers.gpu_access import NO_GPU, container_settings, find_access
 from patchlight.agents.workers.limits import (
+    NO_GPU,
     WorkerUser,
+    container_settings,
+    find_access,
     hand_over,
     named_user,
     ready_checkpoint,

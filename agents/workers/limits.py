@@ -1,22 +1,28 @@
 """What a worker may have of its server: memory, processes, paths, and the user that it runs as."""
 
 import hashlib
+import json
 import os
 import pwd
+import re
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from patchlight.agents.errors import BadRequest, Forbidden, LaunchError
-from patchlight.agents.gpus.contract import PhysicalGpu
+from patchlight.agents.gpus import PhysicalGpu
 from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.issues import short
 from patchlight.testbed.lab.access import DYNAMIC, WRITABLE, WorkerPolicy
 from patchlight.testbed.lab.model import Server
-from patchlight.testbed.linux.cgroups import Limits
+from patchlight.testbed.linux.processes import Limits
 from patchlight.testbed.units import format_size
 from patchlight.testbed.wire.worker_api import SyntheticTask, TorchTask, WorkerSpec
 
@@ -268,3 +274,97 @@ def hand_over(user: WorkerUser, folder: Path) -> None:
     for here, folders, files in os.walk(folder):
         for name in ("", *folders, *files):
             os.chown(os.path.join(here, name), user.uid, user.gid, follow_symlinks=False)
+
+
+CHOICES = ("auto", "cdi", "request", "runtime")
+CDI_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))
+_KIND = "nvidia.com/gpu"
+_HOOK = "nvidia-container-runtime-hook"
+_NODE = re.compile(r"/dev/nvidia(\d+)")
+# NVIDIA's runtime adds what this variable names, also where an image sets it; "void" is nothing.
+_VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+NO_GPU = {_VISIBLE: "void"}
+
+
+def find_access(
+    choice: str,
+    engine: Mapping[str, Any],
+    folders: Sequence[Path] = CDI_FOLDERS,
+    path: str | None = None,
+) -> str:
+    """The way that this server has, or the ``choice`` of one; empty if it has none.
+
+    ``engine`` is what the Docker engine says of itself; ``path``, where programs are looked for, is
+    the environment's by default. ``BadInput`` for what is no way.
+    """
+    if choice not in CHOICES:
+        raise BadInput(f"--gpu-access {choice!r}: expected {', '.join(CHOICES)}")
+    if choice != "auto":
+        return choice
+    major = str(engine.get("ServerVersion", "")).partition(".")[0]
+    if major.isdecimal() and int(major) >= 25 and any(_devices(folders)):
+        return "cdi"
+    if shutil.which(_HOOK, path=path):
+        return "request"
+    return "runtime" if "nvidia" in engine.get("Runtimes", {}) else ""
+
+
+def container_settings(
+    access: str, gpu: PhysicalGpu, folders: Sequence[Path] = CDI_FOLDERS
+) -> dict[str, Any]:
+    """What a container is created with to get this GPU alone; ``environment`` has to be merged.
+
+    ``LaunchError`` where the server has no way, or its CDI files do not know the GPU.
+    """
+    pinned = {_VISIBLE: gpu.uuid, "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+    match access:
+        case "cdi":
+            cdi = {"driver": "cdi", "device_ids": [_cdi_device(gpu, folders)]}
+            return {"device_requests": [cdi], "environment": NO_GPU}
+        case "request":
+            request = {"device_ids": [gpu.uuid], "capabilities": [["gpu", "compute", "utility"]]}
+            return {"device_requests": [request], "environment": pinned}
+        case "runtime":
+            return {"runtime": "nvidia", "environment": pinned}
+    raise LaunchError(
+        f"there is no way to give a container the GPU {gpu.uuid}: no CDI file of {_KIND}, no "
+        f"{_HOOK} and no Docker runtime 'nvidia'",
+        hint="install the NVIDIA Container Toolkit; then sudo nvidia-ctk cdi generate "
+        "--output=/etc/cdi/nvidia.yaml (Docker 25 or newer), or sudo nvidia-ctk runtime configure "
+        "--runtime=docker; and start the agent again",
+    )
+
+
+def _cdi_device(gpu: PhysicalGpu, folders: Sequence[Path]) -> str:
+    """The full name of the device that is this GPU: by its UUID, else by its device node."""
+    devices = list(_devices(folders))
+    named = [name for name, _ in devices if name == gpu.uuid]
+    by_node = [name for name, minors in devices if minors == {gpu.minor}]
+    if not named and not by_node:
+        known = ", ".join(sorted({name for name, _ in devices})) or "none"
+        raise LaunchError(
+            f"no CDI device is the GPU {gpu.uuid}: there are {known}",
+            hint="write the files anew: sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
+        )
+    return f"{_KIND}={(named or by_node)[0]}"
+
+
+def _devices(folders: Sequence[Path]) -> Iterator[tuple[str, set[int]]]:
+    """The GPUs in CDI files: each device's name, and the numbers of its nodes ``/dev/nvidiaN``.
+
+    A file that cannot be read is passed over, as the engine does.
+    """
+    for path in (each for folder in folders for each in sorted(folder.glob("*"))):
+        try:
+            text = path.read_text(encoding="utf-8") if path.suffix in (".yaml", ".json") else ""
+            spec = json.loads(text or "{}") if path.suffix == ".json" else yaml.safe_load(text)
+            if spec and spec["kind"] == _KIND:
+                yield from [(str(each["name"]), _minors(each)) for each in spec["devices"]]
+        except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+            continue
+
+
+def _minors(device: Mapping[str, Any]) -> set[int]:
+    nodes = (device.get("containerEdits") or {}).get("deviceNodes") or ()
+    found = (_NODE.fullmatch(str(node["path"])) for node in nodes)
+    return {int(match[1]) for match in found if match}

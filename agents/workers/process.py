@@ -42,8 +42,7 @@ from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.access import DYNAMIC
 from patchlight.testbed.linux import namespaces
-from patchlight.testbed.linux.cgroups import Cgroups
-from patchlight.testbed.linux.processes import boot_id, cpus_of, process_start
+from patchlight.testbed.linux.processes import Cgroups, boot_id, cpus_of, process_start
 from patchlight.testbed.wire.worker_api import SyntheticTask, TorchTask
 
 _INHERITED = ("PATH", "LANG", "PATCHLIGHT_RUN")
@@ -288,7 +287,7 @@ class _ProcessWorker:
             async with asyncio.timeout(grace_s):
                 await self._gone.wait()
         except TimeoutError:
-            # First, so that it does not write the exit code of a program that may not fork any more.
+            # First: it must not write the exit code of a program that may not fork any more.
             self._signal(signal.SIGKILL)
         await self.dispose()
         await self._gone.wait()

@@ -20,7 +20,7 @@ from patchlight.controller.policies.contract import (
 from patchlight.controller.policies.ring_order import NO_PORTS, Ports
 from patchlight.controller.prediction.sharing import Training, training_load
 from patchlight.testbed.graphs import ComputationGraph, builtin_graph
-from patchlight.testbed.graphs.jsonformat import graph_from_json
+from patchlight.testbed.graphs.files import graph_from_json
 from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.lab.labmaps import with_spectra
 from patchlight.testbed.lab.model import Lab

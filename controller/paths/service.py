@@ -20,10 +20,9 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import AnyMap
-from patchlight.testbed.paths.contract import FlowRequest
 from patchlight.testbed.paths.light_networks import LightNetwork, light_networks
 from patchlight.testbed.paths.schedulers import path_scheduler
-from patchlight.testbed.paths.scheduling import Scheduling
+from patchlight.testbed.paths.scheduling import FlowRequest, Scheduling
 
 State = Literal["waiting", "granted", "released", "expired"]
 SHORTEST_LEASE_S, LONGEST_LEASE_S = 0.1, 3600.0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from patchlight.emulation.fabric import links
 from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd
-from patchlight.testbed.linux import ethtool, namespaces, rate_limits
+from patchlight.testbed.linux import devices, namespaces, rate_limits
 from patchlight.testbed.linux import rate_limits as netem
 from patchlight.testbed.linux.netlink import Netlink, Request
 
@@ -63,7 +63,7 @@ def _settle_links(plan: FabricPlan) -> None:
         for namespace, names in interfaces.items():
             namespaces.enter(namespaces.namespace_path(namespace))
             for name in names:
-                ethtool.settle_link(name)
+                devices.settle_link(name)
 
 
 def _ends(plan: FabricPlan) -> Iterable[PlannedEnd]:
@@ -144,7 +144,7 @@ class _Work:
         if not self._offload:
             for end in made_here:
                 if end.address is not None:
-                    ethtool.set_tx_checksum(end.name, False)
+                    devices.set_tx_checksum(end.name, False)
         return inode
 
     def _link(self, near: PlannedEnd, far: PlannedEnd, opened: list[int]) -> Request:

@@ -35,8 +35,8 @@ from patchlight.emulation.servers.management import (
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.access import SshAccess
 from patchlight.testbed.lab.model import Lab
-from patchlight.testbed.linux.cgroups import CgroupError
 from patchlight.testbed.linux.namespaces import namespace_path
+from patchlight.testbed.linux.processes import CgroupError
 from patchlight.testbed.linux.sockets import ssh_answers
 
 GROUPS = Path("/sys/fs/cgroup")

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.paths.contract import NO_CHANNEL
+from patchlight.testbed.paths.scheduling import NO_CHANNEL
 
 ANY_CHANNEL = -2
 """In a message that asks: some channel."""

@@ -16,7 +16,7 @@ from patchlight.testbed.lab.optical_links import Light
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.lab.spectrum import Channel
 from patchlight.testbed.lab.wavelengths import Transceiver
-from patchlight.testbed.paths.contract import NO_CHANNEL, PathNetwork
+from patchlight.testbed.paths.scheduling import NO_CHANNEL, PathNetwork
 
 _MOST_CHANNELS = 400
 _Reach = Mapping[Channel, Mapping[int, frozenset[int]]]

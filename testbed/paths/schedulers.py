@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.paths.contract import FlowRequest, PathGrant, PathNetwork
-from patchlight.testbed.paths.scheduling import Scheduling
+from patchlight.testbed.paths.scheduling import FlowRequest, PathGrant, PathNetwork, Scheduling
 
 Order = tuple[float, ...]
 Turn = Callable[[PathNetwork, FlowRequest], Order]

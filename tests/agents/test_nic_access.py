@@ -9,18 +9,20 @@ import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from patchlight.agents.errors import NicError
+from patchlight.agents.nics.moving import function_in, settings_of
 from patchlight.agents.nics.state import (
     FunctionState,
+    NicAccess,
     NicState,
     RdmaDevice,
+    access_of,
     is_rdma_active,
     name_inside,
     rdma_device_of,
 )
-from patchlight.agents.nics.virtual_functions import NicAccess, access_of, function_in, settings_of
 from patchlight.testbed.lab.nic import Nic, default_mac
-from patchlight.testbed.linux import sysfs as rdma
-from patchlight.testbed.linux.ethtool import Priorities, priorities_in
+from patchlight.testbed.linux import devices as rdma
+from patchlight.testbed.linux.devices import Priorities, priorities_in
 from patchlight.testbed.linux.netlink import attribute
 from tests.support.sysfs_tree import SysfsTree
 

@@ -10,8 +10,7 @@ import pytest
 
 from patchlight.agents.errors import NicError
 from patchlight.agents.nics.moving import read_nic
-from patchlight.agents.nics.state import NicState
-from patchlight.agents.nics.virtual_functions import NicAccess
+from patchlight.agents.nics.state import NicAccess, NicState
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.namespaces import NamespaceError
 from tests.support.agent_bench import ip

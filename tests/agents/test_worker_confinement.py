@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from patchlight.agents.errors import LaunchError
-from patchlight.agents.gpus.contract import PhysicalGpu
+from patchlight.agents.gpus import PhysicalGpu
 from patchlight.agents.workers import keeper
 from patchlight.agents.workers.limits import user_for
 from patchlight.agents.workers.process import ProcessRunner

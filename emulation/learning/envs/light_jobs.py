@@ -9,8 +9,7 @@ import numpy as np
 
 from patchlight.emulation.simulator.network.collectives import Round, collective
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.paths.contract import FlowRequest, PathGrant, PathNetwork
-from patchlight.testbed.paths.scheduling import Scheduling
+from patchlight.testbed.paths.scheduling import FlowRequest, PathGrant, PathNetwork, Scheduling
 
 # Paths that end less than this apart, as a part of the time, end together.
 _AT_ONCE = 1e-12

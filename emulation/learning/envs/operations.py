@@ -16,7 +16,7 @@ from patchlight.emulation.simulator.ramp.requirements import LAW_NAMES
 from patchlight.emulation.simulator.ramp.steps import step_time
 from patchlight.emulation.simulator.ramp.workloads import Workloads
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.graphs.partitioning import PartitionedGraph, TrainingGraph
+from patchlight.testbed.graphs.model import PartitionedGraph, TrainingGraph
 
 OPERATION_FEATURES = 5
 """Where it is placed: share of the step's time, of all activations and of all parameters, parts,

@@ -10,8 +10,8 @@ import numpy as np
 
 from patchlight.emulation.simulator.network.collectives import Round
 from patchlight.emulation.simulator.network.contract import Switching
-from patchlight.testbed.paths.contract import FlowRequest, PathNetwork
 from patchlight.testbed.paths.schedulers import path_scheduler
+from patchlight.testbed.paths.scheduling import FlowRequest, PathNetwork
 
 AHEAD = "collective"
 """The scheduler that is told of all rounds of an iteration at once."""

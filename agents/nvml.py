@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from patchlight.agents.errors import GpuError
-from patchlight.agents.gpus.contract import GpuBackend, GpuReading, PhysicalGpu
+from patchlight.agents.gpus import GpuBackend, GpuReading, PhysicalGpu
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab.model import Gpu, Server
 from patchlight.testbed.wire.agent_status import GpuTelemetry

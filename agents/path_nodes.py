@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from patchlight.agents.errors import BadRequest, Conflict
 from patchlight.agents.nics.status import nic_of
-from patchlight.agents.paths.node import LitPath, PathNode, PathNotGranted
+from patchlight.agents.path_node import LitPath, PathNode, PathNotGranted
 from patchlight.agents.training.control import PATHS_SOCKET, socket_in
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Endpoint, Nic, Server

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from patchlight.agents.errors import GpuError
 from patchlight.testbed.lab.model import Nic, Server
+from patchlight.testbed.linux.devices import Distance, distance
 from patchlight.testbed.linux.processes import cpu_list, cpus_of
-from patchlight.testbed.linux.sysfs import Distance, distance
 from patchlight.testbed.wire.agent_status import GpuTelemetry
 
 
