@@ -18,17 +18,6 @@ from patchlight.agents.nics.status import GONE, NicProblem
 from patchlight.agents.tenancy import AgentSite, Tenancy
 from patchlight.agents.workers import keeper
 from patchlight.agents.workers.contract import ExitInfo, RunningWorker
-from patchlight.agents.workers.keeper import (
-    ON_REQUEST,
-    Ending,
-    LastReport,
-    ReportReader,
-    fills_disk,
-    final_report,
-    has_control,
-    read_state,
-    tell,
-)
 from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab.model import Nic
@@ -54,13 +43,13 @@ class LeasedWorker:
         self.tenancy = Tenancy(site, spec, lease)
         self._folder = self.tenancy.folder
         self._command = spec.task if isinstance(spec.task, CommandTask) else None
-        self.reports = ReportReader(self._folder, foreign=self._command is not None)
+        self.reports = keeper.ReportReader(self._folder, foreign=self._command is not None)
         self._runner, self._gpus, self._paths = site.runner, site.gpus, site.paths
         self._gpu_misses = 0
         self._is_silent = self._is_leaving = False
         self._running: RunningWorker | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._ending: Ending | None = None
+        self._ending: keeper.Ending | None = None
         self._ended: Ended | None = lease.ended if lease else None
 
     async def launch(self, nic: Nic) -> None:
@@ -77,7 +66,7 @@ class LeasedWorker:
         try:
             await self.tenancy.end(None)
         except Exception as exc:
-            self._conclude(LastReport(WorkerState.FAILED, 0, f"{why}; {in_words(exc)}"))
+            self._conclude(keeper.LastReport(WorkerState.FAILED, 0, f"{why}; {in_words(exc)}"))
             return False
         await self.tenancy.forget()
         return True
@@ -91,7 +80,7 @@ class LeasedWorker:
             if not lease.returned:
                 await self._give_back()
         elif lease.runner != self._runner.name:
-            self._ending = Ending(
+            self._ending = keeper.Ending(
                 WorkerState.FAILED,
                 f"the agent was started again with --workers {self._runner.name}, and ended this "
                 f"{lease.runner} worker",
@@ -100,7 +89,9 @@ class LeasedWorker:
         else:
             rebooted = lease.handle.boot not in (None, boot_id())
             if rebooted:
-                self._ending = Ending(WorkerState.FAILED, "its server was started again meanwhile")
+                self._ending = keeper.Ending(
+                    WorkerState.FAILED, "its server was started again meanwhile"
+                )
             else:
                 await self.tenancy.claim_again()
             self._running = await self._runner.adopt(lease.handle, lease.namespace, self._folder)
@@ -151,7 +142,7 @@ class LeasedWorker:
             gid=self.tenancy.rdma.gid if self.tenancy.rdma else None,
         )
 
-    def _present(self) -> LastReport:
+    def _present(self) -> keeper.LastReport:
         last = self._last_report()
         if not self.tenancy.is_launched:
             return replace(last, state=WorkerState.STARTING)
@@ -161,8 +152,8 @@ class LeasedWorker:
             return replace(last, state=WorkerState.RUNNING, message="ending")
         return last
 
-    def _last_report(self) -> LastReport:
-        last = read_state(self._folder)
+    def _last_report(self) -> keeper.LastReport:
+        last = keeper.read_state(self._folder)
         if self._command is None:
             return last
         self.reports.read()
@@ -186,7 +177,7 @@ class LeasedWorker:
             raise Conflict(f"worker {self.spec.id} is not ready yet", hint="wait until it is ready")
         await self.tenancy.until_lit()
         if self._command is None:
-            return await tell(self._folder, {"op": "start"})
+            return await keeper.tell(self._folder, {"op": "start"})
         if self.tenancy.lease.frozen:
             raise Conflict(f"worker {self.spec.id} is held", hint="release it first")
         deadline = time.monotonic() + _START_S
@@ -201,7 +192,7 @@ class LeasedWorker:
         """Hold it just before the all-reduce of ``iteration``; one that is frozen, at once."""
         status = self._alive()
         if not self._freezes:
-            return await tell(self._folder, {"op": "hold", "iteration": iteration})
+            return await keeper.tell(self._folder, {"op": "hold", "iteration": iteration})
         async with self.lock:
             self._alive()
             if self._running is None:
@@ -215,7 +206,7 @@ class LeasedWorker:
         status = self._alive()
         await self.tenancy.until_lit()
         if not self.tenancy.lease.frozen:
-            return 0 if self._freezes else await tell(self._folder, {"op": "release"})
+            return 0 if self._freezes else await keeper.tell(self._folder, {"op": "release"})
         async with self.lock:
             self._alive()
             self._is_silent = False
@@ -233,7 +224,7 @@ class LeasedWorker:
                 f"worker {self.spec.id} does not speak the control protocol",
                 hint="delete it: what counts is the checkpoint that it wrote itself",
             )
-        return await tell(self._folder, {"op": "stop-at", "iteration": iteration})
+        return await keeper.tell(self._folder, {"op": "stop-at", "iteration": iteration})
 
     async def _freeze(self, running: RunningWorker) -> None:
         await running.freeze()
@@ -245,7 +236,7 @@ class LeasedWorker:
     def _freezes(self) -> bool:
         if self._command is None or self._command.hold == "protocol":
             return False
-        return self._command.hold == "freeze" or not has_control(self._folder)
+        return self._command.hold == "freeze" or not keeper.has_control(self._folder)
 
     def _alive(self) -> WorkerStatus:
         status = self.status()
@@ -256,14 +247,14 @@ class LeasedWorker:
             )
         return status
 
-    async def look(self, now: float) -> Ending | None:
+    async def look(self, now: float) -> keeper.Ending | None:
         """Why it has to be ended, if it has; ``now`` in Unix time."""
         if self._ended is not None or self.lock.locked() or not self.tenancy.is_launched:
             return None
         lease = self.tenancy.lease
         unstarted = self.status().state in (WorkerState.STARTING, WorkerState.READY)
         if unstarted and now - lease.created_at > UNSTARTED_S:
-            return Ending(
+            return keeper.Ending(
                 WorkerState.FAILED,
                 f"it was not told to start within {UNSTARTED_S:g} s: its controller is gone",
             )
@@ -271,18 +262,18 @@ class LeasedWorker:
         if self._is_leaving:  # it ends already
             return None
         if problem is not None and problem.words == GONE.format(lease.nic_state.interface):
-            return Ending(WorkerState.FAILED, problem.words)
+            return keeper.Ending(WorkerState.FAILED, problem.words)
         if filled:
-            return Ending(WorkerState.FAILED, filled)
+            return keeper.Ending(WorkerState.FAILED, filled)
         return await self._look_at_gpu()
 
     def _look_at_server(self) -> tuple[NicProblem | None, str]:
         """What is wrong with its NIC, and with how much it has written. Blocks."""
         with contextlib.suppress(OSError):  # it may have put something else there
             keeper.bound_output(self._folder / keeper.OUTPUT)
-        return self.nic_problem, fills_disk(self._folder)
+        return self.nic_problem, keeper.fills_disk(self._folder)
 
-    async def _look_at_gpu(self) -> Ending | None:
+    async def _look_at_gpu(self) -> keeper.Ending | None:
         if self.spec.gpu is None:
             return None
         try:
@@ -290,13 +281,13 @@ class LeasedWorker:
         except GpuError as exc:
             self._gpu_misses += 1
             if self._gpu_misses == _GPU_MISSES:
-                return Ending(WorkerState.FAILED, f"its GPU is gone: {exc.message}")
+                return keeper.Ending(WorkerState.FAILED, f"its GPU is gone: {exc.message}")
         else:
             self._gpu_misses = 0
             await self.tenancy.count_energy()
         return None
 
-    async def end(self, ending: Ending = ON_REQUEST) -> None:
+    async def end(self, ending: keeper.Ending = keeper.ON_REQUEST) -> None:
         """End it, if it has not, and take its NIC and GPU back; an error if that fails."""
         self._ending = self._ending or ending
         async with self.lock:
@@ -327,7 +318,7 @@ class LeasedWorker:
         self._paths.serve_no_more(self.spec)
         await self.tenancy.count_energy()
         foreign = self._command is not None
-        last = final_report(self._last_report(), exit_info, self._ending, foreign=foreign)
+        last = keeper.final_report(self._last_report(), exit_info, self._ending, foreign=foreign)
         if last.state is WorkerState.FAILED and self._disk_is_full():  # it could not say so itself
             last = replace(last, message=f"{last.message}; no space left on the disk of its folder")
         await self._clear_up(last, exit_info)
@@ -338,7 +329,7 @@ class LeasedWorker:
         except OSError:
             return False
 
-    async def _clear_up(self, last: LastReport, exit_info: ExitInfo) -> None:
+    async def _clear_up(self, last: keeper.LastReport, exit_info: ExitInfo) -> None:
         try:
             lost = await self.tenancy.end(self._running)
         except Exception as exc:
@@ -351,7 +342,7 @@ class LeasedWorker:
         self._conclude(last, exit_info, returned=True)
 
     def _conclude(
-        self, last: LastReport, exit_info: ExitInfo | None = None, *, returned: bool = False
+        self, last: keeper.LastReport, exit_info: ExitInfo | None = None, *, returned: bool = False
     ) -> None:
         if not returned:
             _log.error("worker %s: %s", self.spec.id, last.message)

@@ -1,9 +1,9 @@
-"""Give a NIC to a worker's namespace, block its egress there, and take it back as it was.
+"""Gives a NIC to a worker's namespace, blocks its egress there, and takes it back as it was.
 
 A network device that changes namespaces loses its addresses, routes, neighbours, root qdisc
 and per-device sysctls. So its state is read first (``read_nic``), what the worker needs is
 set up inside (``give_nic``), and all of it is put back at home (``take_nic_back``). Functions
-here block; they run in the calling thread's namespace unless they say otherwise.
+here block; they run in the calling thread's namespace unless their docstring says otherwise.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from patchlight.agents.nics.state import (
     name_inside,
     rtnetlink,
 )
-from patchlight.testbed.lab.nic import Nic, Rendezvous
+from patchlight.testbed.lab.nic import Nic
 from patchlight.testbed.linux import devices, namespaces
 from patchlight.testbed.linux.devices import NoSysfs, sysfs
 from patchlight.testbed.linux.netlink import Netlink, set_neighbours
@@ -57,8 +57,41 @@ def find_access(nic: Nic) -> NicAccess:
 
 def read_nic(access: NicAccess) -> NicState:
     """The NIC's present state; ``NicError`` if it is not here or could not be carried over."""
-    with rtnetlink(access.interface, "reading") as ip:
-        return _read(ip, access)
+    interface = access.interface
+    with rtnetlink(interface, "reading") as ip:
+        index = index_of(ip, interface)
+        (link,) = ip.get_links(index)
+        with Netlink() as netlink:
+            limit = save_limit(netlink, index, interface)
+        return NicState(
+            interface=interface,
+            mac=link.get_attr("IFLA_ADDRESS"),
+            mtu=link.get_attr("IFLA_MTU"),
+            up=bool(link["flags"] & _IFF_UP),
+            addresses=tuple(_address(message) for message in ip.get_addr(index=index, family=2)),
+            neighbours=tuple(
+                sorted(
+                    (message.get_attr("NDA_DST"), message.get_attr("NDA_LLADDR"))
+                    for message in ip.get_neighbours(ifindex=index, family=2)
+                    if message["state"] & _NUD_PERMANENT
+                )
+            ),
+            routes=tuple(
+                _route(message)
+                for message in ip.get_routes(oif=index, family=2)
+                if message["proto"] != _PROTO_KERNEL
+            ),
+            shaping=limit,
+            tx_checksum=devices.tx_checksum(interface),
+            sysctls={
+                name: Path("/proc/sys/net", _conf(interface, name)).read_text().strip()
+                for name in _DEVICE_SYSCTLS
+            },
+            mode=access.mode,
+            function=None if access.function is None else read_function(ip, access.function),
+            rdma=access.rdma,
+            rdma_moves=access.rdma_moves,
+        )
 
 
 def give_nic(state: NicState, namespace: Path, network: WorkerNetwork) -> None:
@@ -70,7 +103,7 @@ def give_nic(state: NicState, namespace: Path, network: WorkerNetwork) -> None:
     interface = state.interface
     with rtnetlink(interface, f"moving to {namespace}") as ip:
         index = index_of(ip, interface)
-        check_mtu(ip, index, state, network.mtu)
+        _check_mtu(ip, index, state, network.mtu)
         if state.mode == "macvlan":
             make_macvlan(ip, index, interface, namespace)
         else:
@@ -80,7 +113,8 @@ def give_nic(state: NicState, namespace: Path, network: WorkerNetwork) -> None:
         if state.rdma is not None and state.rdma_moves:
             devices.move_device(state.rdma.name, namespace)
         if network.rendezvous is not None:
-            make_rendezvous(ip, network.rendezvous, namespace)
+            parent = index_of(ip, network.rendezvous.interface)
+            make_macvlan(ip, parent, RENDEZVOUS, namespace)
     namespaces.inside(namespace, lambda: _set_up(state, network))
 
 
@@ -92,7 +126,12 @@ def _set_up(state: NicState, network: WorkerNetwork) -> None:
     _set_sysctl("ipv4/tcp_slow_start_after_idle", 0)
     _set_sysctl(f"ipv6/conf/{interface}/disable_ipv6", 1)
     if network.window_bytes is not None:
-        _limit_window(network.window_bytes)
+        # Half of a socket's memory is window. Our own trainer limits its window itself.
+        memory = 2 * network.window_bytes
+        for key in ("ipv4/tcp_rmem", "ipv4/tcp_wmem"):
+            _set_sysctl(key, f"{min(4096, memory)} {memory} {memory}")
+        # The window alone sets the pace: some kernels' default (BBR) paces by what it measured.
+        _set_sysctl("ipv4/tcp_congestion_control", "reno")
     is_macvlan = state.mode == "macvlan"
     bare = NicState(
         interface=interface,
@@ -107,7 +146,9 @@ def _set_up(state: NicState, network: WorkerNetwork) -> None:
     if named != interface:
         assert network.vlan is not None
         _restore(bare, loopback_up=True)
-        make_tagged(interface, named, network.vlan)
+        with rtnetlink(interface, f"making VLAN {network.vlan} on") as ip:
+            parent = index_of(ip, interface)
+            ip.link("add", ifname=named, kind="vlan", link=parent, vlan_id=network.vlan)
         bare = NicState(named, bare.mac, bare.mtu, up=True)
     addressed = replace(
         bare,
@@ -117,17 +158,13 @@ def _set_up(state: NicState, network: WorkerNetwork) -> None:
     )
     _restore(addressed, loopback_up=True)
     if network.rendezvous is not None:
-        set_up_rendezvous(network.rendezvous)
-
-
-def _limit_window(window_bytes: int) -> None:
-    """Have TCP of this namespace send no more ahead, as our own trainer sees to for itself."""
-    # Half of a socket's memory is window.
-    memory = 2 * window_bytes
-    for key in ("ipv4/tcp_rmem", "ipv4/tcp_wmem"):
-        _set_sysctl(key, f"{min(4096, memory)} {memory} {memory}")
-    # The window alone is to set the pace: some kernels' default (BBR) paces by what it measured.
-    _set_sysctl("ipv4/tcp_congestion_control", "reno")
+        address = network.rendezvous.address
+        with rtnetlink(RENDEZVOUS, "setting up") as ip:
+            index = index_of(ip, RENDEZVOUS)
+            ip.link("set", index=index, state="up")
+            ip.addr(
+                "add", index=index, address=str(address.ip), prefixlen=address.network.prefixlen
+            )
 
 
 def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
@@ -139,7 +176,10 @@ def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
     def fetch() -> None:
         with rtnetlink(state.interface, "taking back") as ip:
             for index in ip.link_lookup(ifname=state.interface):
-                remove_tagged(ip, index)
+                for link in ip.get_links():  # tagged interfaces on it stay behind otherwise
+                    kind = link.get_nested("IFLA_LINKINFO", "IFLA_INFO_KIND")
+                    if kind == "vlan" and link.get_attr("IFLA_LINK") == index:
+                        ip.link("del", index=link["index"])
                 if state.mode == "macvlan":
                     ip.link("del", index=index)
                 else:
@@ -172,43 +212,6 @@ def is_in(namespace: Path, interface: str) -> bool:
             return bool(ip.link_lookup(ifname=interface))
 
     return namespaces.is_one(namespace) and namespaces.inside(namespace, look)
-
-
-def _read(ip: Any, access: NicAccess) -> NicState:
-    interface = access.interface
-    index = index_of(ip, interface)
-    (link,) = ip.get_links(index)
-    with Netlink() as netlink:
-        limit = save_limit(netlink, index, interface)
-    return NicState(
-        interface=interface,
-        mac=link.get_attr("IFLA_ADDRESS"),
-        mtu=link.get_attr("IFLA_MTU"),
-        up=bool(link["flags"] & _IFF_UP),
-        addresses=tuple(_address(message) for message in ip.get_addr(index=index, family=2)),
-        neighbours=tuple(
-            sorted(
-                (message.get_attr("NDA_DST"), message.get_attr("NDA_LLADDR"))
-                for message in ip.get_neighbours(ifindex=index, family=2)
-                if message["state"] & _NUD_PERMANENT
-            )
-        ),
-        routes=tuple(
-            _route(message)
-            for message in ip.get_routes(oif=index, family=2)
-            if message["proto"] != _PROTO_KERNEL
-        ),
-        shaping=limit,
-        tx_checksum=devices.tx_checksum(interface),
-        sysctls={
-            name: Path("/proc/sys/net", _conf(interface, name)).read_text().strip()
-            for name in _DEVICE_SYSCTLS
-        },
-        mode=access.mode,
-        function=None if access.function is None else read_function(ip, access.function),
-        rdma=access.rdma,
-        rdma_moves=access.rdma_moves,
-    )
 
 
 def _address(message: Any) -> tuple[str, int]:
@@ -285,20 +288,18 @@ def block_egress(namespace: Path, interface: str) -> None:
     Connections live on and send it again after ``unblock_egress``. On return the NIC's queue is
     empty; ``NicError`` if that takes too long. Again is harmless.
     """
+
+    def queued_packets() -> int:
+        with rtnetlink(interface, "reading the queue of") as ip:
+            queues = ip.get_qdiscs(index_of(ip, interface))
+            return sum(each["qlen"] for queue in queues if (each := queue.get_attr("TCA_STATS")))
+
     _blackhole(namespace, "add", errno.EEXIST)
     end = time.monotonic() + _QUEUE_S
-    while queued := namespaces.inside(namespace, lambda: _queued_packets(interface)):
+    while queued := namespaces.inside(namespace, queued_packets):
         if time.monotonic() > end:
             raise NicError(f"{interface} still has {queued} packets to send after {_QUEUE_S:g} s")
         time.sleep(0.002)
-
-
-def _queued_packets(interface: str) -> int:
-    with rtnetlink(interface, "reading the queue of") as ip:
-        queues = [
-            message.get_attr("TCA_STATS") for message in ip.get_qdiscs(index_of(ip, interface))
-        ]
-    return sum(queue["qlen"] for queue in queues if queue)
 
 
 def unblock_egress(namespace: Path) -> None:
@@ -315,7 +316,7 @@ def _blackhole(namespace: Path, command: str, already: int) -> None:
     namespaces.inside(namespace, switch)
 
 
-def check_mtu(ip: Any, index: int, state: NicState, mtu: int | None) -> None:
+def _check_mtu(ip: Any, index: int, state: NicState, mtu: int | None) -> None:
     """``NicError`` if the NIC cannot carry packets of ``mtu`` bytes."""
     if mtu is None:
         return
@@ -350,38 +351,6 @@ def make_macvlan(ip: Any, index: int, name: str, namespace: Path) -> None:
             macvlan_mode="bridge",
             net_ns_fd=opened.fileno(),
         )
-
-
-def make_rendezvous(ip: Any, rendezvous: Rendezvous, namespace: Path) -> None:
-    """Give a worker its second interface."""
-    make_macvlan(ip, index_of(ip, rendezvous.interface), RENDEZVOUS, namespace)
-
-
-def set_up_rendezvous(rendezvous: Rendezvous) -> None:
-    """Give it its address, in the worker's namespace."""
-    with rtnetlink(RENDEZVOUS, "setting up") as ip:
-        index = index_of(ip, RENDEZVOUS)
-        ip.link("set", index=index, state="up")
-        ip.addr(
-            "add",
-            index=index,
-            address=str(rendezvous.address.ip),
-            prefixlen=rendezvous.address.network.prefixlen,
-        )
-
-
-def make_tagged(interface: str, name: str, vlan: int) -> None:
-    """Make an interface whose packets leave by another one, tagged with a VLAN."""
-    with rtnetlink(interface, f"making VLAN {vlan} on") as ip:
-        ip.link("add", ifname=name, kind="vlan", link=index_of(ip, interface), vlan_id=vlan)
-
-
-def remove_tagged(ip: Any, index: int) -> None:
-    """Remove tagged interfaces on an interface of this namespace: they do not go where it goes."""
-    for link in ip.get_links():
-        kind = link.get_nested("IFLA_LINKINFO", "IFLA_INFO_KIND")
-        if kind == "vlan" and link.get_attr("IFLA_LINK") == index:
-            ip.link("del", index=link["index"])
 
 
 def read_function(ip: Any, function: FunctionState) -> FunctionState:

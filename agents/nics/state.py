@@ -12,7 +12,7 @@ import errno
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Any, Self
@@ -52,13 +52,9 @@ class Gid:
 
     @property
     def status(self) -> GidStatus:
-        """As an agent tells it."""
-        return GidStatus(
-            device=self.device,
-            port=self.port,
-            index=self.index,
-            gid=str(IPv6Address(f"::ffff:{self.address}")),
-        )
+        """As an agent reports it."""
+        gid = str(IPv6Address(f"::ffff:{self.address}"))
+        return GidStatus(device=self.device, port=self.port, index=self.index, gid=gid)
 
 
 def rdma_device_of(interface: str, root: Path = SYSFS) -> RdmaDevice | None:
@@ -74,17 +70,13 @@ def rdma_device_of(interface: str, root: Path = SYSFS) -> RdmaDevice | None:
             port = int(_read(nic / "dev_port") or 0) + 1
             if not (device / "ports" / str(port)).exists():
                 port = 1  # a device for each port, as ConnectX-5 and later have them
-            return RdmaDevice(device.name, port, _files(device.name, root))
+            verbs = [
+                f"/dev/infiniband/{each.name}"
+                for each in sorted((root / "class/infiniband_verbs").glob("uverbs*"))
+                if _read(each / "ibdev") == device.name
+            ]
+            return RdmaDevice(device.name, port, (*verbs, _RDMA_CM) if verbs else ())
     return None
-
-
-def _files(device: str, root: Path) -> tuple[str, ...]:
-    verbs = [
-        f"/dev/infiniband/{each.name}"
-        for each in sorted((root / "class/infiniband_verbs").glob("uverbs*"))
-        if _read(each / "ibdev") == device
-    ]
-    return (*verbs, _RDMA_CM) if verbs else ()
 
 
 def has_rdma_device(name: str, root: Path = SYSFS) -> bool:
@@ -174,26 +166,6 @@ class NicState:
     function: FunctionState | None = None
     rdma: RdmaDevice | None = None
     rdma_moves: bool = False
-
-    def as_dict(self) -> dict[str, Any]:
-        """For the lease's file."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The state that ``as_dict`` wrote, also after a way through JSON."""
-        function, rdma = data.get("function"), data.get("rdma")
-        return cls(
-            **{
-                **data,
-                "addresses": tuple((a, int(n)) for a, n in data["addresses"]),
-                "neighbours": tuple((a, m) for a, m in data["neighbours"]),
-                "routes": tuple(data["routes"]),
-                "shaping": SavedLimit(**data["shaping"]) if data["shaping"] else None,
-                "function": FunctionState(**function) if function else None,
-                "rdma": RdmaDevice(**{**rdma, "files": tuple(rdma["files"])}) if rdma else None,
-            }
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,16 +23,8 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Nic, Server
 from patchlight.testbed.linux import devices, namespaces
 from patchlight.testbed.linux.devices import Priorities, read_link, read_priorities, sysfs
+from patchlight.testbed.wire import probe_frames
 from patchlight.testbed.wire.agent_status import NicCounters, NicStatus, RdmaStatus
-from patchlight.testbed.wire.probe_frames import (
-    ETHERTYPE,
-    ETHERTYPE_LLDP,
-    TO_THE_NEAREST,
-    Neighbour,
-    lldp_neighbour,
-    probe_frame,
-    probe_source,
-)
 
 GONE = "{} is gone: the server has no such interface any more"
 NO_CARRIER = "{} has no carrier"
@@ -198,7 +190,7 @@ class Ear:
 
     interface: str
     heard: set[str] = field(default_factory=set)
-    lldp: set[Neighbour] = field(default_factory=set)
+    lldp: set[probe_frames.Neighbour] = field(default_factory=set)
     carrier: bool = False
     problem: str = ""
 
@@ -214,8 +206,8 @@ def probe(names: Mapping[str, str], token: str, listen_s: float) -> dict[str, Ea
         senders: dict[str, socket.socket] = {}
         for name, ear in ears.items():
             try:
-                senders[name] = stack.enter_context(_opened(ear.interface, ETHERTYPE))
-                lldp = stack.enter_context(_opened(ear.interface, ETHERTYPE_LLDP))
+                senders[name] = stack.enter_context(_opened(ear.interface, probe_frames.ETHERTYPE))
+                lldp = stack.enter_context(_opened(ear.interface, probe_frames.ETHERTYPE_LLDP))
             except PermissionError as error:
                 raise NicError(
                     f"listening at {ear.interface}: {error.strerror}", hint="run the agent as root"
@@ -245,7 +237,7 @@ def _opened(interface: str, ethertype: int) -> socket.socket:
     try:
         opened.bind((interface, ethertype))
         index = socket.if_nametoindex(interface)
-        group = bytes.fromhex(TO_THE_NEAREST.replace(":", ""))
+        group = bytes.fromhex(probe_frames.TO_THE_NEAREST.replace(":", ""))
         member = struct.pack("iHH8s", index, _MULTICAST, len(group), group)
         opened.setsockopt(263, _JOIN, member)  # SOL_PACKET, which Python does not name
         opened.setblocking(False)
@@ -258,7 +250,7 @@ def _opened(interface: str, ethertype: int) -> socket.socket:
 def _send(sender: socket.socket, ear: Ear, name: str, token: str) -> None:
     mac: bytes = sender.getsockname()[4]
     try:
-        sender.send(probe_frame(name, token, mac.hex(":")))
+        sender.send(probe_frames.probe_frame(name, token, mac.hex(":")))
     except OSError as error:
         # A queue that is full, as it may be without light, is no fault: the next one goes.
         if error.errno not in (errno.EAGAIN, errno.ENOBUFS):
@@ -272,9 +264,9 @@ def _hear(listening: socket.socket, ear: Ear, token: str) -> None:
         frame = listening.recv(_LARGEST_FRAME)
     except OSError:
         return  # switched off meanwhile: sending says so
-    if (source := probe_source(frame, token)) is not None:
+    if (source := probe_frames.probe_source(frame, token)) is not None:
         ear.heard.add(source)
-    elif (neighbour := lldp_neighbour(frame)) is not None:
+    elif (neighbour := probe_frames.lldp_neighbour(frame)) is not None:
         ear.lldp.add(neighbour)
 
 

@@ -20,7 +20,7 @@ from docker.types import LogConfig, Mount, Ulimit
 
 from patchlight import testbed
 from patchlight.agents.errors import LaunchError
-from patchlight.agents.workers import keeper
+from patchlight.agents.workers import keeper, programs
 from patchlight.agents.workers.contract import ExitInfo, RunningWorker, WorkerHandle, WorkerLaunch
 from patchlight.agents.workers.limits import (
     NO_GPU,
@@ -31,14 +31,6 @@ from patchlight.agents.workers.limits import (
     named_user,
     ready_checkpoint,
     user_for,
-)
-from patchlight.agents.workers.programs import (
-    TRAINING,
-    TRAINING_IN_PATH,
-    WorkerPlaces,
-    hostname,
-    hosts_file,
-    program_of,
 )
 from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import PatchlightError
@@ -159,8 +151,8 @@ class DockerRunner:
 
     def _settings(self, launch: WorkerLaunch) -> dict[str, Any]:
         spec, task = launch.spec, launch.spec.task
-        (launch.directory / _HOSTS).write_text(hosts_file(launch))
-        program = program_of(launch, _places(launch))
+        (launch.directory / _HOSTS).write_text(programs.hosts_file(launch))
+        program = programs.program_of(launch, _places(launch))
         if program.gated:
             keeper.make_gate(launch.directory)
         user = self._mapped_root or self._user or user_for(self._lab, spec.user)
@@ -178,7 +170,7 @@ class DockerRunner:
         )
         settings: dict[str, Any] = {
             "name": launch.namespace,
-            "hostname": hostname(launch),
+            "hostname": programs.hostname(launch),
             "entrypoint": ["sh"],
             "command": command[1:],
             "labels": {**self._labels, "patchlight.worker": spec.id, "patchlight.job": spec.job},
@@ -236,8 +228,8 @@ def mapped_root(engine: Mapping[str, Any]) -> WorkerUser | None:
     )
 
 
-def _places(launch: WorkerLaunch) -> WorkerPlaces:
-    return WorkerPlaces(
+def _places(launch: WorkerLaunch) -> programs.WorkerPlaces:
+    return programs.WorkerPlaces(
         folder=_FOLDER,
         code=_CODE,
         python="python3",
@@ -273,7 +265,12 @@ def _mounts(launch: WorkerLaunch) -> list[Mount]:
     """All that the container sees of the server."""
     task = launch.spec.task
     mounts = [
-        Mount(f"{_CODE}/{TRAINING_IN_PATH}", str(TRAINING), type="bind", read_only=True),
+        Mount(
+            f"{_CODE}/{programs.TRAINING_IN_PATH}",
+            str(programs.TRAINING),
+            type="bind",
+            read_only=True,
+        ),
         Mount(_FOLDER, str(launch.directory), type="bind"),
         Mount("/etc/hosts", str(launch.directory / _HOSTS), type="bind", read_only=True),
     ]

@@ -1,26 +1,25 @@
-"""The shell that a worker's program runs under, and the files that it leaves: output, exit code.
+"""A worker's folder: its program runs under a shell there, the keeper, and leaves files there.
 
-It checks that the worker sees its own GPU alone, waits for the start, and writes the exit code
-where an agent that is not its parent finds it.
+The keeper checks that the worker sees its own GPU alone, waits for the start, and writes the exit
+code where an agent that is not its parent finds it. It is nothing but a POSIX ``sh`` and its
+built-in commands, because that is all that every image has.
 
-Nothing but a POSIX ``sh`` and its built-in commands, because that is all that every image has.
-The worker's folder has, while there is a use for them: ``output.log``; ``start``, a pipe that a
-gated program waits at; ``started``, once it was let go; ``exit``, its exit code (128 + number
-if a signal ended it).
+The folder has, while there is a use for them: ``output.log``; ``start``, a pipe that a gated
+program waits at; ``started``, once it was let go; ``exit``, the exit code (128 + number if a signal
+ended it); ``state.json``, ``reports.jsonl`` and ``control.sock`` of the worker itself. A worker may
+be any program: what it puts there may be anything, and of any kind.
 """
 
 import asyncio
 import codecs
-import itertools
 import json
 import logging
 import os
 import stat
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
@@ -152,7 +151,7 @@ def open_gate(folder: Path) -> bool:
 
 
 def exit_code(folder: Path) -> int:
-    """What the program ended with; 137 (killed) if its keeper could not say any more."""
+    """What the program ended with; 137 (killed) if its keeper could not write it."""
     try:
         with open_plain(folder / EXIT) as file:
             text = file.read(16).decode("ascii")
@@ -219,7 +218,6 @@ _LARGEST_STATE_BYTES = 64 * 1024
 _LONGEST_REPORT_BYTES = 16 * 1024
 _READ_AT_ONCE_BYTES, _MOST_UNASKED = 2**20, 10_000
 _ALWAYS_ITS_OWN_BYTES = 256 * 2**20
-_MOST_FOLDERS, _MOST_FILES = 100, 10_000
 _LONGEST_MESSAGE = 4096
 _log = logging.getLogger("patchlight.agent")
 
@@ -238,8 +236,7 @@ class LastReport:
 _STATE = TypeAdapter(LastReport)
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(NamedTuple):
     """Why the agent ended a worker, and what state that leaves it in."""
 
     state: WorkerState
@@ -285,16 +282,15 @@ def final_report(
 
 
 class ReportReader:
-    """Reads a worker's reports as they are written, each line once, and so many bytes at a time.
+    """Reads a worker's reports as they are written, each line once.
 
-    Those that were asked for are forgotten, and while too many were not, no more are read. Lines of
-    a ``foreign`` program that are no reports are passed over, and the log says so once.
+    Reports that were fetched are dropped; while too many were not, no more are read. Lines of
+    a ``foreign`` program that are not reports are skipped, with one warning in the log.
     """
 
     def __init__(self, directory: Path, *, foreign: bool = False) -> None:
         self._path = directory / "reports.jsonl"
-        self._foreign = foreign
-        self._warned = False
+        self._foreign, self._warned = foreign, False
         self._offset = self._forgotten = 0
         self._reports: list[Report] = []
         self.iterations_done = 0
@@ -321,22 +317,19 @@ class ReportReader:
                     if not line.endswith(b"\n") and len(line) < _LONGEST_REPORT_BYTES:
                         break  # still being written
                     self._offset += len(line)
-                    self._take(line)
+                    try:
+                        self._reports.append(report := Report.model_validate_json(line))
+                        self.iterations_done = report.index + 1
+                    except ValidationError as exc:
+                        if not self._foreign:
+                            raise
+                        self._warn(exc)
         except FileNotFoundError:
             pass
         except (OSError, ValidationError) as exc:
             if not self._foreign:
                 why = mistakes_in_words(exc) if isinstance(exc, ValidationError) else exc
                 raise AgentError(f"reading the reports {self._path}: {why}") from exc
-            self._warn(exc)
-
-    def _take(self, line: bytes) -> None:
-        try:
-            self._reports.append(report := Report.model_validate_json(line))
-            self.iterations_done = report.index + 1
-        except ValidationError as exc:
-            if not self._foreign:
-                raise
             self._warn(exc)
 
     def _warn(self, exc: Exception) -> None:
@@ -351,38 +344,18 @@ def fills_disk(directory: Path) -> str:
     It may have as much as it leaves free on that disk, and a little in any case: so the server has
     room for its other workers whatever one of them does.
     """
-    used = _used_bytes(directory)
-    if used <= _ALWAYS_ITS_OWN_BYTES:
-        return ""
+    used = files.used_bytes(directory)
     try:
         disk = os.statvfs(directory)
     except OSError:
         return ""
     free = disk.f_bavail * disk.f_frsize
-    if used <= free:
+    if used <= max(free, _ALWAYS_ITS_OWN_BYTES):
         return ""
     return (
         f"its folder has {format_size(used)}, more than the {format_size(free)} that are still "
         "free on that disk"
     )
-
-
-def _used_bytes(directory: Path) -> int:
-    """What the files of a folder take on the disk; of very many, the first alone count."""
-    used, folders = 0, deque([str(directory)])
-    for _ in range(_MOST_FOLDERS):
-        if not folders:
-            break
-        try:
-            with os.scandir(folders.popleft()) as entries:
-                for entry in itertools.islice(entries, _MOST_FILES):
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.path)
-                    else:
-                        used += 512 * entry.stat(follow_symlinks=False).st_blocks
-        except OSError:  # it may be removing just these
-            continue
-    return used
 
 
 def has_control(directory: Path) -> bool:
@@ -393,23 +366,20 @@ def has_control(directory: Path) -> bool:
         return False
 
 
-def _not_up() -> Conflict:
-    return Conflict("the worker is not up yet", hint="wait until it is ready")
-
-
 async def tell(directory: Path, request: Mapping[str, Any], deadline_s: float = 5.0) -> int:
-    """Tell a running worker something; gives the iteration it is at.
+    """Send a running worker a request; gives the iteration it is at.
 
     ``Conflict`` if the worker is not up yet or refuses, ``AgentError`` if it does not answer.
     """
+    not_up = Conflict("the worker is not up yet", hint="wait until it is ready")
     try:
         # What has that name now, and no link that the worker puts there instead.
         found = os.open(directory / "control.sock", os.O_PATH | os.O_NOFOLLOW)
     except FileNotFoundError as exc:
-        raise _not_up() from exc
+        raise not_up from exc
     try:
         if not stat.S_ISSOCK(os.fstat(found).st_mode):
-            raise _not_up()
+            raise not_up
         async with asyncio.timeout(deadline_s):
             reader, writer = await asyncio.open_unix_connection(f"/proc/self/fd/{found}")
             try:
@@ -421,7 +391,7 @@ async def tell(directory: Path, request: Mapping[str, Any], deadline_s: float = 
             raise Conflict(str(reply.get("error")), iteration=reply.get("iteration"))
         return int(reply["iteration"])
     except ConnectionRefusedError as exc:
-        raise _not_up() from exc
+        raise not_up from exc
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise AgentError(
             f"telling the worker {request.get('op')}: {exc or 'it did not answer'}"

@@ -14,29 +14,13 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 
 from patchlight.agents.errors import BadRequest, LaunchError
-from patchlight.agents.workers import confinement, forking, keeper
+from patchlight.agents.workers import confinement, forking, keeper, limits, programs
 from patchlight.agents.workers.contract import (
     ExitInfo,
     Runner,
     RunningWorker,
     WorkerHandle,
     WorkerLaunch,
-)
-from patchlight.agents.workers.limits import (
-    WorkerUser,
-    hand_over,
-    named_user,
-    ready_checkpoint,
-    refuse_inside_workers_folders,
-    user_for,
-)
-from patchlight.agents.workers.programs import (
-    TRAINING,
-    TRAINING_IN_PATH,
-    WorkerPlaces,
-    WorkerProgram,
-    hosts_file,
-    program_of,
 )
 from patchlight.testbed.commands import CommandTask
 from patchlight.testbed.errors import PatchlightError
@@ -63,7 +47,7 @@ class ProcessRunner(Runner):
     name = "process"
 
     def __init__(self, user: str = DYNAMIC, fork_from: Path | None = None, lab: str = "") -> None:
-        self.worker_user, self._user = user, named_user(user)
+        self.worker_user, self._user = user, limits.named_user(user)
         self._fork_from, self._lab = fork_from, lab
 
     @functools.cached_property
@@ -92,10 +76,10 @@ class ProcessRunner(Runner):
 
     def _launch(self, launch: WorkerLaunch) -> _Begun:
         folder = launch.directory
-        code = folder / "python" / TRAINING_IN_PATH
+        code = folder / "python" / programs.TRAINING_IN_PATH
         code.parent.mkdir(parents=True)
-        code.symlink_to(TRAINING)
-        places = WorkerPlaces(
+        code.symlink_to(programs.TRAINING)
+        places = programs.WorkerPlaces(
             folder=str(folder),
             code=str(folder / "python"),
             python=sys.executable,
@@ -104,15 +88,15 @@ class ProcessRunner(Runner):
             checkpoint=launch.spec.checkpoint,
             data=launch.spec.task.data if isinstance(launch.spec.task, TorchTask) else None,
         )
-        program = program_of(launch, places)
+        program = programs.program_of(launch, places)
         if program.gated:
             keeper.make_gate(folder)
-        (folder / "hosts").write_text(hosts_file(launch))
-        user = self._user or user_for(self._lab, launch.spec.user)
+        (folder / "hosts").write_text(programs.hosts_file(launch))
+        user = self._user or limits.user_for(self._lab, launch.spec.user)
         if places.data is not None:
-            refuse_inside_workers_folders(launch.spec.id, places.data)
+            limits.refuse_inside_workers_folders(launch.spec.id, places.data)
         if launch.spec.checkpoint is not None:
-            ready_checkpoint(launch.spec.id, launch.spec.checkpoint, user)
+            limits.ready_checkpoint(launch.spec.id, launch.spec.checkpoint, user)
         if launch.gpu_socket is not None:
             os.chown(launch.gpu_socket, user.uid, user.gid)
         namespaces.create(launch.namespace)
@@ -120,12 +104,12 @@ class ProcessRunner(Runner):
             groups = self._cgroups.make(launch.namespace, launch.limits)
             most = confinement.most_processes(launch, user, self._cgroups)
             if self._fork_from is not None and _can_be_forked(program, launch, user):
-                hand_over(user, folder)
+                limits.hand_over(user, folder)
                 with contextlib.suppress(OSError):  # nobody is there: it is slower without
                     return _fork(self._fork_from, program, launch, user, groups, most), None
             command = _write_program(program, launch, user)
             (folder / keeper.OUTPUT).touch()  # what confines it writes there, too
-            hand_over(user, folder)
+            limits.hand_over(user, folder)
             kept = keeper.kept(command, str(folder), gated=program.gated, waited_for=False)
             # A process begins in the namespace of the thread that makes it.
             with namespaces.entered(namespaces.namespace_path(launch.namespace)):
@@ -167,10 +151,12 @@ def _code() -> list[Path]:
     python = Path(os.path.realpath(sys.executable)).parents[1]
     numpy = _numpy_folder()
     prefixes = {Path(sys.prefix), Path(sys.base_prefix), python, *([Path(numpy)] if numpy else [])}
-    return [*sorted(prefixes), TRAINING, TRAINING.parents[1] / "testbed"]
+    return [*sorted(prefixes), programs.TRAINING, programs.TRAINING.parents[1] / "testbed"]
 
 
-def _can_be_forked(program: WorkerProgram, launch: WorkerLaunch, user: WorkerUser) -> bool:
+def _can_be_forked(
+    program: programs.WorkerProgram, launch: WorkerLaunch, user: limits.WorkerUser
+) -> bool:
     """Whether it runs our code alone, with nothing on its way closed to the user."""
     if not program.needs_numpy_alone or launch.rdma_devices:
         return False
@@ -181,13 +167,17 @@ def _can_be_forked(program: WorkerProgram, launch: WorkerLaunch, user: WorkerUse
     return not any(map(user.closed, needed))
 
 
-def _environment(program: WorkerProgram, launch: WorkerLaunch, user: WorkerUser) -> dict[str, str]:
+def _environment(
+    program: programs.WorkerProgram, launch: WorkerLaunch, user: limits.WorkerUser
+) -> dict[str, str]:
     keep = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     who = dict.fromkeys(("USER", "LOGNAME"), user.name)
     return {**keep, **who, "HOME": str(launch.directory), **program.environment}
 
 
-def _write_program(program: WorkerProgram, launch: WorkerLaunch, user: WorkerUser) -> list[str]:
+def _write_program(
+    program: programs.WorkerProgram, launch: WorkerLaunch, user: limits.WorkerUser
+) -> list[str]:
     """The command that runs the program: nothing of a job stands in it, nor in what runs before.
 
     Its variables and folder are set by a script that the worker's user alone can read, and does.
@@ -206,9 +196,9 @@ def _write_program(program: WorkerProgram, launch: WorkerLaunch, user: WorkerUse
 
 def _fork(
     path: Path,
-    program: WorkerProgram,
+    program: programs.WorkerProgram,
     launch: WorkerLaunch,
-    user: WorkerUser,
+    user: limits.WorkerUser,
     groups: Sequence[Path],
     most: int | None,
 ) -> WorkerHandle:

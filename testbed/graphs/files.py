@@ -18,15 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.graphs.model import (
-    MOST_BYTES,
-    MOST_MS,
-    ComputationGraph,
-    GraphFileError,
-    Operation,
-    find_cycle,
-    most_of,
-)
+from patchlight.testbed.graphs import model
 from patchlight.testbed.io.issues import FileIssues, nearest, stands_twice
 
 # JSON files: read by Python's own parser, with positions only for what is wrong.
@@ -144,7 +136,7 @@ _KEYS = (*_HEAD, "operations", "edges")
 _NUMBERS = ("forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
 
 
-def graph_to_json(graph: ComputationGraph) -> str:
+def graph_to_json(graph: model.ComputationGraph) -> str:
     """The graph as text that ``graph_from_json`` reads back equal."""
     names = [operation.name for operation in graph.operations]
     own = {"format": FORMAT, "version": VERSION, "loss": names[graph.loss]}
@@ -163,7 +155,7 @@ def graph_to_json(graph: ComputationGraph) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def graph_from_json(text: str, file: str) -> ComputationGraph:
+def graph_from_json(text: str, file: str) -> model.ComputationGraph:
     """The graph in a file's text; ``file`` is for messages. ``GraphFileError``."""
     return _Reader(text, file).read()
 
@@ -175,10 +167,10 @@ def _shown(value: Any) -> str:
 
 class _Reader:
     def __init__(self, text: str, file: str) -> None:
-        self.issues = FileIssues(file, GraphFileError)
+        self.issues = FileIssues(file, model.GraphFileError)
         self.text = JsonText(text, self.issues)
 
-    def read(self) -> ComputationGraph:
+    def read(self) -> model.ComputationGraph:
         document = self.text.parse()
         if not isinstance(document, dict):
             self.text.at((), "expected an object with 'operations' and 'edges'")
@@ -190,13 +182,13 @@ class _Reader:
         loss = document.get("loss")
         if loss is not None and not (isinstance(loss, str) and loss in index_of):
             self.text.at(("loss",), f"loss is {loss!r}: no operation has that name")
-        cycle = find_cycle(len(operations), list(edges))
+        cycle = model.find_cycle(len(operations), list(edges))
         if cycle:
             written = " → ".join(operations[index].name for index in cycle)
             closing = ("edges", edges[cycle[-2], cycle[-1]])
             self.text.at(closing, f"this edge closes a cycle: {written}")
         self.issues.raise_if_any()
-        return ComputationGraph(
+        return model.ComputationGraph(
             document["name"],
             tuple(operations),
             tuple(edges),
@@ -225,8 +217,8 @@ class _Reader:
         if type(batch) is not int or batch < 1:
             self.text.at(("batch",), f"batch is {batch!r}: expected a whole number, 1 or more")
 
-    def _operations(self, listed: Any) -> list[Operation]:
-        operations: list[Operation] = []
+    def _operations(self, listed: Any) -> list[model.Operation]:
+        operations: list[model.Operation] = []
         if not isinstance(listed, list) or not listed:
             if listed is not None:
                 self.text.at(("operations",), "expected a list of at least one operation")
@@ -246,15 +238,15 @@ class _Reader:
                 self.text.at((*path, key), f"{key!r} is unknown: {nearest(key, known)}")
             numbers = [self._number((*path, key), item, key) for key in _NUMBERS]
             kind, times, sizes = str(item.get("kind", "")), numbers[:2], map(int, numbers[2:])
-            operations.append(Operation(name, kind, times[0], times[1], *sizes))
+            operations.append(model.Operation(name, kind, times[0], times[1], *sizes))
         return operations
 
     def _number(self, path: Place, item: dict[str, Any], key: str) -> float:
         value = item.get(key)
         if value is None:
             self.text.at(path[:-1], f"{key!r} of {item['name']!r} is missing")
-        elif type(value) not in (int, float) or not 0 <= value <= most_of(key):
-            expected = f"expected a number, 0 to {most_of(key):.3g}"
+        elif type(value) not in (int, float) or not 0 <= value <= model.most_of(key):
+            expected = f"expected a number, 0 to {model.most_of(key):.3g}"
             self.text.at(path, f"{key} is {_shown(value)}: {expected}")
         elif key.endswith("bytes") and value != int(value):
             self.text.at(path, f"{key} is {value!r}: expected whole bytes")
@@ -299,11 +291,11 @@ _PROFILE_KEYS = (
 
 class _ProfileReader:
     def __init__(self, file: str) -> None:
-        self.issues = FileIssues(file, GraphFileError)
+        self.issues = FileIssues(file, model.GraphFileError)
         self.indices: dict[int, int] = {}
-        self.operations: list[Operation] = []
+        self.operations: list[model.Operation] = []
 
-    def read(self, text: str, name: str) -> ComputationGraph:
+    def read(self, text: str, name: str) -> model.ComputationGraph:
         edges: list[tuple[int, re.Match[str]]] = []
         for number, line in enumerate(text.splitlines(), 1):
             if edge := _EDGE.fullmatch(line):
@@ -317,13 +309,13 @@ class _ProfileReader:
         if not self.operations and not self.issues:
             self.issues.add(1, 1, "no operations: expected lines like 'node1 -- Input -- …'")
         lines = self._edges(edges)
-        cycle = find_cycle(len(self.operations), list(lines))
+        cycle = model.find_cycle(len(self.operations), list(lines))
         if cycle:
             path = " → ".join(self.operations[index].name for index in cycle)
             self.issues.add(lines[cycle[-2], cycle[-1]], 1, f"this edge closes a cycle: {path}")
         self.issues.raise_if_any()
         loss = self.indices[max(self.indices)]
-        return ComputationGraph(name, tuple(self.operations), tuple(lines), loss)
+        return model.ComputationGraph(name, tuple(self.operations), tuple(lines), loss)
 
     def _operation(self, line: int, match: re.Match[str]) -> None:
         number = int(match[1])
@@ -338,7 +330,7 @@ class _ProfileReader:
         forward_ms, backward_ms, *sizes = values
         self.indices.setdefault(number, len(self.operations))
         self.operations.append(
-            Operation(f"node{number}", match[2], forward_ms, backward_ms, *map(round, sizes))
+            model.Operation(f"node{number}", match[2], forward_ms, backward_ms, *map(round, sizes))
         )
 
     def _value(self, line: int, column: int, key: str, field: tuple[str, int] | None) -> float:
@@ -352,7 +344,7 @@ class _ProfileReader:
             values = [float(part) for part in parts]
         except ValueError:
             values = [math.nan]
-        most = MOST_MS if key.endswith("_time") else MOST_BYTES
+        most = model.MOST_MS if key.endswith("_time") else model.MOST_BYTES
         if all(0 <= value <= most for value in values) and (total := math.fsum(values)) <= most:
             return total
         self.issues.add(line, column, f"{key} is {written!r}: expected a number, 0 to {most:.3g}")
@@ -377,7 +369,7 @@ class _ProfileReader:
         return lines
 
 
-def read_graph(path: str | Path) -> ComputationGraph:
+def read_graph(path: str | Path) -> model.ComputationGraph:
     """The graph in a file; a PipeDream profile ``graph.txt`` is named after its folder.
 
     ``GraphFileError`` with every mistake, ``BadInput`` if the file cannot be read.
@@ -397,7 +389,7 @@ def read_graph(path: str | Path) -> ComputationGraph:
     return _ProfileReader(str(path)).read(text, name)
 
 
-def write_graph(graph: ComputationGraph, path: str | Path) -> None:
+def write_graph(graph: model.ComputationGraph, path: str | Path) -> None:
     """Write a graph in our JSON format; ``read_graph`` gives an equal one back."""
     try:
         Path(path).write_text(graph_to_json(graph), encoding="utf-8")
