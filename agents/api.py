@@ -1,5 +1,6 @@
 """The agent's HTTP API, version 1 (JSON), and its metrics for Prometheus."""
 
+import asyncio
 import logging
 import time
 from collections import Counter
@@ -202,11 +203,11 @@ def _routes(service: AgentService) -> APIRouter:
 
     @routes.get("/workers/{name}")
     async def worker(name: str) -> worker_api.WorkerStatus:
-        return service.worker(name)
+        return service.known(name).status()
 
     @routes.get("/workers/{name}/reports")
     async def reports(name: str, after: Annotated[int, Query(ge=0)] = 0) -> worker_api.Reports:
-        new = service.reports(name, after)
+        new = service.known(name).reports.after(after)
         return worker_api.Reports(reports=new, next=after + len(new))
 
     @routes.get("/workers/{name}/log")
@@ -215,23 +216,23 @@ def _routes(service: AgentService) -> APIRouter:
         after: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=4, le=_MOST_LOG_BYTES)] = _USUAL_LOG_BYTES,
     ) -> worker_api.LogPart:
-        return await service.log(name, after, limit)
+        return await asyncio.to_thread(service.known(name).log, after, limit)
 
     @routes.post("/workers/{name}/start")
     async def start(name: str) -> worker_api.GateAnswer:
-        return worker_api.GateAnswer(iteration=await service.start(name))
+        return worker_api.GateAnswer(iteration=await service.known(name).start())
 
     @routes.post("/workers/{name}/hold")
     async def hold(name: str, request: worker_api.HoldRequest) -> worker_api.GateAnswer:
-        return worker_api.GateAnswer(iteration=await service.hold(name, request.iteration))
+        return worker_api.GateAnswer(iteration=await service.known(name).hold(request.iteration))
 
     @routes.post("/workers/{name}/release")
     async def release(name: str) -> worker_api.GateAnswer:
-        return worker_api.GateAnswer(iteration=await service.release(name))
+        return worker_api.GateAnswer(iteration=await service.known(name).release())
 
     @routes.post("/workers/{name}/stop-at")
     async def stop_at(name: str, request: worker_api.StopAtRequest) -> worker_api.GateAnswer:
-        return worker_api.GateAnswer(iteration=await service.stop_at(name, request.iteration))
+        return worker_api.GateAnswer(iteration=await service.known(name).stop_at(request.iteration))
 
     @routes.post("/workers/{name}/end")
     async def end(name: str) -> worker_api.WorkerStatus:

@@ -84,12 +84,16 @@ class LeaseBook:
 
         ``AgentError`` if it cannot be written; what was on record before then still is.
         """
+        known, spec = self._specs.get(lease.spec.id, (None, ""))
+        if known is not lease.spec:  # its JSON is most of the work: made once
+            spec = lease.spec.model_dump_json()
+            self._specs[lease.spec.id] = lease.spec, spec
         path = self._path(lease.spec.id)
         fresh = path.with_suffix(".new")
         try:
             with fresh.open("w", encoding="utf-8") as file:
                 rest = _LEASE.dump_json(lease, by_alias=True, exclude={"spec"}).decode()
-                file.write(f'{{"spec": {self._spec(lease)}, {rest[1:]}')
+                file.write(f'{{"spec": {spec}, {rest[1:]}')
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(fresh, path)
@@ -101,14 +105,6 @@ class LeaseBook:
                 hint="make room on that disk" if exc.errno == errno.ENOSPC else None,
             ) from exc
         self._sync()  # the name of the file, too
-
-    def _spec(self, lease: Lease) -> str:
-        """The spec of a lease as JSON: made once, however often the lease is written."""
-        known, text = self._specs.get(lease.spec.id, (None, ""))
-        if known is not lease.spec:
-            text = lease.spec.model_dump_json()
-            self._specs[lease.spec.id] = lease.spec, text
-        return text
 
     def end(self, worker: str) -> None:
         """Remove the worker's lease, if there is one."""

@@ -1,4 +1,4 @@
-"""Runs one agent until it is told to stop."""
+"""Runs one agent until it is told to stop, with the workers and GPUs that its options name."""
 
 import asyncio
 import contextlib
@@ -8,13 +8,11 @@ import multiprocessing
 import os
 import signal
 import socket
-import ssl
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 from patchlight.agents.errors import AgentError
 from patchlight.agents.gpus import GpuBackend, SocketGpus
@@ -52,10 +50,7 @@ class Options:
 
 
 def run_agent(options: Options) -> None:
-    """Serve until SIGTERM or SIGINT; the workers go on, and the next agent takes them over.
-
-    Errors in the options, and whatever keeps the agent from starting, are raised.
-    """
+    """Serve until SIGTERM or SIGINT; the workers go on, and the next agent takes them over."""
     log_to_stderr(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
     from patchlight.testbed.labfile.reader import load_lab
 
@@ -91,25 +86,27 @@ def run_agent(options: Options) -> None:
         tls = own.context(server=True) if own else None
 
         async def serve() -> None:
+            from patchlight.testbed.linux.http_server import http_server
+
             await service.open()
-            await _serve(make_app(service, lab.name, metrics), listener, tls)
+            uvicorn = http_server(
+                make_app(service, lab.name, metrics),
+                tls=tls,
+                loop="asyncio",
+                lifespan="on",
+                timeout_graceful_shutdown=5,
+            )
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(
+                    number, lambda: setattr(uvicorn, "should_exit", True)
+                )
+            await uvicorn.serve(sockets=[listener])
 
         try:
             asyncio.run(serve())
         finally:
             if options.listen.startswith("unix:"):
                 Path(options.listen.removeprefix("unix:")).unlink(missing_ok=True)
-
-
-async def _serve(app: Any, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
-    from patchlight.testbed.linux.http_server import http_server
-
-    server = http_server(app, tls=tls, loop="asyncio", lifespan="on", timeout_graceful_shutdown=5)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(
-            number, lambda: setattr(server, "should_exit", True)
-        )
-    await server.serve(sockets=[listener])
 
 
 @contextlib.contextmanager
@@ -139,9 +136,9 @@ def _only_agent(state: Path) -> Iterator[None]:
 def open_listener(address: str, own: Credentials | None) -> socket.socket:
     """A bound socket for ``unix:PATH`` or ``host:port``.
 
-    ``BadInput`` for an address that is none, for TCP without certificates (on loopback too, every
-    user of the machine reaches it), and for certificates where nobody would look at them.
-    ``PatchlightError`` if it is taken.
+    ``BadInput`` for an invalid address, for TCP without certificates (every user of the machine
+    reaches loopback, too), and for certificates with a Unix socket. ``PatchlightError`` if the
+    address is taken.
     """
     if address.startswith("unix:"):
         if own is not None:
@@ -169,7 +166,7 @@ def open_listener(address: str, own: Credentials | None) -> socket.socket:
 
 def credentials_of(folder: Path, server: Server, lab: Lab) -> Credentials:
     """The certificate of the agent of ``server``; ``BadInput`` if the folder has none for it."""
-    # In a process of its own: what reads certificates would take 10 MiB of an agent for good.
+    # In another process: the library that reads certificates takes 10 MiB.
     with multiprocessing.get_context("fork").Pool(1) as elsewhere:
         found = elsewhere.apply(read_credentials, (folder,))
     found.check(agent_name(server.name, lab.name))

@@ -168,37 +168,15 @@ class AgentService:
         if await worker.abandon(why):
             del self._workers[worker.spec.id]
 
-    def worker(self, name: str) -> worker_api.WorkerStatus:
-        """What is known of a worker."""
-        return self._known(name).status()
-
-    def reports(self, name: str, after: int) -> list[worker_api.Report]:
-        """The worker's reports after the first ``after``."""
-        return self._known(name).reports.after(after)
-
-    async def log(self, name: str, after: int, limit: int) -> worker_api.LogPart:
-        """At most ``limit`` bytes of the worker's output after the first ``after``."""
-        return await asyncio.to_thread(self._known(name).log, after, limit)
-
-    async def start(self, name: str) -> int:
-        """Let a ready worker train."""
-        return await self._known(name).start()
-
-    async def hold(self, name: str, iteration: int) -> int:
-        """Hold it just before the all-reduce of ``iteration``."""
-        return await self._known(name).hold(iteration)
-
-    async def release(self, name: str) -> int:
-        """Let it go on."""
-        return await self._known(name).release()
-
-    async def stop_at(self, name: str, iteration: int) -> int:
-        """Have it end just before the all-reduce of ``iteration``."""
-        return await self._known(name).stop_at(iteration)
+    def known(self, name: str) -> LeasedWorker:
+        """The worker of that name; ``NotHere`` if there is none."""
+        if name not in self._workers:
+            raise NotHere(f"server {self._server.name} has no worker {name!r}")
+        return self._workers[name]
 
     async def end(self, name: str) -> worker_api.WorkerStatus:
         """Stop it and take its NIC and GPU back; what is known of it stays, its output too."""
-        worker = self._known(name)
+        worker = self.known(name)
         await worker.end()
         return worker.status()
 
@@ -338,11 +316,6 @@ class AgentService:
             ended = [each for each in self._workers.values() if each.is_done]
             for worker in ended[:-MOST_ENDED]:
                 await self._forget(worker)
-
-    def _known(self, name: str) -> LeasedWorker:
-        if name not in self._workers:
-            raise NotHere(f"server {self._server.name} has no worker {name!r}")
-        return self._workers[name]
 
 
 def _probed(name: str, ear: Ear) -> agent_status.ProbedNic:

@@ -25,7 +25,7 @@ from patchlight.testbed.linux.processes import boot_id
 from patchlight.testbed.wire.worker_api import LogPart, WorkerSpec, WorkerState, WorkerStatus
 
 UNSTARTED_S = 600.0
-"""A worker that is not told to start for so long is ended: nobody knows of it any more."""
+"""A worker that is not started for so long is ended: its controller is gone."""
 
 _GRACE_S = 2.0
 _START_S = 5.0
@@ -35,7 +35,7 @@ _log = logging.getLogger("patchlight.agent")
 
 
 class LeasedWorker:
-    """One worker that the agent knows of, alive or ended. ``lock`` is for who changes its life."""
+    """One worker of the agent, alive or ended. ``lock`` is held while its life is changed."""
 
     def __init__(self, site: AgentSite, spec: WorkerSpec, lease: Lease | None = None) -> None:
         self.spec = spec
@@ -53,7 +53,7 @@ class LeasedWorker:
         self._ended: Ended | None = lease.ended if lease else None
 
     async def launch(self, nic: Nic) -> None:
-        """Give it all that it needs, and watch it from then on."""
+        """Give it what it needs, and watch it from then on."""
         self._running = await self.tenancy.begin(nic)
         await self._paths.serve(self.spec, self._folder)
         self._watching = asyncio.create_task(self._watch())
@@ -61,7 +61,7 @@ class LeasedWorker:
     async def abandon(self, why: str) -> bool:
         """Clear up after a launch that failed or was cut short; whether nothing is left of it.
 
-        What cannot be cleared up stays on show.
+        A worker that cannot be cleared up stays in the status.
         """
         try:
             await self.tenancy.end(None)
@@ -72,7 +72,7 @@ class LeasedWorker:
         return True
 
     async def adopt(self) -> None:
-        """Take over what an earlier agent left: watch the worker, or say what became of it."""
+        """Take over the worker of an earlier agent: watch it, or find how it ended."""
         lease = self.tenancy.lease
         if lease.handle is None:
             raise ValueError(f"worker {self.spec.id} was never launched: abandon it")
@@ -102,7 +102,7 @@ class LeasedWorker:
 
     @property
     def nic_problem(self) -> NicProblem | None:
-        """What is wrong with its NIC now; while that is on its way, nothing is."""
+        """What is wrong with its NIC now; nothing while it moves home."""
         problem = self.tenancy.nic_problem
         is_going_home = self._is_leaving and self._ended is None
         return None if is_going_home else problem
@@ -171,7 +171,7 @@ class LeasedWorker:
         return keeper.read_output(self._folder / keeper.OUTPUT, after, limit)
 
     async def start(self) -> int:
-        """Let it train; again is harmless. Gives the iteration it is at."""
+        """Let it train; harmless if it does already. Gives the iteration it is at."""
         status = self._alive()
         if status.state is WorkerState.STARTING:
             raise Conflict(f"worker {self.spec.id} is not ready yet", hint="wait until it is ready")
@@ -202,7 +202,7 @@ class LeasedWorker:
         return status.iterations_done
 
     async def release(self) -> int:
-        """Let it go on, once its NIC can be used."""
+        """Let it continue, once its NIC can be used."""
         status = self._alive()
         await self.tenancy.until_lit()
         if not self.tenancy.lease.frozen:
@@ -258,22 +258,19 @@ class LeasedWorker:
                 WorkerState.FAILED,
                 f"it was not told to start within {UNSTARTED_S:g} s: its controller is gone",
             )
-        problem, filled = await asyncio.to_thread(self._look_at_server)
+
+        def look_at_server() -> tuple[NicProblem | None, str]:
+            with contextlib.suppress(OSError):  # the worker may have put something else there
+                keeper.bound_output(self._folder / keeper.OUTPUT)
+            return self.nic_problem, keeper.fills_disk(self._folder)
+
+        problem, filled = await asyncio.to_thread(look_at_server)
         if self._is_leaving:  # it ends already
             return None
         if problem is not None and problem.words == GONE.format(lease.nic_state.interface):
             return keeper.Ending(WorkerState.FAILED, problem.words)
         if filled:
             return keeper.Ending(WorkerState.FAILED, filled)
-        return await self._look_at_gpu()
-
-    def _look_at_server(self) -> tuple[NicProblem | None, str]:
-        """What is wrong with its NIC, and with how much it has written. Blocks."""
-        with contextlib.suppress(OSError):  # it may have put something else there
-            keeper.bound_output(self._folder / keeper.OUTPUT)
-        return self.nic_problem, keeper.fills_disk(self._folder)
-
-    async def _look_at_gpu(self) -> keeper.Ending | None:
         if self.spec.gpu is None:
             return None
         try:
@@ -303,13 +300,12 @@ class LeasedWorker:
         self.tenancy.note(returned=True)
 
     async def let_go(self) -> None:
-        """Watch it no longer, because the agent ends; it goes on."""
+        """Stop watching it, because the agent ends; the worker goes on."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait({self._watching})
 
     async def _watch(self) -> None:
-        """Wait for the worker's end, however it comes, and clear up after it."""
         assert self._running is not None
         await self._follow(await self._running.ended())
 
@@ -319,17 +315,11 @@ class LeasedWorker:
         await self.tenancy.count_energy()
         foreign = self._command is not None
         last = keeper.final_report(self._last_report(), exit_info, self._ending, foreign=foreign)
-        if last.state is WorkerState.FAILED and self._disk_is_full():  # it could not say so itself
-            last = replace(last, message=f"{last.message}; no space left on the disk of its folder")
-        await self._clear_up(last, exit_info)
-
-    def _disk_is_full(self) -> bool:
-        try:
-            return os.statvfs(self._folder).f_bavail == 0
-        except OSError:
-            return False
-
-    async def _clear_up(self, last: keeper.LastReport, exit_info: ExitInfo) -> None:
+        if last.state is WorkerState.FAILED:
+            with contextlib.suppress(OSError):
+                if os.statvfs(self._folder).f_bavail == 0:  # it could not report that itself
+                    full = f"{last.message}; no space left on the disk of its folder"
+                    last = replace(last, message=full)
         try:
             lost = await self.tenancy.end(self._running)
         except Exception as exc:

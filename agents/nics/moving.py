@@ -77,7 +77,19 @@ def read_nic(access: NicAccess) -> NicState:
                 )
             ),
             routes=tuple(
-                _route(message)
+                {
+                    key: value
+                    for key, value in {
+                        "dst": f"{message.get_attr('RTA_DST') or '0.0.0.0'}/{message['dst_len']}",
+                        "gateway": message.get_attr("RTA_GATEWAY"),
+                        "table": message.get_attr("RTA_TABLE") or message["table"],
+                        "prefsrc": message.get_attr("RTA_PREFSRC"),
+                        "priority": message.get_attr("RTA_PRIORITY"),
+                        "scope": message["scope"],
+                        "proto": message["proto"],
+                    }.items()
+                    if value is not None
+                }
                 for message in ip.get_routes(oif=index, family=2)
                 if message["proto"] != _PROTO_KERNEL
             ),
@@ -216,20 +228,6 @@ def is_in(namespace: Path, interface: str) -> bool:
 
 def _address(message: Any) -> tuple[str, int]:
     return message.get_attr("IFA_LOCAL"), message["prefixlen"]
-
-
-def _route(message: Any) -> dict[str, Any]:
-    destination = message.get_attr("RTA_DST")
-    route = {
-        "dst": f"{destination or '0.0.0.0'}/{message['dst_len']}",
-        "gateway": message.get_attr("RTA_GATEWAY"),
-        "table": message.get_attr("RTA_TABLE") or message["table"],
-        "prefsrc": message.get_attr("RTA_PREFSRC"),
-        "priority": message.get_attr("RTA_PRIORITY"),
-        "scope": message["scope"],
-        "proto": message["proto"],
-    }
-    return {key: value for key, value in route.items() if value is not None}
 
 
 def _move(ip: Any, interface: str, namespace: Path) -> None:

@@ -1,9 +1,9 @@
-"""A NIC's state as plain values, its RDMA device with its GIDs, and rtnetlink, which reads it.
+"""A NIC's state as plain values, what a worker gets of it, its RDMA device, and rtnetlink.
 
-The index of a GID differs between hosts and namespaces, and a port that was dark may have a new
-table: so it is looked up for each NIC, again after each change of its circuit. A GID is usable if
-its type is RoCE v2, it holds an IPv4-mapped address, and its network device is in the worker's own
-namespace. ``root`` is the ``/sys`` of that namespace.
+The index of a GID differs between hosts and namespaces, and may change while a port is dark. So it
+is read for each NIC, and again after each change of its circuit. A GID is usable if its type is
+RoCE v2, it holds an IPv4-mapped address, and its network device is in the worker's own namespace.
+``root`` is the ``/sys`` of that namespace.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from pathlib import Path
@@ -96,9 +96,17 @@ def gids(root: Path = SYSFS) -> list[Gid]:
     for table in sorted((root / _CLASS).glob("*/ports/*/gids")):
         port = table.parent
         for entry in table.iterdir():
-            gid = _gid(port, entry)
-            if gid is not None:
-                usable.append(gid)
+            kind = _read(port / "gid_attrs" / "types" / entry.name)
+            interface = _read(port / "gid_attrs" / "ndevs" / entry.name)
+            text = _read(entry)
+            if kind not in ("RoCE v2", "RoCE V2") or not interface or not text:
+                continue
+            with suppress(AddressValueError):
+                if (mapped := IPv6Address(text).ipv4_mapped) is not None:
+                    index = int(entry.name)
+                    usable.append(
+                        Gid(port.parent.parent.name, int(port.name), index, mapped, interface)
+                    )
     return sorted(usable, key=lambda g: (g.device, g.port, g.index))
 
 
@@ -106,21 +114,6 @@ def gid_of(interface: str, address: IPv4Address, root: Path = SYSFS) -> Gid | No
     """The GID of that interface and address, or ``None``."""
     matching = (g for g in gids(root) if (g.interface, g.address) == (interface, address))
     return next(matching, None)
-
-
-def _gid(port: Path, entry: Path) -> Gid | None:
-    kind = _read(port / "gid_attrs" / "types" / entry.name)
-    interface = _read(port / "gid_attrs" / "ndevs" / entry.name)
-    text = _read(entry)
-    if kind not in ("RoCE v2", "RoCE V2") or not interface or not text:
-        return None
-    try:
-        mapped = IPv6Address(text).ipv4_mapped
-    except AddressValueError:
-        return None
-    if mapped is None:
-        return None
-    return Gid(port.parent.parent.name, int(port.name), int(entry.name), mapped, interface)
 
 
 def _read(path: Path) -> str | None:
@@ -189,12 +182,17 @@ def access_of(nic: Nic, sys: Path, sharing: NamespaceMode | None) -> NicAccess:
     where the server cannot do what the lab file says.
     """
     interface, mode = nic.interface or nic.name, nic.mode
-    free = _free_functions(interface, sys)
     if mode == "auto":
         virtual = not (sys / "class/net" / interface / "device").exists()
         mode = "veth" if virtual else "sriov" if _functions(interface, sys) else "physical"
     function = None
     if mode == "sriov":
+        # Those that are here, by number and interface: no worker has them.
+        free = [
+            (number, each.name)
+            for number, folder in _functions(interface, sys)
+            for each in sorted((folder / "net").glob("*"))
+        ]
         if not free:
             raise NicError(
                 f"{interface} has no virtual function that is free",
@@ -239,15 +237,6 @@ def _moves(
 def _functions(port: str, sys: Path) -> list[tuple[int, Path]]:
     folders = (sys / "class/net" / port / "device").glob("virtfn*")
     return sorted((int(each.name.removeprefix("virtfn")), each) for each in folders)
-
-
-def _free_functions(port: str, sys: Path) -> list[tuple[int, str]]:
-    """The virtual functions that are here, by number and interface: no worker has them."""
-    return [
-        (number, each.name)
-        for number, folder in _functions(port, sys)
-        for each in sorted((folder / "net").glob("*"))
-    ]
 
 
 @dataclass(frozen=True, slots=True)

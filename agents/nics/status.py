@@ -1,7 +1,7 @@
-"""The status of a NIC: there or gone, its carrier, counters, and whether its RDMA port is back.
+"""Reads the status of NICs, and finds by probe frames and LLDP what their fibres lead to.
 
-After a port was dark its RDMA device has no GIDs for a while. So a worker with RDMA is as one in
-the dark until its GID is there again. Functions block, and look into the namespace they are given.
+After a port was dark its RDMA device has no GIDs for a while. So a worker with RDMA counts as dark
+until its GID is back. Functions block, and look into the namespace they are given.
 """
 
 import errno
@@ -10,7 +10,7 @@ import socket
 import struct
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -42,7 +42,7 @@ class NicPlace:
 
 @dataclass(frozen=True, slots=True)
 class NicProblem:
-    """What is wrong with a NIC, in words; ``is_dark`` if light may be all that it lacks."""
+    """What is wrong with a NIC, as text; ``is_dark``: it may lack nothing but its signal."""
 
     words: str
     is_dark: bool = False
@@ -186,7 +186,7 @@ _JOIN, _MULTICAST = 1, 0  # PACKET_ADD_MEMBERSHIP and PACKET_MR_MULTICAST of pac
 
 @dataclass
 class Ear:
-    """One NIC that is listened at: what has come so far, and what went wrong, if anything did."""
+    """One NIC that listens: the frames that have come so far, and its problem, if it has one."""
 
     interface: str
     heard: set[str] = field(default_factory=set)
@@ -199,7 +199,7 @@ def probe(names: Mapping[str, str], token: str, listen_s: float) -> dict[str, Ea
     """Send and hear for ``listen_s`` on these interfaces, by the names that probes give them.
 
     Blocks, in the calling thread's network namespace. ``NicError`` without the right to open
-    such sockets; what befalls one NIC is its ``problem``.
+    such sockets; the failure of one NIC is its ``problem``.
     """
     ears = {name: Ear(interface) for name, interface in names.items()}
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
@@ -224,10 +224,19 @@ def probe(names: Mapping[str, str], token: str, listen_s: float) -> dict[str, Ea
             until = min(began + _EVERY_S, end)
             while (left_s := until - time.monotonic()) > 0:
                 for key, _ in selector.select(left_s):
-                    assert isinstance(key.fileobj, socket.socket)
-                    _hear(key.fileobj, key.data, token)
+                    listening = key.fileobj
+                    assert isinstance(listening, socket.socket)
+                    try:
+                        frame = listening.recv(_LARGEST_FRAME)
+                    except OSError:
+                        continue  # switched off meanwhile: sending shows that
+                    if (source := probe_frames.probe_source(frame, token)) is not None:
+                        key.data.heard.add(source)
+                    elif (neighbour := probe_frames.lldp_neighbour(frame)) is not None:
+                        key.data.lldp.add(neighbour)
     for name in senders:
-        ears[name].carrier = _has_carrier(ears[name].interface)
+        with suppress(OSError):
+            ears[name].carrier = devices.settle_link(ears[name].interface)
     return ears
 
 
@@ -257,21 +266,3 @@ def _send(sender: socket.socket, ear: Ear, name: str, token: str) -> None:
             ear.problem = f"{ear.interface}: {error.strerror}"
     else:
         ear.problem = ""
-
-
-def _hear(listening: socket.socket, ear: Ear, token: str) -> None:
-    try:
-        frame = listening.recv(_LARGEST_FRAME)
-    except OSError:
-        return  # switched off meanwhile: sending says so
-    if (source := probe_frames.probe_source(frame, token)) is not None:
-        ear.heard.add(source)
-    elif (neighbour := probe_frames.lldp_neighbour(frame)) is not None:
-        ear.lldp.add(neighbour)
-
-
-def _has_carrier(interface: str) -> bool:
-    try:
-        return devices.settle_link(interface)
-    except OSError:
-        return False

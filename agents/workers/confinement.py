@@ -1,7 +1,7 @@
-"""What a worker that is a process may see and do: as which user, with which rights and limits.
+"""Starts a worker's process so that it sees and does only what it may, with its user and limits.
 
-bubblewrap gives it process, IPC, host name and mount namespaces of its own, util-linux its user and
-no capabilities, libseccomp refuses it system calls. All of them are begun with a fixed environment:
+bubblewrap gives it its own process, IPC, host name and mount namespaces, util-linux its user and
+no capabilities, libseccomp refuses it system calls. All of them start with a fixed environment:
 nothing of a job reaches them.
 """
 

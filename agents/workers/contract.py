@@ -1,4 +1,4 @@
-"""What a runner of workers does: processes and containers alike."""
+"""What a runner of workers does, for processes, containers and packages that users install."""
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -145,8 +145,8 @@ DEFAULT_IMAGE = "patchlight-worker:latest"
 
 @dataclass(frozen=True, slots=True)
 class BackendOptions:
-    """What the agent was started with: names of its lab and server, the image of containers, how
-    they get an NVIDIA GPU, whom processes run as, and the socket at which they are forked."""
+    """An agent's options: its lab and server, the image of containers, how they get an NVIDIA
+    GPU, the user of processes, and the socket at which they are forked."""
 
     lab: str
     server: str

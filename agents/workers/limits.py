@@ -1,4 +1,9 @@
-"""What a worker may have of its server: memory, processes, paths, and the user that it runs as."""
+"""Decides what a worker may have of its server: memory, processes, paths, a user, a GPU.
+
+A container gets exactly one NVIDIA GPU, pinned by its UUID: by CDI (the Container Device Interface,
+Docker 25 or newer with ``nvidia-ctk cdi generate``), by Docker's device requests (which call
+``nvidia-container-runtime-hook``), or by the runtime ``nvidia``. That has run on no NVIDIA GPU.
+"""
 
 import hashlib
 import json
@@ -36,8 +41,8 @@ def limits_of(
 ) -> Limits:
     """What its job says, else what such a worker usually needs; no more than the lab allows.
 
-    ``share_bytes`` is its part of the server's memory. A synthetic worker that computes on no real
-    GPU holds some four times its gradient; what others need nobody knows.
+    ``share_bytes`` is its part of the server's memory. A synthetic worker without a real GPU holds
+    some four times its gradient; the need of others is not known.
     """
     task = spec.task
     if isinstance(task, SyntheticTask) and gpu is None:
@@ -64,13 +69,30 @@ _DOCKER_SOCKET = "/var/run/docker.sock"
 
 
 def permitted(spec: WorkerSpec, policy: WorkerPolicy) -> WorkerSpec:
-    """The worker to be launched: with the paths that were looked at, which no link changes later.
+    """The worker to launch, with the real paths that were checked: no link changes them later.
 
     ``policy`` is its lab's. ``Forbidden`` for what belongs to the server or the lab does not allow;
     ``BadRequest`` for what is not there, or would hide what Patchlight puts into the worker.
     """
-    _within(spec, policy)
     task, checkpoint = spec.task, spec.checkpoint
+    image = getattr(task, "image", None)
+    if image is not None and not policy.allows_image(image):
+        allowed = ", ".join(policy.images or ()) or "none"
+        raise Forbidden(
+            f"worker {spec.id} asks for the image {image}, which the lab allows to no worker",
+            hint=f"those that it does: {allowed} ('images' under 'workers' of the lab file)",
+        )
+    most, wanted = policy.memory_bytes, spec.memory_bytes
+    if most is not None and wanted is not None and wanted > most:
+        raise Forbidden(
+            f"worker {spec.id} asks for {format_size(wanted)} of memory: the lab allows "
+            f"{format_size(most)} ('memory' under 'workers' of the lab file)"
+        )
+    if policy.cpus is not None and spec.cpus is not None and spec.cpus > policy.cpus:
+        raise Forbidden(
+            f"worker {spec.id} asks for {spec.cpus:g} CPUs: the lab allows {policy.cpus:g} "
+            "('cpus' under 'workers' of the lab file)"
+        )
     if checkpoint is not None:
         checkpoint = _seen(spec, policy, checkpoint, writes=True, is_made=True)
     if isinstance(task, TorchTask) and task.data is not None:
@@ -78,7 +100,12 @@ def permitted(spec: WorkerSpec, policy: WorkerPolicy) -> WorkerSpec:
     if isinstance(task, CommandTask):
         mounts = []
         for mount in task.mounts:
-            _hides_nothing(spec, mount.target)
+            for kept in _OF_THE_WORKER:
+                if _overlap(Path(os.path.normpath("/" + mount.target.lstrip("/"))), kept):
+                    raise BadRequest(
+                        f"worker {spec.id}: nothing can be mounted at {mount.target}: {kept} of a "
+                        "worker is made by Patchlight or the kernel"
+                    )
             source = _seen(spec, policy, mount.source, writes=not mount.read_only)
             mounts.append(replace(mount, source=source))
         task = task.model_copy(update={"mounts": mounts})
@@ -100,7 +127,8 @@ def _seen(
         (real.parent if is_made else real).stat()
     except (OSError, ValueError) as exc:
         problem = getattr(exc, "strerror", None) or str(exc)
-    for kept in [*_OF_THE_SERVER, _docker_socket()]:
+    docker = os.environ.get("DOCKER_HOST", "").removeprefix("unix://") or _DOCKER_SOCKET
+    for kept in [*_OF_THE_SERVER, Path(os.path.realpath(docker))]:
         if _overlap(real, kept):
             raise Forbidden(
                 f"worker {spec.id} asks for {short(path)}: {kept} of a server is for no worker",
@@ -124,43 +152,8 @@ def _seen(
     return str(real)
 
 
-def _within(spec: WorkerSpec, policy: WorkerPolicy) -> None:
-    image = getattr(spec.task, "image", None)
-    if image is not None and not policy.allows_image(image):
-        allowed = ", ".join(policy.images or ()) or "none"
-        raise Forbidden(
-            f"worker {spec.id} asks for the image {image}, which the lab allows to no worker",
-            hint=f"those that it does: {allowed} ('images' under 'workers' of the lab file)",
-        )
-    most, wanted = policy.memory_bytes, spec.memory_bytes
-    if most is not None and wanted is not None and wanted > most:
-        raise Forbidden(
-            f"worker {spec.id} asks for {format_size(wanted)} of memory: the lab allows "
-            f"{format_size(most)} ('memory' under 'workers' of the lab file)"
-        )
-    if policy.cpus is not None and spec.cpus is not None and spec.cpus > policy.cpus:
-        raise Forbidden(
-            f"worker {spec.id} asks for {spec.cpus:g} CPUs: the lab allows {policy.cpus:g} "
-            "('cpus' under 'workers' of the lab file)"
-        )
-
-
-def _hides_nothing(spec: WorkerSpec, target: str) -> None:
-    for kept in _OF_THE_WORKER:
-        if _overlap(Path(os.path.normpath("/" + target.lstrip("/"))), kept):
-            raise BadRequest(
-                f"worker {spec.id}: nothing can be mounted at {target}: {kept} of a worker is "
-                "made by Patchlight or the kernel"
-            )
-
-
 def _overlap(one: Path, other: Path) -> bool:
     return one.is_relative_to(other) or other.is_relative_to(one)
-
-
-def _docker_socket() -> Path:
-    url = os.environ.get("DOCKER_HOST", "")
-    return Path(os.path.realpath(url.removeprefix("unix://") or _DOCKER_SOCKET))
 
 
 # systemd keeps these free; below them are those that it gives to containers.
@@ -292,10 +285,10 @@ def find_access(
     folders: Sequence[Path] = CDI_FOLDERS,
     path: str | None = None,
 ) -> str:
-    """The way that this server has, or the ``choice`` of one; empty if it has none.
+    """How containers of this server get a GPU, or the ``choice`` of a way; empty for none.
 
-    ``engine`` is what the Docker engine says of itself; ``path``, where programs are looked for, is
-    the environment's by default. ``BadInput`` for what is no way.
+    ``engine`` is the Docker engine's own description; ``path``, where programs are looked for, is
+    the environment's by default. ``BadInput`` for an unknown choice.
     """
     if choice not in CHOICES:
         raise BadInput(f"--gpu-access {choice!r}: expected {', '.join(CHOICES)}")
@@ -319,7 +312,17 @@ def container_settings(
     pinned = {_VISIBLE: gpu.uuid, "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
     match access:
         case "cdi":
-            cdi = {"driver": "cdi", "device_ids": [_cdi_device(gpu, folders)]}
+            devices = list(_devices(folders))  # by UUID, else by device node
+            named = [name for name, _ in devices if name == gpu.uuid]
+            named += [name for name, minors in devices if minors == {gpu.minor}]
+            if not named:
+                known = ", ".join(sorted({name for name, _ in devices})) or "none"
+                raise LaunchError(
+                    f"no CDI device is the GPU {gpu.uuid}: there are {known}",
+                    hint="write the files anew: sudo nvidia-ctk cdi generate "
+                    "--output=/etc/cdi/nvidia.yaml",
+                )
+            cdi = {"driver": "cdi", "device_ids": [f"{_KIND}={named[0]}"]}
             return {"device_requests": [cdi], "environment": NO_GPU}
         case "request":
             request = {"device_ids": [gpu.uuid], "capabilities": [["gpu", "compute", "utility"]]}
@@ -333,20 +336,6 @@ def container_settings(
         "--output=/etc/cdi/nvidia.yaml (Docker 25 or newer), or sudo nvidia-ctk runtime configure "
         "--runtime=docker; and start the agent again",
     )
-
-
-def _cdi_device(gpu: PhysicalGpu, folders: Sequence[Path]) -> str:
-    """The full name of the device that is this GPU: by its UUID, else by its device node."""
-    devices = list(_devices(folders))
-    named = [name for name, _ in devices if name == gpu.uuid]
-    by_node = [name for name, minors in devices if minors == {gpu.minor}]
-    if not named and not by_node:
-        known = ", ".join(sorted({name for name, _ in devices})) or "none"
-        raise LaunchError(
-            f"no CDI device is the GPU {gpu.uuid}: there are {known}",
-            hint="write the files anew: sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml",
-        )
-    return f"{_KIND}={(named or by_node)[0]}"
 
 
 def _devices(folders: Sequence[Path]) -> Iterator[tuple[str, set[int]]]:

@@ -1,4 +1,4 @@
-"""Workers as plain processes, each in a network namespace of its own."""
+"""Runs workers as plain processes, each in its own network namespace."""
 
 import asyncio
 import contextlib
@@ -31,9 +31,6 @@ from patchlight.testbed.wire.worker_api import SyntheticTask, TorchTask
 
 _INHERITED = ("PATH", "LANG", "PATCHLIGHT_RUN")
 _log = logging.getLogger("patchlight.agent")
-
-# How to find a worker, and its keeper if that is a child of this process.
-_Begun = tuple[WorkerHandle, subprocess.Popen[bytes] | None]
 
 
 class ProcessRunner(Runner):
@@ -70,11 +67,20 @@ class ProcessRunner(Runner):
 
     async def launch(self, launch: WorkerLaunch) -> RunningWorker:
         """Make the namespace and start the program's keeper in it."""
-        _refuse_containers_things(launch)
+        task = launch.spec.task
+        image = None if isinstance(task, SyntheticTask) else task.image
+        if image or (isinstance(task, CommandTask) and task.mounts):
+            what = f"the image {image}" if image else "mounts"
+            raise BadRequest(
+                f"worker {launch.spec.id} asks for {what}, but this agent runs workers as "
+                "processes",
+                hint="run the agent with --workers docker, or leave image and mounts out: the "
+                "program then sees the server's own files",
+            )
         handle, child = await asyncio.to_thread(self._launch, launch)
         return _ProcessWorker(handle, launch.namespace, launch.directory, self._cgroups, child)
 
-    def _launch(self, launch: WorkerLaunch) -> _Begun:
+    def _launch(self, launch: WorkerLaunch) -> tuple[WorkerHandle, subprocess.Popen[bytes] | None]:
         folder = launch.directory
         code = folder / "python" / programs.TRAINING_IN_PATH
         code.parent.mkdir(parents=True)
@@ -220,21 +226,7 @@ def _fork(
     return WorkerHandle(pid=pid, started=started, boot=boot_id())
 
 
-def _refuse_containers_things(launch: WorkerLaunch) -> None:
-    task = launch.spec.task
-    image = None if isinstance(task, SyntheticTask) else task.image
-    if image or (isinstance(task, CommandTask) and task.mounts):
-        what = f"the image {image}" if image else "mounts"
-        raise BadRequest(
-            f"worker {launch.spec.id} asks for {what}, but this agent runs workers as processes",
-            hint="run the agent with --workers docker, or leave image and mounts out: the program "
-            "then sees the server's own files",
-        )
-
-
 class _ProcessWorker:
-    """One worker's keeper, and what runs in its namespace."""
-
     def __init__(
         self,
         handle: WorkerHandle,
@@ -294,21 +286,21 @@ class _ProcessWorker:
         await asyncio.to_thread(namespaces.continue_all, self._namespace)
 
     async def dispose(self) -> None:
-        await asyncio.to_thread(self._dispose)
+        def remove() -> None:
+            # One that forks faster than it is found would never be gone.
+            self._cgroups.forbid_forks(self._namespace)
+            namespaces.end_all(self._namespace)
+            if self._child is not None:
+                self._child.wait()
+            self._cgroups.remove(self._namespace)
+            with contextlib.suppress(OSError):  # from now on the agent alone reads it
+                os.chown(self._directory, 0, 0)
 
-    def _dispose(self) -> None:
-        # One that forks faster than it is found would never be gone.
-        self._cgroups.forbid_forks(self._namespace)
-        namespaces.end_all(self._namespace)
-        if self._child is not None:
-            self._child.wait()
-        self._cgroups.remove(self._namespace)
-        with contextlib.suppress(OSError):  # from now on the agent alone reads it
-            os.chown(self._directory, 0, 0)
+        await asyncio.to_thread(remove)
 
 
 def _pidfd(handle: WorkerHandle) -> int | None:
-    """A descriptor that tells when the process ends; ``None`` if it has."""
+    """A descriptor that is readable when the process ends; ``None`` if it has ended."""
     if handle.pid is None or handle.started is None or handle.boot != boot_id():
         return None
     try:

@@ -22,7 +22,7 @@ from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.paths.light_networks import LightNetwork, light_networks
 from patchlight.testbed.paths.schedulers import path_scheduler
-from patchlight.testbed.paths.scheduling import FlowRequest, Scheduling
+from patchlight.testbed.paths.scheduling import FlowRequest, PathScheduler
 
 State = Literal["waiting", "granted", "released", "expired"]
 SHORTEST_LEASE_S, LONGEST_LEASE_S = 0.1, 3600.0
@@ -82,7 +82,7 @@ class _Lane:
     """A network and who is on it."""
 
     network: LightNetwork
-    scheduler: Scheduling
+    scheduler: PathScheduler
 
 
 class PathBook:

@@ -1,4 +1,4 @@
-"""Graph files in and out: ours (JSON) or PipeDream's profiles, told apart by what is in them.
+"""Reads and writes graph files: PipeDream's profiles and our own format.
 
 A line of a profile (``profiler/*/profiles/*/graph.txt``) is an operation or an edge::
 
@@ -7,6 +7,22 @@ A line of a profile (``profiler/*/profiles/*/graph.txt``) is an operation or an 
 
 Times are milliseconds, sizes bytes; ``activation_size`` may be a list ``[a; b]``, of which the
 sum counts. The loss is the node with the highest number.
+
+Our own format is JSON, one operation or edge a line::
+
+    {
+      "format": "patchlight-graph", "version": 1,
+      "name": "vgg16", "origin": "computed", "device": "…", "batch": 64, "notes": "…",
+      "loss": "fc8",
+      "operations": [
+        {"name": "conv1", "kind": "Conv2d", "forward_ms": 1.2, "backward_ms": 2.4,
+         "activation_bytes": 4096, "parameter_bytes": 1024}
+      ],
+      "edges": [["conv1", "relu1"]]
+    }
+
+``origin`` is ``profiled`` or ``computed``; ``device``, ``batch``, ``notes`` and ``loss`` may be
+left out (without ``loss``, it is the last operation that feeds nothing).
 """
 
 import json
@@ -21,10 +37,8 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import model
 from patchlight.testbed.io.issues import FileIssues, nearest, stands_twice
 
-# JSON files: read by Python's own parser, with positions only for what is wrong.
-#
-# YAML's composer would read most JSON too, but ten times as slowly, and not its escapes of
-# characters beyond U+FFFF.
+# JSON is read by Python's own parser, with positions only for what is wrong. YAML's composer would
+# read most JSON, too, but ten times as slowly, and not its escapes of characters beyond U+FFFF.
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+')
 
@@ -52,7 +66,12 @@ class JsonText:
             # Not finite numbers are no JSON, though Python would read them.
             value = json.loads(self._text, parse_constant=_refuse, object_pairs_hook=group)
             if repeated:
-                self._note_repeated()
+                first: dict[Place, int] = {}
+                for path, offset, is_key in _walk(self._text):
+                    before = first.setdefault(path, offset) if is_key else offset
+                    if before != offset:
+                        message = stands_twice(str(path[-1]), self._place(before)[0])
+                        self._issues.add(*self._place(offset), message)
             self._issues.raise_if_any()
             return value
         except json.JSONDecodeError as error:
@@ -66,14 +85,6 @@ class JsonText:
     def at(self, path: Place, message: str) -> None:
         """Note an issue where the value at ``path`` stands, or at the start if there is none."""
         self._issues.add(*self._place(self._offsets.get(path, 0)), message)
-
-    def _note_repeated(self) -> None:
-        first: dict[Place, int] = {}
-        for path, offset in keys(self._text):
-            before = first.setdefault(path, offset)
-            if before != offset:
-                message = stands_twice(str(path[-1]), self._place(before)[0])
-                self._issues.add(*self._place(offset), message)
 
     def _place(self, offset: int) -> tuple[int, int]:
         """Line and column, counted from 1."""
@@ -96,11 +107,6 @@ def positions(text: str) -> dict[Place, int]:
         if not is_key:
             offsets.setdefault(path, offset)
     return offsets
-
-
-def keys(text: str) -> Iterator[tuple[Place, int]]:
-    """Each key of a well-formed JSON text: the path to its value, and where the key stands."""
-    return ((path, offset) for path, offset, is_key in _walk(text) if is_key)
 
 
 def _walk(text: str) -> Iterator[tuple[Place, int, bool]]:
@@ -158,11 +164,6 @@ def graph_to_json(graph: model.ComputationGraph) -> str:
 def graph_from_json(text: str, file: str) -> model.ComputationGraph:
     """The graph in a file's text; ``file`` is for messages. ``GraphFileError``."""
     return _Reader(text, file).read()
-
-
-def _shown(value: Any) -> str:
-    written = repr(value)
-    return written if len(written) <= 40 else f"{written[:40]}…"
 
 
 class _Reader:
@@ -247,7 +248,9 @@ class _Reader:
             self.text.at(path[:-1], f"{key!r} of {item['name']!r} is missing")
         elif type(value) not in (int, float) or not 0 <= value <= model.most_of(key):
             expected = f"expected a number, 0 to {model.most_of(key):.3g}"
-            self.text.at(path, f"{key} is {_shown(value)}: {expected}")
+            written = repr(value)
+            shown = written if len(written) <= 40 else f"{written[:40]}…"
+            self.text.at(path, f"{key} is {shown}: {expected}")
         elif key.endswith("bytes") and value != int(value):
             self.text.at(path, f"{key} is {value!r}: expected whole bytes")
         else:

@@ -338,8 +338,8 @@ def _edge_bytes(
     """Bytes on each edge between a part of ``source`` and a part of ``target``.
 
     Operations are split one after the other as they stand in the file, forward before backward.
-    Whoever is split makes edges to its neighbours as they are at that moment, with the
-    neighbour's memory shared by the parts; so of two split ones the first gives the size.
+    An operation that is split gets edges to its neighbours as they are at that moment, and its
+    parts share the neighbour's memory; so of two split ones the first gives the size.
     """
     memory = training.memory_bytes
     if splits[source] == splits[target] == 1:

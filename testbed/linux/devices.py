@@ -1,7 +1,8 @@
-"""What the kernel shows of devices: ``/sys`` of a network namespace, PCI distances, link counters.
+"""Reads devices from the kernel: ``/sys`` of a namespace, link counters, ethtool, RDMA.
 
-Interfaces and RDMA devices are shown by the namespace that a sysfs was mounted in. One is mounted
-here for the calling thread's namespace, and nowhere else visible.
+A sysfs shows the interfaces and RDMA devices of the namespace where it was mounted. One is mounted
+here for the calling thread's namespace, visible nowhere else. Interfaces are those of that
+namespace, too.
 """
 
 import array

@@ -1,4 +1,4 @@
-"""Processes: what ``/proc`` says of them, what it shows of this one, their CPUs and priority."""
+"""Reads and changes processes: their data in ``/proc``, CPUs, priority, and groups with limits."""
 
 import ctypes
 import errno

@@ -1,4 +1,9 @@
-"""The base of all schedulers of paths, and the channels and transceivers that are taken."""
+"""Optical paths for flows: requests, grants, a network's channels, and the base of schedulers.
+
+A job has an optical network to itself. Its nodes have tunable transceivers; a flow gets a channel
+from a time on, is sent, and gives the channel back. The same schedulers work in the controller,
+which has a clock and clients, and in the simulator, which has neither.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from patchlight.testbed.errors import BadInput
 
@@ -118,29 +123,6 @@ class PathNetwork:
             )
         if not 0 < flow.nbytes < inf:
             raise BadInput(f"flow {flow.flow} has {flow.nbytes:g} bytes: expected more than 0")
-
-
-class PathScheduler(Protocol):
-    """Decides which of the waiting flows get a path, on which channel.
-
-    Deterministic: what it says follows from what it was told, in that order. Times are in seconds
-    and never go back. Never two flows on one transmitter or receiver at a time, nor on one channel
-    where that meets; and no flow waits for which all three are free.
-    """
-
-    network: PathNetwork
-
-    def admit(self, flows: Sequence[FlowRequest], now_s: float) -> list[PathRefusal]:
-        """Take flows in to wait, but those that are refused: too late, or no light goes there.
-
-        ``BadInput`` for a flow that makes no sense or whose number is in use; then none is taken.
-        """
-
-    def grants(self, now_s: float) -> list[PathGrant]:
-        """The paths that are given from now on, none of them before."""
-
-    def release(self, flow: int, now_s: float) -> None:
-        """Give a flow's path back, or its place if it waits. ``BadInput`` if there is none."""
 
 
 class ControlDelay(NamedTuple):
@@ -281,8 +263,14 @@ class PathOccupancy:
         return None
 
 
-class Scheduling(ABC):
-    """A ``PathScheduler`` but for which of the waiting flows come next."""
+class PathScheduler(ABC):
+    """Decides which of the waiting flows get a path, and on which channel.
+
+    Deterministic: its answers follow from its calls, in their order. Times are in seconds and never
+    go back. Two flows are never on one transmitter or receiver at a time, nor on one channel where
+    their light meets; and no flow waits for which all three are free. A subclass lines flows up and
+    chooses.
+    """
 
     def __init__(self, network: PathNetwork) -> None:
         self.network = network

@@ -65,7 +65,9 @@ def call(name, *arguments):
         raise OSError(ctypes.get_errno(), name)
 
 status = dict(line.split(":\\t", 1) for line in open("/proc/self/status"))
-threading.Thread(target=print).start()
+thread = threading.Thread(target=print)
+thread.start()
+thread.join()
 print(json.dumps({
     "uid": os.getuid(),
     "groups": os.getgroups(),
