@@ -4,10 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from patchlight.agents.gpus import SAMPLES_PER_S
-from patchlight.agents.run import Options, run_agent
-from patchlight.agents.workers.backends import DEFAULT_IMAGE
-from patchlight.agents.workers.gpu_access import CHOICES
+from patchlight.agents.run import SAMPLES_PER_S, Options, run_agent
+from patchlight.agents.workers.contract import DEFAULT_IMAGE
+from patchlight.agents.workers.limits import CHOICES
 from patchlight.testbed.errors import PatchlightError
 
 

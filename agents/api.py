@@ -1,22 +1,17 @@
 """The agent's HTTP API, version 1 (JSON), and its metrics for Prometheus."""
 
+import asyncio
 import logging
 import time
-from collections import Counter as Count
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Annotated
 
+import prometheus_client
 from fastapi import APIRouter, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    Counter,
-    Histogram,
-    generate_latest,
-)
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from starlette.exceptions import HTTPException
@@ -28,42 +23,34 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.io.issues import joined, mistake_in_words
 from patchlight.testbed.linux.credentials import controller_name, prometheus_name
 from patchlight.testbed.linux.sockets import UNIX_CLIENT
-from patchlight.testbed.wire import worker_api
-from patchlight.testbed.wire.agent_status import (
-    API_VERSION,
-    AgentStatus,
-    PathBounds,
-    PathNodeStatus,
-    ProbeAnswer,
-    ProbeRequest,
-)
+from patchlight.testbed.wire import agent_status, worker_api
 from patchlight.testbed.wire.worker_api import WorkerState
 
 _REQUEST_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 class AgentMetrics:
-    """What is counted of one agent; the rest is looked up when somebody asks for it.
+    """The counters of one agent; the other metrics are looked up for each request.
 
     ``certificate_end``: when the agent's certificate ends, in Unix time, if it has one.
     """
 
     def __init__(self, service: AgentService, certificate_end: float | None = None) -> None:
-        self.registry = CollectorRegistry()
-        self._requests = Counter(
+        self.registry = prometheus_client.CollectorRegistry()
+        self._requests = prometheus_client.Counter(
             "patchlight_agent_requests",
             "Requests answered.",
             ("call", "code"),
             registry=self.registry,
         )
-        self._seconds = Histogram(
+        self._seconds = prometheus_client.Histogram(
             "patchlight_agent_request_seconds",
             "What requests took.",
             ("call",),
             buckets=_REQUEST_S,
             registry=self.registry,
         )
-        self._records = Counter(
+        self._records = prometheus_client.Counter(
             "patchlight_agent_log_records",
             "Warnings and errors in the log.",
             ("level",),
@@ -75,10 +62,7 @@ class AgentMetrics:
         ProcessCollector(registry=self.registry)
 
     async def count(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have ``app`` answer a request, and count it by what is called.
-
-        By address would be no use: those may be any number.
-        """
+        """Have ``app`` answer a request, and count it by endpoint: addresses are without number."""
         code, began = 500, time.monotonic()
 
         async def noted(message: Message) -> None:
@@ -95,7 +79,7 @@ class AgentMetrics:
             self._seconds.labels(call).observe(time.monotonic() - began)
 
     def log_handler(self) -> logging.Handler:
-        """What counts the log's warnings and errors."""
+        """A handler that counts the log's warnings and errors."""
         records = self._records
 
         class Counting(logging.Handler):
@@ -103,16 +87,6 @@ class AgentMetrics:
                 records.labels("warning" if record.levelno < logging.ERROR else "error").inc()
 
         return Counting(logging.WARNING)
-
-    def routes(self) -> APIRouter:
-        """``/metrics``."""
-        routes = APIRouter()
-
-        @routes.get("/metrics")
-        async def metrics() -> Response:
-            return Response(generate_latest(self.registry), media_type=CONTENT_TYPE_LATEST)
-
-        return routes
 
 
 class _State:
@@ -122,9 +96,11 @@ class _State:
     def collect(self) -> Iterator[Metric]:
         service, now = self._service, time.monotonic()
         gauge = _gauge("info", "Which agent this is.", "server", "version", "api", "workers")
-        gauge.add_metric([service.server, VERSION, str(API_VERSION), service.worker_kind], 1)
+        gauge.add_metric(
+            [service.server, VERSION, str(agent_status.API_VERSION), service.worker_kind], 1
+        )
         yield gauge
-        workers = Count(worker.state for worker in service.workers())
+        workers = Counter(worker.state for worker in service.workers())
         gauge = _gauge("workers", "Workers by state.", "state")
         for state in WorkerState:
             gauge.add_metric([state], workers[state])
@@ -154,7 +130,7 @@ _USUAL_LOG_BYTES, _MOST_LOG_BYTES = 64 * 1024, 1024 * 1024
 def make_app(service: AgentService, lab: str, metrics: AgentMetrics) -> FastAPI:
     """The API of ``service``, for the controller of the lab, and its metrics for Prometheus.
 
-    Who asks is told by the connection: its Unix socket, or the name in its certificate.
+    The connection identifies the client: its Unix socket, or the name in its certificate.
     """
 
     @asynccontextmanager
@@ -162,12 +138,17 @@ def make_app(service: AgentService, lab: str, metrics: AgentMetrics) -> FastAPI:
         yield
         await service.close()
 
-    # No redirects, and no description of the API: neither looks first at who asks.
+    # No redirects, and no description of the API: neither checks the client first.
     app = FastAPI(title="Patchlight agent", lifespan=life, openapi_url=None, redirect_slashes=False)
 
     app.add_middleware(_Admission, lab=lab, metrics=metrics)
     app.include_router(_routes(service), prefix="/v1")
-    app.include_router(metrics.routes())
+
+    @app.get("/metrics")
+    async def read_metrics() -> Response:
+        answer = prometheus_client.generate_latest(metrics.registry)
+        return Response(answer, media_type=prometheus_client.CONTENT_TYPE_LATEST)
+
     app.add_exception_handler(PatchlightError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
@@ -175,7 +156,7 @@ def make_app(service: AgentService, lab: str, metrics: AgentMetrics) -> FastAPI:
 
 
 class _Admission:
-    """Turns away whoever has no business here, and counts what all others ask.
+    """Refuses clients that may not use the API, and counts the requests of all others.
 
     Starlette's own kind of middleware would add a task and a pair of streams to each request.
     """
@@ -202,15 +183,15 @@ def _routes(service: AgentService) -> APIRouter:
     routes = APIRouter()
 
     @routes.get("/status")
-    async def status() -> AgentStatus:
+    async def status() -> agent_status.AgentStatus:
         return await service.status()
 
     @routes.post("/drain")
-    async def drain() -> AgentStatus:
+    async def drain() -> agent_status.AgentStatus:
         return await service.drain()
 
     @routes.post("/probes")
-    async def probe(request: ProbeRequest) -> ProbeAnswer:
+    async def probe(request: agent_status.ProbeRequest) -> agent_status.ProbeAnswer:
         return await service.probe(request)
 
     @routes.post("/workers", status_code=201)
@@ -222,11 +203,11 @@ def _routes(service: AgentService) -> APIRouter:
 
     @routes.get("/workers/{name}")
     async def worker(name: str) -> worker_api.WorkerStatus:
-        return service.worker(name)
+        return service.known(name).status()
 
     @routes.get("/workers/{name}/reports")
     async def reports(name: str, after: Annotated[int, Query(ge=0)] = 0) -> worker_api.Reports:
-        new = service.reports(name, after)
+        new = service.known(name).reports.after(after)
         return worker_api.Reports(reports=new, next=after + len(new))
 
     @routes.get("/workers/{name}/log")
@@ -235,23 +216,23 @@ def _routes(service: AgentService) -> APIRouter:
         after: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=4, le=_MOST_LOG_BYTES)] = _USUAL_LOG_BYTES,
     ) -> worker_api.LogPart:
-        return await service.log(name, after, limit)
+        return await asyncio.to_thread(service.known(name).log, after, limit)
 
     @routes.post("/workers/{name}/start")
     async def start(name: str) -> worker_api.GateAnswer:
-        return worker_api.GateAnswer(iteration=await service.start(name))
+        return worker_api.GateAnswer(iteration=await service.known(name).start())
 
     @routes.post("/workers/{name}/hold")
     async def hold(name: str, request: worker_api.HoldRequest) -> worker_api.GateAnswer:
-        return worker_api.GateAnswer(iteration=await service.hold(name, request.iteration))
+        return worker_api.GateAnswer(iteration=await service.known(name).hold(request.iteration))
 
     @routes.post("/workers/{name}/release")
     async def release(name: str) -> worker_api.GateAnswer:
-        return worker_api.GateAnswer(iteration=await service.release(name))
+        return worker_api.GateAnswer(iteration=await service.known(name).release())
 
     @routes.post("/workers/{name}/stop-at")
     async def stop_at(name: str, request: worker_api.StopAtRequest) -> worker_api.GateAnswer:
-        return worker_api.GateAnswer(iteration=await service.stop_at(name, request.iteration))
+        return worker_api.GateAnswer(iteration=await service.known(name).stop_at(request.iteration))
 
     @routes.post("/workers/{name}/end")
     async def end(name: str) -> worker_api.WorkerStatus:
@@ -262,7 +243,7 @@ def _routes(service: AgentService) -> APIRouter:
         return await service.delete(name)
 
     @routes.put("/nics/{name}/paths")
-    async def bind(name: str, bounds: PathBounds) -> PathNodeStatus:
+    async def bind(name: str, bounds: agent_status.PathBounds) -> agent_status.PathNodeStatus:
         return service.paths.bind(name, bounds)
 
     @routes.delete("/nics/{name}/paths", status_code=204)

@@ -1,4 +1,4 @@
-"""What an agent can answer other than success, each with its HTTP status."""
+"""The errors of an agent, each with the HTTP status of its answer."""
 
 from patchlight.testbed.errors import PatchlightError
 

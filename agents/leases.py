@@ -1,9 +1,9 @@
-"""Who has which GPU and NIC: an agent's leases on disk, and claims that all labs of a server see.
+"""Records which worker has which GPU and NIC: leases of one agent on disk, claims for all labs.
 
 A lease's file is written before the NIC moves, again when the worker has all that it needs, and
-again when it has ended and given everything back. So an agent that starts again, after
-whatever, knows what its predecessor had given away, which workers go on, and what became of
-those that ended. The file goes when the controller has no more use for the worker.
+again when it has ended and given everything back. So the next agent knows, after any crash, what
+was given away, which workers go on, and how those that ended did. The file is removed when the
+controller has no more use for the worker.
 """
 
 import contextlib
@@ -16,7 +16,9 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter
 
 from patchlight.agents.errors import AgentError, Conflict
 from patchlight.agents.nics.state import NicState
@@ -48,59 +50,25 @@ class Ended:
 class Lease:
     """One worker's GPU and NIC, and what is known of the worker.
 
-    ``nic_state`` is how the NIC was before it was given. ``created_at`` is Unix time. The worker
-    has been launched, and has its NIC, once there is a ``handle``; ``frozen`` says that it was
-    stopped while light moves. ``returned``: its GPU and NIC are back. ``gpu_energy_j`` is what the
-    GPU's counter of energy said at the beginning, if it has one.
+    ``nic_state`` is how the NIC was before it was given. ``created_at`` is Unix time. Once there is
+    a ``handle``, the worker has been launched and has its NIC; ``frozen``: it was stopped while
+    circuits move. ``returned``: its GPU and NIC are back. ``gpu_energy_j`` is the GPU's counter of
+    energy at the beginning, if it has one.
     """
 
     spec: WorkerSpec
     namespace: str
     nic_state: NicState
     runner: str
-    created_at: float
-    handle: WorkerHandle | None = None
+    created_at: float = 0.0
+    handle: Annotated[WorkerHandle | None, Field(alias="trace")] = None
     frozen: bool = False
     ended: Ended | None = None
     returned: bool = False
     gpu_energy_j: float | None = None
 
-    def as_json(self, spec: str) -> str:
-        """For its file; ``spec`` is that of the lease as JSON, which is most of the work."""
-        rest = {
-            "namespace": self.namespace,
-            "nic_state": self.nic_state.as_dict(),
-            "runner": self.runner,
-            "created_at": self.created_at,
-            "trace": asdict(self.handle) if self.handle else None,
-            "frozen": self.frozen,
-            "ended": asdict(self.ended) if self.ended else None,
-            "returned": self.returned,
-            "gpu_energy_j": self.gpu_energy_j,
-        }
-        return f'{{"spec": {spec}, {json.dumps(rest)[1:]}'
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The lease that ``as_json`` wrote; one of an older agent has fewer keys."""
-        ended = data.get("ended")
-        return cls(
-            spec=WorkerSpec.model_validate(data["spec"]),
-            namespace=data["namespace"],
-            nic_state=NicState.from_dict(data["nic_state"]),
-            runner=data["runner"],
-            created_at=float(data.get("created_at", 0.0)),
-            handle=WorkerHandle(**data["trace"]) if data["trace"] else None,
-            frozen=bool(data.get("frozen")),
-            ended=_ended(ended) if ended else None,
-            returned=bool(data.get("returned")),
-            gpu_energy_j=data.get("gpu_energy_j"),
-        )
-
-
-def _ended(data: Mapping[str, Any]) -> Ended:
-    state, lines = WorkerState(data["state"]), tuple(data["last_lines"])
-    return Ended(**{**data, "state": state, "last_lines": lines})
+_LEASE = TypeAdapter(Lease)  # files of older agents have fewer keys
 
 
 class LeaseBook:
@@ -116,11 +84,16 @@ class LeaseBook:
 
         ``AgentError`` if it cannot be written; what was on record before then still is.
         """
+        known, spec = self._specs.get(lease.spec.id, (None, ""))
+        if known is not lease.spec:  # its JSON is most of the work: made once
+            spec = lease.spec.model_dump_json()
+            self._specs[lease.spec.id] = lease.spec, spec
         path = self._path(lease.spec.id)
         fresh = path.with_suffix(".new")
         try:
             with fresh.open("w", encoding="utf-8") as file:
-                file.write(lease.as_json(self._spec(lease)))
+                rest = _LEASE.dump_json(lease, by_alias=True, exclude={"spec"}).decode()
+                file.write(f'{{"spec": {spec}, {rest[1:]}')
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(fresh, path)
@@ -131,15 +104,7 @@ class LeaseBook:
                 f"writing the lease of worker {lease.spec.id} to {path}: {exc.strerror}",
                 hint="make room on that disk" if exc.errno == errno.ENOSPC else None,
             ) from exc
-        self._sync()
-
-    def _spec(self, lease: Lease) -> str:
-        """The spec of a lease as JSON: made once, however often the lease is written."""
-        known, text = self._specs.get(lease.spec.id, (None, ""))
-        if known is not lease.spec:
-            text = lease.spec.model_dump_json()
-            self._specs[lease.spec.id] = lease.spec, text
-        return text
+        self._sync()  # the name of the file, too
 
     def end(self, worker: str) -> None:
         """Remove the worker's lease, if there is one."""
@@ -148,7 +113,6 @@ class LeaseBook:
         self._sync()
 
     def _sync(self) -> None:
-        """Have the names of the files on the disk, too."""
         directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(directory)
@@ -160,7 +124,7 @@ class LeaseBook:
         leases = []
         for path in sorted(self._directory.glob("*.json")):
             try:
-                leases.append(Lease.from_dict(json.loads(path.read_text(encoding="utf-8"))))
+                leases.append(_LEASE.validate_json(path.read_bytes()))
             except Exception as exc:
                 aside = path.with_suffix(".unreadable")
                 os.replace(path, aside)
@@ -179,7 +143,7 @@ class LeaseBook:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who has something: a worker by its network namespace, and the process of its agent."""
+    """A worker that has something, by its network namespace, and the process of its agent."""
 
     lab: str
     worker: str
@@ -207,8 +171,8 @@ class Claims:
     def take(self, worker: str, namespace: str, things: Mapping[str, str]) -> None:
         """Claim all of these for a worker, or none; again is harmless.
 
-        ``things`` are told apart by their keys, the same in every lab; the values are what messages
-        call them. ``Conflict`` names the lab that has one; ``AgentError`` if it cannot be written.
+        ``things``: their names in messages, by keys that are the same in every lab. ``Conflict``
+        names the lab that has one; ``AgentError`` if a claim cannot be written.
         """
         pid = os.getpid()
         own = Holder(self._lab, worker, namespace, pid, process_start(pid))
@@ -272,7 +236,6 @@ class Claims:
 
 
 def _read_holder(path: Path) -> Holder | None:
-    """Who has it; ``None`` if nobody has, or the file is not one that an agent wrote."""
     try:
         found: dict[str, Any] = json.loads(path.read_text())
         return Holder(**found)

@@ -1,21 +1,22 @@
-"""Runs one agent until it is told to stop."""
+"""Runs one agent until it is told to stop, with the workers and GPUs that its options name."""
 
 import asyncio
 import contextlib
 import fcntl
 import logging
 import multiprocessing
+import os
 import signal
 import socket
-import ssl
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
 
 from patchlight.agents.errors import AgentError
-from patchlight.agents.gpus import SAMPLES_PER_S, gpu_backend
-from patchlight.agents.workers.backends import BackendOptions, make_runner
+from patchlight.agents.gpus import GpuBackend, SocketGpus
+from patchlight.agents.workers.contract import BackendOptions, Runner
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.linux.credentials import Credentials, agent_name, read_credentials
@@ -23,6 +24,9 @@ from patchlight.testbed.linux.files import private_folder
 from patchlight.testbed.linux.sockets import bind_unix, listen, split_address
 from patchlight.testbed.logs import log_to_stderr
 
+SAMPLES_PER_S = 10.0
+"""How often NVIDIA GPUs are read."""
+WORKER_BACKENDS = "patchlight.worker_backends"
 _log = logging.getLogger("patchlight.agent")
 
 
@@ -46,10 +50,7 @@ class Options:
 
 
 def run_agent(options: Options) -> None:
-    """Serve until SIGTERM or SIGINT; the workers go on, and the next agent takes them over.
-
-    Errors in the options, and whatever keeps the agent from starting, are raised.
-    """
+    """Serve until SIGTERM or SIGINT; the workers go on, and the next agent takes them over."""
     log_to_stderr(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
     from patchlight.testbed.labfile.reader import load_lab
 
@@ -85,25 +86,27 @@ def run_agent(options: Options) -> None:
         tls = own.context(server=True) if own else None
 
         async def serve() -> None:
+            from patchlight.testbed.linux.http_server import http_server
+
             await service.open()
-            await _serve(make_app(service, lab.name, metrics), listener, tls)
+            uvicorn = http_server(
+                make_app(service, lab.name, metrics),
+                tls=tls,
+                loop="asyncio",
+                lifespan="on",
+                timeout_graceful_shutdown=5,
+            )
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(
+                    number, lambda: setattr(uvicorn, "should_exit", True)
+                )
+            await uvicorn.serve(sockets=[listener])
 
         try:
             asyncio.run(serve())
         finally:
             if options.listen.startswith("unix:"):
                 Path(options.listen.removeprefix("unix:")).unlink(missing_ok=True)
-
-
-async def _serve(app: Any, listener: socket.socket, tls: ssl.SSLContext | None) -> None:
-    from patchlight.testbed.linux.http_server import http_server
-
-    server = http_server(app, tls=tls, loop="asyncio", lifespan="on", timeout_graceful_shutdown=5)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(
-            number, lambda: setattr(server, "should_exit", True)
-        )
-    await server.serve(sockets=[listener])
 
 
 @contextlib.contextmanager
@@ -133,9 +136,9 @@ def _only_agent(state: Path) -> Iterator[None]:
 def open_listener(address: str, own: Credentials | None) -> socket.socket:
     """A bound socket for ``unix:PATH`` or ``host:port``.
 
-    ``BadInput`` for an address that is none, for TCP without certificates (on loopback too, every
-    user of the machine reaches it), and for certificates where nobody would look at them.
-    ``PatchlightError`` if it is taken.
+    ``BadInput`` for an invalid address, for TCP without certificates (every user of the machine
+    reaches loopback, too), and for certificates with a Unix socket. ``PatchlightError`` if the
+    address is taken.
     """
     if address.startswith("unix:"):
         if own is not None:
@@ -163,9 +166,73 @@ def open_listener(address: str, own: Credentials | None) -> socket.socket:
 
 def credentials_of(folder: Path, server: Server, lab: Lab) -> Credentials:
     """The certificate of the agent of ``server``; ``BadInput`` if the folder has none for it."""
-    # In a process of its own: what reads certificates would take 10 MiB of an agent for good.
+    # In another process: the library that reads certificates takes 10 MiB.
     with multiprocessing.get_context("fork").Pool(1) as elsewhere:
         found = elsewhere.apply(read_credentials, (folder,))
     found.check(agent_name(server.name, lab.name))
     _log.info("certificate for %s, until %s", found.name, f"{found.not_after:%Y-%m-%d}")
     return found
+
+
+def make_runner(choice: str, options: BackendOptions) -> Runner:
+    """The runner of that name; ``auto`` is Docker where an engine is, else processes.
+
+    An entry point of the group ``patchlight.worker_backends`` is one more.
+    ``tests/agents/test_worker_backends.py`` says what such a one has to do. ``BadInput`` if there
+    is none of that name, or an installed one cannot be imported.
+    """
+    if choice == "auto":
+        choice = "docker" if engine_is_there() else "process"
+    if choice == "process":
+        from patchlight.agents.workers.process import ProcessRunner
+
+        return ProcessRunner(options.worker_user, options.fork_from, options.lab)
+    if choice == "docker":
+        # Imported only here: it takes a third of a second, and not every server has it.
+        from patchlight.agents.workers.docker import DockerRunner
+
+        return DockerRunner(
+            options.lab, options.server, options.image, options.gpu_access, options.worker_user
+        )
+    installed = {point.name: point for point in entry_points(group=WORKER_BACKENDS)}
+    if choice not in installed:
+        more = "".join(f", {name!r}" for name in sorted(installed.keys() - {"docker", "process"}))
+        raise BadInput(f"--workers {choice!r}: expected 'docker', 'process' or 'auto'{more}")
+    point = installed[choice]
+    try:
+        load = point.load()
+    except Exception as error:
+        raise BadInput(
+            f"--workers {point.name}: it is installed as {point.value} but cannot be imported: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    made: Runner = load(options)
+    return made
+
+
+def engine_is_there() -> bool:
+    """Whether a Docker engine was named in the environment or has its usual socket."""
+    if os.environ.get("DOCKER_HOST"):
+        return True
+    try:
+        return stat.S_ISSOCK(Path("/var/run/docker.sock").stat().st_mode)
+    except OSError:
+        return False
+
+
+def gpu_backend(choice: str, server: Server, rate_hz: float = SAMPLES_PER_S) -> GpuBackend:
+    """``"nvml"``, or ``"socket:DIR"`` for GPUs that answer at ``DIR/<server>.<gpu>.sock``.
+
+    ``rate_hz``: how often a second NVML is read, 0.1 to 100; GPUs behind sockets are read when
+    their readings are wanted. ``BadInput`` otherwise.
+    """
+    if not 0.1 <= rate_hz <= 100:
+        raise BadInput(f"--gpu-rate {rate_hz:g}: expected 0.1 to 100 readings a second")
+    kind, _, directory = choice.partition(":")
+    if choice == "nvml":
+        from patchlight.agents.nvml import NvmlGpus
+
+        return NvmlGpus(server, rate_hz)
+    if kind == "socket" and directory:
+        return SocketGpus(server, Path(directory))
+    raise BadInput(f"--gpus {choice!r}: expected 'nvml' or 'socket:DIR'")

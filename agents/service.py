@@ -1,4 +1,4 @@
-"""The agent of one server: its workers, and who has which GPU and NIC."""
+"""The agent of one server: its workers, and which of them has which GPU and NIC."""
 
 import asyncio
 import logging
@@ -10,12 +10,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from patchlight.agents import probing
 from patchlight.agents.errors import AgentError, BadRequest, Conflict, GpuError, NotHere
-from patchlight.agents.gpus.contract import GpuBackend, Pairings
+from patchlight.agents.gpus import GpuBackend, Pairings
 from patchlight.agents.leases import Claims, LeaseBook
-from patchlight.agents.nics.status import idle_status, leased_status, nic_of
-from patchlight.agents.paths.nodes import PathNodes
+from patchlight.agents.nics.status import Ear, idle_status, leased_status, nic_of, probe
+from patchlight.agents.path_nodes import PathNodes
 from patchlight.agents.tenancy import AgentSite
 from patchlight.agents.worker_life import LeasedWorker
 from patchlight.agents.workers.contract import Runner
@@ -23,25 +22,10 @@ from patchlight.agents.workers.limits import permitted
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab.model import Gpu, Lab, Nic, Server
 from patchlight.testbed.linux import namespaces
-from patchlight.testbed.wire.agent_status import (
-    API_VERSION,
-    AgentStatus,
-    GpuStatus,
-    NicStatus,
-    ProbeAnswer,
-    ProbedNic,
-    ProbeRequest,
-)
-from patchlight.testbed.wire.worker_api import (
-    LogPart,
-    Report,
-    WorkerSpec,
-    WorkerState,
-    WorkerStatus,
-)
+from patchlight.testbed.wire import agent_status, worker_api
 
 MOST_ENDED = 200
-"""Of so many workers that have ended it is known what became of them, should nobody delete them."""
+"""So many workers that have ended are remembered if nobody deletes them."""
 
 _LOOK_S = 1.0
 # Read from the disk and parsed each time; an agent is asked for its status every second.
@@ -70,10 +54,9 @@ class AgentService:
         self._book = LeaseBook(state / "leases")
         home = namespaces.process_namespace()
         self._pairings = Pairings(server, gpus)
-        claims, folders = Claims(lab.name), state / "workers"
         self._site = AgentSite(
             *(lab, server, runner, gpus, self._pairings, self._book),
-            *(claims, home, folders, self.paths),
+            *(Claims(lab.name), home, state / "workers", self.paths),
         )
         self._workers: dict[str, LeasedWorker] = {}
         self._unwanted: deque[str] = deque(maxlen=MOST_ENDED)
@@ -115,7 +98,7 @@ class AgentService:
         self._looking = asyncio.create_task(self._look_after())
 
     async def close(self) -> None:
-        """Let go of everything; the workers go on, and the next agent finds them."""
+        """Close everything; the workers go on, and the next agent finds them."""
         if self._looking is not None:
             self._looking.cancel()
         if self._under_way:  # what was begun is brought to its end
@@ -125,7 +108,7 @@ class AgentService:
         await self._gpus.close()
         await self._runner.close()
 
-    async def drain(self) -> AgentStatus:
+    async def drain(self) -> agent_status.AgentStatus:
         """End every worker and forget it; ``AgentError`` names those that could not be ended."""
         results = await asyncio.gather(
             *(self.delete(name) for name in list(self._workers)), return_exceptions=True
@@ -135,7 +118,7 @@ class AgentService:
             raise AgentError(f"draining {self._server.name}: {'; '.join(failures)}")
         return await self.status()
 
-    async def create(self, spec: WorkerSpec) -> tuple[WorkerStatus, bool]:
+    async def create(self, spec: worker_api.WorkerSpec) -> tuple[worker_api.WorkerStatus, bool]:
         """Make a worker: its status, and whether it is new.
 
         The same spec again makes no second one. On an error nothing of it is left.
@@ -152,15 +135,6 @@ class AgentService:
         if spec.id in self._unwanted:
             raise Conflict(f"worker {spec.id} was deleted before it was made")
         nic = nic_of(self._server, spec.nic)
-        self._check(spec, nic)
-        worker = LeasedWorker(self._site, spec)
-        self._workers[spec.id] = worker
-        # A task of its own: whoever asked may be gone before it is done.
-        await asyncio.shield(self._begin(self._launch(worker, nic)))
-        return worker.status(), True
-
-    def _check(self, spec: WorkerSpec, nic: Nic) -> None:
-        """Raise unless this server can have the worker now."""
         if spec.gpu is not None and spec.gpu not in {gpu.name for gpu in self._server.gpus}:
             raise NotHere(f"server {self._server.name} has no GPU {spec.gpu!r}")
         own = next(member for member in spec.ring if member.rank == spec.rank)
@@ -176,6 +150,11 @@ class AgentService:
         ):
             if holder is not None:
                 raise Conflict(f"{kind} {name} is leased to worker {holder}")
+        worker = LeasedWorker(self._site, spec)
+        self._workers[spec.id] = worker
+        # Its own task: the client may be gone before it is done.
+        await asyncio.shield(self._begin(self._launch(worker, nic)))
+        return worker.status(), True
 
     async def _launch(self, worker: LeasedWorker, nic: Nic) -> None:
         async with worker.lock:
@@ -189,50 +168,30 @@ class AgentService:
         if await worker.abandon(why):
             del self._workers[worker.spec.id]
 
-    def worker(self, name: str) -> WorkerStatus:
-        """What is known of a worker."""
-        return self._known(name).status()
+    def known(self, name: str) -> LeasedWorker:
+        """The worker of that name; ``NotHere`` if there is none."""
+        if name not in self._workers:
+            raise NotHere(f"server {self._server.name} has no worker {name!r}")
+        return self._workers[name]
 
-    def reports(self, name: str, after: int) -> list[Report]:
-        """The worker's reports after the first ``after``."""
-        return self._known(name).reports.after(after)
-
-    async def log(self, name: str, after: int, limit: int) -> LogPart:
-        """At most ``limit`` bytes of the worker's output after the first ``after``."""
-        return await asyncio.to_thread(self._known(name).log, after, limit)
-
-    async def start(self, name: str) -> int:
-        """Let a ready worker train."""
-        return await self._known(name).start()
-
-    async def hold(self, name: str, iteration: int) -> int:
-        """Hold it just before the all-reduce of ``iteration``."""
-        return await self._known(name).hold(iteration)
-
-    async def release(self, name: str) -> int:
-        """Let it go on."""
-        return await self._known(name).release()
-
-    async def stop_at(self, name: str, iteration: int) -> int:
-        """Have it end just before the all-reduce of ``iteration``."""
-        return await self._known(name).stop_at(iteration)
-
-    async def end(self, name: str) -> WorkerStatus:
+    async def end(self, name: str) -> worker_api.WorkerStatus:
         """Stop it and take its NIC and GPU back; what is known of it stays, its output too."""
-        worker = self._known(name)
+        worker = self.known(name)
         await worker.end()
         return worker.status()
 
-    async def delete(self, name: str) -> WorkerStatus:
-        """Stop it, take its NIC and GPU back and forget it. A worker not here is stopped.
+    async def delete(self, name: str) -> worker_api.WorkerStatus:
+        """Stop it, take its NIC and GPU back and forget it. A worker not here counts as stopped.
 
-        Nor is that one made any more: the request to make it may be under way still.
+        That one is not made later either: the request to make it may still be under way.
         """
         worker = self._workers.get(name)
         if worker is None:
             self._unwanted.append(name)
-            return WorkerStatus(
-                id=name, state=WorkerState.STOPPED, message="there is no such worker here"
+            return worker_api.WorkerStatus(
+                id=name,
+                state=worker_api.WorkerState.STOPPED,
+                message="there is no such worker here",
             )
         await worker.end()
         status = worker.status()
@@ -245,12 +204,12 @@ class AgentService:
                 await worker.tenancy.forget()
                 del self._workers[worker.spec.id]
 
-    async def status(self) -> AgentStatus:
+    async def status(self) -> agent_status.AgentStatus:
         """The whole server."""
-        status = AgentStatus(
+        status = agent_status.AgentStatus(
             server=self._server.name,
             version=VERSION,
-            api=API_VERSION,
+            api=agent_status.API_VERSION,
             runner=self._runner.name,
             gpu_access=self._runner.gpu_access,
             worker_user=self._runner.worker_user,
@@ -274,7 +233,7 @@ class AgentService:
         """What a worker is: a container, a process."""
         return self._runner.name
 
-    def workers(self) -> list[WorkerStatus]:
+    def workers(self) -> list[worker_api.WorkerStatus]:
         """What is known of each worker."""
         return [worker.status() for worker in self._workers.values()]
 
@@ -283,8 +242,8 @@ class AgentService:
         holding = [worker.spec for worker in self._workers.values() if not worker.tenancy.is_over]
         return {"gpu": sum(spec.gpu is not None for spec in holding), "nic": len(holding)}
 
-    async def probe(self, request: ProbeRequest) -> ProbeAnswer:
-        """What is heard on the fibres of the NICs that no worker has, while they send probes."""
+    async def probe(self, request: agent_status.ProbeRequest) -> agent_status.ProbeAnswer:
+        """What idle NICs hear on their fibres while all of them send probes."""
         holders = {nic.name: self._holder(nic=nic.name) for nic in self._server.nics}
         names = {
             f"{self._server.name}.{nic.name}": nic.interface or nic.name
@@ -294,23 +253,23 @@ class AgentService:
         ears = await asyncio.to_thread(
             namespaces.inside,
             self._site.home,
-            lambda: probing.probe(names, request.token, request.listen_s),
+            lambda: probe(names, request.token, request.listen_s),
         )
-        return ProbeAnswer(
+        return agent_status.ProbeAnswer(
             nics=[
-                ProbedNic(name=name, problem=f"worker {holder} has it")
+                agent_status.ProbedNic(name=name, problem=f"worker {holder} has it")
                 if holder is not None
                 else _probed(name, ears[f"{self._server.name}.{name}"])
                 for name, holder in holders.items()
             ]
         )
 
-    async def _gpu_status(self, gpu: Gpu) -> GpuStatus:
+    async def _gpu_status(self, gpu: Gpu) -> agent_status.GpuStatus:
         worker = self._holder(gpu=gpu.name)
         try:
             reading = await self._gpus.read(gpu.name)
         except GpuError as exc:  # one that has fallen off does not take the others with it
-            return GpuStatus(
+            return agent_status.GpuStatus(
                 name=gpu.name,
                 model=gpu.model,
                 utilization=None,
@@ -319,9 +278,9 @@ class AgentService:
                 problem=exc.message,
             )
         pairing = self._pairings.problem(gpu.name)
-        return GpuStatus(**asdict(reading), worker=worker, pairing=pairing)
+        return agent_status.GpuStatus(**asdict(reading), worker=worker, pairing=pairing)
 
-    def _nic_status(self, nic: Nic) -> NicStatus:
+    def _nic_status(self, nic: Nic) -> agent_status.NicStatus:
         holder = self._workers.get(self._holder(nic=nic.name) or "")
         if holder is None:
             return idle_status(nic, self._site.home)
@@ -358,14 +317,9 @@ class AgentService:
             for worker in ended[:-MOST_ENDED]:
                 await self._forget(worker)
 
-    def _known(self, name: str) -> LeasedWorker:
-        if name not in self._workers:
-            raise NotHere(f"server {self._server.name} has no worker {name!r}")
-        return self._workers[name]
 
-
-def _probed(name: str, ear: probing.Ear) -> ProbedNic:
-    return ProbedNic(
+def _probed(name: str, ear: Ear) -> agent_status.ProbedNic:
+    return agent_status.ProbedNic(
         name=name,
         heard=sorted(ear.heard),
         lldp=sorted(ear.lldp, key=str),

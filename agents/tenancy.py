@@ -1,6 +1,6 @@
-"""What one worker has of its server: a GPU, a NIC, a network namespace, a folder.
+"""Gives one worker its GPU, NIC, network namespace and folder, and takes them back.
 
-Taken all at once, on record before each step, and given back whatever has happened meanwhile.
+Each step is on record before it is done, so that all is given back whatever happens meanwhile.
 """
 
 import asyncio
@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.agents.errors import AgentError, Conflict, GpuError, NicDark, NicError, NicGone
-from patchlight.agents.gpus.contract import GpuBackend, Pairings
+from patchlight.agents.gpus import GpuBackend, Pairings
 from patchlight.agents.leases import Claims, Lease, LeaseBook
 from patchlight.agents.nics import moving, status
-from patchlight.agents.nics.state import RENDEZVOUS, NicState, WorkerNetwork, name_inside
+from patchlight.agents.nics.state import RENDEZVOUS, NicAccess, NicState, WorkerNetwork, name_inside
 from patchlight.agents.nics.status import NicPlace, NicProblem
-from patchlight.agents.nics.virtual_functions import NicAccess
-from patchlight.agents.paths.nodes import PathNodes
+from patchlight.agents.path_nodes import PathNodes
 from patchlight.agents.workers.contract import Runner, RunningWorker, WorkerLaunch
 from patchlight.agents.workers.limits import limits_of, memory_share, permitted
 from patchlight.agents.workers.programs import publish
@@ -53,11 +52,11 @@ class AgentSite:
     paths: PathNodes
 
     def namespace_of(self, worker: str) -> str:
-        """The name of a worker's network namespace: no other lab's or server's has it."""
+        """The name of a worker's network namespace, unique to this lab and server."""
         return f"pl.{self.lab.name}.{self.server.name}.w-{worker}"
 
     def things_of(self, spec: WorkerSpec, interface: str) -> dict[str, str]:
-        """A worker's NIC and GPU as every lab on this server knows them, and their names here."""
+        """The names of a worker's NIC and GPU, by keys that all labs on this server share."""
         things = {f"nic {namespaces.inode(self.home)} {interface}": f"NIC {spec.nic}"}
         if spec.gpu is not None:
             physical, socket = self.gpus.physical(spec.gpu), self.gpus.socket_of(spec.gpu)
@@ -70,10 +69,7 @@ class AgentSite:
 
 
 class Tenancy:
-    """One worker's part of the server. ``lease`` is what is on record of it, if anything is.
-
-    ``energy_j`` is what its GPU was last seen to have used, if the GPU tells.
-    """
+    """One worker's part of the server. ``energy_j``: what its GPU used, if it has a counter."""
 
     def __init__(self, site: AgentSite, spec: WorkerSpec, lease: Lease | None = None) -> None:
         self._site, self._spec, self._lease = site, spec, lease
@@ -83,7 +79,7 @@ class Tenancy:
 
     @property
     def lease(self) -> Lease:
-        """What is on record; ``Conflict`` before anything is."""
+        """The worker's record; ``Conflict`` before there is one."""
         if self._lease is None:
             raise Conflict(f"worker {self._spec.id} is not up yet", hint="wait until it is ready")
         return self._lease
@@ -105,8 +101,8 @@ class Tenancy:
 
     @property
     def place(self) -> NicPlace | None:
-        """Where its NIC is, as far as it has one."""
-        lease = self._lease  # others may change it while the kernel is asked
+        """Where its NIC is, once it has one."""
+        lease = self._lease  # may change while the kernel answers
         if lease is None or lease.handle is None:
             return None
         nic, state, spec = self._nic, lease.nic_state, self._spec
@@ -116,16 +112,14 @@ class Tenancy:
         return NicPlace(space, state, inside, IPv4Address(str(own.address)))
 
     @property
-    def _nic(self) -> Nic | None:
-        """What the lab file says of it; it may say nothing any more."""
+    def _nic(self) -> Nic | None:  # the lab file may have lost it meanwhile
         return next((nic for nic in self._site.server.nics if nic.name == self._spec.nic), None)
 
     @property
     def nic_problem(self) -> NicProblem | None:
-        """What is wrong with its NIC now; ``None`` if nothing is, or before it has it.
+        """What is wrong with its NIC now; ``None`` if nothing is, or before it has one.
 
-        Looks at its RDMA device too, and publishes what that is like: ``rdma``, and a file for the
-        worker's program.
+        Reads its RDMA device, too, into ``rdma`` and a file for the worker's program.
         """
         if (place := self.place) is None:
             return None
@@ -138,9 +132,9 @@ class Tenancy:
         return status.rdma_problem(self.rdma, place.address)
 
     async def until_lit(self) -> None:
-        """Wait until its NIC can be used, as long as the lab file allows; ``NicDark`` if it cannot.
+        """Wait until its NIC can be used, as long as the lab file allows, else raise ``NicDark``.
 
-        Where that gives no time, only an RDMA device is waited for: TCP waits by itself.
+        Where the file names no time, this waits for an RDMA device only: TCP waits by itself.
         """
         relock_s = self._nic.relock_s if self._nic else None
         if relock_s is None and self.lease.nic_state.rdma is None:
@@ -156,7 +150,7 @@ class Tenancy:
             await asyncio.sleep(_LOOK_AGAIN_S)
 
     async def begin(self, nic: Nic) -> RunningWorker:
-        """Lease, launch, move the NIC in. After an error there may be something to ``end``."""
+        """Lease, launch, move the NIC in. After an error call ``end``: parts may be in place."""
         try:
             return await self._begin(nic)
         except OSError as exc:
@@ -212,14 +206,14 @@ class Tenancy:
         return running
 
     async def count_energy(self) -> None:
-        """See what the GPU has used since the worker has it, where the GPU tells.
+        """Read the energy that the GPU used since the worker has it, if it has a counter.
 
-        A counter that the agent keeps itself knows nothing of what was before the agent.
+        A counter that the agent keeps itself begins with the agent.
         """
         lease = self._lease
         if lease is None or lease.gpu_energy_j is None or self._spec.gpu is None:
             return
-        with contextlib.suppress(GpuError):  # what was counted before then it has used all the same
+        with contextlib.suppress(GpuError):  # what was counted before stays
             told = (await self._site.gpus.read(self._spec.gpu)).telemetry
             if told is None or told.energy_j is None:
                 return
@@ -227,10 +221,10 @@ class Tenancy:
                 self.energy_j = told.energy_j - lease.gpu_energy_j
 
     async def end(self, running: RunningWorker | None) -> str:
-        """Take back all that the worker had; it is dead, or dies now.
+        """Take back all that the worker had, and end it; the result says what was lost.
 
-        What was lost of it, in words. An error if something could not be taken back: it stays
-        leased then, because nobody else may get it in the state it is in.
+        An error if something cannot be taken back: it stays leased, as no other worker may get it
+        in that state.
         """
         try:
             if running is not None:
@@ -240,7 +234,7 @@ class Tenancy:
         return lost
 
     async def claim_again(self) -> None:
-        """Say for this agent, too, what a worker has that an earlier agent launched."""
+        """Claim for this agent what a worker of an earlier agent has."""
         spec, name = self._spec, self.lease.namespace
 
         def take() -> None:
@@ -280,11 +274,11 @@ class Tenancy:
         return lost
 
     def record(self, **changes: Any) -> None:
-        """Put changes of the lease on record."""
+        """Write changes of the lease to the disk."""
         self._write(replace(self.lease, **changes))
 
     def note(self, **changes: Any) -> None:
-        """The same, but what cannot be written is known to this agent all the same."""
+        """As ``record``, but this agent knows the changes even if they cannot be written."""
         try:
             self.record(**changes)
         except AgentError as exc:

@@ -16,17 +16,6 @@ from patchlight.agents.leases import Ended, Lease
 from patchlight.agents.nics.moving import block_egress, unblock_egress
 from patchlight.agents.nics.status import GONE, NicProblem
 from patchlight.agents.tenancy import AgentSite, Tenancy
-from patchlight.agents.worker_folder import (
-    ON_REQUEST,
-    Ending,
-    LastReport,
-    ReportReader,
-    fills_disk,
-    final_report,
-    has_control,
-    read_state,
-    tell,
-)
 from patchlight.agents.workers import keeper
 from patchlight.agents.workers.contract import ExitInfo, RunningWorker
 from patchlight.testbed.errors import in_words
@@ -36,7 +25,7 @@ from patchlight.testbed.linux.processes import boot_id
 from patchlight.testbed.wire.worker_api import LogPart, WorkerSpec, WorkerState, WorkerStatus
 
 UNSTARTED_S = 600.0
-"""A worker that is not told to start for so long is ended: nobody knows of it any more."""
+"""A worker that is not started for so long is ended: its controller is gone."""
 
 _GRACE_S = 2.0
 _START_S = 5.0
@@ -46,7 +35,7 @@ _log = logging.getLogger("patchlight.agent")
 
 
 class LeasedWorker:
-    """One worker that the agent knows of, alive or ended. ``lock`` is for who changes its life."""
+    """One worker of the agent, alive or ended. ``lock`` is held while its life is changed."""
 
     def __init__(self, site: AgentSite, spec: WorkerSpec, lease: Lease | None = None) -> None:
         self.spec = spec
@@ -54,17 +43,17 @@ class LeasedWorker:
         self.tenancy = Tenancy(site, spec, lease)
         self._folder = self.tenancy.folder
         self._command = spec.task if isinstance(spec.task, CommandTask) else None
-        self.reports = ReportReader(self._folder, foreign=self._command is not None)
+        self.reports = keeper.ReportReader(self._folder, foreign=self._command is not None)
         self._runner, self._gpus, self._paths = site.runner, site.gpus, site.paths
         self._gpu_misses = 0
         self._is_silent = self._is_leaving = False
         self._running: RunningWorker | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._ending: Ending | None = None
+        self._ending: keeper.Ending | None = None
         self._ended: Ended | None = lease.ended if lease else None
 
     async def launch(self, nic: Nic) -> None:
-        """Give it all that it needs, and watch it from then on."""
+        """Give it what it needs, and watch it from then on."""
         self._running = await self.tenancy.begin(nic)
         await self._paths.serve(self.spec, self._folder)
         self._watching = asyncio.create_task(self._watch())
@@ -72,18 +61,18 @@ class LeasedWorker:
     async def abandon(self, why: str) -> bool:
         """Clear up after a launch that failed or was cut short; whether nothing is left of it.
 
-        What cannot be cleared up stays on show.
+        A worker that cannot be cleared up stays in the status.
         """
         try:
             await self.tenancy.end(None)
         except Exception as exc:
-            self._conclude(LastReport(WorkerState.FAILED, 0, f"{why}; {in_words(exc)}"))
+            self._conclude(keeper.LastReport(WorkerState.FAILED, 0, f"{why}; {in_words(exc)}"))
             return False
         await self.tenancy.forget()
         return True
 
     async def adopt(self) -> None:
-        """Take over what an earlier agent left: watch the worker, or say what became of it."""
+        """Take over the worker of an earlier agent: watch it, or find how it ended."""
         lease = self.tenancy.lease
         if lease.handle is None:
             raise ValueError(f"worker {self.spec.id} was never launched: abandon it")
@@ -91,7 +80,7 @@ class LeasedWorker:
             if not lease.returned:
                 await self._give_back()
         elif lease.runner != self._runner.name:
-            self._ending = Ending(
+            self._ending = keeper.Ending(
                 WorkerState.FAILED,
                 f"the agent was started again with --workers {self._runner.name}, and ended this "
                 f"{lease.runner} worker",
@@ -100,7 +89,9 @@ class LeasedWorker:
         else:
             rebooted = lease.handle.boot not in (None, boot_id())
             if rebooted:
-                self._ending = Ending(WorkerState.FAILED, "its server was started again meanwhile")
+                self._ending = keeper.Ending(
+                    WorkerState.FAILED, "its server was started again meanwhile"
+                )
             else:
                 await self.tenancy.claim_again()
             self._running = await self._runner.adopt(lease.handle, lease.namespace, self._folder)
@@ -111,7 +102,7 @@ class LeasedWorker:
 
     @property
     def nic_problem(self) -> NicProblem | None:
-        """What is wrong with its NIC now; while that is on its way, nothing is."""
+        """What is wrong with its NIC now; nothing while it moves home."""
         problem = self.tenancy.nic_problem
         is_going_home = self._is_leaving and self._ended is None
         return None if is_going_home else problem
@@ -151,7 +142,7 @@ class LeasedWorker:
             gid=self.tenancy.rdma.gid if self.tenancy.rdma else None,
         )
 
-    def _present(self) -> LastReport:
+    def _present(self) -> keeper.LastReport:
         last = self._last_report()
         if not self.tenancy.is_launched:
             return replace(last, state=WorkerState.STARTING)
@@ -161,8 +152,8 @@ class LeasedWorker:
             return replace(last, state=WorkerState.RUNNING, message="ending")
         return last
 
-    def _last_report(self) -> LastReport:
-        last = read_state(self._folder)
+    def _last_report(self) -> keeper.LastReport:
+        last = keeper.read_state(self._folder)
         if self._command is None:
             return last
         self.reports.read()
@@ -180,13 +171,13 @@ class LeasedWorker:
         return keeper.read_output(self._folder / keeper.OUTPUT, after, limit)
 
     async def start(self) -> int:
-        """Let it train; again is harmless. Gives the iteration it is at."""
+        """Let it train; harmless if it does already. Gives the iteration it is at."""
         status = self._alive()
         if status.state is WorkerState.STARTING:
             raise Conflict(f"worker {self.spec.id} is not ready yet", hint="wait until it is ready")
         await self.tenancy.until_lit()
         if self._command is None:
-            return await tell(self._folder, {"op": "start"})
+            return await keeper.tell(self._folder, {"op": "start"})
         if self.tenancy.lease.frozen:
             raise Conflict(f"worker {self.spec.id} is held", hint="release it first")
         deadline = time.monotonic() + _START_S
@@ -201,7 +192,7 @@ class LeasedWorker:
         """Hold it just before the all-reduce of ``iteration``; one that is frozen, at once."""
         status = self._alive()
         if not self._freezes:
-            return await tell(self._folder, {"op": "hold", "iteration": iteration})
+            return await keeper.tell(self._folder, {"op": "hold", "iteration": iteration})
         async with self.lock:
             self._alive()
             if self._running is None:
@@ -211,11 +202,11 @@ class LeasedWorker:
         return status.iterations_done
 
     async def release(self) -> int:
-        """Let it go on, once its NIC can be used."""
+        """Let it continue, once its NIC can be used."""
         status = self._alive()
         await self.tenancy.until_lit()
         if not self.tenancy.lease.frozen:
-            return 0 if self._freezes else await tell(self._folder, {"op": "release"})
+            return 0 if self._freezes else await keeper.tell(self._folder, {"op": "release"})
         async with self.lock:
             self._alive()
             self._is_silent = False
@@ -233,7 +224,7 @@ class LeasedWorker:
                 f"worker {self.spec.id} does not speak the control protocol",
                 hint="delete it: what counts is the checkpoint that it wrote itself",
             )
-        return await tell(self._folder, {"op": "stop-at", "iteration": iteration})
+        return await keeper.tell(self._folder, {"op": "stop-at", "iteration": iteration})
 
     async def _freeze(self, running: RunningWorker) -> None:
         await running.freeze()
@@ -245,7 +236,7 @@ class LeasedWorker:
     def _freezes(self) -> bool:
         if self._command is None or self._command.hold == "protocol":
             return False
-        return self._command.hold == "freeze" or not has_control(self._folder)
+        return self._command.hold == "freeze" or not keeper.has_control(self._folder)
 
     def _alive(self) -> WorkerStatus:
         status = self.status()
@@ -256,33 +247,30 @@ class LeasedWorker:
             )
         return status
 
-    async def look(self, now: float) -> Ending | None:
+    async def look(self, now: float) -> keeper.Ending | None:
         """Why it has to be ended, if it has; ``now`` in Unix time."""
         if self._ended is not None or self.lock.locked() or not self.tenancy.is_launched:
             return None
         lease = self.tenancy.lease
         unstarted = self.status().state in (WorkerState.STARTING, WorkerState.READY)
         if unstarted and now - lease.created_at > UNSTARTED_S:
-            return Ending(
+            return keeper.Ending(
                 WorkerState.FAILED,
                 f"it was not told to start within {UNSTARTED_S:g} s: its controller is gone",
             )
-        problem, filled = await asyncio.to_thread(self._look_at_server)
+
+        def look_at_server() -> tuple[NicProblem | None, str]:
+            with contextlib.suppress(OSError):  # the worker may have put something else there
+                keeper.bound_output(self._folder / keeper.OUTPUT)
+            return self.nic_problem, keeper.fills_disk(self._folder)
+
+        problem, filled = await asyncio.to_thread(look_at_server)
         if self._is_leaving:  # it ends already
             return None
         if problem is not None and problem.words == GONE.format(lease.nic_state.interface):
-            return Ending(WorkerState.FAILED, problem.words)
+            return keeper.Ending(WorkerState.FAILED, problem.words)
         if filled:
-            return Ending(WorkerState.FAILED, filled)
-        return await self._look_at_gpu()
-
-    def _look_at_server(self) -> tuple[NicProblem | None, str]:
-        """What is wrong with its NIC, and with how much it has written. Blocks."""
-        with contextlib.suppress(OSError):  # it may have put something else there
-            keeper.bound_output(self._folder / keeper.OUTPUT)
-        return self.nic_problem, fills_disk(self._folder)
-
-    async def _look_at_gpu(self) -> Ending | None:
+            return keeper.Ending(WorkerState.FAILED, filled)
         if self.spec.gpu is None:
             return None
         try:
@@ -290,13 +278,13 @@ class LeasedWorker:
         except GpuError as exc:
             self._gpu_misses += 1
             if self._gpu_misses == _GPU_MISSES:
-                return Ending(WorkerState.FAILED, f"its GPU is gone: {exc.message}")
+                return keeper.Ending(WorkerState.FAILED, f"its GPU is gone: {exc.message}")
         else:
             self._gpu_misses = 0
             await self.tenancy.count_energy()
         return None
 
-    async def end(self, ending: Ending = ON_REQUEST) -> None:
+    async def end(self, ending: keeper.Ending = keeper.ON_REQUEST) -> None:
         """End it, if it has not, and take its NIC and GPU back; an error if that fails."""
         self._ending = self._ending or ending
         async with self.lock:
@@ -312,13 +300,12 @@ class LeasedWorker:
         self.tenancy.note(returned=True)
 
     async def let_go(self) -> None:
-        """Watch it no longer, because the agent ends; it goes on."""
+        """Stop watching it, because the agent ends; the worker goes on."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait({self._watching})
 
     async def _watch(self) -> None:
-        """Wait for the worker's end, however it comes, and clear up after it."""
         assert self._running is not None
         await self._follow(await self._running.ended())
 
@@ -327,18 +314,12 @@ class LeasedWorker:
         self._paths.serve_no_more(self.spec)
         await self.tenancy.count_energy()
         foreign = self._command is not None
-        last = final_report(self._last_report(), exit_info, self._ending, foreign=foreign)
-        if last.state is WorkerState.FAILED and self._disk_is_full():  # it could not say so itself
-            last = replace(last, message=f"{last.message}; no space left on the disk of its folder")
-        await self._clear_up(last, exit_info)
-
-    def _disk_is_full(self) -> bool:
-        try:
-            return os.statvfs(self._folder).f_bavail == 0
-        except OSError:
-            return False
-
-    async def _clear_up(self, last: LastReport, exit_info: ExitInfo) -> None:
+        last = keeper.final_report(self._last_report(), exit_info, self._ending, foreign=foreign)
+        if last.state is WorkerState.FAILED:
+            with contextlib.suppress(OSError):
+                if os.statvfs(self._folder).f_bavail == 0:  # it could not report that itself
+                    full = f"{last.message}; no space left on the disk of its folder"
+                    last = replace(last, message=full)
         try:
             lost = await self.tenancy.end(self._running)
         except Exception as exc:
@@ -351,7 +332,7 @@ class LeasedWorker:
         self._conclude(last, exit_info, returned=True)
 
     def _conclude(
-        self, last: LastReport, exit_info: ExitInfo | None = None, *, returned: bool = False
+        self, last: keeper.LastReport, exit_info: ExitInfo | None = None, *, returned: bool = False
     ) -> None:
         if not returned:
             _log.error("worker %s: %s", self.spec.id, last.message)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import figure
-from patchlight.agents.gpus import SAMPLES_PER_S
-from patchlight.agents.gpus.nvml import NvmlGpus
+from patchlight.agents.nvml import NvmlGpus
+from patchlight.agents.run import SAMPLES_PER_S
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Gpu, Server
 from tests.support import nvml

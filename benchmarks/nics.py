@@ -14,8 +14,7 @@ from typing import Any
 
 from benchmarks import figure
 from patchlight.agents.nics.moving import give_nic, read_nic, take_nic_back
-from patchlight.agents.nics.state import WorkerNetwork
-from patchlight.agents.nics.virtual_functions import NicAccess
+from patchlight.agents.nics.state import NicAccess, WorkerNetwork
 from patchlight.testbed.lab.model import NicMode
 from patchlight.testbed.linux import namespaces
 

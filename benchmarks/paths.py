@@ -21,10 +21,10 @@ from typing import Any
 
 from benchmarks import figure
 from benchmarks.api import cpu_s
-from patchlight.agents.paths.node import PathNode
+from patchlight.agents.path_node import PathNode
 from patchlight.testbed.paths.agreement import Bounds
-from patchlight.testbed.paths.contract import FlowRequest, PathNetwork
 from patchlight.testbed.paths.schedulers import SCHEDULERS, in_time, path_scheduler
+from patchlight.testbed.paths.scheduling import FlowRequest, PathNetwork
 from tests.support.coloured_labs import STAR
 from tests.support.controller_process import ControllerProcess
 from tests.support.waiting import free_ports

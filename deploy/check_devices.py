@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 from patchlight.deploy.facts import GpuFacts, NicFacts, RdmaFacts, ServerFacts
 from patchlight.testbed.lab.model import Gpu, Nic, Server
-from patchlight.testbed.linux.sysfs import Distance, distance
+from patchlight.testbed.linux.devices import Distance, distance
 from patchlight.testbed.units import format_rate
 
 # Drivers of cards that can do RDMA, and the module that makes an RDMA device of each.

@@ -1,9 +1,9 @@
-"""Give a NIC to a worker's namespace, block its egress there, and take it back as it was.
+"""Gives a NIC to a worker's namespace, blocks its egress there, and takes it back as it was.
 
 A network device that changes namespaces loses its addresses, routes, neighbours, root qdisc
 and per-device sysctls. So its state is read first (``read_nic``), what the worker needs is
 set up inside (``give_nic``), and all of it is put back at home (``take_nic_back``). Functions
-here block; they run in the calling thread's namespace unless they say otherwise.
+here block; they run in the calling thread's namespace unless their docstring says otherwise.
 """
 
 from __future__ import annotations
@@ -16,34 +16,26 @@ from typing import Any
 
 from patchlight.agents.errors import NicError
 from patchlight.agents.nics.state import (
+    RENDEZVOUS,
+    FunctionState,
+    NicAccess,
     NicState,
     WorkerNetwork,
+    access_of,
     allowing,
     has_rdma_device,
     index_of,
     name_inside,
     rtnetlink,
 )
-from patchlight.agents.nics.virtual_functions import (
-    NicAccess,
-    access_of,
-    check_mtu,
-    make_macvlan,
-    make_rendezvous,
-    make_tagged,
-    read_function,
-    remove_tagged,
-    set_function,
-    set_up_rendezvous,
-)
 from patchlight.testbed.lab.model import Nic
-from patchlight.testbed.linux import ethtool, namespaces
-from patchlight.testbed.linux import sysfs as rdma
+from patchlight.testbed.linux import devices, namespaces
+from patchlight.testbed.linux.devices import NoSysfs, sysfs
 from patchlight.testbed.linux.netlink import Netlink, set_neighbours
 from patchlight.testbed.linux.rate_limits import restore_limit, save_limit
-from patchlight.testbed.linux.sysfs import NoSysfs, sysfs
 
 _IFF_UP = 1
+_WITH_FUNCTIONS = 1
 _NUD_PERMANENT = 0x80
 # A queue of 50 ms is usual; one may be seconds deep on a slow link.
 _QUEUE_S = 10.0
@@ -58,15 +50,60 @@ def find_access(nic: Nic) -> NicAccess:
         return NicAccess("veth", nic.interface or nic.name)
     try:
         with sysfs() as here:
-            return access_of(nic, here, rdma.namespace_mode())
-    except (NoSysfs, rdma.RdmaError) as exc:
+            return access_of(nic, here, devices.namespace_mode())
+    except (NoSysfs, devices.RdmaError) as exc:
         raise NicError(exc.message, hint=exc.hint) from exc
 
 
 def read_nic(access: NicAccess) -> NicState:
     """The NIC's present state; ``NicError`` if it is not here or could not be carried over."""
-    with rtnetlink(access.interface, "reading") as ip:
-        return _read(ip, access)
+    interface = access.interface
+    with rtnetlink(interface, "reading") as ip:
+        index = index_of(ip, interface)
+        (link,) = ip.get_links(index)
+        with Netlink() as netlink:
+            limit = save_limit(netlink, index, interface)
+        return NicState(
+            interface=interface,
+            mac=link.get_attr("IFLA_ADDRESS"),
+            mtu=link.get_attr("IFLA_MTU"),
+            up=bool(link["flags"] & _IFF_UP),
+            addresses=tuple(_address(message) for message in ip.get_addr(index=index, family=2)),
+            neighbours=tuple(
+                sorted(
+                    (message.get_attr("NDA_DST"), message.get_attr("NDA_LLADDR"))
+                    for message in ip.get_neighbours(ifindex=index, family=2)
+                    if message["state"] & _NUD_PERMANENT
+                )
+            ),
+            routes=tuple(
+                {
+                    key: value
+                    for key, value in {
+                        "dst": f"{message.get_attr('RTA_DST') or '0.0.0.0'}/{message['dst_len']}",
+                        "gateway": message.get_attr("RTA_GATEWAY"),
+                        "table": message.get_attr("RTA_TABLE") or message["table"],
+                        "prefsrc": message.get_attr("RTA_PREFSRC"),
+                        "priority": message.get_attr("RTA_PRIORITY"),
+                        "scope": message["scope"],
+                        "proto": message["proto"],
+                    }.items()
+                    if value is not None
+                }
+                for message in ip.get_routes(oif=index, family=2)
+                if message["proto"] != _PROTO_KERNEL
+            ),
+            shaping=limit,
+            tx_checksum=devices.tx_checksum(interface),
+            sysctls={
+                name: Path("/proc/sys/net", _conf(interface, name)).read_text().strip()
+                for name in _DEVICE_SYSCTLS
+            },
+            mode=access.mode,
+            function=None if access.function is None else read_function(ip, access.function),
+            rdma=access.rdma,
+            rdma_moves=access.rdma_moves,
+        )
 
 
 def give_nic(state: NicState, namespace: Path, network: WorkerNetwork) -> None:
@@ -78,7 +115,7 @@ def give_nic(state: NicState, namespace: Path, network: WorkerNetwork) -> None:
     interface = state.interface
     with rtnetlink(interface, f"moving to {namespace}") as ip:
         index = index_of(ip, interface)
-        check_mtu(ip, index, state, network.mtu)
+        _check_mtu(ip, index, state, network.mtu)
         if state.mode == "macvlan":
             make_macvlan(ip, index, interface, namespace)
         else:
@@ -86,9 +123,10 @@ def give_nic(state: NicState, namespace: Path, network: WorkerNetwork) -> None:
                 set_function(ip, state.function, network.mac, network.vlan)
             _move(ip, interface, namespace)
         if state.rdma is not None and state.rdma_moves:
-            rdma.move_device(state.rdma.name, namespace)
+            devices.move_device(state.rdma.name, namespace)
         if network.rendezvous is not None:
-            make_rendezvous(ip, network.rendezvous, namespace)
+            parent = index_of(ip, network.rendezvous.interface)
+            make_macvlan(ip, parent, RENDEZVOUS, namespace)
     namespaces.inside(namespace, lambda: _set_up(state, network))
 
 
@@ -100,7 +138,12 @@ def _set_up(state: NicState, network: WorkerNetwork) -> None:
     _set_sysctl("ipv4/tcp_slow_start_after_idle", 0)
     _set_sysctl(f"ipv6/conf/{interface}/disable_ipv6", 1)
     if network.window_bytes is not None:
-        _limit_window(network.window_bytes)
+        # Half of a socket's memory is window. Our own trainer limits its window itself.
+        memory = 2 * network.window_bytes
+        for key in ("ipv4/tcp_rmem", "ipv4/tcp_wmem"):
+            _set_sysctl(key, f"{min(4096, memory)} {memory} {memory}")
+        # The window alone sets the pace: some kernels' default (BBR) paces by what it measured.
+        _set_sysctl("ipv4/tcp_congestion_control", "reno")
     is_macvlan = state.mode == "macvlan"
     bare = NicState(
         interface=interface,
@@ -115,7 +158,9 @@ def _set_up(state: NicState, network: WorkerNetwork) -> None:
     if named != interface:
         assert network.vlan is not None
         _restore(bare, loopback_up=True)
-        make_tagged(interface, named, network.vlan)
+        with rtnetlink(interface, f"making VLAN {network.vlan} on") as ip:
+            parent = index_of(ip, interface)
+            ip.link("add", ifname=named, kind="vlan", link=parent, vlan_id=network.vlan)
         bare = NicState(named, bare.mac, bare.mtu, up=True)
     addressed = replace(
         bare,
@@ -125,17 +170,13 @@ def _set_up(state: NicState, network: WorkerNetwork) -> None:
     )
     _restore(addressed, loopback_up=True)
     if network.rendezvous is not None:
-        set_up_rendezvous(network.rendezvous)
-
-
-def _limit_window(window_bytes: int) -> None:
-    """Have TCP of this namespace send no more ahead, as our own trainer sees to for itself."""
-    # Half of a socket's memory is window.
-    memory = 2 * window_bytes
-    for key in ("ipv4/tcp_rmem", "ipv4/tcp_wmem"):
-        _set_sysctl(key, f"{min(4096, memory)} {memory} {memory}")
-    # The window alone is to set the pace: some kernels' default (BBR) paces by what it measured.
-    _set_sysctl("ipv4/tcp_congestion_control", "reno")
+        address = network.rendezvous.address
+        with rtnetlink(RENDEZVOUS, "setting up") as ip:
+            index = index_of(ip, RENDEZVOUS)
+            ip.link("set", index=index, state="up")
+            ip.addr(
+                "add", index=index, address=str(address.ip), prefixlen=address.network.prefixlen
+            )
 
 
 def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
@@ -147,7 +188,10 @@ def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
     def fetch() -> None:
         with rtnetlink(state.interface, "taking back") as ip:
             for index in ip.link_lookup(ifname=state.interface):
-                remove_tagged(ip, index)
+                for link in ip.get_links():  # tagged interfaces on it stay behind otherwise
+                    kind = link.get_nested("IFLA_LINKINFO", "IFLA_INFO_KIND")
+                    if kind == "vlan" and link.get_attr("IFLA_LINK") == index:
+                        ip.link("del", index=link["index"])
                 if state.mode == "macvlan":
                     ip.link("del", index=index)
                 else:
@@ -155,7 +199,7 @@ def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
             if state.rdma is not None and state.rdma_moves:
                 with sysfs() as inside:
                     if has_rdma_device(state.rdma.name, inside):
-                        rdma.move_device(state.rdma.name, home)
+                        devices.move_device(state.rdma.name, home)
 
     def put_back() -> None:
         if state.mode == "macvlan":
@@ -182,59 +226,8 @@ def is_in(namespace: Path, interface: str) -> bool:
     return namespaces.is_one(namespace) and namespaces.inside(namespace, look)
 
 
-def _read(ip: Any, access: NicAccess) -> NicState:
-    interface = access.interface
-    index = index_of(ip, interface)
-    (link,) = ip.get_links(index)
-    with Netlink() as netlink:
-        limit = save_limit(netlink, index, interface)
-    return NicState(
-        interface=interface,
-        mac=link.get_attr("IFLA_ADDRESS"),
-        mtu=link.get_attr("IFLA_MTU"),
-        up=bool(link["flags"] & _IFF_UP),
-        addresses=tuple(_address(message) for message in ip.get_addr(index=index, family=2)),
-        neighbours=tuple(
-            sorted(
-                (message.get_attr("NDA_DST"), message.get_attr("NDA_LLADDR"))
-                for message in ip.get_neighbours(ifindex=index, family=2)
-                if message["state"] & _NUD_PERMANENT
-            )
-        ),
-        routes=tuple(
-            _route(message)
-            for message in ip.get_routes(oif=index, family=2)
-            if message["proto"] != _PROTO_KERNEL
-        ),
-        shaping=limit,
-        tx_checksum=ethtool.tx_checksum(interface),
-        sysctls={
-            name: Path("/proc/sys/net", _conf(interface, name)).read_text().strip()
-            for name in _DEVICE_SYSCTLS
-        },
-        mode=access.mode,
-        function=None if access.function is None else read_function(ip, access.function),
-        rdma=access.rdma,
-        rdma_moves=access.rdma_moves,
-    )
-
-
 def _address(message: Any) -> tuple[str, int]:
     return message.get_attr("IFA_LOCAL"), message["prefixlen"]
-
-
-def _route(message: Any) -> dict[str, Any]:
-    destination = message.get_attr("RTA_DST")
-    route = {
-        "dst": f"{destination or '0.0.0.0'}/{message['dst_len']}",
-        "gateway": message.get_attr("RTA_GATEWAY"),
-        "table": message.get_attr("RTA_TABLE") or message["table"],
-        "prefsrc": message.get_attr("RTA_PREFSRC"),
-        "priority": message.get_attr("RTA_PRIORITY"),
-        "scope": message["scope"],
-        "proto": message["proto"],
-    }
-    return {key: value for key, value in route.items() if value is not None}
 
 
 def _move(ip: Any, interface: str, namespace: Path) -> None:
@@ -251,8 +244,8 @@ def _restore(state: NicState, *, loopback_up: bool = False) -> None:
         if link.get_attr("IFLA_ADDRESS") != state.mac or link.get_attr("IFLA_MTU") != state.mtu:
             ip.link("set", index=index, state="down")
             ip.link("set", index=index, address=state.mac, mtu=state.mtu)
-        if state.tx_checksum is not None and ethtool.tx_checksum(interface) != state.tx_checksum:
-            ethtool.set_tx_checksum(interface, state.tx_checksum)
+        if state.tx_checksum is not None and devices.tx_checksum(interface) != state.tx_checksum:
+            devices.set_tx_checksum(interface, state.tx_checksum)
         if state.shaping is not None:
             with Netlink() as netlink:
                 restore_limit(netlink, index, interface, state.shaping)
@@ -293,20 +286,18 @@ def block_egress(namespace: Path, interface: str) -> None:
     Connections live on and send it again after ``unblock_egress``. On return the NIC's queue is
     empty; ``NicError`` if that takes too long. Again is harmless.
     """
+
+    def queued_packets() -> int:
+        with rtnetlink(interface, "reading the queue of") as ip:
+            queues = ip.get_qdiscs(index_of(ip, interface))
+            return sum(each["qlen"] for queue in queues if (each := queue.get_attr("TCA_STATS")))
+
     _blackhole(namespace, "add", errno.EEXIST)
     end = time.monotonic() + _QUEUE_S
-    while queued := namespaces.inside(namespace, lambda: _queued_packets(interface)):
+    while queued := namespaces.inside(namespace, queued_packets):
         if time.monotonic() > end:
             raise NicError(f"{interface} still has {queued} packets to send after {_QUEUE_S:g} s")
         time.sleep(0.002)
-
-
-def _queued_packets(interface: str) -> int:
-    with rtnetlink(interface, "reading the queue of") as ip:
-        queues = [
-            message.get_attr("TCA_STATS") for message in ip.get_qdiscs(index_of(ip, interface))
-        ]
-    return sum(queue["qlen"] for queue in queues if queue)
 
 
 def unblock_egress(namespace: Path) -> None:
@@ -321,3 +312,73 @@ def _blackhole(namespace: Path, command: str, already: int) -> None:
             ip.rule(command, priority=1, action="FR_ACT_BLACKHOLE")
 
     namespaces.inside(namespace, switch)
+
+
+def _check_mtu(ip: Any, index: int, state: NicState, mtu: int | None) -> None:
+    """``NicError`` if the NIC cannot carry packets of ``mtu`` bytes."""
+    if mtu is None:
+        return
+    (link,) = ip.get_links(index)
+    most = state.mtu if state.mode == "macvlan" else link.get_attr("IFLA_MAX_MTU") or mtu
+    if mtu > most:
+        raise NicError(
+            f"{state.interface} takes an MTU of {most} at most, and the lab file says {mtu}",
+            hint=f"raise that of the NIC: ip link set {state.interface} mtu {mtu}"
+            if state.mode == "macvlan"
+            else "write a smaller mtu into the lab file",
+        )
+
+
+def make_macvlan(ip: Any, index: int, name: str, namespace: Path) -> None:
+    """Make a macvlan of the name ``name`` on an interface of here, in another namespace.
+
+    Mode ``bridge``: those on one NIC reach each other. It ends with its namespace.
+    """
+    (link,) = ip.get_links(index)
+    parent = link.get_attr("IFLA_IFNAME")
+    if not link["flags"] & _IFF_UP:
+        raise NicError(
+            f"{parent} is down, and so is a macvlan on it", hint=f"ip link set {parent} up"
+        )
+    with namespace.open("rb") as opened:
+        ip.link(
+            "add",
+            ifname=name,
+            kind="macvlan",
+            link=index,
+            macvlan_mode="bridge",
+            net_ns_fd=opened.fileno(),
+        )
+
+
+def read_function(ip: Any, function: FunctionState) -> FunctionState:
+    """A virtual function with what its port has set for it."""
+    (link,) = ip.link("get", index=index_of(ip, function.port), ext_mask=_WITH_FUNCTIONS)
+    return function_in(link, function)
+
+
+def function_in(link: Any, function: FunctionState) -> FunctionState:
+    """The same, from what the kernel says of the port."""
+    functions = link.get_attr("IFLA_VFINFO_LIST")
+    for each in functions.get_attrs("IFLA_VF_INFO") if functions else ():
+        mac, vlan = each.get_attr("IFLA_VF_MAC"), each.get_attr("IFLA_VF_VLAN")
+        if mac["vf"] == function.number:
+            return replace(function, mac=mac["mac"], vlan=vlan["vlan"] if vlan else 0)
+    raise NicError(
+        f"{function.port} says nothing of its virtual function {function.number}",
+        hint="its driver has to support it: see 'ip link show'",
+    )
+
+
+def set_function(ip: Any, function: FunctionState, mac: str | None, vlan: int | None) -> None:
+    """Have a port let its virtual function send with a MAC, in a VLAN (``None``: as it is)."""
+    if settings := settings_of(read_function(ip, function), mac, vlan):
+        ip.link("set", index=index_of(ip, function.port), vf=settings)
+
+
+def settings_of(now: FunctionState, mac: str | None, vlan: int | None) -> dict[str, Any]:
+    """What to tell the port of it: only what differs, for not every driver takes everything."""
+    wanted = {"mac": mac, "vlan": vlan}
+    present = {"mac": now.mac, "vlan": now.vlan}
+    settings = {k: v for k, v in wanted.items() if v is not None and v != present[k]}
+    return {"vf": now.number, **settings} if settings else {}

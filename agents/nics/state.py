@@ -1,9 +1,9 @@
-"""A NIC's state as plain values, its RDMA device with its GIDs, and rtnetlink, which reads it.
+"""A NIC's state as plain values, what a worker gets of it, its RDMA device, and rtnetlink.
 
-The index of a GID differs between hosts and namespaces, and a port that was dark may have a new
-table: so it is looked up for each NIC, again after each change of its circuit. A GID is usable if
-its type is RoCE v2, it holds an IPv4-mapped address, and its network device is in the worker's own
-namespace. ``root`` is the ``/sys`` of that namespace.
+The index of a GID differs between hosts and namespaces, and may change while a port is dark. So it
+is read for each NIC, and again after each change of its circuit. A GID is usable if its type is
+RoCE v2, it holds an IPv4-mapped address, and its network device is in the worker's own namespace.
+``root`` is the ``/sys`` of that namespace.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Any, Self
 
 from patchlight.agents.errors import NicError, NicGone
 from patchlight.testbed.lab.model import Lab, Nic, NicMode, Rendezvous
-from patchlight.testbed.linux import ethtool
+from patchlight.testbed.linux import devices
+from patchlight.testbed.linux.devices import NamespaceMode, NoSysfs, RdmaError
 from patchlight.testbed.linux.netlink import KernelRefused
 from patchlight.testbed.linux.rate_limits import LimitNotKept, SavedLimit
-from patchlight.testbed.linux.sysfs import NoSysfs, RdmaError
 from patchlight.testbed.wire.worker_api import GidStatus, SyntheticTask, WorkerSpec
 
 SYSFS = Path("/sys")
@@ -51,13 +51,9 @@ class Gid:
 
     @property
     def status(self) -> GidStatus:
-        """As an agent tells it."""
-        return GidStatus(
-            device=self.device,
-            port=self.port,
-            index=self.index,
-            gid=str(IPv6Address(f"::ffff:{self.address}")),
-        )
+        """As an agent reports it."""
+        gid = str(IPv6Address(f"::ffff:{self.address}"))
+        return GidStatus(device=self.device, port=self.port, index=self.index, gid=gid)
 
 
 def rdma_device_of(interface: str, root: Path = SYSFS) -> RdmaDevice | None:
@@ -73,17 +69,13 @@ def rdma_device_of(interface: str, root: Path = SYSFS) -> RdmaDevice | None:
             port = int(_read(nic / "dev_port") or 0) + 1
             if not (device / "ports" / str(port)).exists():
                 port = 1  # a device for each port, as ConnectX-5 and later have them
-            return RdmaDevice(device.name, port, _files(device.name, root))
+            verbs = [
+                f"/dev/infiniband/{each.name}"
+                for each in sorted((root / "class/infiniband_verbs").glob("uverbs*"))
+                if _read(each / "ibdev") == device.name
+            ]
+            return RdmaDevice(device.name, port, (*verbs, _RDMA_CM) if verbs else ())
     return None
-
-
-def _files(device: str, root: Path) -> tuple[str, ...]:
-    verbs = [
-        f"/dev/infiniband/{each.name}"
-        for each in sorted((root / "class/infiniband_verbs").glob("uverbs*"))
-        if _read(each / "ibdev") == device
-    ]
-    return (*verbs, _RDMA_CM) if verbs else ()
 
 
 def has_rdma_device(name: str, root: Path = SYSFS) -> bool:
@@ -103,9 +95,17 @@ def gids(root: Path = SYSFS) -> list[Gid]:
     for table in sorted((root / _CLASS).glob("*/ports/*/gids")):
         port = table.parent
         for entry in table.iterdir():
-            gid = _gid(port, entry)
-            if gid is not None:
-                usable.append(gid)
+            kind = _read(port / "gid_attrs" / "types" / entry.name)
+            interface = _read(port / "gid_attrs" / "ndevs" / entry.name)
+            text = _read(entry)
+            if kind not in ("RoCE v2", "RoCE V2") or not interface or not text:
+                continue
+            with suppress(AddressValueError):
+                if (mapped := IPv6Address(text).ipv4_mapped) is not None:
+                    index = int(entry.name)
+                    usable.append(
+                        Gid(port.parent.parent.name, int(port.name), index, mapped, interface)
+                    )
     return sorted(usable, key=lambda g: (g.device, g.port, g.index))
 
 
@@ -113,21 +113,6 @@ def gid_of(interface: str, address: IPv4Address, root: Path = SYSFS) -> Gid | No
     """The GID of that interface and address, or ``None``."""
     matching = (g for g in gids(root) if (g.interface, g.address) == (interface, address))
     return next(matching, None)
-
-
-def _gid(port: Path, entry: Path) -> Gid | None:
-    kind = _read(port / "gid_attrs" / "types" / entry.name)
-    interface = _read(port / "gid_attrs" / "ndevs" / entry.name)
-    text = _read(entry)
-    if kind not in ("RoCE v2", "RoCE V2") or not interface or not text:
-        return None
-    try:
-        mapped = IPv6Address(text).ipv4_mapped
-    except AddressValueError:
-        return None
-    if mapped is None:
-        return None
-    return Gid(port.parent.parent.name, int(port.name), int(entry.name), mapped, interface)
 
 
 def _read(path: Path) -> str | None:
@@ -174,25 +159,83 @@ class NicState:
     rdma: RdmaDevice | None = None
     rdma_moves: bool = False
 
-    def as_dict(self) -> dict[str, Any]:
-        """For the lease's file."""
-        return asdict(self)
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The state that ``as_dict`` wrote, also after a way through JSON."""
-        function, rdma = data.get("function"), data.get("rdma")
-        return cls(
-            **{
-                **data,
-                "addresses": tuple((a, int(n)) for a, n in data["addresses"]),
-                "neighbours": tuple((a, m) for a, m in data["neighbours"]),
-                "routes": tuple(data["routes"]),
-                "shaping": SavedLimit(**data["shaping"]) if data["shaping"] else None,
-                "function": FunctionState(**function) if function else None,
-                "rdma": RdmaDevice(**{**rdma, "files": tuple(rdma["files"])}) if rdma else None,
-            }
-        )
+@dataclass(frozen=True, slots=True)
+class NicAccess:
+    """What of a NIC a worker gets: ``interface`` itself, or for a macvlan one made on it.
+
+    ``rdma`` is the RDMA device that it uses; where ``rdma_moves``, nobody else sees it meanwhile.
+    """
+
+    mode: NicMode
+    interface: str
+    function: FunctionState | None = None
+    rdma: RdmaDevice | None = None
+    rdma_moves: bool = False
+
+
+def access_of(nic: Nic, sys: Path, sharing: NamespaceMode | None) -> NicAccess:
+    """The way for a NIC, by the lab file and by what ``sys``, its namespace's ``/sys``, shows.
+
+    ``sharing`` is how namespaces share RDMA devices (``None``: the kernel has none). ``NicError``
+    where the server cannot do what the lab file says.
+    """
+    interface, mode = nic.interface or nic.name, nic.mode
+    if mode == "auto":
+        virtual = not (sys / "class/net" / interface / "device").exists()
+        mode = "veth" if virtual else "sriov" if _functions(interface, sys) else "physical"
+    function = None
+    if mode == "sriov":
+        # Those that are here, by number and interface: no worker has them.
+        free = [
+            (number, each.name)
+            for number, folder in _functions(interface, sys)
+            for each in sorted((folder / "net").glob("*"))
+        ]
+        if not free:
+            raise NicError(
+                f"{interface} has no virtual function that is free",
+                hint=f"make some: echo 4 > /sys/class/net/{interface}/device/sriov_numvfs; their "
+                "driver has to be loaded",
+            )
+        number, given = free[0]
+        function = FunctionState(interface, number)
+        interface = given
+    device = None if nic.rdma == "none" else rdma_device_of(interface, sys)
+    moves = _moves(nic, mode, device, sharing)
+    if device is not None and mode == "macvlan" and sharing == "exclusive":
+        device = None  # it can be in one namespace only, and that is its NIC's
+    return NicAccess(mode, interface, function, device, moves)
+
+
+def _moves(
+    nic: Nic, mode: NicMode, device: RdmaDevice | None, sharing: NamespaceMode | None
+) -> bool:
+    """Whether the RDMA device goes to the worker; ``NicError`` if it cannot be as it should."""
+    wanted = nic.rdma
+    if wanted in ("exclusive", "shared"):
+        if device is None:
+            raise NicError(
+                f"{nic.name} has no RDMA device, and the lab file says rdma: {wanted}",
+                hint="is its driver loaded (mlx5_ib, bnxt_re, irdma)? 'rdma link' shows them",
+            )
+        if sharing != wanted:
+            raise NicError(
+                f"{nic.name}: the lab file says rdma: {wanted}, but RDMA devices are {sharing} on "
+                "this server",
+                hint=devices.HOW_TO_CHANGE,
+            )
+        if wanted == "exclusive" and mode == "macvlan":
+            raise NicError(
+                f"{nic.name}: a macvlan has no RDMA device to itself",
+                hint="use mode: sriov or physical, or rdma: shared",
+            )
+    return device is not None and sharing == "exclusive" and mode != "macvlan"
+
+
+def _functions(port: str, sys: Path) -> list[tuple[int, Path]]:
+    folders = (sys / "class/net" / port / "device").glob("virtfn*")
+    return sorted((int(each.name.removeprefix("virtfn")), each) for each in folders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +295,7 @@ def rtnetlink(interface: str, doing: str) -> Iterator[Any]:
         raise NicError(f"{doing} {interface}: {os.strerror(exc.code)}", hint=hint) from exc
     except OSError as exc:
         raise NicError(f"{doing} {interface}: {exc}") from exc
-    except (KernelRefused, LimitNotKept, ethtool.OffloadNotSet, RdmaError, NoSysfs) as exc:
+    except (KernelRefused, LimitNotKept, devices.OffloadNotSet, RdmaError, NoSysfs) as exc:
         raise NicError(exc.message, hint=exc.hint) from exc
 
 

@@ -1,11 +1,17 @@
-"""The status of a NIC: there or gone, its carrier, counters, and whether its RDMA port is back.
+"""Reads the status of NICs, and finds by probe frames and LLDP what their fibres lead to.
 
-After a port was dark its RDMA device has no GIDs for a while. So a worker with RDMA is as one in
-the dark until its GID is there again. Functions block, and look into the namespace they are given.
+After a port was dark its RDMA device has no GIDs for a while. So a worker with RDMA counts as dark
+until its GID is back. Functions block, and look into the namespace they are given.
 """
 
 import errno
-from dataclasses import asdict, dataclass
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
@@ -15,9 +21,9 @@ from patchlight.agents.nics.moving import find_access
 from patchlight.agents.nics.state import NicState, gid_of, is_rdma_active
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Nic, Server
-from patchlight.testbed.linux import ethtool, namespaces
-from patchlight.testbed.linux.ethtool import Priorities, read_priorities
-from patchlight.testbed.linux.sysfs import read_link, sysfs
+from patchlight.testbed.linux import devices, namespaces
+from patchlight.testbed.linux.devices import Priorities, read_link, read_priorities, sysfs
+from patchlight.testbed.wire import probe_frames
 from patchlight.testbed.wire.agent_status import NicCounters, NicStatus, RdmaStatus
 
 GONE = "{} is gone: the server has no such interface any more"
@@ -36,7 +42,7 @@ class NicPlace:
 
 @dataclass(frozen=True, slots=True)
 class NicProblem:
-    """What is wrong with a NIC, in words; ``is_dark`` if light may be all that it lacks."""
+    """What is wrong with a NIC, as text; ``is_dark``: it may lack nothing but its signal."""
 
     words: str
     is_dark: bool = False
@@ -55,7 +61,7 @@ def problem_of(namespace: Path, interface: str) -> NicProblem | None:
     if not namespaces.is_one(namespace):
         return gone
     try:
-        carrier = namespaces.inside(namespace, lambda: ethtool.settle_link(interface))
+        carrier = namespaces.inside(namespace, lambda: devices.settle_link(interface))
     except OSError as exc:
         return gone if exc.errno == errno.ENODEV else NicProblem(f"{interface}: {exc}")
     return None if carrier else NicProblem(NO_CARRIER.format(interface), is_dark=True)
@@ -100,7 +106,7 @@ def facts_of(namespace: Path, interface: str, port: tuple[Path, str]) -> dict[st
     """
 
     def of_port() -> tuple[Priorities | None, dict[str, int]]:
-        return read_priorities(port[1]), ethtool.pause_frames(port[1])
+        return read_priorities(port[1]), devices.pause_frames(port[1])
 
     try:
         reading = namespaces.inside(namespace, lambda: read_link(interface))
@@ -171,3 +177,92 @@ def _with(status: NicStatus, facts: dict[str, Any], problem: NicProblem | None) 
     if problem is not None:
         facts |= {"problem": problem.words, "carrier": not problem.is_dark}
     return status.model_copy(update=facts)
+
+
+_EVERY_S = 0.1
+_LARGEST_FRAME = 2048
+_JOIN, _MULTICAST = 1, 0  # PACKET_ADD_MEMBERSHIP and PACKET_MR_MULTICAST of packet(7)
+
+
+@dataclass
+class Ear:
+    """One NIC that listens: the frames that have come so far, and its problem, if it has one."""
+
+    interface: str
+    heard: set[str] = field(default_factory=set)
+    lldp: set[probe_frames.LldpNeighbour] = field(default_factory=set)
+    carrier: bool = False
+    problem: str = ""
+
+
+def probe(names: Mapping[str, str], token: str, listen_s: float) -> dict[str, Ear]:
+    """Send and hear for ``listen_s`` on these interfaces, by the names that probes give them.
+
+    Blocks, in the calling thread's network namespace. ``NicError`` without the right to open
+    such sockets; the failure of one NIC is its ``problem``.
+    """
+    ears = {name: Ear(interface) for name, interface in names.items()}
+    with ExitStack() as stack, selectors.DefaultSelector() as selector:
+        senders: dict[str, socket.socket] = {}
+        for name, ear in ears.items():
+            try:
+                senders[name] = stack.enter_context(_opened(ear.interface, probe_frames.ETHERTYPE))
+                lldp = stack.enter_context(_opened(ear.interface, probe_frames.ETHERTYPE_LLDP))
+            except PermissionError as error:
+                raise NicError(
+                    f"listening at {ear.interface}: {error.strerror}", hint="run the agent as root"
+                ) from error
+            except OSError as error:
+                ear.problem = f"{ear.interface}: {error.strerror}"
+                continue
+            selector.register(senders[name], selectors.EVENT_READ, ear)
+            selector.register(lldp, selectors.EVENT_READ, ear)
+        end = time.monotonic() + listen_s
+        while (began := time.monotonic()) < end:
+            for name, sender in senders.items():
+                _send(sender, ears[name], name, token)
+            until = min(began + _EVERY_S, end)
+            while (left_s := until - time.monotonic()) > 0:
+                for key, _ in selector.select(left_s):
+                    listening = key.fileobj
+                    assert isinstance(listening, socket.socket)
+                    try:
+                        frame = listening.recv(_LARGEST_FRAME)
+                    except OSError:
+                        continue  # switched off meanwhile: sending shows that
+                    if (source := probe_frames.probe_source(frame, token)) is not None:
+                        key.data.heard.add(source)
+                    elif (neighbour := probe_frames.lldp_neighbour(frame)) is not None:
+                        key.data.lldp.add(neighbour)
+    for name in senders:
+        with suppress(OSError):
+            ears[name].carrier = devices.settle_link(ears[name].interface)
+    return ears
+
+
+def _opened(interface: str, ethertype: int) -> socket.socket:
+    """A socket for the frames of this kind that come to an interface, not those that leave."""
+    opened = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+    try:
+        opened.bind((interface, ethertype))
+        index = socket.if_nametoindex(interface)
+        group = bytes.fromhex(probe_frames.TO_THE_NEAREST.replace(":", ""))
+        member = struct.pack("iHH8s", index, _MULTICAST, len(group), group)
+        opened.setsockopt(263, _JOIN, member)  # SOL_PACKET, which Python does not name
+        opened.setblocking(False)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def _send(sender: socket.socket, ear: Ear, name: str, token: str) -> None:
+    mac: bytes = sender.getsockname()[4]
+    try:
+        sender.send(probe_frames.probe_frame(name, token, mac.hex(":")))
+    except OSError as error:
+        # A queue that is full, as it may be without light, is no fault: the next one goes.
+        if error.errno not in (errno.EAGAIN, errno.ENOBUFS):
+            ear.problem = f"{ear.interface}: {error.strerror}"
+    else:
+        ear.problem = ""

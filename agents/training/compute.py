@@ -1,8 +1,8 @@
-"""The compute phase: keep the worker's GPU busy for as long as the job's profile says.
+"""Keeps the worker's GPU busy in the compute phase, for as long as the job's profile says.
 
 An emulated GPU is occupied through its socket. On a CUDA GPU matrices are multiplied until
-the time is over (PyTorch); without a GPU the processor does that. ``name`` says which it was,
-and goes into every report, so that nobody takes one for another.
+the time is over (PyTorch); without a GPU the processor does that. ``name`` of the device goes
+into every report, so that results of different devices are not mixed up.
 """
 
 from __future__ import annotations
@@ -39,7 +39,12 @@ class SocketGpu:
         self._path = path
         end = time.monotonic() + deadline_s
         while True:
-            self._connect()
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                self._socket.connect(path)
+            except OSError as exc:
+                raise TrainingError(f"connecting to the emulated GPU {path}: {exc}") from exc
+            self._stream = self._socket.makefile("rb")
             self._send({"op": "attach", "tenant": tenant})
             try:
                 self._answer("attaching to")
@@ -50,14 +55,6 @@ class SocketGpu:
                 if time.monotonic() > end:
                     raise
                 time.sleep(0.05)
-
-    def _connect(self) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._socket.connect(self._path)
-        except OSError as exc:
-            raise TrainingError(f"connecting to the emulated GPU {self._path}: {exc}") from exc
-        self._stream = self._socket.makefile("rb")
 
     def begin(self, seconds: float) -> None:
         """Start computing for so many seconds."""
@@ -169,19 +166,13 @@ class _Sleeper:
         """There is no device to give back."""
 
 
-class _ItsOwn:
-    """What a model trains on: its own passes keep it busy for as long as they take."""
+class _ItsOwn(_Sleeper):
+    """The device of a model: the model's own passes keep it busy for as long as they take."""
 
     name = ""
 
     def begin(self, seconds: float) -> None:
         """There is nothing to compute beside the model."""
-
-    def finish(self) -> None:
-        """Whoever computes the model knows when that is over."""
-
-    def close(self) -> None:
-        """It is given back with the process."""
 
 
 def open_device(task: TrainingTask) -> ComputeDevice:

@@ -1,4 +1,4 @@
-"""What passes between a worker and its agent: its state, reports, orders, and optical paths.
+"""Exchanges a worker's state, reports, orders and optical paths with its agent.
 
 Orders are JSON lines on the control socket: ``{"op": "start"}``,
 ``{"op": "hold", "iteration": k}``, ``{"op": "release"}``, ``{"op": "stop-at", "iteration": k}``,
@@ -64,7 +64,7 @@ class Gate:
     worker that reached iteration k has received all of iteration k−1, so when all workers of
     a ring are held at the same k, no payload is on the network.
 
-    ``iterations`` counts from 0, also where training goes on at ``first``; ``None``: nobody knows.
+    ``iterations`` counts from 0, also where training goes on at ``first``; ``None``: not known.
     ``changed`` is called with the new state and the iteration.
     """
 
@@ -172,9 +172,16 @@ class Journal:
         self._directory = os.fspath(directory)
         self._lock = threading.Lock()
         # In the folder of a worker that ran before, this is one more start of the same worker.
-        starts = 1 + _earlier_starts(self._path("state.json"))
+        earlier = 0
+        try:
+            with open(self._path("state.json"), encoding="utf-8") as file:
+                earlier = int(json.load(file)["starts"])
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError):
+            earlier = 1
         self._state: dict[str, Any] = {"state": "starting", "iterations_done": 0, "message": ""}
-        self._write({"starts": starts})
+        self._write({"starts": 1 + earlier})
         # It stays open for as long as the worker lives.
         self._reports = open(self._path("reports.jsonl"), "a", encoding="utf-8")  # noqa: SIM115
 
@@ -202,16 +209,6 @@ class Journal:
 
     def _path(self, name: str) -> str:
         return os.path.join(self._directory, name)
-
-
-def _earlier_starts(path: str) -> int:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return int(json.load(file)["starts"])
-    except FileNotFoundError:
-        return 0
-    except (OSError, ValueError, KeyError, TypeError):
-        return 1
 
 
 class _Handler(socketserver.StreamRequestHandler):
@@ -280,7 +277,7 @@ class AgentPaths:
 
     @contextlib.contextmanager
     def path(self) -> Iterator[None]:
-        """Light to the next worker inside the block; ``TrainingError`` if it does not come."""
+        """A path to the next worker inside the block; ``TrainingError`` if none is granted."""
         held = _HeldPath(self._directory, self._wanted)
         if not held.granted.wait(2 * self._patience_s):
             held.give_back()

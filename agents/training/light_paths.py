@@ -1,7 +1,4 @@
-"""Paths of light from the controller, for a worker that sends: asked for, waited for, given back.
-
-Needs the standard library alone, and no event loop.
-"""
+"""Requests optical paths from the controller, with the standard library alone."""
 
 from __future__ import annotations
 

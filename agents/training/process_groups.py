@@ -1,8 +1,8 @@
-"""The process groups of a model's replicas: joined, compared, summed over, renewed, left.
+"""Joins, renews and leaves the process groups of a model's replicas.
 
-Two of them: Gloo's, which outlives every change of circuits as its connections are TCP's, and the
-one that gradients are summed over. Where there are CUDA GPUs that is NCCL's, and a communicator of
-NCCL's may not survive that a port was dark: it is made anew once workers have been held.
+Gloo's group outlives every change of circuits, as its connections are TCP's. Gradients are summed
+over another one where there are CUDA GPUs: NCCL's. A communicator of NCCL's may not survive a dark
+port, so it is renewed after each hold.
 """
 
 from __future__ import annotations
@@ -75,10 +75,6 @@ class ProcessGroups:
         dist.all_reduce(held, op=dist.ReduceOp.MAX)
         if held.item():
             self.gradients = self._of_gradients()
-
-    def forget(self, group: Any) -> None:
-        """Give up a group that was the gradients' before."""
-        dist.destroy_process_group(group)
 
     def gather(self, number: int) -> list[int]:
         """Every rank's number."""

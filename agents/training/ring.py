@@ -71,7 +71,7 @@ class Neighbours:
             time.sleep(0.002)
 
     def ask_for_life(self, on: bool) -> None:
-        """Whether the kernel gives up a neighbour who says nothing while nothing is sent.
+        """Whether the kernel gives up a neighbour that is silent while nothing is sent.
 
         Off while a worker is held: the path may be dark for as long as the job allows.
         """
@@ -85,10 +85,9 @@ class Neighbours:
 
 
 def join_ring(task: TrainingTask) -> Neighbours:
-    """Both neighbours of ``task.rank``, connected and checked.
+    """Both neighbours of ``task.rank``, connected and checked, in a ring of two or more.
 
-    ``RingError`` if that fails until ``task.deadline_s``: it says which neighbour, where, and
-    what the last attempt came to. Only for rings of two or more.
+    ``RingError`` after ``task.deadline_s``, with the neighbour, its address and the last failure.
     """
     end = time.monotonic() + task.deadline_s
     size = len(task.ring)

@@ -1,8 +1,8 @@
-"""One worker's training of a real model: samples, checkpoints, PyTorch's DDP.
+"""Trains a real model on one worker, with samples, checkpoints and PyTorch's DDP.
 
-It is held as the synthetic trainer is: before the first bucket of an iteration's gradient is
-summed, so that a worker that is held has not sent a byte of it. Each iteration the replicas are
-compared: the bits of their parameters have to be the same on all ranks.
+Like the synthetic trainer it is held before the first bucket of an iteration's gradient is summed,
+so a worker that is held has not sent a byte of it. After each iteration the replicas are compared:
+the bits of their parameters have to be the same on all ranks.
 """
 
 import os
@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs.builtin import build
 from patchlight.testbed.graphs.layers import A100
-from patchlight.testbed.graphs.profiling.torch_models import TorchLayers
+from patchlight.testbed.graphs.torch_models import TorchLayers
 
 from .compute import ComputeDevice
 from .control import Gate, Journal, StoppedAt
@@ -101,7 +101,7 @@ class _Stored:
         if len(like) > 1:
             raise TrainingError(f"{model} takes {len(like)} inputs: it can be trained without data")
         try:
-            # What there is of it in memory is what is used; NumPy reads the rest when it is.
+            # NumPy reads only what is used.
             self._inputs = np.load(folder / "inputs.npy", mmap_mode="r", allow_pickle=False)
             self._targets = np.load(folder / "targets.npy", mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as exc:
@@ -128,7 +128,7 @@ class Checkpoints:
 
     def __init__(self, task: TrainingTask, model: nn.Module, optimizer: torch.optim.Optimizer):
         self._file = Path(task.checkpoint) / f"{task.job}.pt" if task.checkpoint else None
-        self._every, self._of = task.checkpoint_every, task.model
+        self._of = task.model
         self._model, self._optimizer = model, optimizer
         self._is_first = task.rank == 0
 
@@ -151,11 +151,6 @@ class Checkpoints:
             os.replace(fresh, self._file)
         except (OSError, RuntimeError) as exc:
             raise TrainingError(f"writing the checkpoint {self._file}: {exc}") from exc
-
-    def save_if_due(self, iteration: int) -> None:
-        """The same, at every so many iterations."""
-        if iteration % self._every == 0:
-            self.save(iteration)
 
     def resume(self, groups: ProcessGroups) -> int:
         """Have all ranks know what the one with the newest checkpoint finds; where they go on."""
@@ -215,7 +210,14 @@ class GradientExchange:
     def sum(self, _: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """DDP's communication hook."""
         if bucket.index() == 0:
-            self._begin()
+            self._bytes = 0
+            _wait_for_kernels()
+            self._device.finish()
+            self.computed_at = time.monotonic()
+            holds: list[bool] = []
+            self._gate.pass_through(self.iteration, holds.append)
+            self._groups.renew_if_held(bool(holds))
+            self.released_at = time.monotonic()
         if bucket.is_last():
             _wait_for_kernels()
             self.last_at = time.monotonic()
@@ -225,16 +227,6 @@ class GradientExchange:
         work = dist.all_reduce(gradient, group=self._groups.gradients, async_op=True)
         future: torch.futures.Future[list[torch.Tensor]] = work.get_future()
         return future.then(lambda done: done.value()[0])
-
-    def _begin(self) -> None:
-        self._bytes = 0
-        _wait_for_kernels()
-        self._device.finish()
-        self.computed_at = time.monotonic()
-        holds: list[bool] = []
-        self._gate.pass_through(self.iteration, holds.append)
-        self._groups.renew_if_held(bool(holds))
-        self.released_at = time.monotonic()
 
 
 class Replicas:
@@ -254,7 +246,7 @@ class Replicas:
         if (group := self._groups.gradients) is not self._group:
             before = self._group
             self._wrap(group)
-            self._groups.forget(before)
+            dist.destroy_process_group(before)
         output: torch.Tensor = self._ddp(*inputs)
         return output
 
@@ -284,7 +276,8 @@ def train(
     journal.goes_on_at(first)
     journal.state("ready")
     gate.wait_for_start()
-    on = f"{device.name}, {_name_of(where)}".removeprefix(", ")
+    name = f"cuda: {torch.cuda.get_device_name(where)}" if where.type == "cuda" else "cpu: torch"
+    on = f"{device.name}, {name}".removeprefix(", ")
     told: StoppedAt | None = None
     for iteration in range(first, task.iterations):
         exchange.iteration, began = iteration, time.monotonic()
@@ -319,7 +312,8 @@ def train(
                 "loss": loss.item() if loss.isfinite() else None,  # JSON knows no others
             }
         )
-        checkpoints.save_if_due(iteration + 1)
+        if (iteration + 1) % task.checkpoint_every == 0:
+            checkpoints.save(iteration + 1)
     checkpoints.save(task.iterations if told is None else told.iteration)
     groups.leave(task.deadline_s)
     if told is not None:
@@ -342,7 +336,3 @@ def _wait_for_kernels() -> None:
     """Until the GPU has computed what it was given; what it sends meanwhile is not waited for."""
     if torch.cuda.is_available():
         torch.cuda.current_stream().synchronize()
-
-
-def _name_of(where: torch.device) -> str:
-    return f"cuda: {torch.cuda.get_device_name(where)}" if where.type == "cuda" else "cpu: torch"

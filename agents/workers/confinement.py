@@ -1,7 +1,7 @@
-"""What a worker that is a process may see and do: as which user, with which rights and limits.
+"""Starts a worker's process so that it sees and does only what it may, with its user and limits.
 
-bubblewrap gives it process, IPC, host name and mount namespaces of its own, util-linux its user and
-no capabilities, libseccomp refuses it system calls. All of them are begun with a fixed environment:
+bubblewrap gives it its own process, IPC, host name and mount namespaces, util-linux its user and
+no capabilities, libseccomp refuses it system calls. All of them start with a fixed environment:
 nothing of a job reaches them.
 """
 
@@ -22,9 +22,8 @@ from patchlight.agents.workers.contract import WorkerLaunch
 from patchlight.agents.workers.keeper import last_lines
 from patchlight.agents.workers.limits import WorkerUser
 from patchlight.agents.workers.programs import hostname
-from patchlight.testbed.linux.cgroups import Cgroups
 from patchlight.testbed.linux.credentials import refused_calls
-from patchlight.testbed.linux.processes import cpus_of
+from patchlight.testbed.linux.processes import Cgroups, cpus_of
 from patchlight.testbed.wire.worker_api import TorchTask
 
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}

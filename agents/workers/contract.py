@@ -1,13 +1,14 @@
-"""What a runner of workers does: processes and containers alike."""
+"""What a runner of workers does, for processes, containers and packages that users install."""
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from patchlight.agents.gpus.contract import PhysicalGpu
+from patchlight.agents.gpus import PhysicalGpu
 from patchlight.agents.nics.state import RdmaDevice
-from patchlight.testbed.linux.cgroups import Limits
+from patchlight.testbed.lab.rules import DYNAMIC
+from patchlight.testbed.linux.processes import Limits
 from patchlight.testbed.wire.worker_api import WorkerSpec
 
 
@@ -137,3 +138,19 @@ class Runner(Protocol):
     async def close(self) -> None:
         """Let go of what ``open`` took, if it took anything; workers go on."""
         return
+
+
+DEFAULT_IMAGE = "patchlight-worker:latest"
+
+
+@dataclass(frozen=True, slots=True)
+class BackendOptions:
+    """An agent's options: its lab and server, the image of containers, how they get an NVIDIA
+    GPU, the user of processes, and the socket at which they are forked."""
+
+    lab: str
+    server: str
+    image: str = DEFAULT_IMAGE
+    gpu_access: str = "auto"
+    worker_user: str = DYNAMIC
+    fork_from: Path | None = None

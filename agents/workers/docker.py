@@ -9,7 +9,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,29 +20,23 @@ from docker.types import LogConfig, Mount, Ulimit
 
 from patchlight import testbed
 from patchlight.agents.errors import LaunchError
-from patchlight.agents.workers import keeper
+from patchlight.agents.workers import keeper, programs
 from patchlight.agents.workers.contract import ExitInfo, RunningWorker, WorkerHandle, WorkerLaunch
-from patchlight.agents.workers.gpu_access import NO_GPU, container_settings, find_access
 from patchlight.agents.workers.limits import (
+    NO_GPU,
     WorkerUser,
+    container_settings,
+    find_access,
     hand_over,
     named_user,
     ready_checkpoint,
     user_for,
 )
-from patchlight.agents.workers.programs import (
-    TRAINING,
-    TRAINING_IN_PATH,
-    WorkerPlaces,
-    hostname,
-    hosts_file,
-    program_of,
-)
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import CommandTask
 from patchlight.testbed.linux import deploy_file, namespaces
 from patchlight.testbed.linux.processes import boot_id, favour_like_this_process
-from patchlight.testbed.wire.worker_api import SyntheticTask, Task, TorchTask
+from patchlight.testbed.wire.worker_api import SyntheticTask, TorchTask
 
 T = TypeVar("T")
 
@@ -119,7 +113,9 @@ class DockerRunner:
 
     def _launch(self, launch: WorkerLaunch) -> str:
         worker, task = launch.spec.id, launch.spec.task
-        image = self._image_of(task)
+        image = (isinstance(task, CommandTask | TorchTask) and task.image) or (
+            _TORCH_IMAGE if isinstance(task, TorchTask) else self._image
+        )
         try:
             container = self._client.containers.create(image, **self._settings(launch))
         except ImageNotFound:
@@ -147,18 +143,20 @@ class DockerRunner:
             ) from exc
         return str(container.id)
 
-    def _image_of(self, task: Task) -> str:
-        match task:
-            case CommandTask():
-                return task.image or self._image
-            case TorchTask():
-                return task.image or _TORCH_IMAGE
-        return self._image
-
     def _settings(self, launch: WorkerLaunch) -> dict[str, Any]:
         spec, task = launch.spec, launch.spec.task
-        (launch.directory / _HOSTS).write_text(hosts_file(launch))
-        program = program_of(launch, _places(launch))
+        (launch.directory / _HOSTS).write_text(programs.hosts_file(launch))
+        program = programs.program_of(
+            launch,
+            programs.WorkerPlaces(
+                folder=_FOLDER,
+                code=_CODE,
+                python="python3",
+                gpu_socket=_GPU_SOCKET if launch.gpu_socket else None,
+                checkpoint=_CHECKPOINT if spec.checkpoint else None,
+                data=_DATA if isinstance(task, TorchTask) and task.data else None,
+            ),
+        )
         if program.gated:
             keeper.make_gate(launch.directory)
         user = self._mapped_root or self._user or user_for(self._lab, spec.user)
@@ -176,7 +174,7 @@ class DockerRunner:
         )
         settings: dict[str, Any] = {
             "name": launch.namespace,
-            "hostname": hostname(launch),
+            "hostname": programs.hostname(launch),
             "entrypoint": ["sh"],
             "command": command[1:],
             "labels": {**self._labels, "patchlight.worker": spec.id, "patchlight.job": spec.job},
@@ -189,15 +187,22 @@ class DockerRunner:
             "read_only": True,
             "log_config": LogConfig(type="none"),  # the output is in the worker's folder
             "working_dir": program.directory,
-            **_limits(launch),
+            "mem_limit": launch.limits.memory_bytes,
+            "memswap_limit": launch.limits.memory_bytes,  # both together: none of it is swap
+            "pids_limit": launch.limits.processes,
             **gpu,
         }
+        if launch.limits.cpus is not None:
+            settings["nano_cpus"] = round(1e9 * launch.limits.cpus)
+        if launch.cpus:
+            settings["cpuset_cpus"] = launch.cpus
         is_light = isinstance(task, SyntheticTask) and launch.gpu is None
         settings["tmpfs"] = {"/tmp": "size=64m" if is_light else "size=1g"}
         if isinstance(task, CommandTask) and task.shared_memory_bytes is not None:
             settings["shm_size"] = task.shared_memory_bytes
         if launch.rdma_devices:
-            settings |= _rdma(launch.rdma_devices)
+            settings["devices"] = [f"{path}:{path}:rw" for path in launch.rdma_devices]
+            settings["ulimits"] = [Ulimit(name="memlock", soft=-1, hard=-1)]  # as RDMA needs it
         return settings
 
     async def adopt(self, handle: WorkerHandle, namespace: str, directory: Path) -> RunningWorker:
@@ -207,14 +212,14 @@ class DockerRunner:
 
     async def sweep(self, known: Container[str | None]) -> None:
         """Remove containers with this lab's and server's labels whose id is not ``known``."""
-        await asyncio.to_thread(self._sweep, known)
 
-    def _sweep(self, known: Container[str | None]) -> None:
-        labels = [f"{key}={value}" for key, value in self._labels.items()]
-        leftovers = self._client.api.containers(all=True, filters={"label": labels})
-        for container in leftovers:
-            if container["Id"] not in known:
-                _remove(self._client.api, container["Id"])
+        def sweep() -> None:
+            labels = [f"{key}={value}" for key, value in self._labels.items()]
+            for found in self._client.api.containers(all=True, filters={"label": labels}):
+                if found["Id"] not in known:
+                    _remove(self._client.api, found["Id"])
+
+        await asyncio.to_thread(sweep)
 
     async def close(self) -> None:
         """Close the connection to the engine."""
@@ -223,7 +228,7 @@ class DockerRunner:
 
 
 def mapped_root(engine: Mapping[str, Any]) -> WorkerUser | None:
-    """Who root in a container is outside, if another user: the engine's folder is called so."""
+    """The user that is root in containers, if another: the engine's folder is named after it."""
     if not any("name=userns" in each for each in engine.get("SecurityOptions") or ()):
         return None
     if found := re.search(r"/(\d+)\.(\d+)$", engine.get("DockerRootDir", "")):
@@ -234,44 +239,16 @@ def mapped_root(engine: Mapping[str, Any]) -> WorkerUser | None:
     )
 
 
-def _places(launch: WorkerLaunch) -> WorkerPlaces:
-    return WorkerPlaces(
-        folder=_FOLDER,
-        code=_CODE,
-        python="python3",
-        gpu_socket=_GPU_SOCKET if launch.gpu_socket else None,
-        checkpoint=_CHECKPOINT if launch.spec.checkpoint else None,
-        data=_DATA if isinstance(launch.spec.task, TorchTask) and launch.spec.task.data else None,
-    )
-
-
-def _limits(launch: WorkerLaunch) -> dict[str, Any]:
-    limits = launch.limits
-    settings: dict[str, Any] = {
-        "mem_limit": limits.memory_bytes,
-        "memswap_limit": limits.memory_bytes,  # both together: none of it is swap
-        "pids_limit": limits.processes,
-    }
-    if limits.cpus is not None:
-        settings["nano_cpus"] = round(1e9 * limits.cpus)
-    if launch.cpus:
-        settings["cpuset_cpus"] = launch.cpus
-    return settings
-
-
-def _rdma(devices: Iterable[Path]) -> dict[str, Any]:
-    """The device files of one NIC, and memory that is locked as RDMA needs it."""
-    return {
-        "devices": [f"{path}:{path}:rw" for path in devices],
-        "ulimits": [Ulimit(name="memlock", soft=-1, hard=-1)],
-    }
-
-
 def _mounts(launch: WorkerLaunch) -> list[Mount]:
     """All that the container sees of the server."""
     task = launch.spec.task
     mounts = [
-        Mount(f"{_CODE}/{TRAINING_IN_PATH}", str(TRAINING), type="bind", read_only=True),
+        Mount(
+            f"{_CODE}/{programs.TRAINING_IN_PATH}",
+            str(programs.TRAINING),
+            type="bind",
+            read_only=True,
+        ),
         Mount(_FOLDER, str(launch.directory), type="bind"),
         Mount("/etc/hosts", str(launch.directory / _HOSTS), type="bind", read_only=True),
     ]
@@ -322,7 +299,11 @@ class _DockerWorker:
         lines = keeper.last_lines(self._directory / keeper.OUTPUT)
         if lost and code:
             lines = (*lines, _ENGINE_RESTARTED)
-        return ExitInfo(code, lines, self._ran_out_of_memory())
+        out_of_memory = False
+        with contextlib.suppress(*_REFUSED):
+            state = self._engine.inspect_container(self._container)["State"]
+            out_of_memory = bool(state.get("OOMKilled"))
+        return ExitInfo(code, lines, out_of_memory)
 
     def _comes_back(self) -> bool:
         end = time.monotonic() + _ENGINE_BACK_S
@@ -332,13 +313,6 @@ class _DockerWorker:
                 self._engine.ping()
                 return True
         return False
-
-    def _ran_out_of_memory(self) -> bool:
-        try:
-            state = self._engine.inspect_container(self._container)["State"]
-        except _REFUSED:
-            return False
-        return bool(state.get("OOMKilled"))
 
     async def stop(self, grace_s: float) -> None:
         await asyncio.to_thread(self._stop, grace_s)

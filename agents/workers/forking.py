@@ -1,4 +1,4 @@
-"""Synthetic workers forked from a process that has imported their program: that is most of a start.
+"""Forks synthetic workers from a process that has imported their program, to save that time.
 
 ``python -m patchlight.agents.workers.forking --socket PATH`` forks one for each connection to its
 Unix socket, which is root's alone: a ``ForkRequest`` as a line of JSON, answered with the number of
@@ -6,7 +6,7 @@ the worker's keeper and its start time, or with an error. What is forked is what
 ``agents/workers/process.py`` starts as a program: the same user, rights, limits, namespaces,
 environment and files, under a keeper that does what the shell in ``keeper.py`` does.
 
-It has one thread, and begins anew, with nothing but what workers need, when the first is wanted.
+It has one thread. It starts again, with nothing but what workers need, for the first request.
 """
 
 import argparse

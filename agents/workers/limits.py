@@ -1,22 +1,33 @@
-"""What a worker may have of its server: memory, processes, paths, and the user that it runs as."""
+"""Decides what a worker may have of its server: memory, processes, paths, a user, a GPU.
+
+A container gets exactly one NVIDIA GPU, pinned by its UUID: by CDI (the Container Device Interface,
+Docker 25 or newer with ``nvidia-ctk cdi generate``), by Docker's device requests (which call
+``nvidia-container-runtime-hook``), or by the runtime ``nvidia``. That has run on no NVIDIA GPU.
+"""
 
 import hashlib
+import json
 import os
 import pwd
+import re
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from patchlight.agents.errors import BadRequest, Forbidden, LaunchError
-from patchlight.agents.gpus.contract import PhysicalGpu
+from patchlight.agents.gpus import PhysicalGpu
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.issues import short
 from patchlight.testbed.jobs import CommandTask
 from patchlight.testbed.lab.model import Server
 from patchlight.testbed.lab.rules import DYNAMIC, WRITABLE, WorkerPolicy
-from patchlight.testbed.linux.cgroups import Limits
+from patchlight.testbed.linux.processes import Limits
 from patchlight.testbed.units import format_size
 from patchlight.testbed.wire.worker_api import SyntheticTask, TorchTask, WorkerSpec
 
@@ -30,8 +41,8 @@ def limits_of(
 ) -> Limits:
     """What its job says, else what such a worker usually needs; no more than the lab allows.
 
-    ``share_bytes`` is its part of the server's memory. A synthetic worker that computes on no real
-    GPU holds some four times its gradient; what others need nobody knows.
+    ``share_bytes`` is its part of the server's memory. A synthetic worker without a real GPU holds
+    some four times its gradient; the need of others is not known.
     """
     task = spec.task
     if isinstance(task, SyntheticTask) and gpu is None:
@@ -58,13 +69,30 @@ _DOCKER_SOCKET = "/var/run/docker.sock"
 
 
 def permitted(spec: WorkerSpec, policy: WorkerPolicy) -> WorkerSpec:
-    """The worker to be launched: with the paths that were looked at, which no link changes later.
+    """The worker to launch, with the real paths that were checked: no link changes them later.
 
     ``policy`` is its lab's. ``Forbidden`` for what belongs to the server or the lab does not allow;
     ``BadRequest`` for what is not there, or would hide what Patchlight puts into the worker.
     """
-    _within(spec, policy)
     task, checkpoint = spec.task, spec.checkpoint
+    image = getattr(task, "image", None)
+    if image is not None and not policy.allows_image(image):
+        allowed = ", ".join(policy.images or ()) or "none"
+        raise Forbidden(
+            f"worker {spec.id} asks for the image {image}, which the lab allows to no worker",
+            hint=f"those that it does: {allowed} ('images' under 'workers' of the lab file)",
+        )
+    most, wanted = policy.memory_bytes, spec.memory_bytes
+    if most is not None and wanted is not None and wanted > most:
+        raise Forbidden(
+            f"worker {spec.id} asks for {format_size(wanted)} of memory: the lab allows "
+            f"{format_size(most)} ('memory' under 'workers' of the lab file)"
+        )
+    if policy.cpus is not None and spec.cpus is not None and spec.cpus > policy.cpus:
+        raise Forbidden(
+            f"worker {spec.id} asks for {spec.cpus:g} CPUs: the lab allows {policy.cpus:g} "
+            "('cpus' under 'workers' of the lab file)"
+        )
     if checkpoint is not None:
         checkpoint = _seen(spec, policy, checkpoint, writes=True, is_made=True)
     if isinstance(task, TorchTask) and task.data is not None:
@@ -72,7 +100,12 @@ def permitted(spec: WorkerSpec, policy: WorkerPolicy) -> WorkerSpec:
     if isinstance(task, CommandTask):
         mounts = []
         for mount in task.mounts:
-            _hides_nothing(spec, mount.target)
+            for kept in _OF_THE_WORKER:
+                if _overlap(Path(os.path.normpath("/" + mount.target.lstrip("/"))), kept):
+                    raise BadRequest(
+                        f"worker {spec.id}: nothing can be mounted at {mount.target}: {kept} of a "
+                        "worker is made by Patchlight or the kernel"
+                    )
             source = _seen(spec, policy, mount.source, writes=not mount.read_only)
             mounts.append(replace(mount, source=source))
         task = task.model_copy(update={"mounts": mounts})
@@ -94,7 +127,8 @@ def _seen(
         (real.parent if is_made else real).stat()
     except (OSError, ValueError) as exc:
         problem = getattr(exc, "strerror", None) or str(exc)
-    for kept in [*_OF_THE_SERVER, _docker_socket()]:
+    docker = os.environ.get("DOCKER_HOST", "").removeprefix("unix://") or _DOCKER_SOCKET
+    for kept in [*_OF_THE_SERVER, Path(os.path.realpath(docker))]:
         if _overlap(real, kept):
             raise Forbidden(
                 f"worker {spec.id} asks for {short(path)}: {kept} of a server is for no worker",
@@ -118,43 +152,8 @@ def _seen(
     return str(real)
 
 
-def _within(spec: WorkerSpec, policy: WorkerPolicy) -> None:
-    image = getattr(spec.task, "image", None)
-    if image is not None and not policy.allows_image(image):
-        allowed = ", ".join(policy.images or ()) or "none"
-        raise Forbidden(
-            f"worker {spec.id} asks for the image {image}, which the lab allows to no worker",
-            hint=f"those that it does: {allowed} ('images' under 'workers' of the lab file)",
-        )
-    most, wanted = policy.memory_bytes, spec.memory_bytes
-    if most is not None and wanted is not None and wanted > most:
-        raise Forbidden(
-            f"worker {spec.id} asks for {format_size(wanted)} of memory: the lab allows "
-            f"{format_size(most)} ('memory' under 'workers' of the lab file)"
-        )
-    if policy.cpus is not None and spec.cpus is not None and spec.cpus > policy.cpus:
-        raise Forbidden(
-            f"worker {spec.id} asks for {spec.cpus:g} CPUs: the lab allows {policy.cpus:g} "
-            "('cpus' under 'workers' of the lab file)"
-        )
-
-
-def _hides_nothing(spec: WorkerSpec, target: str) -> None:
-    for kept in _OF_THE_WORKER:
-        if _overlap(Path(os.path.normpath("/" + target.lstrip("/"))), kept):
-            raise BadRequest(
-                f"worker {spec.id}: nothing can be mounted at {target}: {kept} of a worker is "
-                "made by Patchlight or the kernel"
-            )
-
-
 def _overlap(one: Path, other: Path) -> bool:
     return one.is_relative_to(other) or other.is_relative_to(one)
-
-
-def _docker_socket() -> Path:
-    url = os.environ.get("DOCKER_HOST", "")
-    return Path(os.path.realpath(url.removeprefix("unix://") or _DOCKER_SOCKET))
 
 
 # systemd keeps these free; below them are those that it gives to containers.
@@ -268,3 +267,93 @@ def hand_over(user: WorkerUser, folder: Path) -> None:
     for here, folders, files in os.walk(folder):
         for name in ("", *folders, *files):
             os.chown(os.path.join(here, name), user.uid, user.gid, follow_symlinks=False)
+
+
+CHOICES = ("auto", "cdi", "request", "runtime")
+CDI_FOLDERS = (Path("/etc/cdi"), Path("/var/run/cdi"))
+_KIND = "nvidia.com/gpu"
+_HOOK = "nvidia-container-runtime-hook"
+_NODE = re.compile(r"/dev/nvidia(\d+)")
+# NVIDIA's runtime adds what this variable names, also where an image sets it; "void" is nothing.
+_VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+NO_GPU = {_VISIBLE: "void"}
+
+
+def find_access(
+    choice: str,
+    engine: Mapping[str, Any],
+    folders: Sequence[Path] = CDI_FOLDERS,
+    path: str | None = None,
+) -> str:
+    """How containers of this server get a GPU, or the ``choice`` of a way; empty for none.
+
+    ``engine`` is the Docker engine's own description; ``path``, where programs are looked for, is
+    the environment's by default. ``BadInput`` for an unknown choice.
+    """
+    if choice not in CHOICES:
+        raise BadInput(f"--gpu-access {choice!r}: expected {', '.join(CHOICES)}")
+    if choice != "auto":
+        return choice
+    major = str(engine.get("ServerVersion", "")).partition(".")[0]
+    if major.isdecimal() and int(major) >= 25 and any(_devices(folders)):
+        return "cdi"
+    if shutil.which(_HOOK, path=path):
+        return "request"
+    return "runtime" if "nvidia" in engine.get("Runtimes", {}) else ""
+
+
+def container_settings(
+    access: str, gpu: PhysicalGpu, folders: Sequence[Path] = CDI_FOLDERS
+) -> dict[str, Any]:
+    """What a container is created with to get this GPU alone; ``environment`` has to be merged.
+
+    ``LaunchError`` where the server has no way, or its CDI files do not know the GPU.
+    """
+    pinned = {_VISIBLE: gpu.uuid, "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+    match access:
+        case "cdi":
+            devices = list(_devices(folders))  # by UUID, else by device node
+            named = [name for name, _ in devices if name == gpu.uuid]
+            named += [name for name, minors in devices if minors == {gpu.minor}]
+            if not named:
+                known = ", ".join(sorted({name for name, _ in devices})) or "none"
+                raise LaunchError(
+                    f"no CDI device is the GPU {gpu.uuid}: there are {known}",
+                    hint="write the files anew: sudo nvidia-ctk cdi generate "
+                    "--output=/etc/cdi/nvidia.yaml",
+                )
+            cdi = {"driver": "cdi", "device_ids": [f"{_KIND}={named[0]}"]}
+            return {"device_requests": [cdi], "environment": NO_GPU}
+        case "request":
+            request = {"device_ids": [gpu.uuid], "capabilities": [["gpu", "compute", "utility"]]}
+            return {"device_requests": [request], "environment": pinned}
+        case "runtime":
+            return {"runtime": "nvidia", "environment": pinned}
+    raise LaunchError(
+        f"there is no way to give a container the GPU {gpu.uuid}: no CDI file of {_KIND}, no "
+        f"{_HOOK} and no Docker runtime 'nvidia'",
+        hint="install the NVIDIA Container Toolkit; then sudo nvidia-ctk cdi generate "
+        "--output=/etc/cdi/nvidia.yaml (Docker 25 or newer), or sudo nvidia-ctk runtime configure "
+        "--runtime=docker; and start the agent again",
+    )
+
+
+def _devices(folders: Sequence[Path]) -> Iterator[tuple[str, set[int]]]:
+    """The GPUs in CDI files: each device's name, and the numbers of its nodes ``/dev/nvidiaN``.
+
+    A file that cannot be read is passed over, as the engine does.
+    """
+    for path in (each for folder in folders for each in sorted(folder.glob("*"))):
+        try:
+            text = path.read_text(encoding="utf-8") if path.suffix in (".yaml", ".json") else ""
+            spec = json.loads(text or "{}") if path.suffix == ".json" else yaml.safe_load(text)
+            if spec and spec["kind"] == _KIND:
+                yield from [(str(each["name"]), _minors(each)) for each in spec["devices"]]
+        except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, AttributeError):
+            continue
+
+
+def _minors(device: Mapping[str, Any]) -> set[int]:
+    nodes = (device.get("containerEdits") or {}).get("deviceNodes") or ()
+    found = (_NODE.fullmatch(str(node["path"])) for node in nodes)
+    return {int(match[1]) for match in found if match}

@@ -1,4 +1,4 @@
-"""Workers as plain processes, each in a network namespace of its own."""
+"""Runs workers as plain processes, each in its own network namespace."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 
 from patchlight.agents.errors import BadRequest, LaunchError
-from patchlight.agents.workers import confinement, forking, keeper
+from patchlight.agents.workers import confinement, forking, keeper, limits, programs
 from patchlight.agents.workers.contract import (
     ExitInfo,
     Runner,
@@ -22,35 +22,15 @@ from patchlight.agents.workers.contract import (
     WorkerHandle,
     WorkerLaunch,
 )
-from patchlight.agents.workers.limits import (
-    WorkerUser,
-    hand_over,
-    named_user,
-    ready_checkpoint,
-    refuse_inside_workers_folders,
-    user_for,
-)
-from patchlight.agents.workers.programs import (
-    TRAINING,
-    TRAINING_IN_PATH,
-    WorkerPlaces,
-    WorkerProgram,
-    hosts_file,
-    program_of,
-)
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import CommandTask
 from patchlight.testbed.lab.rules import DYNAMIC
 from patchlight.testbed.linux import namespaces
-from patchlight.testbed.linux.cgroups import Cgroups
-from patchlight.testbed.linux.processes import boot_id, cpus_of, process_start
+from patchlight.testbed.linux.processes import Cgroups, boot_id, cpus_of, process_start
 from patchlight.testbed.wire.worker_api import SyntheticTask, TorchTask
 
 _INHERITED = ("PATH", "LANG", "PATCHLIGHT_RUN")
 _log = logging.getLogger("patchlight.agent")
-
-# How to find a worker, and its keeper if that is a child of this process.
-_Begun = tuple[WorkerHandle, subprocess.Popen[bytes] | None]
 
 
 class ProcessRunner(Runner):
@@ -64,7 +44,7 @@ class ProcessRunner(Runner):
     name = "process"
 
     def __init__(self, user: str = DYNAMIC, fork_from: Path | None = None, lab: str = "") -> None:
-        self.worker_user, self._user = user, named_user(user)
+        self.worker_user, self._user = user, limits.named_user(user)
         self._fork_from, self._lab = fork_from, lab
 
     @functools.cached_property
@@ -87,16 +67,25 @@ class ProcessRunner(Runner):
 
     async def launch(self, launch: WorkerLaunch) -> RunningWorker:
         """Make the namespace and start the program's keeper in it."""
-        _refuse_containers_things(launch)
+        task = launch.spec.task
+        image = None if isinstance(task, SyntheticTask) else task.image
+        if image or (isinstance(task, CommandTask) and task.mounts):
+            what = f"the image {image}" if image else "mounts"
+            raise BadRequest(
+                f"worker {launch.spec.id} asks for {what}, but this agent runs workers as "
+                "processes",
+                hint="run the agent with --workers docker, or leave image and mounts out: the "
+                "program then sees the server's own files",
+            )
         handle, child = await asyncio.to_thread(self._launch, launch)
         return _ProcessWorker(handle, launch.namespace, launch.directory, self._cgroups, child)
 
-    def _launch(self, launch: WorkerLaunch) -> _Begun:
+    def _launch(self, launch: WorkerLaunch) -> tuple[WorkerHandle, subprocess.Popen[bytes] | None]:
         folder = launch.directory
-        code = folder / "python" / TRAINING_IN_PATH
+        code = folder / "python" / programs.TRAINING_IN_PATH
         code.parent.mkdir(parents=True)
-        code.symlink_to(TRAINING)
-        places = WorkerPlaces(
+        code.symlink_to(programs.TRAINING)
+        places = programs.WorkerPlaces(
             folder=str(folder),
             code=str(folder / "python"),
             python=sys.executable,
@@ -105,15 +94,15 @@ class ProcessRunner(Runner):
             checkpoint=launch.spec.checkpoint,
             data=launch.spec.task.data if isinstance(launch.spec.task, TorchTask) else None,
         )
-        program = program_of(launch, places)
+        program = programs.program_of(launch, places)
         if program.gated:
             keeper.make_gate(folder)
-        (folder / "hosts").write_text(hosts_file(launch))
-        user = self._user or user_for(self._lab, launch.spec.user)
+        (folder / "hosts").write_text(programs.hosts_file(launch))
+        user = self._user or limits.user_for(self._lab, launch.spec.user)
         if places.data is not None:
-            refuse_inside_workers_folders(launch.spec.id, places.data)
+            limits.refuse_inside_workers_folders(launch.spec.id, places.data)
         if launch.spec.checkpoint is not None:
-            ready_checkpoint(launch.spec.id, launch.spec.checkpoint, user)
+            limits.ready_checkpoint(launch.spec.id, launch.spec.checkpoint, user)
         if launch.gpu_socket is not None:
             os.chown(launch.gpu_socket, user.uid, user.gid)
         namespaces.create(launch.namespace)
@@ -121,12 +110,12 @@ class ProcessRunner(Runner):
             groups = self._cgroups.make(launch.namespace, launch.limits)
             most = confinement.most_processes(launch, user, self._cgroups)
             if self._fork_from is not None and _can_be_forked(program, launch, user):
-                hand_over(user, folder)
+                limits.hand_over(user, folder)
                 with contextlib.suppress(OSError):  # nobody is there: it is slower without
                     return _fork(self._fork_from, program, launch, user, groups, most), None
             command = _write_program(program, launch, user)
             (folder / keeper.OUTPUT).touch()  # what confines it writes there, too
-            hand_over(user, folder)
+            limits.hand_over(user, folder)
             kept = keeper.kept(command, str(folder), gated=program.gated, waited_for=False)
             # A process begins in the namespace of the thread that makes it.
             with namespaces.entered(namespaces.namespace_path(launch.namespace)):
@@ -168,10 +157,12 @@ def _code() -> list[Path]:
     python = Path(os.path.realpath(sys.executable)).parents[1]
     numpy = _numpy_folder()
     prefixes = {Path(sys.prefix), Path(sys.base_prefix), python, *([Path(numpy)] if numpy else [])}
-    return [*sorted(prefixes), TRAINING, TRAINING.parents[1] / "testbed"]
+    return [*sorted(prefixes), programs.TRAINING, programs.TRAINING.parents[1] / "testbed"]
 
 
-def _can_be_forked(program: WorkerProgram, launch: WorkerLaunch, user: WorkerUser) -> bool:
+def _can_be_forked(
+    program: programs.WorkerProgram, launch: WorkerLaunch, user: limits.WorkerUser
+) -> bool:
     """Whether it runs our code alone, with nothing on its way closed to the user."""
     if not program.needs_numpy_alone or launch.rdma_devices:
         return False
@@ -182,13 +173,17 @@ def _can_be_forked(program: WorkerProgram, launch: WorkerLaunch, user: WorkerUse
     return not any(map(user.closed, needed))
 
 
-def _environment(program: WorkerProgram, launch: WorkerLaunch, user: WorkerUser) -> dict[str, str]:
+def _environment(
+    program: programs.WorkerProgram, launch: WorkerLaunch, user: limits.WorkerUser
+) -> dict[str, str]:
     keep = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     who = dict.fromkeys(("USER", "LOGNAME"), user.name)
     return {**keep, **who, "HOME": str(launch.directory), **program.environment}
 
 
-def _write_program(program: WorkerProgram, launch: WorkerLaunch, user: WorkerUser) -> list[str]:
+def _write_program(
+    program: programs.WorkerProgram, launch: WorkerLaunch, user: limits.WorkerUser
+) -> list[str]:
     """The command that runs the program: nothing of a job stands in it, nor in what runs before.
 
     Its variables and folder are set by a script that the worker's user alone can read, and does.
@@ -207,9 +202,9 @@ def _write_program(program: WorkerProgram, launch: WorkerLaunch, user: WorkerUse
 
 def _fork(
     path: Path,
-    program: WorkerProgram,
+    program: programs.WorkerProgram,
     launch: WorkerLaunch,
-    user: WorkerUser,
+    user: limits.WorkerUser,
     groups: Sequence[Path],
     most: int | None,
 ) -> WorkerHandle:
@@ -231,21 +226,7 @@ def _fork(
     return WorkerHandle(pid=pid, started=started, boot=boot_id())
 
 
-def _refuse_containers_things(launch: WorkerLaunch) -> None:
-    task = launch.spec.task
-    image = None if isinstance(task, SyntheticTask) else task.image
-    if image or (isinstance(task, CommandTask) and task.mounts):
-        what = f"the image {image}" if image else "mounts"
-        raise BadRequest(
-            f"worker {launch.spec.id} asks for {what}, but this agent runs workers as processes",
-            hint="run the agent with --workers docker, or leave image and mounts out: the program "
-            "then sees the server's own files",
-        )
-
-
 class _ProcessWorker:
-    """One worker's keeper, and what runs in its namespace."""
-
     def __init__(
         self,
         handle: WorkerHandle,
@@ -305,21 +286,21 @@ class _ProcessWorker:
         await asyncio.to_thread(namespaces.continue_all, self._namespace)
 
     async def dispose(self) -> None:
-        await asyncio.to_thread(self._dispose)
+        def remove() -> None:
+            # One that forks faster than it is found would never be gone.
+            self._cgroups.forbid_forks(self._namespace)
+            namespaces.end_all(self._namespace)
+            if self._child is not None:
+                self._child.wait()
+            self._cgroups.remove(self._namespace)
+            with contextlib.suppress(OSError):  # from now on the agent alone reads it
+                os.chown(self._directory, 0, 0)
 
-    def _dispose(self) -> None:
-        # One that forks faster than it is found would never be gone.
-        self._cgroups.forbid_forks(self._namespace)
-        namespaces.end_all(self._namespace)
-        if self._child is not None:
-            self._child.wait()
-        self._cgroups.remove(self._namespace)
-        with contextlib.suppress(OSError):  # from now on the agent alone reads it
-            os.chown(self._directory, 0, 0)
+        await asyncio.to_thread(remove)
 
 
 def _pidfd(handle: WorkerHandle) -> int | None:
-    """A descriptor that tells when the process ends; ``None`` if it has."""
+    """A descriptor that is readable when the process ends; ``None`` if it has ended."""
     if handle.pid is None or handle.started is None or handle.boot != boot_id():
         return None
     try:

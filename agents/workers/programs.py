@@ -1,7 +1,7 @@
-"""What a worker executes, by its trainer: the command, its environment, and its network's files.
+"""Makes a worker's command, its environment and the files that describe its network.
 
-Every worker gets what launchers call the rendezvous: which rank it is, of how many, where the
-others are, and which interface leads to them.
+Every worker gets the variables that launchers call the rendezvous: its rank, the number of ranks,
+where the others are, and which interface leads to them.
 """
 
 import json
@@ -15,7 +15,7 @@ from patchlight.agents.nics.status import NicPlace
 from patchlight.agents.workers.contract import WorkerLaunch
 from patchlight.testbed.jobs import CommandTask
 from patchlight.testbed.wire.agent_status import RdmaStatus
-from patchlight.testbed.wire.worker_api import SyntheticTask, TorchTask, WorkerSpec
+from patchlight.testbed.wire.worker_api import SyntheticTask, TorchTask
 
 NETWORK_FILE = "network.json"
 
@@ -30,9 +30,9 @@ _LONGEST_HOSTNAME = 64
 def network_environment(launch: WorkerLaunch, folder: str) -> dict[str, str]:
     """The variables of a worker's network; ``folder`` is its own, as it sees it.
 
-    No job can change these. The GID's index is not among them: it may be another one after a change
-    of the light. NCCL finds it by the address, from version 2.21 on, and for others it is in
-    the file ``PATCHLIGHT_NETWORK``.
+    A job cannot change these. The index of the GID is not among them, as a change of circuits may
+    change it. NCCL 2.21 or newer finds it by the address; for others it is in the file
+    ``PATCHLIGHT_NETWORK``.
     """
     # Gloo sends its gradients over the interface that it is given, NCCL those that cannot go by
     # RDMA. So a second interface is given to NCCL only beside an RDMA device, and to Gloo never.
@@ -66,7 +66,7 @@ def network_defaults(launch: WorkerLaunch) -> dict[str, str]:
 
 
 def hostname(launch: WorkerLaunch) -> str:
-    """What a worker's own host is called in there: the lab's name of its NIC's host."""
+    """The host name inside a worker: the lab's name of its NIC's host."""
     return next(iter(launch.hosts.get(launch.address, ())), launch.spec.id)[:_LONGEST_HOSTNAME]
 
 
@@ -81,7 +81,7 @@ def hosts_file(launch: WorkerLaunch) -> str:
 
 
 def publish(folder: Path, place: NicPlace, rdma: RdmaStatus | None) -> None:
-    """Write what a worker's network is like now into its folder, whole or not at all.
+    """Write the present state of a worker's network into its folder, whole or not at all.
 
     The worker may have put anything there: it is replaced, never followed.
     """
@@ -108,11 +108,10 @@ _DEFAULTS = {"PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THRE
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlaces:
-    """Where a worker finds its things, as it sees them itself.
+    """Paths as a worker itself sees them.
 
-    ``folder`` is its own; ``code`` is a folder of Python's path with the training code in it;
-    ``numpy`` is one with NumPy in it, where that is known beforehand; ``data`` is the folder of its
-    samples.
+    ``folder`` is its own; ``code`` is a folder of Python's path with the training code, ``numpy``
+    one with NumPy, where that is known; ``data`` is the folder of its samples.
     """
 
     folder: str
@@ -144,7 +143,17 @@ def program_of(launch: WorkerLaunch, places: WorkerPlaces) -> WorkerProgram:
     numpy_alone = False
     match task:
         case SyntheticTask() | TorchTask():
-            _write_task(launch.directory, spec, task, places)
+            values = {
+                "id": spec.id,
+                "job": spec.job,
+                "rank": spec.rank,
+                "ring": [member.model_dump(mode="json") for member in spec.ring],
+                **task.model_dump(mode="json", exclude={"trainer", "image"}),
+                "gpu_socket": places.gpu_socket,
+            }
+            if isinstance(task, TorchTask):
+                values |= {"data": places.data, "checkpoint": places.checkpoint}
+            (launch.directory / "task.json").write_text(json.dumps(values), encoding="utf-8")
             folders, option = [places.code], "-s"
             if isinstance(task, SyntheticTask) and places.numpy:
                 numpy_alone = bool(places.gpu_socket) or task.device == "sleep"
@@ -192,19 +201,3 @@ def _rendezvous(launch: WorkerLaunch, places: WorkerPlaces) -> dict[str, str]:
     if launch.gpu_uuid is not None:
         variables["CUDA_VISIBLE_DEVICES"] = launch.gpu_uuid
     return variables
-
-
-def _write_task(
-    folder: Path, spec: WorkerSpec, task: SyntheticTask | TorchTask, places: WorkerPlaces
-) -> None:
-    values = {
-        "id": spec.id,
-        "job": spec.job,
-        "rank": spec.rank,
-        "ring": [member.model_dump(mode="json") for member in spec.ring],
-        **task.model_dump(mode="json", exclude={"trainer", "image"}),
-        "gpu_socket": places.gpu_socket,
-    }
-    if isinstance(task, TorchTask):
-        values |= {"data": places.data, "checkpoint": places.checkpoint}
-    (folder / "task.json").write_text(json.dumps(values), encoding="utf-8")

@@ -16,7 +16,7 @@ from patchlight.controller.policies.contract import ClusterView, Frozen, JobView
 from patchlight.controller.policies.ring_order import NO_PORTS, Ports
 from patchlight.controller.prediction.sharing import Load, Training, training_load
 from patchlight.testbed.graphs import ComputationGraph, builtin_graph
-from patchlight.testbed.graphs.jsonformat import graph_from_json
+from patchlight.testbed.graphs.files import graph_from_json
 from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import AnyMap, PortMap

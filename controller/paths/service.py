@@ -19,10 +19,9 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import AnyMap
-from patchlight.testbed.paths.contract import FlowRequest
 from patchlight.testbed.paths.light_networks import LightNetwork, light_networks
 from patchlight.testbed.paths.schedulers import path_scheduler
-from patchlight.testbed.paths.scheduling import Scheduling
+from patchlight.testbed.paths.scheduling import FlowRequest, PathScheduler
 from patchlight.testbed.wire.rest.requests import PathRequest
 
 State = Literal["waiting", "granted", "released", "expired"]
@@ -59,7 +58,7 @@ class Path:
 @dataclass
 class _Lane:
     network: LightNetwork
-    scheduler: Scheduling
+    scheduler: PathScheduler
 
 
 class PathBook:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from patchlight.agents.workers.backends import DEFAULT_IMAGE
+from patchlight.agents.workers.contract import DEFAULT_IMAGE
 from patchlight.console.connection import running_lab
 from patchlight.console.options import complete_lab
 from patchlight.console.rendering import (

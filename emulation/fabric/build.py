@@ -23,7 +23,7 @@ from patchlight.emulation.fabric import links
 from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd
 from patchlight.emulation.fabric.processes import LabService
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.linux import ethtool, namespaces, rate_limits
+from patchlight.testbed.linux import devices, namespaces, rate_limits
 from patchlight.testbed.linux.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE
 from patchlight.testbed.linux.netlink import KernelRefused, Netlink, Request, attribute
 from patchlight.testbed.linux.sockets import unix_socket_answers
@@ -74,7 +74,7 @@ def build_links(
             for namespace, names in interfaces.items():
                 namespaces.enter(namespaces.namespace_path(namespace))
                 for name in names:
-                    ethtool.settle_link(name)
+                    devices.settle_link(name)
     if bridges:
         limit_switch_ports(plan)
 
@@ -154,7 +154,7 @@ class _Work:
         if not self._offload:
             for end in made_here:
                 if end.address is not None:
-                    ethtool.set_tx_checksum(end.name, False)
+                    devices.set_tx_checksum(end.name, False)
         return inode
 
     def _link(self, near: PlannedEnd, far: PlannedEnd, opened: ExitStack) -> Request:

@@ -24,7 +24,7 @@ from patchlight.emulation.fabric.lab_state import MARK, LabState
 from patchlight.emulation.fabric.plan import FabricPlan, PlannedEnd, namespace_name
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Host, Lab
-from patchlight.testbed.linux import ethtool, namespaces, rate_limits
+from patchlight.testbed.linux import devices, namespaces, rate_limits
 from patchlight.testbed.linux.netlink import KernelRefused, Netlink
 from patchlight.testbed.linux.processes import process_ids
 
@@ -109,8 +109,8 @@ class HostNic:
                     rate_limits.restore_limit(netlink, index, end.name, limit)
                 netlink.run([links.set_up(index, end.name), *settings])
                 if self.state.datapath == "netdev":
-                    ethtool.set_tx_checksum(end.name, False)
-                ethtool.settle_link(end.name)
+                    devices.set_tx_checksum(end.name, False)
+                devices.settle_link(end.name)
         finally:
             os.close(fd)
 

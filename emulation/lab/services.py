@@ -279,7 +279,7 @@ class LabServices:
         """Where ``auto`` is Docker if it has the workers' image, else processes."""
         if self._options.workers != "auto":
             return self._options.workers
-        from patchlight.agents.workers.backends import DEFAULT_IMAGE
+        from patchlight.agents.workers.contract import DEFAULT_IMAGE
 
         if docker_engine.has_image(DEFAULT_IMAGE):
             return "docker"

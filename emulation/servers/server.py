@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.linux import deploy_file
-from patchlight.testbed.linux.cgroups import CgroupError
+from patchlight.testbed.linux.processes import CgroupError
 
 _PREFIX = "server-base: "
 USER = "admin"

@@ -76,7 +76,7 @@ def list_graphs(as_json: bool) -> None:
 def show(name: str, as_json: bool, backward: bool, draw: Path | None) -> None:
     """Print a graph's operations, who feeds whom, and the totals; or draw it."""
     from patchlight.testbed.graphs import mirror
-    from patchlight.testbed.graphs.jsonformat import graph_to_json
+    from patchlight.testbed.graphs.files import graph_to_json
 
     if draw is not None:
         if as_json or backward:
@@ -251,9 +251,9 @@ def profile(
             hint="install it with: pip install 'patchlight[learn]'",
         ) from error
     from patchlight.testbed.graphs import write_graph
-    from patchlight.testbed.graphs.jsonformat import graph_to_json
-    from patchlight.testbed.graphs.profiling.profile import profile as measure
-    from patchlight.testbed.graphs.profiling.torch_models import load_model
+    from patchlight.testbed.graphs.files import graph_to_json
+    from patchlight.testbed.graphs.profile import profile as measure
+    from patchlight.testbed.graphs.torch_models import load_model
 
     there = torch.cuda.is_available()
     if device == "cuda" and not there:

@@ -6,8 +6,10 @@ whole training step (``mirror``) and split its operations over workers (``partit
 
 from patchlight.testbed.graphs.builtin import BUILTIN_NAMES, builtin_graph
 from patchlight.testbed.graphs.files import read_graph, write_graph
-from patchlight.testbed.graphs.model import ComputationGraph, GraphFileError, Operation
-from patchlight.testbed.graphs.partitioning import (
+from patchlight.testbed.graphs.model import (
+    ComputationGraph,
+    GraphFileError,
+    Operation,
     PartitionedGraph,
     TrainingGraph,
     mirror,

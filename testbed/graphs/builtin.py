@@ -1,7 +1,6 @@
 """Built-in graphs: computed from layer shapes for a stated GPU, marked as computed."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from patchlight.testbed.errors import BadInput
@@ -184,24 +183,18 @@ def tiny_transformer(net: Layers) -> None:
 L = TypeVar("L", bound=Layers)
 
 
-@dataclass(frozen=True, slots=True)
-class _Recipe:
-    build: Callable[[Layers], None]
-    batch: int
-
-
-# Where PipeDream has a profile of the model, the batch size is that of the profile.
-_RECIPES = {
-    "alexnet": _Recipe(alexnet, 256),
-    "vgg16": _Recipe(vgg16, 128),
-    "vgg19": _Recipe(vgg19, 128),
-    "resnet18": _Recipe(resnet18, 256),
-    "resnet50": _Recipe(resnet50, 128),
-    "squeezenet1_0": _Recipe(squeezenet, 256),
-    "gnmt": _Recipe(gnmt, 32),
-    "bert-large": _Recipe(bert_large, 8),
-    "gpt2": _Recipe(gpt2, 8),
-    "tiny-transformer": _Recipe(tiny_transformer, 8),
+# How each is built, and its batch size: that of PipeDream's profile where there is one.
+_RECIPES: dict[str, tuple[Callable[[Layers], None], int]] = {
+    "alexnet": (alexnet, 256),
+    "vgg16": (vgg16, 128),
+    "vgg19": (vgg19, 128),
+    "resnet18": (resnet18, 256),
+    "resnet50": (resnet50, 128),
+    "squeezenet1_0": (squeezenet, 256),
+    "gnmt": (gnmt, 32),
+    "bert-large": (bert_large, 8),
+    "gpt2": (gpt2, 8),
+    "tiny-transformer": (tiny_transformer, 8),
 }
 BUILTIN_NAMES = tuple(_RECIPES)
 """The names that ``builtin_graph`` knows."""
@@ -213,14 +206,14 @@ def layers_of(name: str, batch: int | None = None, gpu: GpuModel = A100) -> Laye
 
 
 def build(name: str, builder: type[L], batch: int | None = None, gpu: GpuModel = A100) -> L:
-    """As ``layers_of``, put together by a ``builder`` that makes more of them than a graph."""
-    recipe = _RECIPES.get(name)
-    if recipe is None:
+    """As ``layers_of``, with a ``builder`` that makes more than a graph."""
+    if name not in _RECIPES:
         raise BadInput(f"no built-in graph {name!r}: {nearest(name, BUILTIN_NAMES)}")
     if batch is not None and batch < 1:
         raise BadInput(f"cannot compute {name!r} for a batch of {batch}: expected 1 or more")
-    net = builder(name, batch or recipe.batch, gpu)
-    recipe.build(net)
+    build_layers, usual_batch = _RECIPES[name]
+    net = builder(name, batch or usual_batch, gpu)
+    build_layers(net)
     return net
 
 

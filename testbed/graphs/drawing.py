@@ -1,7 +1,7 @@
-"""A picture of a computation graph: from the input down, column by column.
+"""Draws a computation graph, from the input down, column by column.
 
 An operation is a box, the darker the more of the training step's time it takes. An edge to the
-next row is a line; one that passes rows by goes around them on the right.
+next row is a line; one over more rows goes around the boxes on the right.
 """
 
 from dataclasses import dataclass
@@ -23,10 +23,7 @@ _Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class GraphLayout:
-    """Where each operation stands, by its index: column, row in it, and lane in the column.
-
-    ``lanes`` is how many a column has at most, ``rows`` how many rows.
-    """
+    """The column, row and lane of each operation by its index; ``lanes``, ``rows``: the most."""
 
     spots: tuple[tuple[int, int, int], ...]
     columns: int

@@ -38,7 +38,7 @@ class GpuModel:
 
     @property
     def statement(self) -> str:
-        """The model in words, for the graphs made with it."""
+        """The model as text, for the graphs made with it."""
         return (
             f"roofline of {self.name}: {self.flops / 1e12:g} TFLOP/s at {self.compute_share:.0%}, "
             f"{self.memory_bytes_per_s / 1e9:g} GB/s at {self.memory_share:.0%}, "

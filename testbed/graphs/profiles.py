@@ -1,8 +1,4 @@
-"""PipeDream's profiles on the user's disk: they are not part of the project.
-
-``fetch_profiles`` copies them from a folder into the user's cache, ``download_profiles`` from the
-public repository, at one commit; ``read_profiles`` reads all five from a folder.
-"""
+"""Copies or downloads PipeDream's profiles, not part of the project, into the user's cache."""
 
 import hashlib
 import os
@@ -33,9 +29,8 @@ def download(
 ) -> dict[str, bytes]:
     """The files at these paths under ``base_url``: name → path gives name → content.
 
-    ``timeout_s`` is for each wait: to connect, and for the next bytes. ``BadInput`` for an address
-    that is none; ``PatchlightError`` if one cannot be had: no network, an error of the server, or
-    more than 1 MiB.
+    ``timeout_s`` is for each wait: to connect, and for the next bytes. ``BadInput`` for an invalid
+    address; ``PatchlightError`` without a network, for an error of the server, or over 1 MiB.
     """
     base = base_url if base_url.endswith("/") else f"{base_url}/"
     try:
@@ -91,7 +86,7 @@ _GET = (
 
 
 def profile_cache() -> Path:
-    """Where the user's copies lie: ``$XDG_CACHE_HOME/patchlight/pipedream``, else in ~/.cache."""
+    """The user's copies: ``$XDG_CACHE_HOME/patchlight/pipedream``, else in ~/.cache."""
     return user_folder("XDG_CACHE_HOME", ".cache") / "patchlight" / "pipedream"
 
 
@@ -110,8 +105,8 @@ def is_published(path: Path, name: str) -> bool:
 def fetch_profiles(source: Path, cache: Path | None = None) -> list[Path]:
     """Copy the five profiles from ``source`` (a folder of them, or a clone) into the cache.
 
-    All are checked first: ``BadInput`` names each that is missing or is another file, and then
-    nothing is written. The files written.
+    All are checked first: ``BadInput`` names each that is missing or differs, and nothing is
+    written then. Returns the files written.
     """
     files, wrong = _all_in(source)
     contents = {name: _bytes(path) for name, path in files.items()}
@@ -126,8 +121,7 @@ def fetch_profiles(source: Path, cache: Path | None = None) -> list[Path]:
 def download_profiles(base_url: str | None = None, cache: Path | None = None) -> list[Path]:
     """Download the five profiles into the cache, from PipeDream's repository or a mirror of it.
 
-    ``PatchlightError`` if one cannot be had or is another file, and then nothing is written. The
-    files written.
+    ``PatchlightError`` if one is missing or differs; nothing is written then. Returns the files.
     """
     base_url = base_url or BASE_URL
     paths = {name: path for name, (path, _) in SOURCES.items()}

@@ -1,4 +1,4 @@
-"""Certificates with which programs of a lab know each other over TLS, and giving up rights.
+"""Reads the TLS certificates of a lab's programs, and takes rights away from workers.
 
 ``ca.pem`` is the certificate of the lab's authority, ``cert.pem`` the program's own with its name
 in the lab, ``key.pem`` the key that goes with it. Names have nothing to do with addresses.
@@ -30,35 +30,35 @@ _ANEW = "make it with 'patchlight deploy certificates LAB --output DIR'"
 
 
 def agent_name(server: str, lab: str) -> str:
-    """What the agent of a server is called in its certificate."""
+    """The name in the certificate of a server's agent."""
     return f"agent.{server}.{lab}"
 
 
 def controller_name(lab: str) -> str:
-    """What a lab's controller is called in its certificate."""
+    """The name in the certificate of a lab's controller."""
     return f"controller.{lab}"
 
 
 def switch_name(switch: str, lab: str) -> str:
-    """What a packet switch is called in its certificate."""
+    """The name in the certificate of a packet switch."""
     return f"switch.{switch}.{lab}"
 
 
 def switches_name(lab: str) -> str:
-    """What is called so may be any packet switch of the lab: a machine that is several of them."""
+    """The name for any packet switch of the lab: of a machine that is several of them."""
     return f"switches.{lab}"
 
 
 def prometheus_name(lab: str) -> str:
-    """What is called so may read the agents' metrics, and nothing else."""
+    """The name of the client that may read the agents' metrics, and nothing else."""
     return f"prometheus.{lab}"
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What is in such a folder. ``fingerprint`` is that of the certificate, SHA-256 in hex.
+    """The contents of such a folder. ``fingerprint``: the certificate's SHA-256 in hex.
 
-    ``serves``: whether clients take it of who answers them; else it is for who calls.
+    ``serves``: whether it is a server's certificate; else it is a client's.
     """
 
     folder: Path
@@ -114,16 +114,16 @@ def new_context(*, server: bool) -> ssl.SSLContext:
 
 
 def stamp(folder: Path) -> tuple[int, ...]:
-    """Other numbers each time that a file of the folder is written; none if none is there."""
+    """Numbers that change each time a file of the folder is written; none without files."""
     files = (folder / name for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE))
     return tuple(file.stat().st_mtime_ns for file in files if file.exists())
 
 
 def read_credentials(folder: Path) -> Credentials:
-    """What is in the folder, valid or not any more.
+    """The contents of the folder, also if they have expired.
 
-    ``BadInput`` if a file is missing or is none of its kind, if other users may read the key, or
-    if key, certificate and authority do not go together.
+    ``BadInput`` if a file is missing or not of its kind, if other users may read the key, or
+    if key, certificate and authority do not match.
     """
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.hashes import SHA256

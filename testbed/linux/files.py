@@ -2,9 +2,11 @@
 
 import ctypes
 import errno
+import itertools
 import os
 import stat
 import subprocess
+from collections import deque
 from pathlib import Path
 from typing import BinaryIO
 
@@ -92,6 +94,24 @@ def give_back(descriptor: int, until: int) -> None:
     if _libc.fallocate(descriptor, _KEEP_SIZE | _PUNCH_HOLE, offset, length):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
+
+
+def used_bytes(folder: Path, most_folders: int = 100, most_files: int = 10_000) -> int:
+    """What a folder's files take on the disk; of very many, only the first count."""
+    used, folders = 0, deque([str(folder)])
+    for _ in range(most_folders):
+        if not folders:
+            break
+        try:
+            with os.scandir(folders.popleft()) as entries:
+                for entry in itertools.islice(entries, most_files):
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    else:
+                        used += 512 * entry.stat(follow_symlinks=False).st_blocks
+        except OSError:  # its files may be removed meanwhile
+            continue
+    return used
 
 
 def remove_folder(folder: Path) -> None:

@@ -1,8 +1,8 @@
-"""An HTTP server on a socket that any user of the machine may reach, and the limits it keeps.
+"""An HTTP server with limits, for a socket that any user of the machine may reach.
 
 A peer that stays silent, trickles, sends too much or takes no answers costs one connection
-for a while; it never keeps others from being answered, nor fills the log. Nor does a user with many
-connections, whatever is asked over them: who has the most makes room for one more.
+for a while; it never blocks others, nor fills the log. Nor does a user with many connections: the
+user with the most loses one when there are too many.
 """
 
 import asyncio
@@ -48,10 +48,10 @@ _log = logging.getLogger("patchlight.http")
 class ServerLimits:
     """What one server takes in.
 
-    ``connections``: as many stand at a time, fewer where this process may open few files. For
-    one more, one of the user with the most is closed: first reads that last (event streams, long
-    polls), the oldest first, then what has waited longest for its peer. ``peer_s``: how long a peer
-    may take to send a whole request, and to go on taking an answer. ``body_bytes``: the longest
+    ``connections``: the most at a time, fewer where this process may open few files. For one
+    more, one of the user with the most is closed: first long reads (event streams, long polls),
+    the oldest first, then the one that has waited longest for its peer. ``peer_s``: how long a
+    peer may take to send a request, and to go on reading an answer. ``body_bytes``: the longest
     body.
     """
 
@@ -75,15 +75,13 @@ def http_server(
     """A uvicorn server that leaves signals to the caller; ``options`` are uvicorn's.
 
     ``hosts``: the names that requests may call it by, beside the address that they came to; any,
-    if none are given. With ``tls``, the client of a request whose peer shows a certificate is the
-    name in it. What is found out about a connection is kept for its next requests in the ``state``
-    of a request's scope, under ``connection``; an ``owner`` there says whose it is, else that is
-    its user here, or its address. ``websockets``: whether a connection may become
-    one; a page of another site gets none. Uvicorn's own
-    signal handlers raise the signal again at the end, and with it end the process before
-    the caller lets go of things. Set ``should_exit`` to stop it.
+    if none are given. With ``tls``, the client of a request is the name in its certificate.
+    Facts about a connection are kept for its next requests in the ``state`` of a request's scope,
+    under ``connection``; an ``owner`` there is its owner, else its user here, or its address.
+    ``websockets``: whether a connection may become one; not for a page of another site. Set
+    ``should_exit`` to stop it: uvicorn's own signal handlers would end the process before the
+    caller can clean up.
     """
-
     connection = partial(_Encrypted, tls, limits) if tls else partial(_Connection, limits)
     config = uvicorn.Config(
         _Guard(app, hosts, limits.body_bytes),
@@ -154,7 +152,9 @@ class _Connection(H11Protocol):
         super().connection_made(transport)
         peer: socket.socket = transport.get_extra_info("socket")
         if peer.family == socket.AF_UNIX:
-            self.client = (UNIX_CLIENT, _user_of(peer))
+            credentials = struct.Struct("3i")  # pid, uid and gid of the process at the other end
+            raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
+            self.client = (UNIX_CLIENT, int(credentials.unpack(raw)[1]))
         elif shown := transport.get_extra_info("peercert"):
             names = [name for kind, name in shown.get("subjectAltName", ()) if kind == "DNS"]
             self.client = (next(iter(names), ""), self.client[1] if self.client else 0)
@@ -292,13 +292,6 @@ class _Encrypted(SSLProtocol):
                 why = getattr(handshake_exc, "verify_message", "") or handshake_exc.reason
                 _log.warning("refused %s, %s: %s", self._peer, self._missing, why)
         super()._on_handshake_complete(handshake_exc)
-
-
-def _user_of(peer: socket.socket) -> int:
-    """The user id of the process at the other end of a Unix socket."""
-    size = struct.calcsize("3i")
-    _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return int(uid)
 
 
 class _Guard:

@@ -1,9 +1,8 @@
-"""Network namespaces by name: make, enter, open and delete them, and stop the processes inside.
+"""Makes, enters and deletes named network namespaces, and stops the processes inside.
 
-A namespace is named as ``ip netns`` names it, by a file in ``/run/netns`` that the
-namespace is mounted on, so ``ip netns exec`` and ``nsenter --net=`` work with ours too.
-Only the calling thread ever changes its namespace, and it comes back. What a program forks stays
-in its namespace, in whatever process group it is.
+A namespace is named as ``ip netns`` names it, by a file in ``/run/netns`` that it is mounted on,
+so ``ip netns exec`` and ``nsenter --net=`` work with ours, too. Only the calling thread changes its
+namespace, and it comes back. The children of a program stay in its namespace.
 """
 
 import ctypes
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.processes import may_run, process_ids
 
 T = TypeVar("T")
@@ -39,7 +37,7 @@ def namespace_path(name: str) -> Path:
 
 
 def inode(path: Path | str) -> int | None:
-    """The number by which the kernel knows the namespace at ``path``; ``None`` if none is."""
+    """The kernel's number of the namespace at ``path``; ``None`` if none is there."""
     try:
         return os.stat(path).st_ino
     except OSError:
@@ -47,7 +45,7 @@ def inode(path: Path | str) -> int | None:
 
 
 def is_one(path: Path) -> bool:
-    """Whether a namespace is at ``path``: who is killed while making one leaves a plain file."""
+    """Whether a namespace is at ``path``; one that was never finished is a plain file."""
     with suppress(OSError):
         return os.stat(path).st_dev == os.stat(_OWN).st_dev
     return False
@@ -265,11 +263,11 @@ def is_in(pid: int, inodes: Container[int]) -> bool:
 
 
 def processes_in(namespace: str) -> list[int]:
-    """The processes in the namespace of that name; none where it is this process's own."""
-    inode = namespaces.inode(namespaces.namespace_path(namespace))
-    if inode is None or inode == namespaces.inode(namespaces.process_namespace()):
+    """The processes in the namespace of that name; none if it is this process's own."""
+    own = inode(namespace_path(namespace))
+    if own is None or own == inode(process_namespace()):
         return []
-    return [pid for pid in process_ids() if is_in(pid, {inode})]
+    return [pid for pid in process_ids() if is_in(pid, {own})]
 
 
 def stop_all(namespace: str, deadline_s: float = 5.0) -> None:

@@ -1,4 +1,4 @@
-"""Traffic control of an interface: a rate limit (``tbf``), and delay, jitter and loss (``netem``).
+"""Sets an interface's rate limit (``tbf``), and its delay, jitter and loss (``netem``).
 
 A limit that the kernel did not take is an error. ``tbf`` is in every kernel met so far;
 unlike ``htb`` it needs no class below it, and unlike ``police`` it queues instead of dropping,

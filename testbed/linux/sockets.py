@@ -82,9 +82,8 @@ def free_ports(count: int, preferred: int = 0) -> list[int]:
 def bind_unix(path: Path, server: str, *, mode: int = 0o600) -> socket.socket:
     """A Unix socket at ``path``, in place of one that a dead server left.
 
-    ``mode`` says for whom it is: by itself, for this user alone.
-
-    ``PatchlightError`` if something answers there already: another ``server``, in words.
+    By its ``mode`` it is for this user alone. ``PatchlightError`` if another ``server`` (its name
+    in the message) answers there already.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -119,7 +118,7 @@ def unix_socket_answers(path: Path) -> bool:
 
 
 def ssh_answers(host: str, port: int = 22) -> bool:
-    """Whether an SSH server greets whoever connects there."""
+    """Whether an SSH server answers there."""
     with suppress(OSError), socket.create_connection((host, port), timeout=1) as client:
         return client.recv(4) == b"SSH-"
     return False
@@ -127,21 +126,16 @@ def ssh_answers(host: str, port: int = 22) -> bool:
 
 def port_owner(port: int) -> str:
     """Who listens on a TCP port in this network namespace: ``"nginx (pid 812)"``."""
-    inodes = _listening_inodes(port)
-    for pid in process_ids():
-        if _holds(Path(f"/proc/{pid}"), inodes):
-            return f"{command_line(pid)[:80] or 'a process that just ended'} (pid {pid})"
-    return "a process that is not visible from here"
-
-
-def _listening_inodes(port: int) -> set[str]:
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
             for columns in map(str.split, Path(table).read_text().splitlines()[1:]):
                 if columns[3] == _LISTEN and int(columns[1].rpartition(":")[2], 16) == port:
                     inodes.add(columns[9])
-    return inodes
+    for pid in process_ids():
+        if _holds(Path(f"/proc/{pid}"), inodes):
+            return f"{command_line(pid)[:80] or 'a process that just ended'} (pid {pid})"
+    return "a process that is not visible from here"
 
 
 def _holds(process: Path, inodes: set[str]) -> bool:

@@ -1,18 +1,17 @@
-"""How nodes agree on paths by themselves: ask, give, release; messages in, messages out.
+"""The state machine by which nodes agree on paths: they ask, give and release by messages.
 
 Each node decides who sends to it, and who sends on the channels that it owns. A sender asks the
 node that it wants to send to, then the owner of a channel; if that is the same node, once. So
-nobody waits for a receiver while holding a channel, and no circle of waiting comes up.
+no node waits for a receiver while it holds a channel, and there is no deadlock.
 
-Everything that is given is given for a lease. The sender counts it from when it asked, the giver
-from when it gave, and ``margin_us`` longer: as long as clocks do not drift apart by more than that
-within a lease, the sender is dark before anything is given to another, whatever is lost, late,
-doubled or down. A node that starts, and one with new bounds, gives nothing for that long. The
-numbers of a sender's attempts only grow, over its restarts too, and it uses only what answers its
-last; so what is late is told from what is new.
+Everything is given for a lease. The sender counts it from its request, the giver from its grant,
+and ``margin_us`` longer: as long as clocks do not drift apart by more than that within a lease,
+the sender is dark before anything is given to another, whatever is lost, late, doubled or down.
+A node that starts or gets new bounds gives nothing for that long. The numbers of a sender's
+attempts only grow, also over restarts, and it uses only the answer to its last one.
 
-Light goes off by itself at the end of its lease and when a node starts. A receiver tells channels
-apart, so it need not be told which of them to listen to.
+A transmitter goes dark by itself at the end of its lease and when a node starts. A receiver
+separates channels, so it need not know which of them to listen to.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.paths.contract import NO_CHANNEL
+from patchlight.testbed.paths.scheduling import NO_CHANNEL
 
 ANY_CHANNEL = -2
 """In a message that asks: some channel."""
@@ -185,7 +184,10 @@ class Node:
             return self._get(message)
         if not self.is_new(message):
             return self, ()
-        return self._answer(message) if message.kind == "ask" else self._end(message)
+        if message.kind == "ask":
+            return self._answer(message)
+        waiting = tuple(hold for hold in self.waiting if hold.source != message.sender)
+        return replace(self._without(message), waiting=waiting)._give()
 
     # What tells late from new.
 
@@ -247,10 +249,6 @@ class Node:
             place = sources.index(ask.sender) if ask.sender in sources else len(others)
         others.insert(place, wanted)
         return replace(self._without(ask), waiting=tuple(others))._give()
-
-    def _end(self, release: Message) -> Step:
-        waiting = tuple(hold for hold in self.waiting if hold.source != release.sender)
-        return replace(self._without(release), waiting=waiting)._give()
 
     def _without(self, message: Message) -> Node:
         """The node without what it gave to the sender of a message, whose attempt it has seen."""

@@ -1,4 +1,4 @@
-"""The networks of paths that a lab's light gives its hosts: who can be sent to on which channel."""
+"""Finds a lab's networks of optical paths: which hosts reach which on which channel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from patchlight.testbed.lab.portmap import AnyMap
 from patchlight.testbed.lab.spectrum import Channel
 from patchlight.testbed.lab.wavelengths import Transceiver
 from patchlight.testbed.lab.wiring import circuits_of, spectra_of
-from patchlight.testbed.paths.contract import NO_CHANNEL, PathNetwork
+from patchlight.testbed.paths.scheduling import NO_CHANNEL, PathNetwork
 
 _MOST_CHANNELS = 400
 _Reach = Mapping[Channel, Mapping[int, frozenset[int]]]
@@ -52,11 +52,9 @@ class LightNetwork:
 def light_networks(lab: Lab, maps: Mapping[str, AnyMap]) -> list[LightNetwork]:
     """The networks of a lab under these maps, each of two hosts or more, by their first host.
 
-    Without a map of any wavelength switch they are all as the lab file says.
-
-    In one where light on a channel gets to all others, as through a coupler, a channel is for one
-    sender at a time. In one where it gets to one other, the channel says to whom. Hosts whose
-    light goes neither way are in none.
+    Without a map of any wavelength switch they are all as the lab file says. Where a channel
+    reaches all others, as through a coupler, it is for one sender at a time. Where it reaches one
+    other, the channel decides the destination. Other hosts are in no network.
     """
     hosts = [host for host in lab.hosts if _tunable(host) is not None]
     reach = _reach(lab, hosts, maps)

@@ -1,4 +1,4 @@
-"""The schedulers of paths by name: greedy ones in some order, and matching.
+"""The schedulers of optical paths by name: greedy ones in some order, and matching.
 
 The matching is McKeown's: *The iSLIP scheduling algorithm for input-queued switches* (IEEE/ACM
 Transactions on Networking 7(2), 1999). Each free receiver grants the sender that is next after
@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.paths.contract import FlowRequest, PathGrant, PathNetwork
-from patchlight.testbed.paths.scheduling import Scheduling
+from patchlight.testbed.paths.scheduling import FlowRequest, PathGrant, PathNetwork, PathScheduler
 
 Order = tuple[float, ...]
 Turn = Callable[[PathNetwork, FlowRequest], Order]
@@ -52,7 +51,7 @@ def rounds_first(network: PathNetwork, flow: FlowRequest) -> Order:
     return (flow.round, (flow.destination - flow.source) % network.nodes)
 
 
-class Greedy(Scheduling):
+class Greedy(PathScheduler):
     """A ``PathScheduler`` that gives paths in an order.
 
     ``by_collective``: all flows of a collective come before those of the next one, which only get
@@ -77,7 +76,11 @@ class Greedy(Scheduling):
         self._came += 1
         turn = self._turn(self.network, flow)
         if self._by_collective:
-            turn = (self._first_of_collective(flow), *turn)
+            first = self._came
+            if flow.collective is not None:
+                self._members[flow.collective] += 1
+                first = self._collectives.setdefault(flow.collective, first)
+            turn = (first, *turn)
         place = self._places[flow.flow] = turn, self._came, flow
         insort(self._lines[flow.source], place)
         self._senders_to[flow.destination][flow.source] += 1
@@ -119,12 +122,6 @@ class Greedy(Scheduling):
                 heapq.heappush(heads, following)
         self._to_look_at = None if heads else set()
 
-    def _first_of_collective(self, flow: FlowRequest) -> int:
-        if flow.collective is None:
-            return self._came
-        self._members[flow.collective] += 1
-        return self._collectives.setdefault(flow.collective, self._came)
-
     def _first(self, source: int) -> _Place | None:
         occupancy = self._occupancy
         if occupancy.free_transmitters[source]:
@@ -137,7 +134,7 @@ class Greedy(Scheduling):
 Ints = NDArray[np.int64]
 
 
-class RoundRobinMatching(Scheduling):
+class RoundRobinMatching(PathScheduler):
     """A ``PathScheduler`` that matches senders and receivers; flows of a pair go as they came."""
 
     def __init__(self, network: PathNetwork) -> None:
@@ -199,7 +196,7 @@ def _nearest(chooser: Ints, other: Ints, pointers: Ints) -> tuple[Ints, Ints]:
     return choosers, (distance[choosers] + pointers[choosers]) % nodes
 
 
-SCHEDULERS: dict[str, Callable[[PathNetwork], Scheduling]] = {
+SCHEDULERS: dict[str, Callable[[PathNetwork], PathScheduler]] = {
     "first-come": partial(Greedy, turn=first_come),
     "shortest-first": partial(Greedy, turn=shortest_first),
     "deadline-first": partial(Greedy, turn=deadline_first),
@@ -210,7 +207,7 @@ SCHEDULERS: dict[str, Callable[[PathNetwork], Scheduling]] = {
 _AT_ONCE = 1e-12
 
 
-def path_scheduler(name: str, network: PathNetwork) -> Scheduling:
+def path_scheduler(name: str, network: PathNetwork) -> PathScheduler:
     """An empty scheduler for a network; ``BadInput`` for a name that there is not."""
     if name not in SCHEDULERS:
         raise BadInput(f"there is no path scheduler {name!r}: expected {', '.join(SCHEDULERS)}")
@@ -218,7 +215,7 @@ def path_scheduler(name: str, network: PathNetwork) -> Scheduling:
 
 
 def in_time(
-    scheduler: Scheduling, arrivals: Iterable[tuple[float, FlowRequest]], control_s: float = 0.0
+    scheduler: PathScheduler, arrivals: Iterable[tuple[float, FlowRequest]], control_s: float = 0.0
 ) -> Iterator[PathGrant]:
     """The paths of flows that come at given seconds, each released when it is sent, in order.
 

@@ -11,9 +11,9 @@ import pytest
 import pytest_asyncio
 
 from patchlight.agents.errors import LaunchError
+from patchlight.agents.run import make_runner
 from patchlight.agents.workers import docker, keeper
-from patchlight.agents.workers.backends import BackendOptions, make_runner
-from patchlight.agents.workers.contract import ExitInfo, Runner, WorkerLaunch
+from patchlight.agents.workers.contract import BackendOptions, ExitInfo, Runner, WorkerLaunch
 from patchlight.agents.workers.limits import user_for
 from tests.support.waiting import eventually
 from tests.support.worker_desk import Desk, open_desk

@@ -15,11 +15,11 @@ import docker
 import pytest
 import pytest_asyncio
 
+from patchlight.agents.run import make_runner
 from patchlight.agents.workers import keeper
-from patchlight.agents.workers.backends import BackendOptions, make_runner
-from patchlight.agents.workers.contract import Runner, WorkerLaunch
+from patchlight.agents.workers.contract import BackendOptions, Runner, WorkerLaunch
 from patchlight.testbed.linux import docker_engine, namespaces
-from patchlight.testbed.linux.cgroups import Limits
+from patchlight.testbed.linux.processes import Limits
 from patchlight.testbed.wire.worker_api import WorkerSpec
 from tests.support.waiting import PATIENCE_S, wait_until
 

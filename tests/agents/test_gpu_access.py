@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from patchlight.agents.errors import LaunchError
-from patchlight.agents.gpus.contract import PhysicalGpu
-from patchlight.agents.worker_folder import read_state
+from patchlight.agents.gpus import PhysicalGpu
 from patchlight.agents.workers import keeper
-from patchlight.agents.workers.gpu_access import container_settings, find_access
+from patchlight.agents.workers.keeper import read_state
+from patchlight.agents.workers.limits import container_settings, find_access
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.wire.worker_api import WorkerState
 from tests.support.waiting import PATIENCE_S

@@ -7,8 +7,8 @@ import pytest
 
 from patchlight.agents.leases import Ended, Lease, LeaseBook
 from patchlight.agents.nics.state import NicState
-from patchlight.agents.worker_folder import ON_REQUEST, Ending, LastReport, final_report
 from patchlight.agents.workers.contract import ExitInfo, WorkerHandle
+from patchlight.agents.workers.keeper import ON_REQUEST, Ending, LastReport, final_report
 from patchlight.testbed.linux.rate_limits import SavedLimit
 from patchlight.testbed.wire.worker_api import WorkerSpec, WorkerState
 

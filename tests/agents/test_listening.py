@@ -11,9 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from patchlight.agents.gpus import gpu_backend
-from patchlight.agents.run import credentials_of, open_listener
-from patchlight.agents.workers.backends import BackendOptions, make_runner
+from patchlight.agents.run import credentials_of, gpu_backend, make_runner, open_listener
+from patchlight.agents.workers.contract import BackendOptions
 from patchlight.controller.access.authority import Authority
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab, Server

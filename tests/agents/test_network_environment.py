@@ -22,7 +22,7 @@ from patchlight.agents.workers.programs import (
 from patchlight.controller.jobs.specs import worker_specs
 from patchlight.testbed.jobs import JobSpec
 from patchlight.testbed.labfile.reader import parse_lab
-from patchlight.testbed.linux.cgroups import Limits
+from patchlight.testbed.linux.processes import Limits
 from patchlight.testbed.wire.agent_status import RdmaStatus
 from patchlight.testbed.wire.worker_api import GidStatus, WorkerSpec
 

@@ -1,26 +1,30 @@
 """In which way a worker gets a NIC, and its RDMA device, by what the kernel shows of them."""
 
 import struct
+from dataclasses import asdict
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from patchlight.agents.errors import NicError
+from patchlight.agents.nics.moving import function_in, settings_of
 from patchlight.agents.nics.state import (
     FunctionState,
+    NicAccess,
     NicState,
     RdmaDevice,
+    access_of,
     is_rdma_active,
     name_inside,
     rdma_device_of,
 )
-from patchlight.agents.nics.virtual_functions import NicAccess, access_of, function_in, settings_of
 from patchlight.testbed.lab.model import Nic, default_mac
-from patchlight.testbed.linux import sysfs as rdma
-from patchlight.testbed.linux.ethtool import Priorities, priorities_in
+from patchlight.testbed.linux import devices as rdma
+from patchlight.testbed.linux.devices import Priorities, priorities_in
 from patchlight.testbed.linux.netlink import attribute
 from tests.support.sysfs_tree import SysfsTree
 
@@ -181,11 +185,11 @@ def test_the_state_of_a_function_with_rdma_survives_its_file() -> None:
         "ens1v2", "0c:42:a1:00:00:02", 9000, True, mode="sriov", function=function, rdma=MLX,
         rdma_moves=True,
     )  # fmt: skip
-    assert NicState.from_dict(state.as_dict()) == state
-    of_an_older_agent = state.as_dict()
+    assert TypeAdapter(NicState).validate_python(asdict(state)) == state
+    of_an_older_agent = asdict(state)
     for key in ("mode", "function", "rdma", "rdma_moves"):
         del of_an_older_agent[key]
-    assert NicState.from_dict(of_an_older_agent).mode == "physical"
+    assert TypeAdapter(NicState).validate_python(of_an_older_agent).mode == "physical"
 
 
 @pytest.mark.parametrize(

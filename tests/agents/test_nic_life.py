@@ -12,8 +12,7 @@ import httpx
 import pytest
 
 from patchlight.agents.nics.moving import is_in, read_nic
-from patchlight.agents.nics.state import NicState
-from patchlight.agents.nics.virtual_functions import NicAccess
+from patchlight.agents.nics.state import NicAccess, NicState
 from patchlight.controller.hosts.agent_client import AgentClient, NicWithoutCarrier
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.testbed.lab.model import Lab, Nic, default_mac

@@ -10,12 +10,18 @@ import pytest
 
 from patchlight.agents.errors import NicError
 from patchlight.agents.nics.moving import read_nic
-from patchlight.agents.nics.state import RENDEZVOUS, Gid, RdmaDevice, gid_of, rdma_device_of
+from patchlight.agents.nics.state import (
+    RENDEZVOUS,
+    Gid,
+    NicAccess,
+    RdmaDevice,
+    gid_of,
+    rdma_device_of,
+)
 from patchlight.agents.nics.status import NicProblem, facts_of, problem_of
-from patchlight.agents.nics.virtual_functions import NicAccess
 from patchlight.testbed.lab.model import Rendezvous
 from patchlight.testbed.linux import namespaces
-from patchlight.testbed.linux.sysfs import namespace_mode, sysfs
+from patchlight.testbed.linux.devices import namespace_mode, sysfs
 from tests.support.agent_bench import ip
 from tests.support.nic_spaces import Spaces, furnish, inside, ping
 from tests.support.waiting import wait_until

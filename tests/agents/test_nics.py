@@ -3,15 +3,15 @@
 import json
 import os
 import subprocess
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from pydantic import TypeAdapter
 
 from patchlight.agents.errors import NicError
 from patchlight.agents.nics.moving import read_nic
-from patchlight.agents.nics.state import NicState
-from patchlight.agents.nics.virtual_functions import NicAccess
+from patchlight.agents.nics.state import NicAccess, NicState
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.namespaces import NamespaceError
 from tests.support.agent_bench import ip
@@ -27,7 +27,7 @@ def test_a_nic_comes_back_as_it_was(spaces: Spaces, rate: str) -> None:
     before = spaces.read()
     assert before.shaping is not None
     # The way through the lease's file keeps all of it.
-    kept = NicState.from_dict(json.loads(json.dumps(before.as_dict())))
+    kept = TypeAdapter(NicState).validate_json(json.dumps(asdict(before)))
     assert kept == before
     for _ in range(3):
         spaces.give(kept)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from patchlight.agents.errors import GpuError
-from patchlight.agents.gpus.contract import GpuReading
-from patchlight.agents.gpus.nvml import NvmlGpus
+from patchlight.agents.gpus import GpuReading
+from patchlight.agents.nvml import NvmlGpus
 from patchlight.testbed.lab.model import Gpu, Server
 from patchlight.testbed.wire.agent_status import GpuTelemetry
 from tests.support import nvml

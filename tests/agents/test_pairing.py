@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.agents.gpus.contract import GpuBackend, GpuReading, Pairings, PhysicalGpu
+from patchlight.agents.gpus import GpuBackend, GpuReading, Pairings, PhysicalGpu
 from patchlight.testbed.lab.model import Gpu, Nic, Server
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from patchlight.agents.probing import Ear, probe
+from patchlight.agents.nics.status import Ear, probe
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.wire.probe_frames import LldpNeighbour, probe_frame
 from tests.support.agent_bench import ip

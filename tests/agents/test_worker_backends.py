@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from patchlight.agents import run
 from patchlight.agents.errors import BadRequest
-from patchlight.agents.workers import backends, keeper
-from patchlight.agents.workers.backends import BackendOptions, make_runner
+from patchlight.agents.run import make_runner
+from patchlight.agents.workers import keeper
 from patchlight.agents.workers.contract import (
+    BackendOptions,
     ExitInfo,
     Runner,
     RunningWorker,
@@ -26,9 +28,8 @@ from patchlight.agents.workers.contract import (
 )
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.linux import namespaces
-from patchlight.testbed.linux.cgroups import Cgroups, Limits
 from patchlight.testbed.linux.namespaces import processes_in
-from patchlight.testbed.linux.processes import may_run
+from patchlight.testbed.linux.processes import Cgroups, Limits, may_run
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.worker_desk import LIMITS, Desk, open_desk
 
@@ -280,11 +281,11 @@ class Plugged(Runner):
 
 def test_a_package_may_bring_a_back_end(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [
-        EntryPoint("plugged", f"{__name__}:Plugged", backends.GROUP),
-        EntryPoint("broken", "no.such.module:Runner", backends.GROUP),
-        EntryPoint("docker", f"{__name__}:Plugged", backends.GROUP),  # ours go before it
+        EntryPoint("plugged", f"{__name__}:Plugged", run.WORKER_BACKENDS),
+        EntryPoint("broken", "no.such.module:Runner", run.WORKER_BACKENDS),
+        EntryPoint("docker", f"{__name__}:Plugged", run.WORKER_BACKENDS),  # ours go before it
     ]
-    monkeypatch.setattr(backends, "entry_points", lambda group: points)
+    monkeypatch.setattr(run, "entry_points", lambda group: points)
     options = BackendOptions("lab", "server1", image="mine")
     found = make_runner("plugged", options)
     assert isinstance(found, Plugged)

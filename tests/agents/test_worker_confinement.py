@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from patchlight.agents.errors import LaunchError
-from patchlight.agents.gpus.contract import PhysicalGpu
+from patchlight.agents.gpus import PhysicalGpu
 from patchlight.agents.workers import keeper
 from patchlight.agents.workers.limits import user_for
 from patchlight.agents.workers.process import ProcessRunner
@@ -65,7 +65,9 @@ def call(name, *arguments):
         raise OSError(ctypes.get_errno(), name)
 
 status = dict(line.split(":\\t", 1) for line in open("/proc/self/status"))
-threading.Thread(target=print).start()
+thread = threading.Thread(target=print)
+thread.start()
+thread.join()
 print(json.dumps({
     "uid": os.getuid(),
     "groups": os.getgroups(),

@@ -17,7 +17,7 @@ from patchlight.deploy.facts import (
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.labfile.reader import parse_lab
 from patchlight.testbed.labfile.writer import write_lab
-from patchlight.testbed.linux.sysfs import distance
+from patchlight.testbed.linux.devices import distance
 
 GPU_LAB = parse_lab("""
 name: gpus

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from patchlight.agents.nics.moving import give_nic, read_nic, take_nic_back
-from patchlight.agents.nics.state import NicState, WorkerNetwork
-from patchlight.agents.nics.virtual_functions import NicAccess
+from patchlight.agents.nics.state import NicAccess, NicState, WorkerNetwork
 from patchlight.testbed.lab.model import NicMode
-from patchlight.testbed.linux import ethtool, namespaces
+from patchlight.testbed.linux import devices, namespaces
 from tests.support.agent_bench import ip
 
 
@@ -85,7 +84,7 @@ def furnish(spaces: Spaces, rate: str) -> None:
     tc(space, "qdisc", "add", "dev", "nic0", "root", "tbf", "rate", rate, "burst", "32k",
        "latency", "50ms")  # fmt: skip
     namespaces.inside(
-        namespaces.namespace_path(space), lambda: ethtool.set_tx_checksum("nic0", False)
+        namespaces.namespace_path(space), lambda: devices.set_tx_checksum("nic0", False)
     )
     namespaces.inside(
         namespaces.namespace_path(space),

@@ -10,7 +10,7 @@ import random
 import sys
 import time
 
-from patchlight.agents.paths.node import LitPath, PathNode, PathNotGranted
+from patchlight.agents.path_node import LitPath, PathNode, PathNotGranted
 from patchlight.testbed.paths.agreement import Bounds
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from patchlight.agents.api import AgentMetrics, make_app
-from patchlight.agents.gpus import gpu_backend
-from patchlight.agents.run import open_listener
+from patchlight.agents.run import gpu_backend, make_runner, open_listener
 from patchlight.agents.service import AgentService
-from patchlight.agents.workers.backends import BackendOptions, make_runner
+from patchlight.agents.workers.contract import BackendOptions
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.linux.credentials import Credentials
 from patchlight.testbed.linux.http_server import DEFAULT_LIMITS, ServerLimits, http_server

@@ -9,8 +9,8 @@ from typing import Any
 
 from patchlight.agents.workers.contract import WorkerLaunch
 from patchlight.testbed.linux import namespaces
-from patchlight.testbed.linux.cgroups import Cgroups, Limits
 from patchlight.testbed.linux.namespaces import processes_in
+from patchlight.testbed.linux.processes import Cgroups, Limits
 from patchlight.testbed.wire.worker_api import WorkerSpec
 
 LIMITS = Limits(96 * 2**20, 48)

@@ -28,7 +28,7 @@ from patchlight.emulation.simulator.traces import TraceJob, read_trace
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.graphs import builtin_graph
 from patchlight.testbed.io.issues import nearest
-from patchlight.testbed.paths.contract import CONTROL_DELAYS
+from patchlight.testbed.paths.scheduling import CONTROL_DELAYS
 
 MIXTURE = "mixture-of-experts"
 MODELS = ("vgg19", "resnet50", "bert-large", "gpt2", MIXTURE)

@@ -13,7 +13,7 @@ from patchlight.emulation.learning.envs.light_jobs import LightJobs, LightRun
 from patchlight.emulation.learning.envs.queued import Observation, unit
 from patchlight.emulation.learning.envs.registry import Heuristic, first_allowed
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.paths.contract import FlowRequest, PathNetwork
+from patchlight.testbed.paths.scheduling import FlowRequest, PathNetwork
 
 FLOW_FEATURES = 5
 """Time to send it, its job's bytes that are ready and not sent, time it waits, tuned, round."""

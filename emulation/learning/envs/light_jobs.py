@@ -9,8 +9,7 @@ import numpy as np
 
 from patchlight.emulation.simulator.network.collectives import Round, collective
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.paths.contract import FlowRequest, PathGrant, PathNetwork
-from patchlight.testbed.paths.scheduling import Scheduling
+from patchlight.testbed.paths.scheduling import FlowRequest, PathGrant, PathNetwork, PathScheduler
 
 # Paths that end less than this apart, as a part of the time, end together.
 _AT_ONCE = 1e-12
@@ -94,7 +93,7 @@ def _busiest_s(network: PathNetwork, flows: tuple[FlowRequest, ...]) -> float:
     return float(max(sent.max(), received.max()))
 
 
-class ChosenPaths(Scheduling):
+class ChosenPaths(PathScheduler):
     """A scheduler of paths that gives them to flows that its caller chooses.
 
     Left alone it gives them as the flows came.

@@ -15,7 +15,7 @@ from patchlight.emulation.simulator.ramp.ramp import PlacementRule, place_one_by
 from patchlight.emulation.simulator.ramp.steps import step_time
 from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES, Workloads
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.graphs.partitioning import PartitionedGraph, TrainingGraph
+from patchlight.testbed.graphs.model import PartitionedGraph, TrainingGraph
 
 OPERATION_FEATURES = 5
 """Where it is placed: share of the step's time, of all activations and of all parameters, parts,

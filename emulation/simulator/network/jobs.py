@@ -17,8 +17,8 @@ from patchlight.emulation.simulator.network.engine import Outcome, Program, run
 from patchlight.emulation.simulator.network.sharing import Floats, Ints
 from patchlight.emulation.simulator.network.trouble import CALM, Change, Disturbances, Trouble
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.paths.contract import FlowRequest, PathNetwork
 from patchlight.testbed.paths.schedulers import path_scheduler
+from patchlight.testbed.paths.scheduling import FlowRequest, PathNetwork
 
 AHEAD = "collective"
 """The scheduler that is told of all rounds of an iteration at once."""

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.graphs.partitioning import PartitionedGraph
+from patchlight.testbed.graphs.model import PartitionedGraph
 
 
 @dataclass(frozen=True, slots=True)

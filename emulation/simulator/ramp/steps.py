@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from patchlight.emulation.simulator.ramp.ramp import Ramp
-from patchlight.testbed.graphs.partitioning import PartitionedGraph
+from patchlight.testbed.graphs.model import PartitionedGraph
 
 
 @dataclass(frozen=True, slots=True)

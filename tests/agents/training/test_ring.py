@@ -16,11 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from patchlight.agents.training.allreduce import ring_all_reduce
 from patchlight.agents.training.control import Gate, Passed
 from patchlight.agents.training.ring import Neighbours, RingError, join_ring
 from patchlight.agents.training.task import Member, TrainingError, TrainingTask
-from patchlight.agents.training.trainer import WrongSum, check_sum, gradient, true_sum
+from patchlight.agents.training.trainer import (
+    WrongSum,
+    check_sum,
+    gradient,
+    ring_all_reduce,
+    true_sum,
+)
 from tests.support.waiting import PATIENCE_S, free_ports, wait_until
 
 

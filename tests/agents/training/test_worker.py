@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from patchlight.agents.worker_folder import read_state
+from patchlight.agents.workers.keeper import read_state
 from tests.support.programs import python
 from tests.support.training_workers import TRAINING, Worker, start
 from tests.support.waiting import PATIENCE_S, free_ports, wait_until

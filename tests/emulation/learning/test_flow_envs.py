@@ -20,8 +20,8 @@ from patchlight.emulation.learning.envs.light_jobs import LightJobs
 from patchlight.emulation.learning.envs.registry import find_environment, first_allowed
 from patchlight.emulation.learning.envs.testing import check_environment
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.paths.contract import PathNetwork
 from patchlight.testbed.paths.schedulers import in_time, path_scheduler
+from patchlight.testbed.paths.scheduling import PathNetwork
 
 FEW = LightJobs(jobs=4, iterations=2)
 COUPLER = PathNetwork(8, 4, 100e9, 1e-3, transmitters=2, receivers=2)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from patchlight.emulation.servers.server import make_groups, remove_groups, server_group
-from patchlight.testbed.linux.cgroups import CgroupError
+from patchlight.testbed.linux.processes import CgroupError
 
 GROUP = server_group("lab", "server1")
 

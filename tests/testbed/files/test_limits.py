@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.graphs.jsonformat import JsonText
+from patchlight.testbed.graphs.files import JsonText
 from patchlight.testbed.io.issues import MOST_ISSUES, FileError, FileIssues
 from patchlight.testbed.io.reader import read_text
 from patchlight.testbed.labfile.reader import LabFileError, parse_lab, read_lab

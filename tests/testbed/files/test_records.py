@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.graphs.jsonformat import positions
+from patchlight.testbed.graphs.files import positions
 from patchlight.testbed.io.fields import ListOf, Text, Whole, choice, matching
 from patchlight.testbed.io.forms import MapOf, Number, Record, setting
 from patchlight.testbed.io.issues import FileError, FileIssues

@@ -11,7 +11,7 @@ from patchlight.testbed.graphs import (
     read_graph,
     write_graph,
 )
-from patchlight.testbed.graphs.jsonformat import graph_from_json, graph_to_json
+from patchlight.testbed.graphs.files import graph_from_json, graph_to_json
 
 _times = st.floats(0, 1e6, allow_nan=False)
 _sizes = st.integers(0, 2**50)

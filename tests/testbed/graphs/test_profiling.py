@@ -16,8 +16,8 @@ from patchlight.testbed.graphs import BUILTIN_NAMES, builtin_graph, read_graph, 
 from patchlight.testbed.graphs.builtin import bert_large, gnmt, gpt2  # noqa: E402
 from patchlight.testbed.graphs.layers import A100  # noqa: E402
 from patchlight.testbed.graphs.model import ComputationGraph  # noqa: E402
-from patchlight.testbed.graphs.profiling.profile import profile  # noqa: E402
-from patchlight.testbed.graphs.profiling.torch_models import TorchLayers, load_model  # noqa: E402
+from patchlight.testbed.graphs.profile import profile  # noqa: E402
+from patchlight.testbed.graphs.torch_models import TorchLayers, load_model  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.testbed.linux.cgroups import CgroupError, Cgroups, Limits
+from patchlight.testbed.linux.processes import CgroupError, Cgroups, Limits
 
 LIMITS = Limits(2**28, 100, cpus=1.5)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from patchlight.emulation.fabric import links
 from patchlight.testbed.linux import namespaces, rate_limits
-from patchlight.testbed.linux.ethtool import set_tx_checksum, settle_link
+from patchlight.testbed.linux.devices import set_tx_checksum, settle_link
 from patchlight.testbed.linux.namespaces import NamespaceError
 from patchlight.testbed.linux.netlink import KernelRefused, Netlink
 

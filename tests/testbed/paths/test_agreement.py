@@ -6,7 +6,7 @@ import pytest
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.paths.agreement import Asking, Bounds, Lit, Message, Node
-from patchlight.testbed.paths.contract import NO_CHANNEL
+from patchlight.testbed.paths.scheduling import NO_CHANNEL
 from tests.support.path_search import Faults, Make, Meeting, Search
 
 # Three nodes; node 0 owns channel 0 and node 1 channel 1, so node 2 has to get one from node 0.

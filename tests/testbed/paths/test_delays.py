@@ -1,7 +1,7 @@
 """The measured delays of control, as simulations use them."""
 
-from patchlight.testbed.paths.contract import CONTROL_DELAYS, FlowRequest, PathNetwork
 from patchlight.testbed.paths.schedulers import in_time, path_scheduler
+from patchlight.testbed.paths.scheduling import CONTROL_DELAYS, FlowRequest, PathNetwork
 
 
 def test_a_path_comes_a_round_trip_after_it_was_wanted() -> None:

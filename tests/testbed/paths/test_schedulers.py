@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.paths.contract import FlowRequest, PathGrant, PathNetwork
 from patchlight.testbed.paths.schedulers import SCHEDULERS, in_time, path_scheduler
+from patchlight.testbed.paths.scheduling import FlowRequest, PathGrant, PathNetwork
 
 every_scheduler = pytest.mark.parametrize("name", SCHEDULERS)
 

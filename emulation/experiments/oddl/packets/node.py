@@ -21,10 +21,10 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from patchlight.agents.paths.node import LitPath, PathNode
-from patchlight.agents.training.allreduce import ring_all_reduce
+from patchlight.agents.path_node import LitPath, PathNode
 from patchlight.agents.training.ring import Neighbours, join_ring
 from patchlight.agents.training.task import Member, TrainingError, TrainingTask
+from patchlight.agents.training.trainer import ring_all_reduce
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.tuning import LightClient
 from patchlight.testbed.linux import namespaces

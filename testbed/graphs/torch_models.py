@@ -185,14 +185,13 @@ class TorchLayers(Layers):
 
     def example_inputs(self) -> tuple[torch.Tensor, ...]:
         """A mini-batch of noise, or of tokens where they are looked up."""
-        return tuple(map(self._example, self._inputs))
-
-    def _example(self, tensor: Tensor) -> torch.Tensor:
-        shape = (self.batch, *tensor.shape)
-        if tensor.operation not in self._looked_up:
-            return torch.randn(shape)
-        entries = min(entries for entries, _ in self._tables)
-        return torch.randint(entries, shape, dtype=torch.int32)
+        entries = min((entries for entries, _ in self._tables), default=0)
+        return tuple(
+            torch.randint(entries, (self.batch, *tensor.shape), dtype=torch.int32)
+            if tensor.operation in self._looked_up
+            else torch.randn((self.batch, *tensor.shape))
+            for tensor in self._inputs
+        )
 
     def add(
         self,
@@ -212,21 +211,17 @@ class TorchLayers(Layers):
         if layer[0] not in _MODULES:
             raise BadInput(f"no PyTorch module is known for the layer {layer[0]!r}")
         module = _MODULES[layer[0]](*layer[1:])
-        self._share(module, inputs[0], layer)
+        match module, layer:
+            case Lookup(), (_, entries, width, of):
+                self._looked_up.add(inputs[0].operation)
+                if of == "tokens":
+                    self._tables[entries, width] = module.table
+            case nn.Linear(), (_, narrow, wide, _, True):  # the weights of the table of that size
+                module.weight = self._tables[wide, narrow].weight
         self._root.add_module(name, module)
         arguments = tuple(self._nodes[tensor.operation] for tensor in inputs)
         self._nodes.append(self._graph.call_module(name, arguments))
         return output
-
-    def _share(self, module: nn.Module, first: Tensor, layer: tuple[Any, ...]) -> None:
-        """Note what an embedding looks up; tied weights are those of the table of that size."""
-        match module, layer:
-            case Lookup(), (_, entries, width, of):
-                self._looked_up.add(first.operation)
-                if of == "tokens":
-                    self._tables[entries, width] = module.table
-            case nn.Linear(), (_, inputs, outputs, _, True):
-                module.weight = self._tables[outputs, inputs].weight
 
 
 _EXPECTED = (

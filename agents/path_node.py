@@ -1,8 +1,8 @@
-"""One node of those that agree on paths, over UDP on the control network.
+"""Runs one node of those that agree on optical paths, over UDP on the control network.
 
 The state machine in ``patchlight.testbed.paths.agreement`` decides; here are its clock, its socket
-and its transmitter. Its clock is the kernel's monotonic one, and the numbers of its attempts begin
-at the Unix time in microseconds, which must not go back over a restart.
+and its transmitter. The clock is the kernel's monotonic one. The numbers of attempts begin at the
+Unix time in microseconds, which must not go back over a restart.
 """
 
 import asyncio
@@ -77,12 +77,11 @@ class PathNotGranted(PatchlightError):
 class PathNode:
     """Gets paths for what this node sends, and gives them for what it receives.
 
-    ``addresses`` are those of all nodes, in the order of their numbers. ``light``
-    is called at each change: with the path that the transmitter is to send on from now, and with
-    ``None`` when it has to be dark. At ``until_s`` the transmitter has to go dark by itself, also
-    if nobody tells it: this process may be late, or gone. An answer that has not come in
-    ``retry_s`` is asked for again. Addresses are ``host:port`` or ``unix:PATH``. ``quiet_us``: it
-    gives nothing for so long at least, because of what it gave under other bounds.
+    ``addresses`` (``host:port`` or ``unix:PATH``) are those of all nodes, in the order of their
+    numbers. ``light`` is called at each change: with the path that the transmitter is to send on
+    from now, and with ``None`` when it has to be dark. At ``until_s`` the transmitter has to go
+    dark by itself, as this process may be late, or gone. Requests are repeated each ``retry_s``.
+    ``quiet_us``: the least time in which it gives nothing, after paths under other bounds.
     """
 
     def __init__(
@@ -100,9 +99,13 @@ class PathNode:
                 f"{len(addresses)} addresses and a key of {len(key)} bytes for {bounds.nodes} "
                 f"nodes: expected an address for each, and {KEY_BYTES} bytes"
             )
-        self._number, self._addresses = number, [_address(text) for text in addresses]
+        self._number = number
+        self._addresses: list[Address] = [
+            text.removeprefix("unix:") if text.startswith("unix:") else split_address(text)
+            for text in addresses
+        ]
         self._key, self._light, self._retry_s = key, light, retry_s
-        started = Node.started(number, bounds, _boot())
+        started = Node.started(number, bounds, time.time_ns() // 1000)
         self._node = replace(started, quiet_us=max(started.quiet_us, quiet_us))
         self._us = _now_us()
         self._lit: LitPath | None = None
@@ -166,7 +169,15 @@ class PathNode:
         """
         async with self._turn:
             try:
-                yield await self._in_time(destination, patience_s)
+                try:
+                    path = await asyncio.wait_for(self._granted(destination), patience_s)
+                except TimeoutError as error:
+                    raise PathNotGranted(
+                        f"node {self._number} got no path to node {destination} in "
+                        f"{patience_s:g} s",
+                        hint="look whether that node's agent runs, and at the network between them",
+                    ) from error
+                yield path
             finally:
                 self._elapse()
                 self._take(self._node.done())
@@ -186,15 +197,6 @@ class PathNode:
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._heard.wait(), min(self._retry_s, left_s))
-
-    async def _in_time(self, destination: int, patience_s: float) -> LitPath:
-        try:
-            return await asyncio.wait_for(self._granted(destination), patience_s)
-        except TimeoutError as error:
-            raise PathNotGranted(
-                f"node {self._number} got no path to node {destination} in {patience_s:g} s",
-                hint="look whether that node's agent runs, and at the network between them",
-            ) from error
 
     async def _granted(self, destination: int) -> LitPath:
         self._elapse()
@@ -279,14 +281,6 @@ class PathNode:
         if ends_us and self._socket is not None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(max(1, min(ends_us)) / 1e6, self._elapse)
-
-
-def _address(text: str) -> Address:
-    return text.removeprefix("unix:") if text.startswith("unix:") else split_address(text)
-
-
-def _boot() -> int:
-    return time.time_ns() // 1000
 
 
 def _now_us() -> int:

@@ -1,7 +1,7 @@
-"""The NICs of a server that may ask for paths of light, and give them: those that have bounds.
+"""The NICs of a server that take part in optical paths: those that have bounds.
 
-Bounds are on record before they are in use, so that an agent that starts again goes on with them,
-dark at first, and quiet for as long as what it gave before may be in use.
+Bounds are on the disk before they are in use. The next agent goes on with them, dark at first,
+and gives nothing as long as what the agent before gave may be in use.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from patchlight.agents.errors import BadRequest, Conflict
 from patchlight.agents.nics.status import nic_of
-from patchlight.agents.paths.node import LitPath, PathNode, PathNotGranted
+from patchlight.agents.path_node import LitPath, PathNode, PathNotGranted
 from patchlight.agents.training.control import PATHS_SOCKET, socket_in
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Endpoint, Nic, Server
@@ -38,14 +38,13 @@ _DRAINS_S = 1.0
 class PathSocket:
     """A Unix socket in a worker's folder, where it asks its agent for paths.
 
-    The worker sends a line with whom it sends ``to`` and who sends to it (``before``), as numbers
-    of its ring, and is answered once its path is set up. It says when it is ``done``, and is
-    answered once it is dark. A worker that hangs up needs its path no more.
+    The worker sends a line with the ranks that it sends ``to`` and that sends to it (``before``),
+    and gets an answer once its path is set up. It sends another line when it is ``done``, and gets
+    an answer once it is dark. A worker that hangs up needs its path no more. A path whose lease or
+    bounds end is requested again as long as the worker needs it.
 
-    ``node`` is that of its NIC, and raises ``Conflict`` while there is none.
-
-    A path whose lease is over, or that came to its end with the bounds, is asked for again for as
-    long as the worker needs it. ``tuning_s`` is how long a transmitter is dark after its grant.
+    ``node`` gives that of its NIC, and raises ``Conflict`` while there is none. ``tuning_s`` is how
+    long a transmitter is dark after its grant.
     """
 
     def __init__(self, folder: Path, node: Callable[[], PathNode], tuning_s: float) -> None:
@@ -91,7 +90,15 @@ class PathSocket:
     ) -> None:
         is_told = False
         while not done.done():
-            node = await self._present(patience_s)
+            ends_s = time.monotonic() + patience_s
+            while True:
+                try:
+                    node = self._node()
+                    break
+                except Conflict:  # its NIC has no bounds now
+                    if time.monotonic() > ends_s:
+                        raise
+                await asyncio.sleep(_AGAIN_S)
             try:
                 async with node.path(to, patience_s) as path:
                     await asyncio.sleep(self._tuning_s)
@@ -106,17 +113,6 @@ class PathSocket:
                     raise
         with contextlib.suppress(OSError):
             await say({"ok": True})
-
-    async def _present(self, patience_s: float) -> PathNode:
-        """The node, once its NIC has bounds."""
-        ends_s = time.monotonic() + patience_s
-        while True:
-            try:
-                return self._node()
-            except Conflict:
-                if time.monotonic() > ends_s:
-                    raise
-            await asyncio.sleep(_AGAIN_S)
 
 
 _log = logging.getLogger("patchlight.agent")
@@ -210,7 +206,11 @@ class PathNodes:
         if known is not None:
             known.node.close()
             quiet_us = known.bounds.lease_us + known.bounds.margin_us
-        self._keep(nic_name, bounds)
+        private_folder(self._folder)
+        fresh = self._folder / f"{nic_name}.new"
+        fresh.touch(mode=0o600)
+        fresh.write_text(bounds.model_dump_json())
+        os.replace(fresh, self._record(nic_name))
         try:
             self._start(nic, bounds, quiet_us)
         except PatchlightError:
@@ -281,13 +281,6 @@ class PathNodes:
         except PatchlightError:
             self._light = None  # Whoever answers there next time may be another.
             raise
-
-    def _keep(self, nic_name: str, bounds: PathBounds) -> None:
-        private_folder(self._folder)
-        fresh = self._folder / f"{nic_name}.new"
-        fresh.touch(mode=0o600)
-        fresh.write_text(bounds.model_dump_json())
-        os.replace(fresh, self._record(nic_name))
 
     def _record(self, nic_name: str) -> Path:
         return self._folder / f"{nic_name}.json"

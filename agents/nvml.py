@@ -11,11 +11,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from patchlight.agents.errors import GpuError
-from patchlight.agents.gpus.contract import GpuBackend, GpuReading, PhysicalGpu
+from patchlight.agents.gpus import GpuBackend, GpuReading, PhysicalGpu
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab.model import Gpu, Server
 from patchlight.testbed.wire.agent_status import GpuTelemetry
@@ -51,19 +52,11 @@ _COUNTERS = {
 }
 
 
-@dataclass(slots=True)
-class _Counter:
-    """What was last read of a counter, and when (monotonic)."""
-
-    at_s: float
-    bits: int
-
-
 class NvmlCard:
-    """One GPU. All methods belong to one thread; ``telemetry`` is replaced whole.
+    """One GPU. All methods belong to one thread; its telemetry is replaced whole.
 
-    What a card cannot tell is a missing value, and is read only once. What is cheap and changes
-    fast is read at each sample; the rest, some of which takes NVML milliseconds, once a second.
+    A value that a card does not have is tried once, and is missing from then on. Cheap values that
+    change fast are read at each sample; the others, some of which take milliseconds, once a second.
     """
 
     def __init__(self, nvml: Any, handle: Any) -> None:
@@ -73,13 +66,21 @@ class NvmlCard:
         self._never = {getattr(nvml, name) for name in _NEVER if hasattr(nvml, name)}
         self._not_now = {getattr(nvml, name) for name in _NOT_NOW if hasattr(nvml, name)}
         self.model = _text(nvml.nvmlDeviceGetName(handle))
-        self.physical = self._physical(_text(nvml.nvmlDeviceGetUUID(handle)))
+        uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+        minor, pci = self._ask("nvmlDeviceGetMinorNumber"), self._ask("nvmlDeviceGetPciInfo")
+        address = None
+        if pci is not None:
+            # sysfs writes 0000:17:00.0, NVML 00000000:17:00.0.
+            domain, _, rest = _text(pci.busId).lower().partition(":")
+            address = f"{int(domain, 16):04x}:{rest}"
+        self.physical = PhysicalGpu(uuid, minor, address)
         self._fields = [
             (name, getattr(nvml, field), scope, bits)
             for name, (field, scope, bits) in _COUNTERS.items()
             if hasattr(nvml, field)
         ]
-        self._counters: dict[str, _Counter] = {}
+        # The last value of each counter in bits, and when it was read (monotonic).
+        self._counters: dict[str, tuple[float, int]] = {}
         self._directions = deque(
             [
                 ("pcie_sent_bps", nvml.NVML_PCIE_UTIL_TX_BYTES),
@@ -92,15 +93,6 @@ class NvmlCard:
         self._sampled_at_s: float | None = None
         self._power_w: float | None = None
         self._fallen = ""
-
-    def _physical(self, uuid: str) -> PhysicalGpu:
-        minor, pci = self._ask("nvmlDeviceGetMinorNumber"), self._ask("nvmlDeviceGetPciInfo")
-        address = None
-        if pci is not None:
-            # sysfs writes 0000:17:00.0, NVML 00000000:17:00.0.
-            domain, _, rest = _text(pci.busId).lower().partition(":")
-            address = f"{int(domain, 16):04x}:{rest}"
-        return PhysicalGpu(uuid, minor, address)
 
     def note_xid(self, number: int, at: float) -> None:
         """The driver reported an XID error of this GPU at that time (Unix)."""
@@ -158,29 +150,26 @@ class NvmlCard:
         memory = self._ask("nvmlDeviceGetMemoryInfo")
         processes = self._ask("nvmlDeviceGetComputeRunningProcesses")
         mig = self._ask("nvmlDeviceGetMigMode")
+        # By the function that replaces the older one, where the driver has it.
+        degrees = self._ask("nvmlDeviceGetTemperatureV", nvml.NVML_TEMPERATURE_GPU)
+        if degrees is None:
+            degrees = self._ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
+        kinds = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+        corrected, uncorrected = (
+            self._ask("nvmlDeviceGetTotalEccErrors", kind, nvml.NVML_VOLATILE_ECC) for kind in kinds
+        )
         return {
             "memory_bytes": memory and memory.total,
             "memory_used_bytes": memory and memory.used,
-            "temperature_c": self._temperature(),
+            "temperature_c": None if degrees is None else int(degrees),
             "sm_clock_hz": _mega(self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM)),
             "memory_clock_hz": _mega(self._ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM)),
             "processes": None if processes is None else tuple(p.pid for p in processes),
             "mig": None if mig is None else mig[0] == nvml.NVML_DEVICE_MIG_ENABLE,
-            "ecc_corrected": self._ecc(nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
-            "ecc_uncorrected": self._ecc(nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+            "ecc_corrected": corrected,
+            "ecc_uncorrected": uncorrected,
             **self._rates(now_s),
         }
-
-    def _temperature(self) -> int | None:
-        """By the function that replaces the older one, where the driver has it."""
-        sensor = self._nvml.NVML_TEMPERATURE_GPU
-        degrees = self._ask("nvmlDeviceGetTemperatureV", sensor)
-        if degrees is None:
-            degrees = self._ask("nvmlDeviceGetTemperature", sensor)
-        return None if degrees is None else int(degrees)
-
-    def _ecc(self, kind: int) -> Any:
-        return self._ask("nvmlDeviceGetTotalEccErrors", kind, self._nvml.NVML_VOLATILE_ECC)
 
     def _rates(self, now_s: float) -> Mapping[str, float | None]:
         """Bits per second over PCIe and NVLink, by what their counters gained.
@@ -199,20 +188,18 @@ class NvmlCard:
                 elif value.nvmlReturn == self._nvml.NVML_SUCCESS:
                     rates[name] = self._rate(name, now_s, bits * value.value.ullVal)
         if {("pcie_sent_bps",), ("pcie_received_bps",)} <= self._lacks:
-            rates |= self._measured_pcie()
+            name, direction = self._directions[0]
+            self._directions.rotate()
+            kilobytes = self._ask("nvmlDeviceGetPcieThroughput", direction)
+            rates[name] = None if kilobytes is None else 8000.0 * kilobytes
         return rates
 
     def _rate(self, name: str, now_s: float, bits: int) -> float | None:
-        before, self._counters[name] = self._counters.get(name), _Counter(now_s, bits)
-        if before is None or now_s <= before.at_s or bits < before.bits:
+        before_s, before = self._counters.get(name, (now_s, bits))
+        self._counters[name] = now_s, bits
+        if now_s <= before_s or bits < before:
             return None
-        return (bits - before.bits) / (now_s - before.at_s)
-
-    def _measured_pcie(self) -> dict[str, float | None]:
-        name, direction = self._directions[0]
-        self._directions.rotate()
-        kilobytes = self._ask("nvmlDeviceGetPcieThroughput", direction)
-        return {name: None if kilobytes is None else 8000.0 * kilobytes}
+        return (bits - before) / (now_s - before_s)
 
     def _ask(self, function: str, *arguments: Any) -> Any:
         """Call an NVML function; ``None`` for what this card cannot tell."""
@@ -254,9 +241,9 @@ _log = logging.getLogger("patchlight.agent")
 class NvmlGpus(GpuBackend):
     """NVIDIA GPUs, ``rate_hz`` times a second; CUDA finds them by their UUIDs.
 
-    A GPU of the lab file with a ``uuid`` is that one; one without is the server's GPU at the
-    same place in the list, as long as the server has as many as that. NVML counts no busy time, so
-    it is summed up from its utilisation, and energy from power where a card counts none.
+    A GPU of the lab file without a ``uuid`` is the server's GPU at the same place in the list, if
+    the server has as many as the list. Busy time is summed up from utilisation, as NVML has no
+    counter of it, and energy from power where a card has no counter.
     """
 
     def __init__(self, server: Server, rate_hz: float) -> None:
@@ -324,20 +311,13 @@ class NvmlGpus(GpuBackend):
                 f"GPU {name} of the lab file: this server has no GPU {which}: {exc}",
                 hint="compare the lab file with: nvidia-smi -L",
             ) from exc
-        self._listen(handle, card)
-        return card
-
-    def _listen(self, handle: Any, card: NvmlCard) -> None:
-        """Have XID errors of this GPU reported, where the card reports them."""
-        nvml = self._nvml
-        try:
+        with suppress(nvml.NVMLError):  # a card may not report XID errors
             known = nvml.nvmlDeviceGetSupportedEventTypes(handle)
-            if self._events is None or not known & nvml.nvmlEventTypeXidCriticalError:
-                return
-            nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, self._events)
-        except nvml.NVMLError:
-            return
-        self._by_handle[_address(handle)] = card
+            xid = nvml.nvmlEventTypeXidCriticalError
+            if self._events is not None and known & xid:
+                nvml.nvmlDeviceRegisterEvents(handle, xid, self._events)
+                self._by_handle[_address(handle)] = card
+        return card
 
     def _run(self) -> None:
         """Sample until the end; all of a GPU once a second, each at another sample."""
@@ -409,12 +389,9 @@ class NvmlGpus(GpuBackend):
             if self._thread.is_alive():  # in a call that does not come back
                 return
         if self._nvml is not None:
-            await asyncio.to_thread(self._shut_down)
-
-    def _shut_down(self) -> None:
-        if self._events is not None:
-            self._nvml.nvmlEventSetFree(self._events)
-        self._nvml.nvmlShutdown()
+            if self._events is not None:
+                await asyncio.to_thread(self._nvml.nvmlEventSetFree, self._events)
+            await asyncio.to_thread(self._nvml.nvmlShutdown)
 
 
 def _address(handle: Any) -> int | None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from patchlight.agents.paths.node import LitPath, PathNode, PathNotGranted, packed, unpacked
+from patchlight.agents.path_node import LitPath, PathNode, PathNotGranted, packed, unpacked
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.paths.agreement import Bounds, Message
 from tests.support.waiting import eventually, free_ports, wait_until

@@ -8,6 +8,7 @@ import operator
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -50,16 +51,11 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     threads = torch.get_num_threads()
-    return f"{_processor()}, {threads} thread{'' if threads == 1 else 's'}"
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            models = [line.partition(":")[2] for line in file if line.startswith("model name")]
-    except OSError:
-        models = []
-    return models[0].strip() if models else "CPU"
+    models = []
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        models = [line.partition(":")[2] for line in file if line.startswith("model name")]
+    processor = models[0].strip() if models else "CPU"
+    return f"{processor}, {threads} thread{'' if threads == 1 else 's'}"
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
@@ -109,7 +105,16 @@ def profile(
     ``BadInput`` if the model cannot be traced; ``PatchlightError`` if an operation fails.
     """
     on = torch.device(device)
-    traced = _traced(model.to(on).train(), name)
+    traced = model.to(on).train()
+    if not isinstance(traced, fx.GraphModule):
+        try:
+            traced = fx.symbolic_trace(traced)
+        except Exception as error:
+            raise BadInput(
+                f"tracing the model {name!r} with torch.fx: {type(error).__name__}: {error}",
+                hint="what the forward pass does may not depend on the numbers in its inputs; move "
+                "what does into a module of torch.nn, or profile the parts",
+            ) from error
     profiler = _Profiler(traced, on, (warm_ups, repeats), progress or (lambda *_: None))
     profiler.run([tensor.to(on) for tensor in inputs])
     return ComputationGraph(
@@ -123,19 +128,6 @@ def profile(
         f"measured with PyTorch {torch.__version__}, each operation by itself: median of "
         f"{repeats} runs after {warm_ups} to warm up",
     )
-
-
-def _traced(model: nn.Module, name: str) -> fx.GraphModule:
-    if isinstance(model, fx.GraphModule):
-        return model
-    try:
-        return fx.symbolic_trace(model)
-    except Exception as error:
-        raise BadInput(
-            f"tracing the model {name!r} with torch.fx: {type(error).__name__}: {error}",
-            hint="what the forward pass does may not depend on the numbers in its inputs; move "
-            "what does into a module of torch.nn, or profile the parts",
-        ) from error
 
 
 @dataclass(slots=True)
@@ -179,7 +171,15 @@ class _Profiler:
         for done, node in enumerate(nodes):
             self.progress(done, len(nodes), node.name)
             if node.op == "placeholder":
-                self._values[node] = self._input(node, waiting)
+                if (given := next(waiting, None)) is not None:
+                    whole = 0.0, 0.0, given
+                    self._values[node] = self._operation(node, "Input", whole, 0, learnt=False)
+                elif node.args:
+                    self._values[node] = _Value(node.args[0])
+                else:
+                    raise BadInput(
+                        f"profiling: the model's input {node.name!r} is not in the example"
+                    )
             elif node.op == "get_attr":
                 value = operator.attrgetter(str(node.target))(self.traced)
                 self._values[node] = _Value(value, (), getattr(value, "requires_grad", False))
@@ -193,19 +193,14 @@ class _Profiler:
                     del self._values[used]
         self.progress(len(nodes), len(nodes), "")
 
-    def _input(self, node: fx.Node, waiting: Any) -> _Value:
-        given = next(waiting, None)
-        if given is None:
-            if node.args:
-                return _Value(node.args[0])
-            raise BadInput(f"profiling: the model's input {node.name!r} is not in the example")
-        return self._operation(node, "Input", (0.0, 0.0, given), 0, learnt=False)
-
     def _step(self, node: fx.Node) -> _Value:
         call, module = self._callable(node)
         parameters = [p for p in module.parameters() if p.requires_grad] if module else []
         parameters += [v.value for v in self._inputs(node) if isinstance(v.value, nn.Parameter)]
-        kind = _kind(node, module)
+        if module is not None:
+            kind = type(module).__name__ if list(module.children()) else repr(module)
+        else:
+            kind = str(getattr(node.target, "__name__", node.target))
         try:
             with torch.no_grad():
                 first = call(*self._arguments(node, []))
@@ -294,7 +289,14 @@ class _Profiler:
         forward_ms, backward_ms, output = measured
         held = sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(output))
         times = (round(forward_ms, 6), round(backward_ms, 6))
-        self.operations.append(Operation(self._name(node), kind, *times, held, parameter_bytes))
+        # The module's path in the model or the step's name; numbered if it comes again.
+        name = str(node.target) if node.op == "call_module" else node.name
+        numbered, number = name, 1
+        while numbered in self._names:
+            number += 1
+            numbered = f"{name}#{number}"
+        self._names.add(numbered)
+        self.operations.append(Operation(numbered, kind, *times, held, parameter_bytes))
         self.edges += [(source, index) for source in self._sources(node)]
         return _Value(output, (index,), learnt)
 
@@ -303,19 +305,3 @@ class _Profiler:
 
     def _sources(self, node: fx.Node) -> tuple[int, ...]:
         return tuple(dict.fromkeys(s for value in self._inputs(node) for s in value.sources))
-
-    def _name(self, node: fx.Node) -> str:
-        """The module's path in the model or the step's name; numbered if it comes again."""
-        name = str(node.target) if node.op == "call_module" else node.name
-        numbered, number = name, 1
-        while numbered in self._names:
-            number += 1
-            numbered = f"{name}#{number}"
-        self._names.add(numbered)
-        return numbered
-
-
-def _kind(node: fx.Node, module: nn.Module | None) -> str:
-    if module is not None:
-        return type(module).__name__ if list(module.children()) else repr(module)
-    return str(getattr(node.target, "__name__", node.target))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from patchlight.agents.errors import BadRequest, Conflict, NotHere
-from patchlight.agents.paths.node import PathNotGranted
-from patchlight.agents.paths.nodes import PathNodes, PathSocket
+from patchlight.agents.path_node import PathNotGranted
+from patchlight.agents.path_nodes import PathNodes, PathSocket
 from patchlight.agents.training.control import AgentPaths
 from patchlight.agents.training.task import Member, TrainingTask
 from patchlight.emulation.light.emulated_light import EmulatedLight

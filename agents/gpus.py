@@ -1,4 +1,8 @@
-"""What an agent knows of a GPU: its readings, and where it sits beside its NIC; emulated GPUs."""
+"""Reads a server's GPUs, and finds how near each is to its NIC.
+
+Two backends: NVML for NVIDIA GPUs (``nvml.py``), and GPUs that answer on Unix sockets, as emulated
+ones do.
+"""
 
 import asyncio
 import json
@@ -10,8 +14,8 @@ from typing import Any, Protocol
 
 from patchlight.agents.errors import GpuError
 from patchlight.testbed.lab.model import Nic, Server
+from patchlight.testbed.linux.devices import Distance, distance
 from patchlight.testbed.linux.processes import cpu_list, cpus_of
-from patchlight.testbed.linux.sysfs import Distance, distance
 from patchlight.testbed.wire.agent_status import GpuTelemetry
 
 
@@ -140,7 +144,7 @@ class Pairings:
         return "" if near == allowed else cpu_list(near)
 
     def problem(self, gpu: str) -> str:
-        """What is wrong with where a GPU sits beside its NIC, in words; empty if nothing is."""
+        """What is wrong with the distance of a GPU to its NIC, as text; empty if nothing is."""
         place = self._gpu(gpu)
         own = next((nic for nic in self._server.nics if nic.gpu == gpu), None)
         if place is None or own is None or (beside := self._nic(own)) is None:
