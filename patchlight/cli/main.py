@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from patchlight.console.commands import Command, LazyGroup
-from patchlight.console.errors import CrashReport, report
+from patchlight.console.commands import Command, CrashReport, LazyGroup, report
 
 # What they are for stands here too, so that help imports none of them.
 COMMANDS: Mapping[str, Command] = {

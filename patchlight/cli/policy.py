@@ -9,15 +9,19 @@ import click
 from patchlight.console.commands import LazyGroup, kept
 from patchlight.console.connection import (
     complete_job,
-    complete_policy,
     connect,
     controller_options,
     lab_meant,
     offline_lab,
 )
-from patchlight.console.options import lab_option
+from patchlight.console.options import (
+    absolute,
+    complete_policy,
+    is_on,
+    kinds_of_policies,
+    lab_option,
+)
 from patchlight.console.rendering import Coloured, Column, Table, listing_options, print_json, say
-from patchlight.console.scheduling_options import absolute, is_on, kinds_of_policies
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 if TYPE_CHECKING:

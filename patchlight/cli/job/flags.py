@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from patchlight.console.connection import Complete, complete_hosts, complete_policy
+from patchlight.console.connection import Complete, complete_hosts
+from patchlight.console.options import complete_policy
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.fields import FieldType, ListOf
 from patchlight.testbed.io.forms import MapOf, mapping_of, value_of
