@@ -87,7 +87,7 @@ def replay(
 
     Nothing is changed. With --with, another policy is asked what those of its kind were.
     """
-    from patchlight.cli.job.texts import find_job
+    from patchlight.cli.job.listing import find_job
     from patchlight.controller.jobs.decisions import arguments, plain_answer
     from patchlight.controller.policies.contract import METHODS, PolicyKind
     from patchlight.controller.policies.registry import find, load_policy

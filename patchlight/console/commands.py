@@ -41,6 +41,16 @@ class Command:
     about: str = ""
 
 
+def commands_in(package: str, **modules: str) -> dict[str, Command]:
+    """For ``LazyGroup``: the commands (names with blanks between) in each module of a package."""
+    found = {
+        name: Command(f"{package}.{module}")
+        for module, names in modules.items()
+        for name in names.split()
+    }
+    return dict(sorted(found.items()))
+
+
 class LazyGroup(click.Group):
     """A group that knows its commands' names, and imports a command's module to run it.
 
@@ -89,9 +99,10 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The names with their lines in help."""
         rows = [(name, command.get_short_help_str(80)) for name, command in self.commands.items()]
+        room = formatter.width - 6 - max(map(len, self.list_commands(ctx)))
         for name, described in self._described().items():
             command = None if described.about else self.get_command(ctx, name)
-            about = described.about if command is None else command.get_short_help_str(80)
+            about = described.about if command is None else command.get_short_help_str(room)
             rows.append((name, about))
         with formatter.section("Commands"):
             formatter.write_dl(rows)
