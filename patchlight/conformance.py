@@ -32,7 +32,7 @@ from typing import Any, cast
 import click
 
 from patchlight.cli.ocs.emulate import send_fault
-from patchlight.console.errors import CrashReport, report
+from patchlight.console.commands import CrashReport, report
 from patchlight.console.rendering import Coloured, Column, Table, say
 from patchlight.controller.circuits.conformance import (
     CHECKS,

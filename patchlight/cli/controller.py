@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from patchlight.console.connection import connect, controller_options, labs_up
-from patchlight.console.options import ANY, AT_LEAST_0, lab_option
+from patchlight.console.options import ANY, AT_LEAST_0, chosen_policies, lab_option, policy_options
 from patchlight.console.rendering import (
     Coloured,
     Column,
@@ -23,7 +23,6 @@ from patchlight.console.rendering import (
     say,
     when,
 )
-from patchlight.console.scheduling_options import chosen_policies, policy_options
 from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILING_DBM, Tolerances
 
 if TYPE_CHECKING:
@@ -167,7 +166,7 @@ def run(
         def ready() -> None:
             say(f"controller of {lab.name}: {where}", err=True)
             if dashboard_at is not None:
-                from patchlight.console.dashboard_process import Dashboard
+                from patchlight.console.commands import Dashboard
 
                 local = own_socket(lab.name) if is_beyond_this_machine(settings.api) else None
                 beside.callback(Dashboard(local or settings.api, dashboard_at).close)

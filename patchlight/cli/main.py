@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from patchlight.console.commands import Command, LazyGroup
-from patchlight.console.errors import CrashReport, report
+from patchlight.console.commands import Command, CrashReport, LazyGroup, report
 
 # What they are for stands here too, so that help imports none of them.
 COMMANDS: Mapping[str, Command] = {
@@ -26,8 +25,8 @@ COMMANDS: Mapping[str, Command] = {
     "token": Command("patchlight.cli.access", "Make and revoke tokens for users elsewhere."),
     "audit": Command("patchlight.cli.access", "Who wanted to change what, and what came of it."),
     "agent": Command("patchlight.cli.agent", "Run the agent of one server."),
-    "job": Command("patchlight.cli.job.group", "Submit and follow training jobs."),
-    "ocs": Command("patchlight.cli.ocs.group", "Read and change optical circuit switches."),
+    "job": Command("patchlight.cli.job", "Submit and follow training jobs."),
+    "ocs": Command("patchlight.cli.ocs", "Read and change optical circuit switches."),
     "paths": Command("patchlight.cli.paths", "Show who sends to whom on which channel of light."),
     "graph": Command("patchlight.cli.graph", "Show, draw, measure and fetch computation graphs."),
     "policy": Command("patchlight.cli.policy", "List, test, train and export policies."),

@@ -9,15 +9,19 @@ import click
 from patchlight.console.commands import LazyGroup, kept
 from patchlight.console.connection import (
     complete_job,
-    complete_policy,
     connect,
     controller_options,
     lab_meant,
     offline_lab,
 )
-from patchlight.console.options import lab_option
+from patchlight.console.options import (
+    absolute,
+    complete_policy,
+    is_on,
+    kinds_of_policies,
+    lab_option,
+)
 from patchlight.console.rendering import Coloured, Column, Table, listing_options, print_json, say
-from patchlight.console.scheduling_options import absolute, is_on, kinds_of_policies
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 if TYPE_CHECKING:
@@ -83,7 +87,7 @@ def replay(
 
     Nothing is changed. With --with, another policy is asked what those of its kind were.
     """
-    from patchlight.cli.job.texts import find_job
+    from patchlight.cli.job.listing import find_job
     from patchlight.controller.jobs.cluster_view import arguments, plain
     from patchlight.controller.policies.contract import METHODS, PolicyKind
     from patchlight.controller.policies.registry import find, load_policy

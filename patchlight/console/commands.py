@@ -1,29 +1,54 @@
-"""What makes commands start quickly: modules imported when used, and answers that are kept."""
+"""How commands start quickly, end with an exit code, and run another command as a child."""
 
 import contextlib
+import errno
 import importlib
 import os
+import shlex
+import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
-from patchlight.console.errors import report
+from patchlight.console.rendering import say
 from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.io.issues import FileError, nearest
+from patchlight.testbed.linux.processes import own_program
 
-GROUP = "patchlight.commands"
-_READ = (".py", ".json", ".onnx", ".yaml")
+INTERRUPTED = 130
+# What a machine has run out of, and what to do. None of it is a bug of ours.
+_RUN_OUT = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some of your disk quota",
+    errno.EROFS: "name a folder that can be written to",
+    errno.EIO: "see what the kernel says of the device: dmesg",
+    errno.EMFILE: "allow more open files: ulimit -n 65536",
+    errno.ENFILE: "close some programs, or raise the sysctl fs.file-max",
+}
+_DASHBOARD_ENDS_S = 10.0
 
 
 @dataclass(frozen=True)
 class Command:
-    """The module that has a command of its own name, and what it is for."""
+    """The module that defines a command, and its line in help; if empty, help imports it."""
 
     module: str
-    about: str
+    about: str = ""
+
+
+def commands_in(package: str, **modules: str) -> dict[str, Command]:
+    """For ``LazyGroup``: the commands (names with blanks between) in each module of a package."""
+    found = {
+        name: Command(f"{package}.{module}")
+        for module, names in modules.items()
+        for name in names.split()
+    }
+    return dict(sorted(found.items()))
 
 
 class LazyGroup(click.Group):
@@ -53,7 +78,7 @@ class LazyGroup(click.Group):
 
             self._added = {
                 rest: command
-                for point in entry_points(group=GROUP)
+                for point in entry_points(group="patchlight.commands")
                 for name, command in point.load().items()
                 if " " not in (rest := name.removeprefix(self._prefix))
                 and name.startswith(self._prefix)
@@ -72,9 +97,13 @@ class LazyGroup(click.Group):
         return None if command is None else _load(f"{ctx.command_path} {cmd_name}", command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The names with what they are for."""
+        """The names with their lines in help."""
         rows = [(name, command.get_short_help_str(80)) for name, command in self.commands.items()]
-        rows += [(name, command.about) for name, command in self._described().items()]
+        room = formatter.width - 6 - max(map(len, self.list_commands(ctx)))
+        for name, described in self._described().items():
+            command = None if described.about else self.get_command(ctx, name)
+            about = described.about if command is None else command.get_short_help_str(room)
+            rows.append((name, about))
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
@@ -84,15 +113,13 @@ class LazyGroup(click.Group):
         """The command that is meant; ``BadInput`` names the nearest if there is none."""
         name = args[0]
         if not (ctx.resilient_parsing or name.startswith("-") or self.get_command(ctx, name)):
-            # Plain ctx.fail() would not say which commands there are.
-            from patchlight.testbed.io.issues import nearest
-
+            # Plain ctx.fail() would not list the commands.
             hint = nearest(name, self.list_commands(ctx), "the commands are")
             raise BadInput(f"{ctx.command_path} has no command {name!r}: {hint}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. Whoever reads the output may go: click and rich would end with 1."""
+        """Run the command. If the reader of its output is gone, click and rich would end with 1."""
         try:
             return super().invoke(ctx)
         except (BrokenPipeError, SystemExit) as error:
@@ -104,7 +131,7 @@ class LazyGroup(click.Group):
 
 def _load(called: str, command: Command) -> click.Command:
     try:
-        found = getattr(importlib.import_module(command.module), called.rpartition(" ")[2])
+        module, name = importlib.import_module(command.module), called.rpartition(" ")[2]
     except ModuleNotFoundError as error:
         missing = error.name or "?"
         if missing == command.module:
@@ -117,14 +144,14 @@ def _load(called: str, command: Command) -> click.Command:
             "installed",
             hint=f"what this machine lacks: patchlight doctor (this Python is {sys.executable})",
         ) from error
-    assert isinstance(found, click.Command)
-    return found
+    defined = (each for each in vars(module).values() if isinstance(each, click.Command))
+    return next(each for each in defined if each.name == name)
 
 
 def kept(name: str, packages: Sequence[str], make: Callable[[], Any]) -> Any:
     """The JSON value that ``make`` returns, kept in the user's cache as ``name``.
 
-    It is made again once a file of these packages is another. Under sudo nothing is kept: the cache
+    It is made again once a file of these packages changes. Under sudo nothing is kept: the cache
     is another user's.
     """
     import hashlib
@@ -132,8 +159,9 @@ def kept(name: str, packages: Sequence[str], make: Callable[[], Any]) -> Any:
 
     from patchlight.testbed.linux.files import NoHome, user_folder
 
+    read = (".py", ".json", ".onnx", ".yaml")
     folders = [Path(f) for p in packages for f in importlib.import_module(p).__path__]
-    files = sorted(f for folder in folders for f in folder.rglob("*") if f.suffix in _READ)
+    files = sorted(f for folder in folders for f in folder.rglob("*") if f.suffix in read)
     stats = [(str(file), (at := file.stat()).st_mtime_ns, at.st_size) for file in files]
     state = hashlib.sha256(repr((sys.version, stats)).encode()).hexdigest()
     try:
@@ -153,3 +181,101 @@ def kept(name: str, packages: Sequence[str], make: Callable[[], Any]) -> Any:
             part.write_text(json.dumps({"state": state, "value": value}), encoding="utf-8")
             part.replace(path)
     return value
+
+
+@dataclass
+class CrashReport:
+    """Whether an error is printed with its traceback (``--debug``, ``PATCHLIGHT_DEBUG=1``)."""
+
+    traceback: bool = False
+
+
+def report(error: BaseException, settings: CrashReport) -> int:
+    """Print ``error`` to standard error as a user can use it; its exit code."""
+    if isinstance(error, SystemExit):
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        say(error.code, err=True)
+        return 1
+    if isinstance(error, BrokenPipeError):
+        # The reader of our output is gone. Python would complain once more while it closes
+        # standard output, so give it a place to write to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        say("patchlight: interrupted", err=True)
+        return INTERRUPTED
+    if isinstance(error, click.ClickException):
+        error.show()
+        return error.exit_code
+    if settings.traceback:
+        traceback.print_exception(error)
+    if isinstance(error, PatchlightError):
+        # Mistakes in a file have one line each and nothing before it: editors jump to the place.
+        say(str(error) if isinstance(error, FileError) else f"patchlight: {error}", err=True)
+        return error.exit_code
+    if isinstance(error, OSError) and (what_to_do := _RUN_OUT.get(error.errno or 0)):
+        where = f" ({error.filename})" if error.filename else ""
+        say(f"patchlight: could not go on: {error.strerror}{where}", err=True)
+        say(f"  {what_to_do}, and run the command again", err=True)
+        return 1
+    said = str(error).strip() or "no message"
+    say(f"patchlight: unexpected {type(error).__name__}: {said}", err=True)
+    if not settings.traceback:
+        say("  this is a bug in Patchlight; its traceback: patchlight --debug …", err=True)
+    return 1
+
+
+def only_some_finished(finished: int, wanted: int, counted: str) -> NoReturn:
+    """End a command like Ctrl-C does, once the finished part of its work is written."""
+    say(f"patchlight: only {finished} of {wanted} {counted} are finished and written", err=True)
+    raise KeyboardInterrupt
+
+
+def require_root(doing: str) -> None:
+    """Raise ``PatchlightError`` with this command under sudo, unless this process is root."""
+    if os.geteuid() != 0:
+        words = shlex.join(sys.argv[1:])
+        raise PatchlightError(f"{doing} needs root", hint=f"run: sudo {own_program()} {words}")
+
+
+class Dashboard:
+    """``patchlight dashboard`` as a child, which also ends when its parent is killed.
+
+    Its errors go to standard error; the parent goes on without it.
+    """
+
+    def __init__(
+        self, controller: str, listen_at: str | None = None, *, stdout: int | None = None
+    ) -> None:
+        command = [sys.executable, "-m", "patchlight", "dashboard", "--while-stdin"]
+        command += ["--controller", controller]
+        command += ["--listen", listen_at] if listen_at is not None else []
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stdout, text=True)
+
+    def close(self) -> None:
+        """End it, and wait until it has ended."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(_DASHBOARD_ENDS_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@contextlib.contextmanager
+def running_dashboard(controller: str, say: Callable[[str], None]) -> Iterator[None]:
+    """A dashboard of that controller while the block runs; ``say`` gets its address.
+
+    The block begins once it answers, so that its start disturbs no measurement.
+    """
+    child = Dashboard(controller, stdout=subprocess.PIPE)
+    assert child.process.stdout is not None
+    try:
+        where = child.process.stdout.readline().strip()
+        say(where or "there is no dashboard: see above")
+        yield
+    finally:
+        child.close()
+        child.process.stdout.close()

@@ -27,16 +27,15 @@ if TYPE_CHECKING:
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
-_SHELLS = ("bash", "zsh", "fish")
 _ANSWERS_WITHIN_S = 2.0
 
 NEWS_WITHIN_S = 20.0
-"""For how long an answer may wait for news of what is followed, before it is asked for again."""
+"""The longest that a request waits for something new before it is repeated."""
 _SAID = "patchlight.only-lab"
 
 
 def which_lab(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command ``lab``: its argument, or what ``--lab`` or ``PATCHLIGHT_LAB`` say."""
+    """Give a command ``lab``: its argument, ``--lab`` or ``PATCHLIGHT_LAB``."""
 
     @click.argument("named", metavar="[LAB]", required=False, shell_complete=complete_lab)
     @lab_option()
@@ -56,7 +55,7 @@ def _host_port(context: click.Context, parameter: click.Parameter, value: str | 
     if value is None or value.startswith(UNIX):
         return value
     try:
-        return HOST_PORT.take(value)
+        return HOST_PORT.take(value.removeprefix("http://").rstrip("/"))
     except BadInput as error:
         raise click.BadParameter(error.message, context, parameter) from error
 
@@ -80,17 +79,8 @@ def labs_up() -> dict[str, Path]:
     return {path.parent.name: path for path in sorted(RUN_ROOT.glob("*/lab.yaml"))}
 
 
-def _deployed_labs() -> dict[str, Path]:
-    """The labs whose controller `deploy push` put on this machine: root alone sees them."""
-    found = Path("/opt/patchlight").glob("*/configuration/controller-tls")
-    return {path.parents[1].name: path.with_name("lab.yaml") for path in found}
-
-
 def only_lab(names: Iterable[str]) -> str:
-    """The only lab of these, and say on standard error that it was picked.
-
-    ``BadInput`` if there are none or several.
-    """
+    """The only lab of these, which standard error names; ``BadInput`` for none or several."""
     found = list(names)
     if len(found) > 1:
         raise BadInput(
@@ -115,10 +105,7 @@ def running_lab(lab_name: str | None) -> Lab:
 
 
 def lab_meant(lab_name: str | None, address: str | None) -> Lab:
-    """The lab whose names a command uses.
-
-    Where only a controller was named, that is its lab; else ``running_lab``.
-    """
+    """The lab whose names a command uses: that of the named controller, or ``running_lab``."""
     if address is None or lab_name is not None:
         return running_lab(lab_name)
     with connect(None, address) as client:
@@ -130,7 +117,9 @@ def running_lab_file(lab_name: str | None) -> Path:
 
     Without a name the only lab that is up; ``BadInput`` if there are none or several.
     """
-    up = {**_deployed_labs(), **labs_up()}
+    # Where `deploy push` puts a lab's controller: only root sees it.
+    deployed = Path("/opt/patchlight").glob("*/configuration/controller-tls")
+    up = {path.parents[1].name: path.with_name("lab.yaml") for path in deployed} | labs_up()
     if lab_name is None:
         lab_name = only_lab(up)
     return up[lab_name] if lab_name in up else find_lab(lab_name)
@@ -143,9 +132,9 @@ def offline_lab(lab_name: str) -> str:
 
 
 def connect(lab_name: str | None, address: str | None, uid: int | None = None) -> ControllerClient:
-    """A client of the controller meant, that talks to no other lab's than the one named.
+    """A client of the controller meant, which refuses the controller of another lab.
 
-    With ``uid``, root asks for that user of the machine.
+    With ``uid``, root sends requests for that user of the machine.
     """
     from patchlight.client.client import ControllerClient
     from patchlight.client.connection import logins
@@ -167,8 +156,20 @@ def connect(lab_name: str | None, address: str | None, uid: int | None = None) -
     return ControllerClient(address, lab=identity, user=user_name(), uid=uid, login=login)
 
 
+def with_client(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``client``, of the controller that ``--lab`` and ``--controller`` mean."""
+
+    @controller_options
+    @functools.wraps(command)
+    def connected(lab_name: str | None, address: str | None, **options: Any) -> Any:
+        with connect(lab_name, address) as client:
+            return command(client=client, **options)
+
+    return connected
+
+
 def user_name() -> str:
-    """Who works here: the history of changes gets this name."""
+    """The user's name, for the history of changes."""
     if os.environ.get("SUDO_USER"):
         return os.environ["SUDO_USER"]
     try:
@@ -181,7 +182,7 @@ def user_name() -> str:
     epilog='For every new shell: in ~/.bashrc  eval "$(patchlight completion bash)", in ~/.zshrc '
     "the same with zsh; patchlight completion fish > ~/.config/fish/completions/patchlight.fish"
 )
-@click.argument("shell", type=click.Choice(_SHELLS))
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def completion(shell: str) -> None:
     """Print the script that completes commands, options and names in a shell.
 
@@ -196,7 +197,7 @@ def completion(shell: str) -> None:
 def completer(
     candidates: Callable[[Lab, click.Context, str], Iterable[str]], *, several: bool = False
 ) -> Complete:
-    """Completes names of the lab that a command is about; ``several`` are joined by commas."""
+    """Complete names of the lab that a command is about; ``several`` are joined by commas."""
 
     def complete(
         context: click.Context, parameter: click.Parameter, incomplete: str
@@ -223,17 +224,3 @@ def _jobs(lab: Lab, context: click.Context, incomplete: str) -> Iterable[str]:
 complete_host = completer(lambda lab, *_: lab.host_names)
 complete_hosts = completer(lambda lab, *_: lab.host_names, several=True)
 complete_job = completer(_jobs)
-
-
-def complete_policy(
-    context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Policies that have a name, of the parameter's kind if it is called so; and files."""
-    from patchlight.controller.policies.contract import KINDS
-    from patchlight.controller.policies.registry import policies
-
-    before, comma, last = incomplete.rpartition(",")
-    kind = parameter.name if parameter.name in KINDS else None
-    names = dict.fromkeys(found.name for found in policies(kind))
-    items = [CompletionItem(before + comma + n) for n in names if n.startswith(last)]
-    return [*items, CompletionItem(incomplete, type="file")]

@@ -1,7 +1,6 @@
 """How the commands print: lines and tables for people, JSON for programs.
 
-All that the commands print goes through here. Text of users and devices is text: it is never
-read as markup, and what a terminal would obey is shown instead.
+Text of users and devices is never read as markup; control characters are shown, not sent.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -40,20 +39,21 @@ _PIPE_WIDTH = 240
 _LEAST_WIDTH = 10
 
 
-def listing_options(command: Command) -> Command:
-    """Give a command that prints tables ``--json``, as ``as_json``, and ``--wide``."""
-    return json_option(wide_option(command))
-
-
 def wide_option(command: Command) -> Command:
     """Give a command that prints tables ``--wide``."""
 
     def remember(context: click.Context, parameter: click.Parameter, wide: bool) -> None:
         context.meta[_WIDE] = wide
 
-    return click.option(
+    option = click.option(
         "--wide", is_flag=True, expose_value=False, callback=remember, help="Show every column."
-    )(command)
+    )
+    return option(command)
+
+
+def listing_options(command: Command) -> Command:
+    """Give a command that prints tables ``--json``, as ``as_json``, and ``--wide``."""
+    return json_option(wide_option(command))
 
 
 def harmless(text: str, keep: str = "") -> str:
@@ -87,8 +87,22 @@ def json_text(value: Any, *, one_line: bool = False) -> str:
 
 
 def print_json(value: Any, *, one_line: bool = False) -> None:
-    """Print a value as JSON in UTF-8, keys in their own order; indented, or on one line."""
+    """Print ``json_text`` in UTF-8."""
     print_document(json_text(value, one_line=one_line))
+
+
+def print_answer(
+    value: object, shown: str | Table | Callable[[], object], *, as_json: bool
+) -> None:
+    """Print a value as JSON, or else as shown: lines, a table, or what a function prints."""
+    if as_json:
+        print_json(value)
+    elif isinstance(shown, str):
+        say(shown)
+    elif isinstance(shown, Table):
+        shown.print()
+    else:
+        shown()
 
 
 def when(at: float) -> str:
@@ -97,12 +111,12 @@ def when(at: float) -> str:
 
 
 def print_document(text: str) -> None:
-    """Print a file's whole text as it is, in UTF-8 and a format of its own."""
+    """Print a file's whole text as it is, in UTF-8."""
     click.echo(text.encode(), nl=False)
 
 
-# Where there is no terminal for a bar.
 LINE_EVERY_S = 15.0
+"""How often progress is printed where there is no terminal for a bar."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -129,6 +143,11 @@ class Column:
     cut: bool = False
 
 
+def numbers(*headings: str) -> list[Column]:
+    """Columns of numbers: to the right, and never folded."""
+    return [Column(heading, whole=True, right=True) for heading in headings]
+
+
 @dataclass(frozen=True)
 class Coloured:
     """A cell whose colour says what its text means."""
@@ -143,11 +162,15 @@ Cell = str | Coloured
 class Table:
     """Rows under headings, in the look that all commands share."""
 
-    def __init__(self, *columns: str | Column, title: str | None = None) -> None:
+    def __init__(
+        self, *columns: str | Column, title: str | None = None, rows: Iterable[Sequence[Cell]] = ()
+    ) -> None:
         self.columns = [Column(c) if isinstance(c, str) else c for c in columns]
         self.title = title
         self._rows: list[tuple[Cell, ...]] = []
         self._ends: set[int] = set()
+        for row in rows:
+            self.add_row(*row)
 
     def add_row(self, *cells: Cell) -> None:
         """One cell for each column, those that only ``--wide`` shows included."""
@@ -167,7 +190,7 @@ class Table:
         out.print(table)
 
     def drawn(self) -> tuple[RichTable, int]:
-        """It for a console, and how wide it is at least."""
+        """The table for a console, and its least width."""
         from rich import box
         from rich.cells import cell_len
         from rich.table import Table as RichTable
@@ -192,8 +215,9 @@ class Table:
             one_line = whole or column.cut
             table.add_column(column.heading, overflow=overflow, no_wrap=one_line, justify=justify)
         for number, row in enumerate(self._rows, 1):
-            cells_shown = [Text(_text(row[i]), style=_style(row[i])) for i in shown]
-            table.add_row(*cells_shown, end_section=number in self._ends)
+            styles = (_COLOURS[c.meaning] if isinstance(c, Coloured) else "" for c in row)
+            texts = [Text(_text(cell), style) for cell, style in zip(row, styles, strict=True)]
+            table.add_row(*(texts[i] for i in shown), end_section=number in self._ends)
         return table, needed
 
 
@@ -204,14 +228,14 @@ class Screen:
         self._tables = tables
 
     def print(self) -> None:
-        """Print them."""
+        """Print them, with an empty line between."""
         for number, table in enumerate(self._tables):
             if number:
                 say("")
             table.print()
 
     def drawn(self) -> tuple[RenderableType, int]:
-        """They for a console, and how wide they are at least."""
+        """The tables for a console, and their least width."""
         from rich.console import Group
 
         drawn = [table.drawn() for table in self._tables]
@@ -228,9 +252,9 @@ def terminal_lines() -> int:
 
 
 def live(make: Callable[[], Table | Screen], every_s: float, *, once: bool = False) -> None:
-    """Show a table or several on the whole terminal, made anew again and again, until Ctrl-C.
+    """Show one or several tables on the whole terminal and renew them, until Ctrl-C.
 
-    ``once``, and where there is no terminal, it is printed once.
+    With ``once``, and where there is no terminal, print them once.
     """
     out = console()
     if once or not out.is_terminal:
@@ -251,15 +275,11 @@ def _text(cell: Cell) -> str:
     return harmless(cell.text if isinstance(cell, Coloured) else cell)
 
 
-def _style(cell: Cell) -> str:
-    return _COLOURS[cell.meaning] if isinstance(cell, Coloured) else ""
-
-
 @contextlib.contextmanager
 def progress_bar(counted: str, out: Console) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal while work is done; call what it gives with (done, of how many).
+    """A bar on a terminal, else a line on standard error now and then, with the time left.
 
-    Elsewhere a line on standard error now and then. Both say how long it may still take.
+    Call the function that it yields with (done, of how many).
     """
     from rich import progress as bars
 
@@ -300,7 +320,7 @@ def _progress_lines(counted: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def span(seconds: float) -> str:
-    """A time that nobody needs to know exactly."""
+    """A time, roughly: ``90 s``, ``5 min``."""
     for limit_s, unit_s, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
         if seconds < limit_s:
             return f"{seconds / unit_s:.0f} {unit}"
@@ -308,7 +328,7 @@ def span(seconds: float) -> str:
 
 
 def save_picture(file: Path, draw: Callable[[], Figure]) -> None:
-    """Write what ``draw`` draws into a file, in the format that its name says."""
+    """Draw into a file, in the format of its name's ending."""
     from patchlight.testbed.draw.drawing import FORMATS
 
     suffix = file.suffix.lower().lstrip(".")
@@ -324,7 +344,7 @@ def save_picture(file: Path, draw: Callable[[], Figure]) -> None:
 
 
 def cannot_write(what: str, error: OSError) -> PatchlightError:
-    """The error to raise where the file that a user named cannot be written."""
+    """The error for a file that a user named and that cannot be written."""
     hint = "name a file in a folder you can write to"
     return PatchlightError(f"cannot write {what}: {error.strerror}", hint=hint)
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from patchlight.cli.main import cli
 from patchlight.console import rendering
-from patchlight.console.scheduling_options import absolute, chosen_policies, policy_options
+from patchlight.console.options import absolute, chosen_policies, policy_options
 from patchlight.controller.jobs.policy_set import in_words
 from patchlight.controller.policies.registry import BUILT_IN
 from patchlight.testbed.errors import BadInput, PatchlightError

@@ -237,3 +237,11 @@ def test_the_next_controller_of_an_emulated_lab_goes_on_with_what_is_there(
         assert str(settings.openflow_netns).endswith("pl.ofc2022.fabric")
     CliRunner().invoke(cli, ["controller", "run", "--lab", str(builtin_lab("ofc2022"))])
     assert served[-1].openflow_netns is None
+
+
+@pytest.mark.parametrize("written", ["127.0.0.1:7", "http://127.0.0.1:7", "http://127.0.0.1:7/"])
+def test_a_controller_is_named_by_its_address_or_as_emulate_status_prints_it(written: str) -> None:
+    result = CliRunner().invoke(cli, ["status", "--controller", written])
+    assert isinstance(result.exception, ControllerError)
+    assert "127.0.0.1:7" in str(result.exception)
+    assert "http://http" not in str(result.exception)

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from patchlight.console.connection import complete_policy, offline_lab
-from patchlight.console.errors import only_some_finished
-from patchlight.console.options import lab_option, profiles_option, results_option
+from patchlight.console.commands import only_some_finished
+from patchlight.console.connection import offline_lab
+from patchlight.console.options import complete_policy, lab_option, profiles_option, results_option
 from patchlight.console.rendering import (
     Coloured,
     Column,

@@ -20,7 +20,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from patchlight.console.errors import only_some_finished, require_root
+from patchlight.console.commands import only_some_finished, require_root
 from patchlight.console.options import lab_option, profiles_option, results_option
 from patchlight.console.rendering import (
     Column,
@@ -101,7 +101,7 @@ def ofc2022(output: Path | None, cases: str | None, dashboard: bool, **chosen: A
     """
     require_root("building a lab out of network namespaces")
     # Not above: importing NumPy and Matplotlib takes longer than --help should.
-    from patchlight.console.dashboard_process import dashboard_beside
+    from patchlight.console.commands import running_dashboard
     from patchlight.deploy.docker import engine_with_image
     from patchlight.emulation.experiments.ofc2022.run import Ofc2022Options, run_experiment
 
@@ -116,7 +116,7 @@ def ofc2022(output: Path | None, cases: str | None, dashboard: bool, **chosen: A
     out = console()
     bars, docker = _Bars(out), chosen["workers"] == "docker"
     engine = engine_with_image(bars.say, torch=real) if docker else nullcontext()
-    beside = partial(dashboard_beside, say=bars.say) if dashboard else nullcontext
+    beside = partial(running_dashboard, say=bars.say) if dashboard else nullcontext
     with bars.shown(), engine:
         outcome = run_experiment(wishes, bars.tell, bars.say, beside)
     give_to_caller([folder, *outcome.files])

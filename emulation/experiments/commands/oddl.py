@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from patchlight.console.errors import require_root
+from patchlight.console.commands import require_root
 from patchlight.console.options import results_option
 from patchlight.console.rendering import (
     Column,

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from patchlight.console.errors import only_some_finished
+from patchlight.console.commands import only_some_finished
 from patchlight.console.options import profiles_option, results_option
 from patchlight.console.rendering import (
     Cell,

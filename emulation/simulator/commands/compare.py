@@ -5,8 +5,7 @@ from typing import Any
 
 import click
 
-from patchlight.console.connection import complete_policy
-from patchlight.console.options import ANY, results_option
+from patchlight.console.options import ANY, complete_policy, results_option
 from patchlight.console.rendering import (
     Coloured,
     Column,

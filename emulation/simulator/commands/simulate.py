@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.console.connection import complete_policy, offline_lab, user_name
-from patchlight.console.errors import only_some_finished
-from patchlight.console.options import lab_option, results_option
+from patchlight.console.commands import only_some_finished
+from patchlight.console.connection import offline_lab, user_name
+from patchlight.console.options import (
+    QUEUE_OPTIONS,
+    complete_policy,
+    lab_option,
+    left_to_the_lab,
+    results_option,
+    taken_discipline,
+)
 from patchlight.console.rendering import (
     Coloured,
     Column,
@@ -23,7 +30,6 @@ from patchlight.console.rendering import (
     progress_bar,
     say,
 )
-from patchlight.console.scheduling_options import QUEUE_OPTIONS, left_to_the_lab, taken_discipline
 from patchlight.emulation.simulator.commands.chakra import simulate_chakra
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.rules import Discipline

@@ -1,40 +1,35 @@
-"""``patchlight job`` commands that follow jobs: iterations, output, the end, and rates."""
+"""``patchlight job`` commands for jobs that run: follow them, stop, restart and regroup them."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
-from patchlight.cli.job.flags import reads
-from patchlight.cli.job.texts import (
-    elapsed,
-    find_job,
-    iterations,
-    job_argument,
-    jobs_argument,
-    message,
-    outcome,
-)
+from patchlight.cli.job import listing
+from patchlight.cli.job.listing import find_job, force_option, job_argument, outcome
 from patchlight.client.client import ControllerClient, ControllerError, NoAnswer
-from patchlight.console.connection import connect, controller_options
+from patchlight.console.connection import complete_job, with_client
+from patchlight.console.options import Quantity
 from patchlight.console.rendering import (
     Column,
     Table,
     json_option,
     listing_options,
     live,
+    numbers,
+    print_answer,
     print_json,
     say,
 )
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobState
-from patchlight.testbed.labfile.values import TIME
+from patchlight.testbed.units import parse_time
 
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.jobs import IterationReport, JobAnswer, JobInList
@@ -49,10 +44,11 @@ _TOP_EVERY_S = 1.0
 # As many iterations of each worker as a figure of ``top`` is the mean of.
 _ITERATIONS = 8
 _FAILED, _TIMED_OUT = 1, 2
+_NOTHING = "No running job gains more by other circuits than they would cost."
 
 
 def patiently(call: Callable[[], T]) -> T:
-    """What it answers, however long the controller is away meanwhile."""
+    """The answer of a call, however long the controller is away meanwhile."""
     away = False
     while True:
         try:
@@ -90,17 +86,16 @@ def follow_job(client: ControllerClient, job_id: str, *, as_json: bool) -> None:
         lines = "".join(f"\n  | {line}" for line in status["last_lines"])
         raise PatchlightError(f"job {job_id} {status['state']}: {status['message']}{lines}")
     if not as_json:
-        say(f"done in {elapsed(status)}")
+        say(f"done in {listing.elapsed(status)}")
 
 
 @click.command()
 @job_argument
 @json_option
-@controller_options
-def follow(job: str, as_json: bool, lab_name: str | None, address: str | None) -> None:
+@with_client
+def follow(client: ControllerClient, job: str, as_json: bool) -> None:
     """Show a job's iterations as they finish, until it ends; with --json one on a line."""
-    with connect(lab_name, address) as client:
-        follow_job(client, find_job(client, job), as_json=as_json)
+    follow_job(client, find_job(client, job), as_json=as_json)
 
 
 class _Output:
@@ -145,57 +140,51 @@ class _Output:
     "--worker", type=click.IntRange(min=0), metavar="RANK", help="Of one worker  [default: of all]."
 )
 @json_option
-@controller_options
+@with_client
 def logs(
-    job: str,
-    following: bool,
-    worker: int | None,
-    as_json: bool,
-    lab_name: str | None,
-    address: str | None,
+    client: ControllerClient, job: str, following: bool, worker: int | None, as_json: bool
 ) -> None:
     """Print what a job's workers print; with --json a line of theirs on each.
 
     With several workers, each line begins with the rank of its worker. Of a job that has ended,
     the last MiB of each is kept.
     """
-    with connect(lab_name, address) as client:
-        job_id = find_job(client, job)
-        output = _Output(client, job_id, as_json=as_json)
-        while True:
-            status = patiently(lambda: client.job(job_id))
-            final = JobState(status["state"]).is_final
-            count = max(1, len(status["hosts"]))
-            several = worker is None and count > 1
-            for rank in range(count) if worker is None else [worker]:
-                try:
-                    output.print(rank, marked=several)
-                except ControllerError:
-                    # A worker that is being made, or was taken away just now, has no output.
-                    now = patiently(lambda: client.job(job_id))
-                    if not following or status["state"] == now["state"] == JobState.RUNNING:
-                        raise
-            if final or not following:
-                break
-            time.sleep(_POLL_S)
-        output.end(marked=several)
-        if following or final:
-            say(outcome(status), err=True)
+    job_id = find_job(client, job)
+    output = _Output(client, job_id, as_json=as_json)
+    while True:
+        status = patiently(lambda: client.job(job_id))
+        final = JobState(status["state"]).is_final
+        count = max(1, len(status["hosts"]))
+        several = worker is None and count > 1
+        for rank in range(count) if worker is None else [worker]:
+            try:
+                output.print(rank, marked=several)
+            except ControllerError:
+                # A worker that is being made, or was taken away just now, has no output.
+                now = patiently(lambda: client.job(job_id))
+                if not following or status["state"] == now["state"] == JobState.RUNNING:
+                    raise
+        if final or not following:
+            break
+        time.sleep(_POLL_S)
+    output.end(marked=several)
+    if following or final:
+        say(outcome(status), err=True)
 
 
 @click.command()
-@jobs_argument
+@click.argument("jobs", metavar="JOB…", nargs=-1, required=True, shell_complete=complete_job)
 @click.option(
-    "--timeout", "timeout_s", callback=reads(TIME), metavar="TIME", help="Wait no longer than this."
+    "--timeout",
+    "timeout_s",
+    type=Quantity(parse_time),
+    metavar="TIME",
+    help="Wait no longer than this.",
 )
 @json_option
-@controller_options
+@with_client
 def wait(
-    jobs: tuple[str, ...],
-    timeout_s: float | None,
-    as_json: bool,
-    lab_name: str | None,
-    address: str | None,
+    client: ControllerClient, jobs: tuple[str, ...], timeout_s: float | None, as_json: bool
 ) -> None:
     """Wait until jobs have ended.
 
@@ -203,19 +192,18 @@ def wait(
     """
     ends = None if timeout_s is None else time.monotonic() + timeout_s
     ended: list[JobAnswer] = []
-    with connect(lab_name, address) as client:
-        left = [find_job(client, job) for job in dict.fromkeys(jobs)]
-        while True:
-            for job_id in list(left):
-                status = patiently(lambda: client.job(job_id))  # noqa: B023
-                if JobState(status["state"]).is_final:
-                    left.remove(job_id)
-                    ended.append(status)
-                    if not as_json:
-                        say(outcome(status))
-            if not left or (ends is not None and time.monotonic() >= ends):
-                break
-            time.sleep(_POLL_S if ends is None else min(_POLL_S, max(0, ends - time.monotonic())))
+    left = [find_job(client, job) for job in dict.fromkeys(jobs)]
+    while True:
+        for job_id in list(left):
+            status = patiently(lambda: client.job(job_id))  # noqa: B023
+            if JobState(status["state"]).is_final:
+                left.remove(job_id)
+                ended.append(status)
+                if not as_json:
+                    say(outcome(status))
+        if not left or (ends is not None and time.monotonic() >= ends):
+            break
+        time.sleep(_POLL_S if ends is None else min(_POLL_S, max(0, ends - time.monotonic())))
     if as_json:
         print_json(ended)
     if left:
@@ -228,37 +216,33 @@ def wait(
 @click.command()
 @click.option("--once", is_flag=True, help="Print it once; so it is done where no terminal is.")
 @listing_options
-@controller_options
-def top(once: bool, as_json: bool, lab_name: str | None, address: str | None) -> None:
+@with_client
+def top(client: ControllerClient, once: bool, as_json: bool) -> None:
     """Show how fast the running jobs are, again each second. Ends with Ctrl-C.
 
     Figures are means over a job's latest eight iterations: how many there are in a second, how
     long one computes and communicates, how long it was predicted to take, and how far off that was.
     With --json it is printed once.
     """
-    with connect(lab_name, address) as client:
-        if as_json:
-            print_json(_rows(client))
-        else:
-            live(lambda: _table(patiently(lambda: _rows(client))), _TOP_EVERY_S, once=once)
+    if as_json:
+        print_json(_rows(client))
+    else:
+        live(lambda: _table(patiently(lambda: _rows(client))), _TOP_EVERY_S, once=once)
 
 
 def _rows(client: ControllerClient) -> list[Answer]:
     running = [*client.jobs(state=JobState.RUNNING), *client.jobs(state=JobState.PAUSED)]
-    return [
-        {**status, **pace(client.latest_iterations(status["id"], _most(status)))}
-        for status in running
-    ]
-
-
-def _most(status: JobInList) -> int:
-    return min(1000, _ITERATIONS * max(1, len(status["hosts"])))
+    found: list[Answer] = []
+    for status in running:
+        latest = min(1000, _ITERATIONS * max(1, len(status["hosts"])))
+        found.append({**status, **pace(client.latest_iterations(status["id"], latest))})
+    return found
 
 
 def pace(reports: Sequence[IterationReport]) -> Answer:
     """``iterations_per_s``, ``compute_s`` and ``communication_s``, as means over these reports.
 
-    ``None`` where nothing, or nothing but one iteration, was reported.
+    ``None`` where nothing, or only one iteration, was reported.
     """
     ends: defaultdict[int, float] = defaultdict(float)
     for report in reports:
@@ -273,43 +257,101 @@ def pace(reports: Sequence[IterationReport]) -> Answer:
 
 
 def _table(rows: list[Answer]) -> Table:
+    def figure(value: float | None, unit: str) -> str:
+        return "" if value is None else f"{value:.3f}{unit}"
+
     table = Table(
         "id",
-        Column("GPUs", whole=True, right=True),
-        Column("done", whole=True, right=True),
-        Column("in 1 s", whole=True, right=True),
-        Column("compute", whole=True, right=True),
-        Column("communicate", whole=True, right=True),
-        Column("predicted", whole=True, right=True),
-        Column("off", whole=True, right=True),
-        Column("user", wide=True),
-        Column("hosts", wide=True),
-        Column("message", wide=True),
+        *numbers("GPUs", "done", "in 1 s", "compute", "communicate", "predicted", "off"),
+        *(Column(name, wide=True) for name in ("user", "hosts", "message")),
         title="running jobs" if rows else "no job runs",
     )
     for row in rows:
+        per_s, predicted_s = row["iterations_per_s"], row.get("predicted_iteration_s")
+        off = f"{1 / (per_s * predicted_s) - 1:+.0%}" if per_s and predicted_s else ""
         table.add_row(
             row["id"],
             str(len(row["hosts"])),
-            iterations(cast("JobInList", row)),
-            _figure(row["iterations_per_s"], ""),
-            _figure(row["compute_s"], " s"),
-            _figure(row["communication_s"], " s"),
-            _figure(row.get("predicted_iteration_s"), " s"),
-            _off(row["iterations_per_s"], row.get("predicted_iteration_s")),
+            listing.iterations(cast("JobInList", row)),
+            figure(per_s, ""),
+            figure(row["compute_s"], " s"),
+            figure(row["communication_s"], " s"),
+            figure(predicted_s, " s"),
+            off.replace("%", " %"),
             row["by"],
             ", ".join(row["hosts"]),
-            message(cast("JobInList", row)),
+            listing.message(cast("JobInList", row)),
         )
     return table
 
 
-def _off(iterations_per_s: float | None, predicted_s: float | None) -> str:
-    """By how much an iteration takes longer than predicted."""
-    if not iterations_per_s or not predicted_s:
-        return ""
-    return f"{1 / (iterations_per_s * predicted_s) - 1:+.0%}".replace("%", " %")
+@click.command()
+@job_argument
+@force_option
+@json_option
+@with_client
+def stop(client: ControllerClient, job: str, force: bool, as_json: bool) -> None:
+    """Stop a job and those submitted together with it."""
+    status = client.stop(find_job(client, job), force=force)
+    print_answer(status, status["state"], as_json=as_json)
 
 
-def _figure(value: float | None, unit: str) -> str:
-    return "" if value is None else f"{value:.3f}{unit}"
+@click.command()
+@job_argument
+@force_option
+@json_option
+@with_client
+def restart(client: ControllerClient, job: str, force: bool, as_json: bool) -> None:
+    """Begin a job again: one that has ended as a new job, one that runs where it is.
+
+    A synthetic job that runs goes on at its iteration, on whatever GPUs it gets now.
+    """
+    status = client.restart(find_job(client, job), force=force)
+    print_answer(status, f"{status['id']} {status['state']}", as_json=as_json)
+
+
+@click.command()
+@click.argument("jobs", metavar="[JOB…]", nargs=-1, shell_complete=complete_job)
+@click.option("--dry-run", is_flag=True, help="Print what would change, and change nothing.")
+@click.option(
+    "--detach", is_flag=True, help="Begin it and do not wait: 'patchlight ocs watch ID' follows it."
+)
+@json_option
+@with_client
+def regroup(
+    client: ControllerClient, jobs: tuple[str, ...], dry_run: bool, detach: bool, as_json: bool
+) -> None:
+    """Bring running jobs under one packet switch each, without stopping them.
+
+    Without JOB those whose regrouping is predicted to gain the most, if that is more than it costs:
+    the iteration that each ends first, and the time without light.
+    """
+    from patchlight.cli.ocs.options import print_change
+
+    ids = [find_job(client, job) for job in jobs]
+    if dry_run:
+        found = client.preview_regroup(ids) if ids else client.defragmentation()
+        print_answer(found, lambda: _print_proposal(found), as_json=as_json)
+        return
+    record = client.regroup(ids, detach=detach) if ids else client.defragment(detach=detach)
+    if record is None:
+        print_answer(None, _NOTHING, as_json=as_json)
+    else:
+        print_change(record, as_json=as_json)
+
+
+def _print_proposal(found: Mapping[str, Any] | None) -> None:
+    if found is None:
+        say(_NOTHING)
+        return
+    for job, gain_s in found.get("gains_s", {}).items():
+        cost_s = found["costs_s"].get(job)
+        costs = f", {cost_s:.1f} s of cost counted in" if cost_s is not None else ""
+        said = f"ends {gain_s:.1f} s sooner" if gain_s >= 0 else f"ends {-gain_s:.1f} s later"
+        say(f"{job} {said}{costs}")
+    for ocs, pairs in (found.get("makes") or found.get("maps") or {}).items():
+        say(f"{ocs}: {', '.join(pairs)}")
+    if not found.get("makes", True):
+        say("The circuits are as they would be.")
+    for objection in found.get("objections", ()):
+        say(f"against it: {objection}")

@@ -1,32 +1,101 @@
-"""``patchlight job`` commands that look: the list of jobs, all of one, and why."""
+"""``patchlight job`` commands that look: the list of jobs, all of one job, and why."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from patchlight.cli.job import texts
-from patchlight.cli.job.texts import find_job, job_argument
-from patchlight.console.connection import connect, controller_options
-from patchlight.console.rendering import Cell, Column, Table, listing_options, print_json, say, when
+from patchlight.console.connection import complete_job, with_client
+from patchlight.console.rendering import (
+    Cell,
+    Coloured,
+    Column,
+    Meaning,
+    Table,
+    listing_options,
+    numbers,
+    print_answer,
+    say,
+    when,
+)
+from patchlight.testbed.errors import BadInput
+from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.units import format_size, format_time
 
 if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.jobs import (
-        DecisionShape,
-        JobAnswer,
-        JobInList,
-        JobSpecShape,
-        LightMove,
-        StateOfJob,
-    )
+    from patchlight.client.client import ControllerClient
+    from patchlight.testbed.wire.rest import jobs as shapes
 
-Answer = dict[str, Any]
+# So many are shown where several may be meant, or none is.
+_MOST = 12
+_MEANINGS: dict[str, Meaning] = {
+    JobState.DONE: "good",
+    JobState.RUNNING: "good",
+    JobState.FAILED: "bad",
+    JobState.STOPPED: "quiet",
+}
+_HELD_BY = {
+    "iteration": "Patchlight, between two iterations",
+    "protocol": "itself, between two iterations (control protocol)",
+    "freeze": "Patchlight, at once: its processes and packets are stopped",
+}
 
-_PAGE = 20
+job_argument = click.argument("job", metavar="JOB", shell_complete=complete_job)
+force_option = click.option("--force", is_flag=True, help="Also a job that another user submitted.")
+
+
+def find_job(client: ControllerClient, text: str) -> str:
+    """The id of the job that is meant: by its id, the start of one, or its name.
+
+    ``BadInput`` if there is none, or several that may be meant.
+    """
+    meant = client.jobs_meant(text) if text else []
+    if len(meant) > 1:
+        # Of several runs of one job, the one that goes on.
+        meant = [s for s in meant if not JobState(s["state"]).is_final] or meant
+    if len(meant) == 1:
+        return str(meant[0]["id"])
+    if meant:
+        count = len(meant) if len(meant) <= _MOST else f"more than {_MOST}"
+        listed = ", ".join(status["id"] for status in meant[:_MOST])
+        hint = f"type more of the id, of one of: {listed}"
+        raise BadInput(f"{text!r} may mean any of {count} jobs", hint=hint)
+    latest = [status["id"] for status in client.jobs(last=_MOST)]
+    hint = "'patchlight job list --all' shows every job"
+    raise BadInput(f"no job {text!r}: {nearest(text, latest, 'the latest are')}", hint=hint)
+
+
+def iterations(status: shapes.JobInList) -> str:
+    """How many iterations are done, of how many if that is known."""
+    done, known = status["iterations_done"], status["spec"]["iterations"]
+    return f"{done}/{known}" if known else str(done or "")
+
+
+def message(status: shapes.JobInList) -> str:
+    """Why it failed or what it waits for, and how often a policy failed on it."""
+    faults = status["policy_faults"]
+    marks = [f"policy faults: {faults}, the default decided"] if faults else []
+    return "; ".join([*filter(None, [status["message"]]), *marks])
+
+
+def outcome(status: shapes.JobInList) -> str:
+    """How it ended, on one line."""
+    return f"{status['id']} " + ": ".join(filter(None, [status["state"], status["message"]]))
+
+
+def elapsed(status: shapes.JobInList) -> str:
+    """For how long it has run."""
+    if status["started_at"] is None:
+        return ""
+    return f"{(status['finished_at'] or time.time()) - status['started_at']:.1f} s"
+
+
+def _state(status: shapes.JobInList | shapes.StateOfJob) -> Coloured:
+    return Coloured(status["state"], _MEANINGS.get(status["state"], "caution"))
 
 
 @click.command("list")
@@ -36,47 +105,24 @@ _PAGE = 20
 @click.option("--user", metavar="USER", help="Only those of this user.")
 @click.option("--name", metavar="NAME", help="Only those of this name.")
 @click.option(
-    "-n",
-    "--last",
-    type=click.IntRange(min=1),
-    default=_PAGE,
-    metavar="N",
-    help="The latest so many.",
+    "-n", "--last", type=click.IntRange(min=1), default=20, metavar="N", help="The latest so many."
 )
 @click.option("--all", "every", is_flag=True, help="All of them, however many.")
 @listing_options
-@controller_options
+@with_client
 def list_jobs(
-    state: str | None,
-    user: str | None,
-    name: str | None,
-    last: int,
-    every: bool,
-    as_json: bool,
-    lab_name: str | None,
-    address: str | None,
+    client: ControllerClient, last: int, every: bool, as_json: bool, **which: str | None
 ) -> None:
     """The latest jobs and their states, oldest first."""
-    which = {"state": state or "", "user": user or "", "name": name or ""}
-    with connect(lab_name, address) as client:
-        jobs = client.jobs(None if every else last + 1, **which)
+    wanted = {key: value or "" for key, value in which.items()}
+    jobs = client.jobs(None if every else last + 1, **wanted)
     left_out = not every and len(jobs) > last
     if left_out:
         del jobs[0]
-    if as_json:
-        print_json(jobs)
-    else:
-        _table(jobs).print()
-    if left_out:
-        say(f"these are the latest {last}: --last N shows more of them, --all shows all", err=True)
-
-
-def _table(jobs: list[JobInList]) -> Table:
     table = Table(
         Column("id", whole=True),
         Column("state", whole=True),
-        Column("done", whole=True, right=True),
-        Column("time", whole=True, right=True),
+        *numbers("done", "time"),
         "message",
         Column("workers", wide=True, right=True),
         Column("user", wide=True),
@@ -87,66 +133,83 @@ def _table(jobs: list[JobInList]) -> Table:
     for status in jobs:
         table.add_row(
             status["id"],
-            texts.state(status),
-            texts.iterations(status),
-            texts.elapsed(status),
-            texts.message(status),
+            _state(status),
+            iterations(status),
+            elapsed(status),
+            message(status),
             str(len(status["hosts"]) or ""),
             status["by"],
             str(status["spec"]["priority"]),
             ", ".join(status["hosts"]),
             when(status["submitted_at"]),
         )
-    return table
+    print_answer(jobs, table, as_json=as_json)
+    if left_out:
+        say(f"these are the latest {last}: --last N shows more of them, --all shows all", err=True)
 
 
 @click.command()
 @job_argument
 @click.option("--why", is_flag=True, help="Also its states so far, and what policies decided.")
 @listing_options
-@controller_options
-def show(job: str, why: bool, as_json: bool, lab_name: str | None, address: str | None) -> None:
+@with_client
+def show(client: ControllerClient, job: str, why: bool, as_json: bool) -> None:
     """All that is known of one job."""
-    with connect(lab_name, address) as client:
-        status = client.job(find_job(client, job))
-        states = client.history(status["id"]) if why else []
-        decisions = client.decisions(status["id"]) if why else []
-    if as_json:
-        print_json({**status, "states": states, "decisions": decisions} if why else status)
-        return
-    table = Table(Column("", whole=True), "")
-    for name, cell in (*_of_status(status), *_of_spec(status)):
-        if cell:
-            table.add_row(name, cell)
-    table.print()
-    for line in status["last_lines"]:
-        say(f"  | {line}")
-    if why:
-        _print_why(states, decisions)
+    status = client.job(find_job(client, job))
+    states = client.history(status["id"]) if why else []
+    decisions = client.decisions(status["id"]) if why else []
+
+    def show_text() -> None:
+        cells = (*_of_status(status), *_of_spec(status))
+        Table(Column("", whole=True), "", rows=(row for row in cells if row[1])).print()
+        for line in status["last_lines"]:
+            say(f"  | {line}")
+        if why:
+            _print_why(states, decisions)
+
+    answer = {**status, "states": states, "decisions": decisions} if why else status
+    print_answer(answer, show_text, as_json=as_json)
 
 
-def _of_status(status: JobAnswer) -> Iterator[tuple[str, Cell]]:
+def _of_status(status: shapes.JobAnswer) -> Iterator[tuple[str, Cell]]:
     yield "id", status["id"]
-    yield "state", texts.state(status)
+    yield "state", _state(status)
     yield "message", status["message"]
     yield "user", status["by"]
-    yield "iterations", texts.iterations(status)
+    yield "iterations", iterations(status)
     yield "hosts", ", ".join(status["hosts"])
-    yield "workers", texts.degrees(status)
+    yield "workers", _degrees(status)
     yield "submitted", when(status["submitted_at"])
-    yield "ran for", texts.elapsed(status)
+    yield "ran for", elapsed(status)
     yield "predicted", _predicted(status)
     yield "measured", _measured(status)
     for move in status["light_moves"]:
         yield "light moved", _moved(move)
-    yield "energy", _energy(status.get("energy_j") or {})
+    if energy_j := status.get("energy_j"):
+        each = ", ".join(f"{gpu} {joules:,.0f} J" for gpu, joules in sorted(energy_j.items()))
+        yield "energy", f"{sum(energy_j.values()):,.0f} J: {each}"
     yield "attempt", f"{status['attempt'] + 1}" if status["attempt"] else ""
     yield "restarts", str(status["restarts"] or "")
     yield "topology", status["topology"]
 
 
-def _predicted(status: JobAnswer) -> str:
-    """What the flow model says of a job that runs."""
+def _degrees(status: shapes.JobAnswer) -> str:
+    """The number of workers of a job whose number a policy sets: now, before, and if it stays."""
+    had = status.get("degrees") or []
+    if not had:
+        return ""
+    changes = [f"{workers} from iteration {iteration} on" for _, iteration, workers in had]
+    stays = status.get("rigid_because")
+    runs = status["hosts"] and status["finished_at"] is None
+    parts = [f"{len(status['hosts'])} now"] if runs else []
+    if len(changes) > 1 or not runs:
+        parts.append(", ".join(changes))
+    if stays:
+        parts.append(f"stays so: {stays}")
+    return "; ".join(parts)
+
+
+def _predicted(status: shapes.JobAnswer) -> str:
     seconds, left_s = status.get("predicted_iteration_s"), status.get("predicted_completion_s")
     if seconds is None:
         return ""
@@ -154,45 +217,21 @@ def _predicted(status: JobAnswer) -> str:
     return f"{seconds:.3f} s an iteration{ends}; {status['bottleneck']}"
 
 
-def _energy(energy_j: dict[str, float]) -> str:
-    """What GPUs have used for it, as far as they tell."""
-    if not energy_j:
-        return ""
-    each = ", ".join(f"{gpu} {joules:,.0f} J" for gpu, joules in sorted(energy_j.items()))
-    return f"{sum(energy_j.values()):,.0f} J: {each}"
-
-
-_HELD_BY = {
-    "iteration": "Patchlight, between two iterations",
-    "protocol": "itself, between two iterations (control protocol)",
-    "freeze": "Patchlight, at once: its processes and packets are stopped",
-}
-
-
-def _held_by(status: JobAnswer) -> str:
-    """How workers are held while their circuits change; of a job that waits, what its spec says."""
-    ranks: dict[str | None, list[str]] = {}
-    for rank, how in enumerate(status["holds_by"]):
-        ranks.setdefault(how, []).append(str(rank))
-    if not ranks:
-        return status["spec"]["hold"] if status["spec"]["trainer"] == "command" else ""
-    found = {_HELD_BY.get(str(how), "not known yet"): who for how, who in ranks.items()}
-    if len(found) == 1:
-        return next(iter(found))
-    return "; ".join(f"worker {', '.join(who)}: {how}" for how, who in found.items())
-
-
-def _measured(status: JobAnswer) -> str:
+def _measured(status: shapes.JobAnswer) -> str:
     """How long iterations take since circuits or other jobs last changed."""
-    seconds = status["measured_iteration_s"]
+    seconds, predicted_s = status["measured_iteration_s"], status.get("predicted_iteration_s")
     if seconds is None:
         return ""
-    off = texts.deviation(seconds, status.get("predicted_iteration_s"))
-    return f"{seconds:.3f} s an iteration" + (f", {off} than predicted" if off else "")
+    off = ""
+    if predicted_s:
+        part = seconds / predicted_s - 1
+        percent = f"{abs(part):.1%}".replace("%", " %")
+        off = f", {percent} {'more' if part >= 0 else 'less'} than predicted"
+    return f"{seconds:.3f} s an iteration{off}"
 
 
-def _moved(move: LightMove) -> str:
-    """Once that light moved: what was predicted of it, and what came of it."""
+def _moved(move: shapes.LightMove) -> str:
+    """A move of its circuits: the predicted and the measured effect."""
 
     def pace(*seconds: float | None) -> str:
         return " → ".join(f"{s:.3f} s" if s is not None else "not known" for s in seconds)
@@ -204,14 +243,15 @@ def _moved(move: LightMove) -> str:
     return f"{at}, an iteration: predicted {predicted}; measured {measured}{others}"
 
 
-def _of_spec(status: JobAnswer) -> Iterator[tuple[str, str]]:
+def _of_spec(status: shapes.JobAnswer) -> Iterator[tuple[str, str]]:
     spec = status["spec"]
+    model, batch = spec["model"], f", {spec['batch']} samples a worker" if spec["batch"] else ""
     compute = (f"{model} {seconds:g} s" for model, seconds in spec["compute_s"].items())
     mounts = (
         f"{m['source']} at {m['target']}{'' if m['read_only'] else ', written too'}"
         for m in spec["mounts"]
     )
-    yield "model", _model(spec)
+    yield "model", "" if model is None else f"{model}, trained by PyTorch{batch}"
     yield "data", spec["data"] or ""
     yield "command", " ".join(spec["command"])
     yield "image", spec["image"] or ""
@@ -234,30 +274,28 @@ def _of_spec(status: JobAnswer) -> Iterator[tuple[str, str]]:
     yield "placement", spec["placement"] or ""
 
 
-def _model(spec: JobSpecShape) -> str:
-    if spec["model"] is None:
-        return ""
-    batch = f", {spec['batch']} samples a worker" if spec["batch"] else ""
-    return f"{spec['model']}, trained by PyTorch{batch}"
+def _held_by(status: shapes.JobAnswer) -> str:
+    """How workers are held while their circuits change; of a job that waits, as in its spec."""
+    ranks: dict[str | None, list[str]] = {}
+    for rank, how in enumerate(status["holds_by"]):
+        ranks.setdefault(how, []).append(str(rank))
+    if not ranks:
+        return status["spec"]["hold"] if status["spec"]["trainer"] == "command" else ""
+    found = {_HELD_BY.get(str(how), "not known yet"): who for how, who in ranks.items()}
+    if len(found) == 1:
+        return next(iter(found))
+    return "; ".join(f"worker {', '.join(who)}: {how}" for how, who in found.items())
 
 
-def _print_why(states: list[StateOfJob], decisions: list[DecisionShape]) -> None:
+def _print_why(states: list[shapes.StateOfJob], decisions: list[shapes.DecisionShape]) -> None:
     say("")
-    table = Table(Column("since", whole=True), Column("state", whole=True), "why")
-    for was in states:
-        table.add_row(when(was["at"]), texts.state(was), was["message"])
-    table.print()
+    was = ((when(was["at"]), _state(was), was["message"]) for was in states)
+    Table(Column("since", whole=True), Column("state", whole=True), "why", rows=was).print()
     if not decisions:
         return
     say("")
-    table = Table(
-        Column("decided", whole=True),
-        "kind",
-        "policy",
-        Column("took", whole=True, right=True),
-        "answer",
-        Column("digest", wide=True),
-    )
+    took, digest = numbers("took"), Column("digest", wide=True)
+    table = Table(Column("decided", whole=True), "kind", "policy", *took, "answer", digest)
     for row in decisions:
         table.add_row(
             when(row["at"]),
@@ -273,19 +311,14 @@ def _print_why(states: list[StateOfJob], decisions: list[DecisionShape]) -> None
             _print_weighed(row)
 
 
-def _print_weighed(decision: DecisionShape) -> None:
+def _print_weighed(decision: shapes.DecisionShape) -> None:
     """What a learned policy saw and weighed: its options and their scores, the best first."""
     weighed = decision["weighed"]
     saw = ", ".join(f"{value} {name}" for name, value in weighed["saw"].items())
     say("")
     title = f"{decision['kind']}: {decision['policy']} saw {saw}"
     table = Table(
-        Column("score", whole=True, right=True),
-        "option",
-        Column("lasts", whole=True, right=True),
-        Column("delays others", whole=True, right=True),
-        "also of",
-        title=title,
+        *numbers("score"), "option", *numbers("lasts", "delays others"), "also of", title=title
     )
     for option in weighed["options"]:
         seconds = (option["lasts_s"], option["delays_others_s"])

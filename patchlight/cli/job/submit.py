@@ -1,33 +1,157 @@
-"""``patchlight job`` commands that take in jobs: submit them, check their files."""
+"""``patchlight job`` commands that take in jobs: submit them, check their files.
+
+The options of ``submit`` are made of the keys of job files.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.cli.job.flags import job_options, overrides
-from patchlight.cli.job.follow import follow_job
-from patchlight.console.connection import connect, controller_options, lab_meant
-from patchlight.console.rendering import Column, Table, json_option, print_json, say
+from patchlight.console.connection import (
+    Complete,
+    complete_hosts,
+    connect,
+    controller_options,
+    lab_meant,
+)
+from patchlight.console.options import complete_policy
+from patchlight.console.rendering import (
+    Column,
+    Table,
+    json_option,
+    numbers,
+    print_answer,
+    print_json,
+    say,
+)
 from patchlight.testbed.errors import BadInput
+from patchlight.testbed.io.fields import FieldType, ListOf
+from patchlight.testbed.io.forms import MapOf, mapping_of, value_of
+from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.jobfile.reader import JobBatch, JobFileError, Overrides, jobs_of, read_jobs
-from patchlight.testbed.jobfile.schema import json_schema
+from patchlight.testbed.jobfile.schema import ARRAY, KEYS, SWEEP, json_schema
 
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.jobs import Preview
 
-
 _PROGRAM = "patchlight.program"
 _SUFFIXES = (".yaml", ".yml", ".json")
 _ITERATIONS, _GRADIENT, _COMPUTE_S = 10, 553_000_000, 0.5
+_SWEPT = {key.name: key.type for key in SWEEP.keys}
+_PAIRS = {"compute": "MODEL=TIME", "environment": "NAME=VALUE"}
+
+
+def _reads(type: FieldType) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """An option's callback that reads a value as in a file, and a list with commas between."""
+
+    def read(context: click.Context, parameter: click.Parameter, given: Any) -> Any:
+        try:
+            if isinstance(given, tuple):
+                return tuple(value_of(type, text) for text in given)
+            return None if given is None else value_of(type, given)
+        except BadInput as error:
+            raise click.BadParameter(error.message, context, parameter) from error
+
+    return read
+
+
+def _sentence(name: str, more: str = "") -> str:
+    about = KEYS[name].about
+    return f"{about[0].upper()}{about[1:]}{more}."
+
+
+def _of_key(
+    name: str,
+    metavar: str,
+    *flags: str,
+    default: str = "",
+    multiple: bool = False,
+    complete: Complete | None = None,
+) -> Any:
+    key = KEYS[name]
+    type: FieldType = key.type
+    if multiple and isinstance(type, ListOf):
+        type = type.item
+    shown = default or key.default
+    return click.option(
+        *(flags or [f"--{name.replace('_', '-')}"]),
+        name,
+        callback=None if isinstance(type, MapOf) else _reads(type),
+        multiple=multiple,
+        metavar=metavar,
+        shell_complete=complete,
+        help=_sentence(name, "; may be given again" * multiple)
+        + (f"  [default: {shown}]" if shown else ""),
+    )
+
+
+_OPTIONS = (
+    _of_key("workers", "N|auto"),
+    _of_key("degrees", "N,N…"),
+    _of_key("hosts", "HOST,HOST…", complete=complete_hosts),
+    _of_key("gpu_models", "MODEL,MODEL…"),
+    _of_key("trainer", "synthetic|torch|command"),
+    _of_key("model", "NAME"),
+    _of_key("batch", "N"),
+    _of_key("data", "FOLDER"),
+    _of_key("iterations", "N", default="10 without a file"),
+    _of_key("gradient", "SIZE", default="553MB without a file"),
+    _of_key(
+        "compute",
+        _PAIRS["compute"],
+        multiple=True,
+        default="500ms on every model of the lab without a file",
+    ),
+    _of_key("seed", "N"),
+    _of_key("image", "IMAGE"),
+    _of_key("environment", _PAIRS["environment"], "--env", multiple=True),
+    _of_key("mounts", "SOURCE:TARGET[:rw]", "--mount", multiple=True),
+    _of_key("shared_memory", "SIZE"),
+    _of_key("memory", "SIZE"),
+    _of_key("cpus", "N"),
+    _of_key("working_directory", "FOLDER"),
+    _of_key("hold", "auto|protocol|freeze"),
+    _of_key("graph", "NAME|FILE"),
+    _of_key("requirement", "NUMBER"),
+    _of_key("deadline", "TIME"),
+    _of_key("priority", "N"),
+    _of_key("after", "JOB,JOB…"),
+    _of_key("retries", "N"),
+    _of_key("checkpoint", "FOLDER"),
+    _of_key("checkpoint_every", "N"),
+    click.option(
+        "--preemptible/--no-preemptible",
+        default=None,
+        help=f"{_sentence('preemptible')}  [default: preemptible]",
+    ),
+    _of_key("topology", "keep|regroup|POLICY", complete=complete_policy),
+    click.option("--regroup", is_flag=True, help="The same as --topology regroup."),
+    _of_key("placement", "POLICY", complete=complete_policy),
+    _of_key("dark_limit", "TIME"),
+    click.option(
+        "--sweep",
+        multiple=True,
+        metavar="KEY=VALUE,VALUE…",
+        help="A job for each value, or each combination of values if given again: of "
+        f"{', '.join(_SWEPT)}.",
+    ),
+    click.option("--array", callback=_reads(ARRAY), metavar="N", help="So many of the job."),
+)
+
+
+def _job_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
 
 
 class _WithProgram(click.Command):
-    """A command whose words after ``--`` are a program's, and no options of ours."""
+    """A command in which the words after ``--`` are a program's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
@@ -41,7 +165,7 @@ class _WithProgram(click.Command):
 
 @click.command(cls=_WithProgram)
 @click.argument("job", metavar="NAME|FILE|-")
-@job_options
+@_job_options
 @click.option("--dry-run", is_flag=True, help="Say what would come of it now, and queue nothing.")
 @click.option("--follow", is_flag=True, help="Wait for the end and show progress.")
 @json_option
@@ -67,7 +191,7 @@ def submit(
       patchlight job submit real --workers 2 --model resnet18 --batch 16
       patchlight job submit mine --workers 2 -- python train.py --epochs 3
     """
-    given = overrides(command=click.get_current_context().meta.get(_PROGRAM, ()), **options)
+    given = _overrides(command=click.get_current_context().meta.get(_PROGRAM, ()), **options)
     if job == "-" or job.endswith(_SUFFIXES) or Path(job).is_file():
         jobs = read_jobs(job, given)
     else:
@@ -76,14 +200,15 @@ def submit(
         raise BadInput("--follow is for one job: 'patchlight job wait' waits for several")
     with connect(lab_name, address) as client:
         if dry_run:
-            _print_preview(client.preview(jobs), as_json=as_json)
+            rows = client.preview(jobs)
+            print_answer(rows, lambda: _print_preview(rows), as_json=as_json)
             return
         statuses = client.submit(jobs)
-        if as_json:
-            print_json(statuses[0] if len(statuses) == 1 else statuses)
-        else:
-            say("\n".join(status["id"] for status in statuses))
+        ids = "\n".join(status["id"] for status in statuses)
+        print_answer(statuses[0] if len(statuses) == 1 else statuses, ids, as_json=as_json)
         if follow:
+            from patchlight.cli.job.follow import follow_job
+
             follow_job(client, statuses[0]["id"], as_json=as_json)
 
 
@@ -107,13 +232,8 @@ def _named(name: str, given: Overrides, lab_name: str | None, address: str | Non
     return jobs_of({"name": name}, Overrides(values, given.sweep, given.array))
 
 
-def _print_preview(rows: Sequence[Preview], *, as_json: bool) -> None:
-    if as_json:
-        print_json(rows)
-        return
-    table = Table(
-        Column("job", whole=True), "now", "circuits", Column("iteration", whole=True, right=True)
-    )
+def _print_preview(rows: Sequence[Preview]) -> None:
+    table = Table(Column("job", whole=True), "now", "circuits", *numbers("iteration"))
     for row in rows:
         now = f"starts on {', '.join(row['hosts'])}"
         if row["waits_for"]:
@@ -158,3 +278,46 @@ def check(files: tuple[str, ...]) -> None:
 def schema() -> None:
     """Print the JSON Schema of job files, for editors."""
     print_json(json_schema())
+
+
+def _overrides(
+    *, regroup: bool, sweep: Sequence[str], array: int | None, command: Sequence[str], **keys: Any
+) -> Overrides:
+    if regroup and keys["topology"] == "keep":
+        raise BadInput("--regroup and --topology keep exclude each other")
+    if regroup:
+        keys["topology"] = "regroup"
+    for key, metavar in _PAIRS.items():
+        keys[key] = _pairs(key, metavar, keys[key])
+    if keys["graph"] is not None and Path(keys["graph"]).is_file():
+        # The graph that a job file names is looked for beside that file.
+        keys["graph"] = str(Path(keys["graph"]).absolute())
+    keys["command"] = tuple(command)
+    values = {key: value for key, value in keys.items() if value is not None and value != ()}
+    return Overrides({key: v for key, v in values.items() if v != {}}, _sweep(sweep), array)
+
+
+def _pairs(key: str, metavar: str, texts: Sequence[str]) -> Any:
+    pairs: dict[str, str] = {}
+    for text in texts:
+        # A model's name may have a sign of its own, and so may a variable's value.
+        name, sign, value = text.rpartition("=") if key == "compute" else text.partition("=")
+        if not sign or not name:
+            raise BadInput(f"{text!r}: expected {metavar}, like {KEYS[key].sample.strip('{}')}")
+        pairs[name] = value
+    type = KEYS[key].type
+    assert isinstance(type, MapOf)
+    return mapping_of(type, pairs)
+
+
+def _sweep(texts: Sequence[str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for text in texts:
+        key, sign, listed = text.partition("=")
+        if not sign or key not in _SWEPT:
+            raise BadInput(f"--sweep {text}: no number {key!r} of a job: {nearest(key, _SWEPT)}")
+        try:
+            values[key] = value_of(_SWEPT[key], listed)
+        except BadInput as error:
+            raise BadInput(f"--sweep {text}: {error.message}") from error
+    return values

@@ -18,9 +18,16 @@ from patchlight.cli.lab.emulated import (
     run_attached,
     tune,
 )
+from patchlight.console.commands import require_root
 from patchlight.console.connection import complete_host, offline_lab, which_lab
-from patchlight.console.errors import require_root
-from patchlight.console.options import ANY, Quantity, complete_lab, lab_option
+from patchlight.console.options import (
+    ANY,
+    Quantity,
+    chosen_policies,
+    complete_lab,
+    lab_option,
+    policy_options,
+)
 from patchlight.console.rendering import (
     Coloured,
     Column,
@@ -30,7 +37,6 @@ from patchlight.console.rendering import (
     print_json,
     say,
 )
-from patchlight.console.scheduling_options import chosen_policies, policy_options
 from patchlight.emulation.fabric.lab_state import recorded_labs
 from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab
 from patchlight.emulation.lab.teardown import lab_status, only_processes

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
+from patchlight.console.commands import require_root
 from patchlight.console.connection import only_lab
-from patchlight.console.errors import require_root
 from patchlight.console.options import lab_option
 from patchlight.console.rendering import Coloured, Column, Table, listing_options, print_json, say
 from patchlight.emulation.fabric.lab_state import RUN_ROOT, recorded_labs

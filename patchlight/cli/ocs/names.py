@@ -51,7 +51,13 @@ def port_anywhere(lab: Lab, text: str, default: OpticalSwitch | None = None) -> 
     """Which port of which switch a text means; a bare number is one of ``default``."""
     if text.isascii() and text.isdigit():
         if default is None:
-            default = _only(lab, text)
+            driven = driven_switches(lab)
+            if len(driven) != 1:
+                names = ", ".join(switch.name for switch in driven) or "none"
+                raise BadInput(
+                    f"port {text} of which OCS? lab {lab.name} has {names}: say OCS.{text}"
+                )
+            default = driven[0]
         return default.name, _within(default, int(text))
     endpoint = lab.host_names[text].endpoint if text in lab.host_names else Endpoint.parse(text)
     switches = {switch.name: switch for switch in lab.optical_switches}
@@ -76,7 +82,7 @@ def ports_by_switch(lab: Lab, texts: Iterable[str]) -> dict[str, list[int]]:
 
 
 def places_by_switch(lab: Lab, texts: Iterable[str]) -> dict[str, list[int | str]]:
-    """The ports, and channels there, that these texts mean, by switch, as the controller has it."""
+    """The ports and channels that these texts mean, by switch, as the controller takes them."""
     places: dict[str, list[int | str]] = {}
     for text in texts:
         name, place = place_anywhere(lab, text)
@@ -122,22 +128,14 @@ def named_pair(text: str) -> tuple[str, str]:
 
 
 def plugged_in(lab: Lab, ocs: str, port: int) -> str:
-    """What is plugged into a port of the OCS, or nothing."""
+    """The port that is plugged into a port of the OCS; empty if none is."""
     end = lab.fibre_ends.get(Endpoint(ocs, str(port)))
     return str(end[0]) if end else ""
 
 
 def driven_switches(lab: Lab) -> list[OpticalSwitch]:
-    """The switches of the lab that can be asked, circuit switches first."""
+    """The lab's switches that have a driver, circuit switches first."""
     return [switch for switch in lab.optical_switches if switch.driver]
-
-
-def _only(lab: Lab, text: str) -> OpticalSwitch:
-    switches = driven_switches(lab)
-    if len(switches) != 1:
-        names = ", ".join(switch.name for switch in switches) or "none"
-        raise BadInput(f"port {text} of which OCS? lab {lab.name} has {names}: say OCS.{text}")
-    return switches[0]
 
 
 def _within(switch: OpticalSwitch, number: int) -> int:
@@ -150,7 +148,7 @@ def _within(switch: OpticalSwitch, number: int) -> int:
 
 
 def _port_names(lab: Lab, ocs: str | None) -> Iterator[str]:
-    """What is plugged into this switch (or any), by its own name."""
+    """The ports that are plugged into this switch, or any."""
     switches = {ocs} if ocs else {switch.name for switch in driven_switches(lab)}
     for end, (other, _) in lab.fibre_ends.items():
         if other.device in switches:
@@ -219,14 +217,13 @@ def read_map_file(path: str, lab: Lab) -> dict[str, list[str]]:
 
 def _take(ocs: str, ways: AnyMap, taken: dict[tuple[str, str, int], list[Entry]]) -> None:
     """Note the inputs and outputs that entries use; ``BadInput`` if one is in use."""
-    for way in ways:
-        for side, port in (("in", way.inp), ("out", way.out)):
-            for before in taken.get((ocs, side, port), ()):
-                if before != way and _share_light(before, way):
-                    raise BadInput(f"{side}:{port} is used twice: {before} and {way}")
-    for way in ways:
-        for side, port in (("in", way.inp), ("out", way.out)):
-            taken.setdefault((ocs, side, port), []).append(way)
+    used = [(way, side, port) for way in ways for side, port in (("in", way.inp), ("out", way.out))]
+    for way, side, port in used:
+        for before in taken.get((ocs, side, port), ()):
+            if before != way and _share_light(before, way):
+                raise BadInput(f"{side}:{port} is used twice: {before} and {way}")
+    for way, side, port in used:
+        taken.setdefault((ocs, side, port), []).append(way)
 
 
 def _share_light(one: Entry, other: Entry) -> bool:
@@ -266,7 +263,7 @@ def _rows_of(
     ocs: str, where: Located[str | None], node: yaml.Node | None, issues: FileIssues
 ) -> Iterator[_Row]:
     if isinstance(node, yaml.MappingNode):
-        # As the controller says it, beside much else.
+        # As the controller has it, among much else.
         node = {key.value: value for key, value in _entries(node, issues)}.get("map", node)
     if not isinstance(node, yaml.SequenceNode) or describe(node) != "a list":
         found = "" if node is None else f", found {describe(node)}"

@@ -1,4 +1,4 @@
-"""What the ``patchlight ocs`` commands share: options, whom they talk to, how a change is made."""
+"""What the ``patchlight ocs`` commands share: options, a client, and how a change is made."""
 
 from __future__ import annotations
 
@@ -47,14 +47,21 @@ class OcsTarget:
 
     @property
     def state_dir(self) -> Path:
-        """Where the journal is that ``--direct`` uses."""
-        return self.state or _state_of(self.lab)
+        """Where ``--direct`` keeps its journal: where the controller does, to share the locks."""
+        if self.state is not None:
+            return self.state
+        name = self.lab.name
+        if (RUN_ROOT / name / "lab.yaml").exists():
+            return RUN_ROOT / name / "controller"
+        if os.geteuid() == 0:
+            return Path("/var/lib/patchlight") / name
+        return user_folder("XDG_STATE_HOME", ".local/state") / "patchlight" / name
 
     @contextlib.contextmanager
     def client(
         self, needs: Collection[str] | Needs | None = None, *, talks: bool = True
     ) -> Iterator[ControllerClient]:
-        """A client of the controller, or straight of the devices.
+        """A client of the controller, or with ``--direct`` of the devices.
 
         ``needs``: the optical switches that the command is about, or how to find them in the
         journal; all of the lab's if none are named. Without ``talks`` it only uses the journal.
@@ -74,18 +81,9 @@ class OcsTarget:
             yield client
 
 
-def _state_of(lab: Lab) -> Path:
-    """Where the lab's controller keeps its state, so that journal and locks are the same."""
-    if (RUN_ROOT / lab.name / "lab.yaml").exists():
-        return RUN_ROOT / lab.name / "controller"
-    if os.geteuid() == 0:
-        return Path("/var/lib/patchlight") / lab.name
-    return user_folder("XDG_STATE_HOME", ".local/state") / "patchlight" / lab.name
-
-
 @dataclass(frozen=True)
 class ChangeFlags:
-    """How a change is to be made: rehearsed or not, confirmed how, waited for or not, and why."""
+    """The options of a change; ``yes`` is how often ``--yes`` was given."""
 
     dry_run: bool
     yes: int
@@ -161,22 +159,23 @@ def change_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 BULK = 8
-"""Who frees more circuits than this without others in their place is asked twice."""
+"""Freeing more circuits than this, without others in their place, is confirmed twice."""
 
 
 def carry_out(
-    plan: Callable[[], PlanAnswer],
+    plan: Callable[..., PlanAnswer],
     change: Callable[..., ChangeAnswer],
     options: ChangeFlags,
-    *,
+    *arguments: Any,
     repairs: bool = False,
+    **named: Any,
 ) -> None:
-    """Show, confirm where something in use would break, change, and say what became of it.
+    """Show a change, confirm it where something in use would break, make it, print the outcome.
 
-    ``change`` takes ``HowToChange``. ``repairs``: what somebody else made is to go, so that nobody
-    is asked about it.
+    ``plan`` and ``change`` take the arguments, ``change`` also ``HowToChange``. ``repairs``: what
+    others made is to go, without a question about it.
     """
-    preview = plan()
+    preview = plan(*arguments, **named)
     if options.dry_run:
         print_preview(preview, as_json=options.as_json)
         return
@@ -184,43 +183,34 @@ def carry_out(
         preview["strangers"] = {}
     shown = confirm(preview, options)
     record = change(
+        *arguments,
+        **named,
         why=options.why,
         # Agreed to what was shown: then neither the maps nor who uses them may have changed.
         planned_from=preview["planned_from"] if shown else "",
         spare_jobs=not preview["jobs"],
         detach=options.detach,
     )
-    print_answer(record, as_json=options.as_json)
+    print_change(record, as_json=options.as_json)
 
 
 def confirm(preview: PlanAnswer, options: ChangeFlags) -> bool:
-    """Ask as often as the change deserves; whether somebody was shown it and agreed."""
+    """Ask as often as the change deserves; whether the user was shown it and agreed."""
     lost = sum(preview["lost"].values())
     bulk = lost > BULK or (bool(preview["cleared"]) and lost > 2)
     if preview["objections"] or not (preview["jobs"] or preview["strangers"] or bulk):
         return False  # nothing to lose, or it will be refused anyway
-    asked = False
-    if not options.yes:
-        for line in _lines(preview):
-            say(line, err=True)
-        _agree(lambda: click.confirm("Go on?", err=True))
-        asked = True
-    if bulk and options.yes < 2:
-        names = ", ".join(preview["lost"])
-        what = f"{lost} cross-connects of {names} go without others in their place"
-        question = f"{what}. Type {names} to go on"
-        _agree(
-            lambda: (
-                click.prompt(harmless(question), err=True, default="", show_default=False) == names
-            )
-        )
-        asked = True
-    return asked
-
-
-def _agree(question: Callable[[], bool]) -> None:
+    agreed = True
     try:
-        agreed = question()
+        if not options.yes:
+            for line in _lines(preview):
+                say(line, err=True)
+            agreed = click.confirm("Go on?", err=True)
+        if agreed and bulk and options.yes < 2:
+            names = ", ".join(preview["lost"])
+            what = f"{lost} cross-connects of {names} go without others in their place"
+            question = harmless(f"{what}. Type {names} to go on")
+            agreed = click.prompt(question, err=True, default="", show_default=False) == names
     except click.Abort as error:
         raise PatchlightError(
             "not confirmed: nothing was changed",
@@ -228,10 +218,11 @@ def _agree(question: Callable[[], bool]) -> None:
         ) from error
     if not agreed:
         raise PatchlightError("not confirmed: nothing was changed")
+    return not options.yes or (bulk and options.yes < 2)
 
 
 def print_preview(preview: PlanAnswer, *, as_json: bool) -> None:
-    """What would change; raises where it would be refused."""
+    """Print what would change; ``PatchlightError`` where it would be refused."""
     if as_json:
         print_json(preview)
     else:
@@ -254,7 +245,7 @@ def _lines(preview: PlanAnswer) -> list[str]:
 
 
 def say_unreachable(answers: Mapping[str, Any]) -> None:
-    """Raise if some of these circuit switches (by name) do not answer."""
+    """``PatchlightError`` if some of these circuit switches (by name) do not answer."""
     silent = {n: a["unreachable"] for n, a in answers.items() if a.get("unreachable")}
     if silent:
         raise PatchlightError(
@@ -273,8 +264,14 @@ def change_lines(changes: Mapping[str, MapChangeAnswer]) -> list[str]:
     ]
 
 
-def print_answer(record: ChangeAnswer, *, as_json: bool) -> None:
-    """Say what became of a change as ``print_record``; of one that goes on, how it is followed."""
+def say_changes(changes: Mapping[str, MapChangeAnswer]) -> None:
+    """Print ``change_lines``."""
+    for line in change_lines(changes):
+        say(line)
+
+
+def print_change(record: ChangeAnswer, *, as_json: bool) -> None:
+    """Print a change as ``print_record``; of one under way, how to follow it."""
     number = record["id"]
     if record["state"] != "intent":
         print_record(record, as_json=as_json)
@@ -295,13 +292,13 @@ def progress_line(progress: ProgressAnswer) -> str:
 
 
 def print_record(record: ChangeAnswer, *, as_json: bool = False) -> None:
-    """Say what became of a change; raise where it did not come about."""
+    """Print the outcome of a change; raise where it was not committed."""
     say_record(record, as_json=as_json)
     check_record(record)
 
 
 def check_record(record: ChangeAnswer) -> None:
-    """Raise where a change did not come about."""
+    """Raise ``OutcomeUnknown`` or ``PatchlightError`` where a change was not committed."""
     number, state = record["id"], record["state"]
     if state == "unknown":
         raise OutcomeUnknown(f"change {number} has an unknown outcome")
@@ -312,14 +309,13 @@ def check_record(record: ChangeAnswer) -> None:
 
 
 def say_record(record: ChangeAnswer, *, as_json: bool) -> None:
-    """Say what became of a change."""
+    """Print the outcome of a change."""
     if as_json:
         print_json(record)
-    else:
-        for line in change_lines(record["changes"]):
-            say(line)
-        for note in record["notes"]:
-            say(f"note: {note}")
-        stages = ", ".join(f"{name} {1e3 * s:.1f} ms" for name, s in record["stages_s"].items())
-        number = f"change {record['id']} " if record["id"] else ""
-        say(f"{number}{record['state']}: {record['message']} ({stages})")
+        return
+    say_changes(record["changes"])
+    for note in record["notes"]:
+        say(f"note: {note}")
+    stages = ", ".join(f"{name} {1e3 * s:.1f} ms" for name, s in record["stages_s"].items())
+    number = f"change {record['id']} " if record["id"] else ""
+    say(f"{number}{record['state']}: {record['message']} ({stages})")

@@ -1,4 +1,4 @@
-"""``patchlight ocs`` commands that look: maps, optical power, history."""
+"""``patchlight ocs`` commands that look: switches, maps, optical power, history."""
 
 from __future__ import annotations
 
@@ -9,15 +9,25 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from patchlight.cli.ocs.names import complete_switch, driven_switches, place_anywhere, plugged_in
-from patchlight.cli.ocs.options import OcsTarget, change_lines, say_unreachable, target_options
-from patchlight.console.rendering import Coloured, Column, Meaning, Table, print_json, say, when
+from patchlight.cli.ocs.options import OcsTarget, say_changes, say_unreachable, target_options
+from patchlight.console.rendering import (
+    Coloured,
+    Column,
+    Meaning,
+    Table,
+    numbers,
+    print_answer,
+    print_json,
+    say,
+    when,
+)
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.spectrum import Channel
 from patchlight.testbed.lab.wiring import Place, driven, parse_map
 
 if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.circuits import ChangeAnswer, LightAnswer, Lock
+    from patchlight.testbed.wire.rest.circuits import ChangeAnswer, LightAnswer, Lock, OcsMap
 
 Answer = dict[str, Any]
 
@@ -34,9 +44,9 @@ switches_argument = click.argument(
 
 
 def named_switches(lab: Lab, names: tuple[str, ...]) -> list[str]:
-    """These optical switches, or all that can be asked if none are named.
+    """These optical switches, or else all that have a driver.
 
-    ``BadInput`` if one is not there, or cannot be asked.
+    ``BadInput`` if one does not exist, or has no driver.
     """
     return [driven(lab.optical_switch(name)) for name in names] or [
         switch.name for switch in driven_switches(lab)
@@ -63,13 +73,10 @@ def list_switches(target: OcsTarget, as_json: bool) -> None:
             rows = [{**row} for row in client.circuit_switches()]
     except ControllerError as error:
         say(f"as the lab file has them: {error.message}", err=True)
-    if as_json:
-        print_json(rows)
-        return
     table = Table(
         Column("OCS", whole=True),
         Column("driver", whole=True),
-        Column("ports", whole=True, right=True),
+        *numbers("ports"),
         "answers",
         "alarms",
         "device",
@@ -94,7 +101,7 @@ def list_switches(target: OcsTarget, as_json: bool) -> None:
             row["address"],
             f"{row['switching_time_s'] * 1e3:g} ms",
         )
-    table.print()
+    print_answer(rows, table, as_json=as_json)
 
 
 @click.command()
@@ -110,23 +117,25 @@ def show(switches: tuple[str, ...], with_power: bool, target: OcsTarget, as_json
     with target.client(names) as client:
         answers, locks = client.circuits(), client.locks()
     circuits = {name: answers[name] for name in names}
-    if as_json:
-        print_json(circuits)
-        say_unreachable(circuits)
-        return
+    print_answer(
+        circuits, lambda: _circuits_table(target.lab, circuits, locks).print(), as_json=as_json
+    )
+    say_unreachable(circuits)
+
+
+def _circuits_table(lab: Lab, circuits: dict[str, OcsMap], locks: list[Lock]) -> Table:
     table = Table("OCS", Column("cross-connect", whole=True), "from", "to", "locked")
-    for name in names:
+    for name, answer in circuits.items():
         held = {_place(lock): lock for lock in locks if lock["ocs"] == name}
-        for entry in parse_map(target.lab.optical_switch(name), circuits[name]["map"] or ()):
+        for entry in parse_map(lab.optical_switch(name), answer["map"] or ()):
             locked = ", ".join(
                 f"{place} {lock['kind']} by {lock['by']}"
                 for place, lock in held.items()
                 if place.holds(entry)
             )
-            ends = (plugged_in(target.lab, name, port) for port in (entry.inp, entry.out))
+            ends = (plugged_in(lab, name, port) for port in (entry.inp, entry.out))
             table.add_row(name, str(entry), *ends, Coloured(locked, "caution"))
-    table.print()
-    say_unreachable(circuits)
+    return table
 
 
 def _place(lock: Lock) -> Place:
@@ -167,7 +176,7 @@ def _print_power(answers: dict[str, LightAnswer], *, as_json: bool) -> None:
     if as_json:
         print_json(answers)
         return
-    powers = (Column(n, whole=True, right=True) for n in ("in", "out", "budget", "baseline"))
+    powers = numbers("in", "out", "budget", "baseline")
     crossed = Column("cross-connect", whole=True)
     table = Table("OCS", crossed, *powers, "verdict", "light from", title="Optical power in dBm")
     for name, answer in answers.items():
@@ -175,18 +184,14 @@ def _print_power(answers: dict[str, LightAnswer], *, as_json: bool) -> None:
             measured = (row["in_dbm"], row["out_dbm"], row["expected_dbm"], row["baseline_dbm"])
             words, meaning = row["words"] or row["verdict"], _VERDICTS.get(row["verdict"], "bad")
             table.add_row(
-                *(name, row["cross_connect"], *map(_dbm, measured)),
-                Coloured(words, meaning),
-                row["source"] or "",
+                *(name, row["cross_connect"]),
+                *("" if dbm is None else f"{dbm:.1f}" for dbm in measured),
+                *(Coloured(words, meaning), row["source"] or ""),
             )
     table.print()
     for name, answer in answers.items():
         for port, state in answer["ports"].items():
             say(f"{name} {port} is {state['condition']} ({state['words']})")
-
-
-def _dbm(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
 
 
 @click.command()
@@ -252,20 +257,14 @@ def history(
     if switch is not None:
         name = target.lab.optical_switch(switch).name
         rows = [row for row in rows if name in row["changes"]][-last:]
-    if as_json:
-        print_json(rows)
-        return
-    if number is not None:
-        for line in change_lines(rows[0]["changes"]):
-            say(line)
+    if number is not None and not as_json:
+        say_changes(rows[0]["changes"])
     table = Table(
-        Column("id", whole=True, right=True),
+        *numbers("id"),
         Column("when", whole=True),
         "who",
         Column("from", wide=True),
-        "what",
-        "came to",
-        "why",
+        *("what", "came to", "why"),
     )
     for row in rows:
         what = ", ".join(
@@ -277,7 +276,4 @@ def history(
             came_to = Coloured(f"{state}: {row['message']}", "bad")
         who = (when(row["started_at"]), row.get("by", ""), row.get("origin", ""))
         table.add_row(str(row["id"]), *who, what or "nothing", came_to, row["why"])
-    table.print()
-
-
-COMMANDS = (list_switches, show, power, verify, history)
+    print_answer(rows, table, as_json=as_json)

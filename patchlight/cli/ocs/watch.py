@@ -22,7 +22,16 @@ from patchlight.cli.ocs.options import (
 from patchlight.cli.ocs.view import named_switches, switches_argument
 from patchlight.console.connection import NEWS_WITHIN_S
 from patchlight.console.options import FiniteFloat
-from patchlight.console.rendering import Coloured, Meaning, Table, harmless, print_json, say, when
+from patchlight.console.rendering import (
+    Coloured,
+    Meaning,
+    Table,
+    harmless,
+    print_answer,
+    print_json,
+    say,
+    when,
+)
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 if TYPE_CHECKING:
@@ -35,16 +44,10 @@ Answer = dict[str, Any]
 _POLL_S = 0.5
 _SEVERITIES: dict[str, Meaning] = {"critical": "bad", "major": "bad", "notice": "quiet"}
 _CIRCUIT_EVENTS = {
-    "circuits",
-    "circuits-begun",
-    "map",
-    "baselines",
-    "drift",
-    "alarm",
-    "unreachable",
-    "reachable",
+    *("circuits", "circuits-begun", "map", "baselines", "drift"),
+    *("alarm", "unreachable", "reachable"),
+    *("locked", "unlocked", "stopped", "stop-cleared", "resumed"),
 }
-_CIRCUIT_EVENTS |= {"locked", "unlocked", "stopped", "stop-cleared", "resumed"}
 
 
 @click.command()
@@ -74,16 +77,13 @@ def alarms(
         with target.client() as client:
             time.sleep(listen_s or 0)
             rows, silent = [{**alarm} for alarm in client.alarms(names)], []
-    if as_json:
-        print_json(rows)
-    else:
-        table = Table("when", "OCS", "severity", "standing", "about", "words")
-        for row in rows:
-            severity = Coloured(row["severity"], _SEVERITIES.get(row["severity"], "caution"))
-            standing = "yes" if row["standing"] else ""
-            cells = (row["ocs"], severity, standing, row["subject"], row["words"])
-            table.add_row(when(row["at"]), *cells)
-        table.print()
+    table = Table("when", "OCS", "severity", "standing", "about", "words")
+    for row in rows:
+        severity = Coloured(row["severity"], _SEVERITIES.get(row["severity"], "caution"))
+        standing = "yes" if row["standing"] else ""
+        cells = (row["ocs"], severity, standing, row["subject"], row["words"])
+        table.add_row(when(row["at"]), *cells)
+    print_answer(rows, table, as_json=as_json)
     say_unreachable({row["ocs"]: {"unreachable": row["message"]} for row in silent})
 
 
@@ -109,8 +109,9 @@ def watch(
     With --direct: what the devices report and what changes on them. They are not held, so
     that others can work on them meanwhile.
     """
-    if (number := _change_meant(target, switches)) is not None:
-        _follow_change(target, number, as_json=as_json)
+    is_id = len(switches) == 1 and switches[0].isdecimal()
+    if is_id and all(switch.name != switches[0] for switch in target.lab.optical_switches):
+        _follow_change(target, int(switches[0]), as_json=as_json)
         return
     names = set(named_switches(target.lab, switches)) if switches else None
     left = count
@@ -149,14 +150,6 @@ def cancel(number: int, why: str, target: OcsTarget, as_json: bool) -> None:
         raise PatchlightError(f"change {number} was not cancelled: it is {record['state']}")
 
 
-def _change_meant(target: OcsTarget, words: tuple[str, ...]) -> int | None:
-    """The change that is meant, if it is one and no switch."""
-    if len(words) != 1 or not words[0].isdecimal():
-        return None
-    is_a_switch = any(switch.name == words[0] for switch in target.lab.optical_switches)
-    return None if is_a_switch else int(words[0])
-
-
 def _follow_change(target: OcsTarget, number: int, *, as_json: bool) -> None:
     _refuse_direct(target)
 
@@ -179,7 +172,7 @@ def _follow_change(target: OcsTarget, number: int, *, as_json: bool) -> None:
 def _to_its_end(
     client: ControllerClient, number: int, tell: Callable[[ChangeAnswer], None]
 ) -> ChangeAnswer:
-    """A change as it is once it is over; ``tell`` is called with each news of it before."""
+    """A change as it is once it is over; ``tell`` is called with each step before."""
     record = client.reconfiguration(number)
     try:
         while "progress" in record:
@@ -198,7 +191,7 @@ def _refuse_direct(target: OcsTarget) -> None:
 
 
 def _followed(target: OcsTarget, names: set[str] | None, since: int | None) -> Iterator[Answer]:
-    """What happens, for ever."""
+    """The events, without end."""
     from patchlight.client.client import ControllerError
 
     if target.direct:
@@ -212,7 +205,7 @@ def _followed(target: OcsTarget, names: set[str] | None, since: int | None) -> I
             try:
                 events = client.events(seen)
             except ControllerError as error:
-                # Its journal goes on where it was, so nothing is missed when it is back.
+                # Its journal keeps the events, so nothing is missed when it is back.
                 if not away:
                     say(f"waiting for the controller: {error.message}", err=True)
                 events, away = [], True
