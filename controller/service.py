@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from patchlight.controller.api.listening import Front, listening_for_api
-from patchlight.controller.circuits.device_lock import CONTROLLER, device_lock
+from patchlight.controller.circuits.registry import CONTROLLER, device_lock
 from patchlight.controller.metrics.exposition import (
     LOCAL_NAMES,
     ControllerMetrics,

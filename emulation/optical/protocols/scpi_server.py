@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import ClassVar
 
+from patchlight.controller.circuits.drivers.polatis import units
 from patchlight.controller.circuits.protocols.connection import FramingError, LineFramer
-from patchlight.controller.circuits.protocols.scpi import units
 from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
 from patchlight.emulation.optical.protocols.server import ProtocolServer
 from patchlight.emulation.optical.switch_matrix import RequestRefused

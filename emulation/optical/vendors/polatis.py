@@ -11,7 +11,7 @@ from typing import Literal
 
 from patchlight.controller.circuits.contract import SIDES
 from patchlight.controller.circuits.drivers.base import Numbering
-from patchlight.controller.circuits.protocols.scpi import channels
+from patchlight.controller.circuits.drivers.polatis import channels
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.protocols.scpi_server import ScpiError, ScpiServer
 from patchlight.emulation.optical.protocols.tl1_server import (
