@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from patchlight.controller.circuits.device_lock import CONTROLLER, device_lock
+from patchlight.controller.circuits.registry import CONTROLLER, device_lock
 from patchlight.controller.metrics import exposition
 from patchlight.controller.metrics.exposition import JobTraces, sending_to
 from patchlight.controller.parts import Controller, ControllerSettings

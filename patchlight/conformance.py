@@ -49,8 +49,12 @@ from patchlight.controller.circuits.conformance_run import (
     run_check,
     run_checks,
 )
-from patchlight.controller.circuits.device_lock import device_lock
-from patchlight.controller.circuits.registry import DriverFactory, open_driver, password_of
+from patchlight.controller.circuits.registry import (
+    DriverFactory,
+    device_lock,
+    open_driver,
+    password_of,
+)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.portmap import PortMap

@@ -26,14 +26,15 @@ from patchlight.controller.changes.record import ChangeOptions, change_as_texts
 from patchlight.controller.changes.service import CircuitService
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import AnyDriver, Drivers
-from patchlight.controller.circuits.device_lock import (
+from patchlight.controller.circuits.registry import (
     CONTROLLER,
     DIRECT,
     DeviceLocked,
     device_lock,
+    open_driver,
+    password_of,
     refuse_beside,
 )
-from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.storage.store import Store, open_store
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.io.issues import joined, mistake_in_words

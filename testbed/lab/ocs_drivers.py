@@ -122,7 +122,7 @@ _ROWS = (
     OcsDriver(
         "dry-run",
         "none: remembers, for rehearsals",
-        driver="dry_run:DryRun",
+        driver="base:DryRun",
         has_users=False,
         tested_with="itself",
         hardware="–",
@@ -152,7 +152,7 @@ _WSS_ROWS = (
     OcsDriver(
         "dry-run",
         "none: remembers, for rehearsals",
-        driver="dry_run:DryRunWavelengths",
+        driver="base:DryRunWavelengths",
         has_users=False,
         tested_with="itself",
         hardware="–",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.circuits.device_lock import device_lock
+from patchlight.controller.circuits.registry import device_lock
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import read_lab
 from tests.support.controller_process import DRY_LAB, OcsCommand

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from patchlight.controller.circuits.contract import LoginRefused
+from patchlight.controller.circuits.protocols.connection import Session
 from patchlight.controller.circuits.protocols.netconf import NetconfConnection
-from patchlight.controller.circuits.protocols.session import Session
 from patchlight.controller.circuits.protocols.ssh import FILE_VARIABLE, open_shell
 from patchlight.deploy.ssh import SshLoginRefused, Unreachable, logged_in
 from patchlight.testbed.lab.model import Lab, Server

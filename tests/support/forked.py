@@ -24,7 +24,7 @@ _FORKED.set_forkserver_preload(
         "patchlight.cli.controller",
         "patchlight.cli.main",
         "patchlight.controller.api.app",
-        "patchlight.controller.circuits.drivers.dry_run",
+        "patchlight.controller.circuits.drivers.base",
         "patchlight.controller.policies.degrees",
         "patchlight.controller.policies.order",
         "patchlight.controller.policies.placement",

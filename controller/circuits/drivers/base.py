@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from patchlight.controller.circuits.contract import (
+    Alarm,
     Capabilities,
+    Condition,
     DirectedPort,
+    Identity,
+    PortState,
     Side,
     checked,
     checked_channels,
 )
-from patchlight.controller.circuits.dialects import Dialect, NumberedDialect
-from patchlight.controller.circuits.drivers.table import R, Row, SessionTable, TableDriver
-from patchlight.controller.circuits.protocols.session import DEFAULT_TIMEOUTS, Timeouts
+from patchlight.controller.circuits.drivers.table import UP, R, Row, SessionTable, TableDriver
+from patchlight.controller.circuits.protocols.connection import DEFAULT_TIMEOUTS, Timeouts
+from patchlight.controller.circuits.protocols.session import Dialect, NumberedDialect
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.ocs_drivers import check_shape
-from patchlight.testbed.lab.portmap import CrossConnect, PortMap
+from patchlight.testbed.lab.portmap import CrossConnect, JoinsPorts, PortMap
 from patchlight.testbed.lab.spectrum import ChannelConnect, Grid, SpectrumMap
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 
@@ -64,6 +72,22 @@ class CircuitTableDriver(TableDriver[CrossConnect, PortMap, R]):
 
 class SessionDriver(SessionTable[CrossConnect, PortMap, R], CircuitTableDriver[R]):
     """See ``CircuitDriver``. A driver says which ``client_class`` it talks with, and its table."""
+
+
+def power_dbm(text: str, dark_dbm: float = -math.inf) -> float | None:
+    """A power as the device writes it, in dBm; ``None`` at or below ``dark_dbm`` or if none."""
+    try:
+        power = float(text)
+    except ValueError:
+        return None
+    return power if dark_dbm < power < 100 else None
+
+
+def condition(answer: str, ready: str, locked: str) -> Condition:
+    """What a port's state means, given the patterns for two of the meanings."""
+    if re.fullmatch(ready, answer):
+        return "ready"
+    return "locked" if re.fullmatch(locked, answer) else "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,3 +237,111 @@ class WavelengthSessionDriver(
         except BadInput as error:
             raise BadInput(f"{switch.name}: {error.message}") from error
         super().__init__(switch, password, dialect, timeouts)
+
+
+C = TypeVar("C", bound=JoinsPorts)
+M = TypeVar("M")
+
+
+class _Rehearsed(TableDriver[C, M, Row]):
+    """A switch that exists only in memory."""
+
+    capabilities = Capabilities()
+    _list_limit = 1 << 16
+    _entries: Mapping[C, Row]
+
+    async def open(self) -> None:
+        """Nothing to reach."""
+
+    async def close(self) -> None:
+        """Nothing to let go; the map stays in memory."""
+
+    async def identify(self) -> Identity:
+        """It says that it is a rehearsal."""
+        return Identity("Patchlight", "dry-run", "", "", self.name)
+
+    async def port_states(self) -> Mapping[DirectedPort, PortState]:
+        """Every port is ready."""
+        return dict.fromkeys(self._all_ports(), PortState("ready", "dry run"))
+
+    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
+        """Nothing: there is no power monitor."""
+        self._checked_ports(ports)
+        return {}
+
+    async def alarms(self) -> tuple[Alarm, ...]:
+        """There are none."""
+        return ()
+
+    async def _table(self) -> Mapping[C, Row]:
+        return self._entries
+
+    async def _make(self, pairs: Sequence[C]) -> None:
+        self._entries = {**self._entries, **dict.fromkeys(pairs, UP)}
+
+    async def _break(self, pairs: Sequence[C], table: Mapping[C, Row]) -> None:
+        gone = frozenset(pairs)
+        self._entries = {c: row for c, row in self._entries.items() if c not in gone}
+
+
+class DryRun(_Rehearsed[CrossConnect, PortMap], CircuitTableDriver[Row]):
+    """An OCS that exists only in memory; begins with the lab file's cross-connects."""
+
+    def __init__(self, switch: CircuitSwitch, password: str = "") -> None:
+        super().__init__(switch)
+        self._entries = dict.fromkeys(switch.initial, UP)
+
+    def _in_use(self, port: DirectedPort, by: CrossConnect) -> str:
+        return f"{port} is in use: {by}"
+
+
+class DryRunWavelengths(_Rehearsed[ChannelConnect, SpectrumMap], WavelengthTableDriver[Row]):
+    """A WSS that exists only in memory; begins with the lab file's channels."""
+
+    def __init__(self, switch: WavelengthSwitch, password: str = "") -> None:
+        super().__init__(switch)
+        self._entries = dict.fromkeys(switch.initial, UP)
+
+
+def json_rows(body: object) -> list[Mapping[str, Any]]:
+    """A list of objects, or the one list in an object around it (RESTCONF names it)."""
+    if isinstance(body, dict) and len(body) == 1:
+        (body,) = body.values()
+    if not isinstance(body, list) or not all(isinstance(row, dict) for row in body):
+        raise ValueError(f"expected a list of objects, got {json_short(body)}")
+    return body
+
+
+def json_object(body: object) -> Mapping[str, Any]:
+    """An object, be it alone in a list or in an object around it; empty for none."""
+    while isinstance(body, (list, dict)) and len(body) == 1:
+        inner = body[0] if isinstance(body, list) else next(iter(body.values()))
+        if isinstance(body, dict) and not isinstance(inner, (list, dict)):
+            break
+        body = inner
+    if isinstance(body, list) and not body:
+        return {}
+    if not isinstance(body, dict):
+        raise ValueError(f"expected an object, got {json_short(body)}")
+    return body
+
+
+def json_text(row: Mapping[str, Any], key: str) -> str:
+    """A value as text; empty where there is none."""
+    value = row.get(key)
+    return "" if value is None else str(value).strip()
+
+
+def json_number(row: Mapping[str, Any], key: str) -> int:
+    """A whole number, be it written as one or as text."""
+    value = row.get(key)
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        return int(value[:9])
+    if type(value) is not int:
+        raise ValueError(f"expected a number at {key!r} of {json_short(row)}")
+    return value
+
+
+def json_short(body: object) -> str:
+    """JSON as errors may have it, and as alarms are told apart by."""
+    return json.dumps(body, ensure_ascii=False, sort_keys=True, default=str)[:300]

@@ -1,32 +1,18 @@
-"""What a Calient says of its circuits, ports and power: lines of replies → values.
-
-Its ports are ``shelf.module.port``: eight ports on a module, eight modules.
-"""
+"""What the drivers of Calient switches share: port numbers, and the rows of their tables."""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from patchlight.controller.circuits.contract import (
-    SIDES,
-    Condition,
-    DirectedPort,
-    Identity,
-    PortState,
-)
-from patchlight.controller.circuits.dialects import power_dbm
 from patchlight.controller.circuits.drivers.table import Row, RowState
-from patchlight.controller.circuits.protocols.http_dialects import CalientRestDialect
-from patchlight.controller.circuits.protocols.tl1_dialects import CircuitDialect
+from patchlight.controller.circuits.protocols.session import Dialect, Pattern
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import CrossConnect
 
-PORTS_PER_MODULE = 8
-MODULES_PER_SHELF = 8
-
+# A port is "shelf.module.port": eight ports on a module, eight modules on a shelf.
 _AID = re.compile(r"([1-9][0-9]{0,3})\.([1-8])\.([1-8])")
 
 
@@ -35,19 +21,35 @@ def to_aid(port: int) -> str:
     """Canonical port 1, 2, … → ``1.1.1``, ``1.1.2``, …; port 65 is ``2.1.1``."""
     if port < 1:
         raise BadInput(f"{port} is not a port: ports count from 1")
-    module, index = divmod(port - 1, PORTS_PER_MODULE)
-    shelf, module = divmod(module, MODULES_PER_SHELF)
+    module, index = divmod(port - 1, 8)
+    shelf, module = divmod(module, 8)
     return f"{shelf + 1}.{module + 1}.{index + 1}"
 
 
 @functools.lru_cache(maxsize=4096)
 def to_port(aid: str) -> int | None:
-    """``2.1.1`` → 65; ``None`` if it is not such a number."""
+    """``2.1.1`` → 65; ``None`` for any other text."""
     match = _AID.fullmatch(aid)
     if match is None:
         return None
     shelf, module, index = (int(part) for part in match.groups())
-    return ((shelf - 1) * MODULES_PER_SHELF + module - 1) * PORTS_PER_MODULE + index
+    return ((shelf - 1) * 8 + module - 1) * 8 + index
+
+
+@dataclass(frozen=True)
+class CalientDialect(Dialect):
+    """What both protocols share. ``up``, ``failed`` and ``parked`` match a circuit's ``AS,OS,OC``.
+
+    A parked circuit is entered and not activated. ``bulk``: whether lists of circuits are sent.
+    """
+
+    vendor: str = "Calient"
+    group: str = "SYSTEM"
+    bulk: bool = True
+    bulk_limit: int = 64
+    up: Pattern = r"IS,IS,OK"
+    failed: Pattern = r"[^,]*,[^,]*,(FAIL|NOHW)"
+    parked: Pattern = r"UMA,.*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,7 @@ class CalientRow(Row):
     @classmethod
     def of(
         cls,
-        dialect: CircuitDialect | CalientRestDialect,
+        dialect: CalientDialect,
         first: CrossConnect,
         conn: str,
         *,
@@ -73,7 +75,7 @@ class CalientRow(Row):
         """Without ``group`` and ``name``, as a new one is entered; ``state``: ``AS,OS,OC``."""
         return cls(
             _row_state(state, dialect.parked, dialect.up, dialect.failed),
-            _state_words(state),
+            state_words(state),
             conn,
             two_way,
             first=first,
@@ -104,117 +106,6 @@ def circuits_of(
     return list({(row := table[c]).conn: row for c in pairs}.values())
 
 
-def is_conn_id(text: str) -> bool:
-    """Whether this is the id of some circuit, one-way or two-way."""
-    ends = re.split("[>-]", text)
-    return len(ends) == 2 and all(to_port(end) is not None for end in ends)
-
-
-def conn_id(c: CrossConnect) -> str:
-    """The id of a one-way connection: ``1.1.1>1.1.2``."""
-    return f"{to_aid(c.inp)}>{to_aid(c.out)}"
-
-
-def read_circuit(dialect: CircuitDialect, line: str) -> CalientRow | None:
-    """The circuit of one line of a reply to ``RTRV-CRS``; ``None`` if it cannot be read."""
-    if (match := re.match(dialect.circuit_line, line)) is None:
-        return None
-    src_aid, dst_aid, kind, *state = match.group("src", "dst", "kind", "AS", "OS", "OC")
-    src, dst = to_port(src_aid), to_port(dst_aid)
-    if src is None or dst is None:
-        return None
-    two_way = kind == "2"
-    return CalientRow.of(
-        dialect,
-        CrossConnect(src, dst),
-        f"{src_aid}{'-' if two_way else '>'}{dst_aid}",
-        state=",".join(state),
-        two_way=two_way and src != dst,
-        group=match["group"],
-        name=match["name"],
-    )
-
-
-def read_port_states(
-    lines: Iterable[str], dialect: CircuitDialect
-) -> dict[DirectedPort, PortState]:
-    """Both sides of the ports that a reply to ``RTRV-PORT`` lists."""
-    pattern, states = re.compile(dialect.port_line), {}
-    for line in lines:
-        if (match := pattern.match(line)) is None or (number := to_port(match["port"])) is None:
-            continue
-        for side in SIDES:
-            state = ",".join(match[f"{side}_{what}"] for what in ("AS", "OS", "OC"))
-            port_state = PortState(_condition(state, dialect), _state_words(state))
-            states[DirectedPort(side, number)] = port_state
-    return states
-
-
-def read_power(
-    lines: Iterable[str], dialect: CircuitDialect, asked: Container[int]
-) -> dict[DirectedPort, float | None]:
-    """Both sides' power (dBm) of the ports ``asked`` that a reply to ``RTRV-PORT-SUM`` lists."""
-    match_line, powers = re.compile(dialect.power_line).match, {}
-    for line in lines:
-        # Few of a long table's lines are asked for, and a pattern costs more than a look.
-        first = to_port(line.partition(":")[0])
-        if first is not None and first not in asked:
-            continue
-        if (match := match_line(line)) and (number := to_port(match["port"])):
-            for port in _sides(number):
-                powers[port] = power_dbm(match[port.side])
-    return powers
-
-
-@functools.lru_cache(maxsize=4096)
-def _sides(number: int) -> tuple[DirectedPort, ...]:
-    return tuple(DirectedPort(side, number) for side in SIDES)
-
-
-def circuits_at_port(
-    lines: Iterable[str], dialect: CircuitDialect, port: int
-) -> list[CrossConnect] | None:
-    """The directions that a reply to ``RTRV-PORT-SUM`` for ``port`` names; ``None``: unclear.
-
-    A circuit may have been given a name, and the name be that of another one: it is unclear
-    where what is named does not use the port, or nothing is named and something in use.
-    """
-    matches = [match for line in lines if (match := re.match(dialect.port_circuits, line))]
-    if len(matches) != 1:
-        return None
-    directions: list[CrossConnect] = []
-    groups = matches[0].groupdict()
-    for which in ("first", "second"):
-        conn, state = groups[which], groups.get(f"{which}_state", "")
-        if re.fullmatch(dialect.no_circuit, conn) and re.fullmatch(dialect.no_circuit, state):
-            continue
-        src, dst = (to_port(part) for part in (conn.replace("-", ">") + ">").split(">")[:2])
-        if src is None or dst is None or port not in (src, dst):
-            return None
-        there = CrossConnect(src, dst)
-        directions += [there, there.reverse] if "-" in conn else [there]
-    return directions
-
-
-def read_identity(lines: Iterable[str], dialect: CircuitDialect) -> Identity:
-    """Who answers, from a reply to ``RTRV-NE``; empty where it does not say."""
-    pattern = re.compile(dialect.identity_line)
-    for line in lines:
-        if match := pattern.match(line):
-            return Identity(
-                dialect.vendor, match["model"], match["serial"], match["software"], match["name"]
-            )
-    return Identity(dialect.vendor, "", "", "")
-
-
-def _condition(state: str, dialect: CircuitDialect) -> Condition:
-    if re.fullmatch(dialect.port_failed, state):
-        return "failed"
-    if re.fullmatch(dialect.port_absent, state):
-        return "absent"
-    return "locked" if re.fullmatch(dialect.port_locked, state) else "ready"
-
-
 # A long table's rows have few different states.
 @functools.lru_cache(maxsize=256)
 def _row_state(state: str, parked: str, up: str, failed: str) -> RowState:
@@ -226,7 +117,7 @@ def _row_state(state: str, parked: str, up: str, failed: str) -> RowState:
 
 
 @functools.lru_cache(maxsize=256)
-def _state_words(state: str) -> str:
+def state_words(state: str) -> str:
     """``IS,IS,OK`` → ``AS=IS,OS=IS,OC=OK``."""
     keys = ("AS", "OS", "OC")
     return ",".join(f"{key}={value}" for key, value in zip(keys, state.split(","), strict=False))

@@ -3,14 +3,13 @@
 Every cross-connect is made one-way, so that changing one direction never touches the other.
 Two-way circuits that somebody else made are read as their two directions, and broken only
 whole. The interface tells of circuits and power; it says nothing unasked, and nothing of the
-state of a port. Run against the emulated device only so far; paths, bodies and keys are in
-``http_dialects.py``.
+state of a port. Run against the emulated device only so far.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from patchlight.controller.circuits.contract import (
     Alarm,
@@ -22,20 +21,76 @@ from patchlight.controller.circuits.contract import (
     Severity,
     Standing,
 )
-from patchlight.controller.circuits.dialects import filled, power_dbm
-from patchlight.controller.circuits.drivers.base import SessionDriver
-from patchlight.controller.circuits.drivers.calient import CalientRow, circuits_of, to_aid, to_port
-from patchlight.controller.circuits.protocols.http import (
-    HttpClient,
-    in_json,
-    in_url,
+from patchlight.controller.circuits.drivers.base import (
+    SessionDriver,
     json_object,
     json_rows,
     json_short,
     json_text,
+    power_dbm,
 )
-from patchlight.controller.circuits.protocols.http_dialects import CALIENT, CalientRestDialect
+from patchlight.controller.circuits.drivers.calient import (
+    CalientDialect,
+    CalientRow,
+    circuits_of,
+    to_aid,
+    to_port,
+)
+from patchlight.controller.circuits.protocols.http import HttpClient, HttpDialect, in_json, in_url
+from patchlight.controller.circuits.protocols.session import Pattern, Template, filled
 from patchlight.testbed.lab.portmap import CrossConnect
+
+
+@dataclass(frozen=True)
+class CalientRestDialect(CalientDialect, HttpDialect):
+    """What a Calient takes.
+
+    ``{src}`` and ``{dst}`` are ports like ``1.1.1``, ``{conn}`` is a connection's id,
+    ``{group}`` and ``{connname}`` what the device holds of it. ``deactivate``, if there is
+    one, goes before ``delete``. The ``…_key`` entries are keys of the answers. ``up``,
+    ``failed`` and ``parked`` match a half's ``AS,OS,OC``. At or below ``dark_dbm`` it is dark.
+    """
+
+    FIELDS: ClassVar[frozenset[str]] = frozenset({"src", "dst", "conn", "group", "connname"})
+
+    base: str = "/rest"
+    circuits: str = "/crossconnects/?id=list"
+    add: str = "/crossconnects/?id=add"
+    add_bulk: str = "/crossconnects/?id=badd"
+    body: Template = (
+        '{{"in":"{src}","out":"{dst}","group":"{group}","conn":"{conn}",'
+        '"dir":"uni","band":"CBAND"}}'
+    )
+    activate: Template = "/crossconnects/?id=activate&conn={conn}&group={group}&name={connname}"
+    deactivate: Template = ""
+    delete: Template = "/crossconnects/?id=delete&conn={conn}&group={group}&name={connname}"
+    ports: str = "/ports/?id=summary"
+    hardware: str = "/node/?id=summary&detail=SYSCFG"
+    software: str = "/node/?id=summary&detail=SOFTWARE"
+    one_way_id: Template = "{src}>{dst}"
+    two_way_id: Template = "{src}-{dst}"
+    first_half_key: str = "half1"
+    second_half_key: str = "half2"
+    half_conn_key: str = "conn"
+    half_conn: Pattern = r"(?P<src>[\d.]+)(?:/\d+)?>(?P<dst>[\d.]+)(?:/\d+)?"
+    state_keys: str = "as,os,oc"
+    in_power_key: str = "inp"
+    out_power_key: str = "outp"
+    alarm_key: str = "alarm"
+    name_key: str = "name"
+    group_key: str = "group"
+    port_key: str = "port"
+    port_power_key: str = "power"
+    model_key: str = "partnumber"
+    serial_key: str = "serialnumber"
+    version_key: str = "version"
+    no_alarm: Pattern = r"|CL|NONE"
+    critical: Pattern = r"CR.*"
+    major: Pattern = r"MJ.*"
+    dark_dbm: float = -90.0
+
+
+CALIENT = CalientRestDialect()
 
 
 @dataclass(frozen=True, slots=True)

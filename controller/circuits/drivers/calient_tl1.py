@@ -2,45 +2,102 @@
 
 Every cross-connect is made one-way, so that changing one direction never touches the other.
 Two-way circuits that somebody else made are read as their two directions, and broken only
-whole. Run against the emulated device only so far; the commands are in ``tl1_dialects.py``.
+whole. Run against the emulated device only so far.
 """
 
 import functools
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
+from typing import ClassVar
 
 from patchlight.controller.circuits.contract import (
+    SIDES,
     Alarm,
     Capabilities,
+    Condition,
     DeviceRefused,
     DirectedPort,
     Identity,
     PortState,
 )
-from patchlight.controller.circuits.dialects import Bare
-from patchlight.controller.circuits.drivers.base import SessionDriver
+from patchlight.controller.circuits.drivers.base import SessionDriver, power_dbm
 from patchlight.controller.circuits.drivers.calient import (
+    CalientDialect,
     CalientRow,
-    circuits_at_port,
     circuits_of,
-    conn_id,
-    is_conn_id,
-    read_circuit,
-    read_identity,
-    read_port_states,
-    read_power,
+    state_words,
     to_aid,
+    to_port,
 )
 from patchlight.controller.circuits.drivers.table import TABLES_KEPT
-from patchlight.controller.circuits.protocols.session import shortened
-from patchlight.controller.circuits.protocols.tl1 import Tl1Client
-from patchlight.controller.circuits.protocols.tl1_dialects import CALIENT, CircuitDialect
+from patchlight.controller.circuits.protocols.session import Bare, Pattern, Template, shortened
+from patchlight.controller.circuits.protocols.tl1 import SessionDialect, Tl1Client
 from patchlight.controller.circuits.protocols.tl1_messages import can_quote
 from patchlight.testbed.lab.portmap import CrossConnect
 
 _FEW = 4  # up to so many ports or circuits are asked for one by one, not as a whole table
 _LINES_KEPT = 2048  # a table is read again and again, and few of its lines are new
+
+
+@dataclass(frozen=True)
+class CalientTl1Dialect(CalientDialect, SessionDialect):
+    """What a Calient takes.
+
+    ``{src}`` and ``{dst}`` are port AIDs, ``{conn}`` is the connection's id (``1.1.1>1.1.2``,
+    or with ``-`` where it is two-way), ``{group}`` and ``{connname}`` what the device holds
+    of it, ``{kind}`` is ``1WAY`` or ``2WAY``, ``{conns}`` is a list of ids. Patterns are
+    matched against one quoted line of a reply each and name their groups as below.
+    """
+
+    FIELDS: ClassVar[frozenset[str]] = SessionDialect.FIELDS.union(
+        ["src", "dst", "conn", "connname", "group", "kind", "conns", "port"]
+    )
+
+    enter: Template = "ENT-CRS::{src},{dst}:{ctag}::{group},{kind};"
+    activate: Template = "ACT-CRS::{src},{dst}:{ctag}::{conn},{group};"
+    deactivate: Template = "CANC-CRS::{src},{dst}:{ctag}::{conn},{group};"
+    delete: Template = "DLT-CRS::{src},{dst}:{ctag}::,{group},{connname};"
+    enter_bulk: Template = "ENT-CRS-BULK::{conns}:{ctag};"
+    delete_bulk: Template = "DLT-CRS-BULK::{conns}:{ctag};"
+    retrieve_all: Template = "RTRV-CRS:::{ctag}::ALL;"
+    retrieve_one: Template = "RTRV-CRS::{src},{dst}:{ctag}::{conn};"
+    ports: Template = "RTRV-PORT::0:{ctag};"
+    power_all: Template = "RTRV-PORT-SUM::0:{ctag};"
+    power_one: Template = "RTRV-PORT-SUM::{port}:{ctag};"
+    identity: Template = "RTRV-NE:::{ctag};"
+    bulk_separator: str = "&"
+    circuit_line: Pattern = (
+        # Names are anybody's, commas and line ends included; a line in which CONNTYPE stands
+        # twice cannot be read, for a name could then tell another state of the circuit.
+        r"(?s)[^:]*:SRCPORT=(?P<src>[^,]*),DSTPORT=(?P<dst>[^,]*),"
+        r"GRPNAME=(?P<group>[^,]*(?:,(?!CONNNAME=)[^,]*)*),"
+        r"CONNNAME=(?P<name>[^,]*(?:,(?!CONNTYPE=)[^,]*)*),"
+        r"CONNTYPE=(?P<kind>[12])WAY(?!.*,CONNTYPE=).*?,"
+        r"AS=(?P<AS>[^,]*),OS=(?P<OS>[^,]*),OC=(?P<OC>[^,]*)"
+    )
+    port_line: Pattern = (
+        r"(?P<port>[\d.]+):.*?INAS=(?P<in_AS>[^,]*),INOS=(?P<in_OS>[^,]*),INOC=(?P<in_OC>[^,]*),"
+        r".*?OUTAS=(?P<out_AS>[^,]*),OUTOS=(?P<out_OS>[^,]*),OUTOC=(?P<out_OC>[^,]*)"
+    )
+    power_line: Pattern = r"(?P<port>[\d.]+):.*?INPWR=(?P<in>[^,]*),OUTPWR=(?P<out>[^,]*)"
+    port_circuits: Pattern = (
+        r"(?s)(?P<port>[\d.]+):.*?CONNNAME1=(?P<first>[^,]*),CONNSTATE1=(?P<first_state>[^,]*),"
+        r"CONNNAME2=(?P<second>[^,]*),CONNSTATE2=(?P<second_state>[^,]*)"
+    )
+    no_circuit: Pattern = r"NONE|"
+    identity_line: Pattern = (
+        r"(?P<name>[^:]*):SERIALNUMBER=(?P<serial>[^,]*),SWPACKAGE=(?P<software>[^,]*),"
+        r".*?CHASSISTYPE=(?P<model>[^,]*)"
+    )
+    port_failed: Pattern = r"[^,]*,[^,]*,(FAIL|NOHW)"
+    port_absent: Pattern = r"OOS-NP,.*"
+    port_locked: Pattern = r"(UMA|OOS).*"
+    no_such_circuit: Pattern = r"no such|not found|does not exist|invalid connection"
+
+
+CALIENT = CalientTl1Dialect()
 
 
 class CalientTl1(SessionDriver[CalientRow]):
@@ -49,13 +106,16 @@ class CalientTl1(SessionDriver[CalientRow]):
     built_in = CALIENT
     client_class = Tl1Client
     client: Tl1Client
-    _dialect: CircuitDialect
+    _dialect: CalientTl1Dialect
     capabilities = Capabilities(power_in=True, power_out=True)
 
     async def identify(self) -> Identity:
         """From ``RTRV-NE``."""
-        reply = await self.client.command(self._dialect.identity)
-        return read_identity(reply.lines, self._dialect)
+        dialect = self._dialect
+        for line in (await self.client.command(dialect.identity)).lines:
+            if found := re.match(dialect.identity_line, line):
+                return Identity(dialect.vendor, *found.group("model", "serial", "software", "name"))
+        return Identity(dialect.vendor, "", "", "")
 
     async def alarms(self) -> tuple[Alarm, ...]:
         """Autonomous messages since ``open``, and what ``RTRV-ALM-ALL`` lists."""
@@ -64,8 +124,16 @@ class CalientTl1(SessionDriver[CalientRow]):
     async def port_states(self) -> Mapping[DirectedPort, PortState]:
         """From ``RTRV-PORT``."""
         reply = await self.client.command(self._dialect.ports, paged=True)
-        states = read_port_states(reply.lines, self._dialect)
-        return {port: state for port, state in states.items() if port.number <= self.ports}
+        pattern, states = re.compile(self._dialect.port_line), {}
+        for line in reply.lines:
+            number = to_port(match["port"]) if (match := pattern.match(line)) else None
+            if match is None or number is None or number > self.ports:
+                continue
+            for side in SIDES:
+                state = ",".join(match[f"{side}_{what}"] for what in ("AS", "OS", "OC"))
+                words = state_words(state)
+                states[DirectedPort(side, number)] = PortState(self._condition(state), words)
+        return states
 
     async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
         """From ``RTRV-PORT-SUM``, port by port for a few, else the whole table."""
@@ -76,7 +144,15 @@ class CalientTl1(SessionDriver[CalientRow]):
         else:
             reply = await self.client.command(self._dialect.power_all, paged=True)
             lines = list(reply.lines)
-        powers = read_power(lines, self._dialect, numbers)
+        match_line, powers = re.compile(self._dialect.power_line).match, {}
+        for line in lines:
+            # Few of a long table's lines are asked for, and a pattern costs more than a look.
+            first = to_port(line.partition(":")[0])
+            if first is not None and first not in numbers:
+                continue
+            if (match := match_line(line)) and (number := to_port(match["port"])):
+                for port in _sides(number):
+                    powers[port] = power_dbm(match[port.side])
         return {port: powers[port] for port in asked if port in powers}
 
     async def _table(self) -> Mapping[CrossConnect, CalientRow]:
@@ -124,7 +200,7 @@ class CalientTl1(SessionDriver[CalientRow]):
             return await super()._beside(pairs)
         beside: list[CrossConnect] = []
         for number in {number for c in pairs for number in (c.inp, c.out)}:
-            here = circuits_at_port(await self._port_summary(number), self._dialect, number)
+            here = self._circuits_at(number, await self._port_summary(number))
             if here is None:
                 return await self._table()
             beside += here
@@ -183,14 +259,50 @@ class CalientTl1(SessionDriver[CalientRow]):
         reply = await self.client.command(self._dialect.power_one, {"port": to_aid(number)})
         return reply.lines
 
+    def _circuits_at(self, port: int, lines: Iterable[str]) -> list[CrossConnect] | None:
+        """The directions that a port's summary names; ``None`` if that is unclear.
+
+        A circuit may have been given a name, and the name be that of another one: it is unclear
+        where what is named does not use the port, or nothing is named and something in use.
+        """
+        dialect = self._dialect
+        matches = [match for line in lines if (match := re.match(dialect.port_circuits, line))]
+        if len(matches) != 1:
+            return None
+        directions: list[CrossConnect] = []
+        groups = matches[0].groupdict()
+        for which in ("first", "second"):
+            conn, state = groups[which], groups.get(f"{which}_state", "")
+            if re.fullmatch(dialect.no_circuit, conn) and re.fullmatch(dialect.no_circuit, state):
+                continue
+            src, dst = (to_port(part) for part in (conn.replace("-", ">") + ">").split(">")[:2])
+            if src is None or dst is None or port not in (src, dst):
+                return None
+            there = CrossConnect(src, dst)
+            directions += [there, there.reverse] if "-" in conn else [there]
+        return directions
+
     @functools.cached_property
     def _entries(self) -> Callable[[str], Sequence[tuple[CrossConnect, CalientRow]]]:
         """What one line puts into the table."""
 
         def read(line: str) -> Sequence[tuple[CrossConnect, CalientRow]]:
-            if (circuit := read_circuit(self._dialect, line)) is None:
+            match = re.match(self._dialect.circuit_line, line)
+            src = to_port(match["src"]) if match else None
+            dst = to_port(match["dst"]) if match else None
+            if match is None or src is None or dst is None:
                 # Passed over, it would be a circuit that nobody sees.
                 raise self._nonsense("the question for its map", shortened(line))
+            two_way = match["kind"] == "2"
+            circuit = CalientRow.of(
+                self._dialect,
+                CrossConnect(src, dst),
+                f"{match['src']}{'-' if two_way else '>'}{match['dst']}",
+                state=",".join(match.group("AS", "OS", "OC")),
+                two_way=two_way and src != dst,
+                group=match["group"],
+                name=match["name"],
+            )
             return [(direction, circuit) for direction in circuit.directions]
 
         return functools.lru_cache(_LINES_KEPT)(read)
@@ -206,16 +318,25 @@ class CalientTl1(SessionDriver[CalientRow]):
         """What fills templates. A circuit goes by its ports, and as one of our group, where no
         command can hold what it is called, or its name is the id of another one."""
         conn, name = Bare(circuit.conn), circuit.name
+        ends = re.split("[>-]", name)
+        is_id = len(ends) == 2 and all(to_port(end) is not None for end in ends)
         return {
             **circuit.values(),
             "conn": conn,
-            "connname": name if can_quote(name) and not is_conn_id(name) else conn,
+            "connname": name if can_quote(name) and not is_id else conn,
             "group": circuit.group if can_quote(circuit.group) else self._dialect.group,
         }
 
     async def _in_bulk(self, template: str, conns: Iterable[str]) -> None:
         listed = self._dialect.bulk_separator.join(conns)
         await self.client.command(template, {"conns": Bare(listed)}, changes=True)
+
+    def _condition(self, state: str) -> Condition:
+        if re.fullmatch(self._dialect.port_failed, state):
+            return "failed"
+        if re.fullmatch(self._dialect.port_absent, state):
+            return "absent"
+        return "locked" if re.fullmatch(self._dialect.port_locked, state) else "ready"
 
     async def _tell(self, template: str, circuit: CalientRow) -> None:
         kind = "2WAY" if circuit.two_way else "1WAY"
@@ -225,3 +346,13 @@ class CalientTl1(SessionDriver[CalientRow]):
 
     def _says_no_such(self, refusal: DeviceRefused) -> bool:
         return re.search(self._dialect.no_such_circuit, refusal.words, re.IGNORECASE) is not None
+
+
+def conn_id(c: CrossConnect) -> str:
+    """The id of a one-way connection: ``1.1.1>1.1.2``."""
+    return f"{to_aid(c.inp)}>{to_aid(c.out)}"
+
+
+@functools.lru_cache(maxsize=4096)
+def _sides(number: int) -> tuple[DirectedPort, ...]:
+    return tuple(DirectedPort(side, number) for side in SIDES)

@@ -1,12 +1,12 @@
 """The driver ``polatis-restconf``: Polatis (HUBER+SUHNER) switches over RESTCONF (HTTPS).
 
-Run against the emulated device only so far; paths, bodies and keys are in
-``http_dialects.py``.
+Run against the emulated device only so far.
 """
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from patchlight.controller.circuits.contract import (
     Alarm,
@@ -18,22 +18,69 @@ from patchlight.controller.circuits.contract import (
     Side,
     Standing,
 )
-from patchlight.controller.circuits.dialects import Bare, condition, filled
-from patchlight.controller.circuits.drivers.base import Numbering
-from patchlight.controller.circuits.drivers.polatis import PolatisDriver
-from patchlight.controller.circuits.drivers.table import UP, Row
-from patchlight.controller.circuits.protocols.http import (
-    HttpClient,
-    in_json,
-    in_url,
+from patchlight.controller.circuits.drivers.base import (
+    Numbering,
+    condition,
     json_number,
     json_object,
     json_rows,
     json_short,
     json_text,
 )
-from patchlight.controller.circuits.protocols.http_dialects import POLATIS, PolatisRestconfDialect
+from patchlight.controller.circuits.drivers.polatis import PolatisDriver
+from patchlight.controller.circuits.drivers.table import UP, Row
+from patchlight.controller.circuits.protocols.http import HttpClient, HttpDialect, in_json, in_url
+from patchlight.controller.circuits.protocols.session import (
+    AnyPolatisDialect,
+    Bare,
+    Pattern,
+    Template,
+    filled,
+)
 from patchlight.testbed.lab.portmap import CrossConnect
+
+
+@dataclass(frozen=True)
+class PolatisRestconfDialect(HttpDialect, AnyPolatisDialect):
+    """What a Polatis takes.
+
+    ``{ingress}`` and ``{egress}`` are the device's port numbers, ``{pairs}`` is a list of
+    ``pair``. The ``…_key`` entries are keys of the answers. ``size`` is searched in the model.
+    ``guard`` sends the map's ETag along with a change, so that the device does nothing if the
+    map is no longer the one that was read.
+    """
+
+    FIELDS: ClassVar[frozenset[str]] = frozenset({"ingress", "egress", "pairs"})
+
+    base: str = "/api"
+    media_type: str = "application/yang-data+json"
+    circuits: str = "/data/cross-connects/pair"
+    pair: Template = '{{"ingress":{ingress},"egress":{egress}}}'
+    body: Template = '{{"pair":[{pairs}]}}'
+    delete: Template = "/data/cross-connects/pair={ingress}"
+    ports: str = "/data/port-config/port"
+    power: str = "/data/opm-power/port"
+    identity: str = "/data/product-information"
+    system_alarms: str = "/data/system-alarms/alarm"
+    guard: bool = True
+    ingress_key: str = "ingress"
+    egress_key: str = "egress"
+    port_key: str = "port-id"
+    status_key: str = "status"
+    power_key: str = "power"
+    vendor_key: str = "manufacturer"
+    model_key: str = "model-name"
+    serial_key: str = "serial-number"
+    version_key: str = "software-version"
+    size: Pattern = r"\b(?P<ins>\d{1,9})x(?P<outs>\d{1,9})\b"
+    enabled: str = "ENABLED"
+    disabled: str = "DISABLED"
+    absent: Pattern = r"UNSUPPORTED"
+    critical: Pattern = r"(?i)critical"
+    major: Pattern = r"(?i)major"
+
+
+POLATIS = PolatisRestconfDialect()
 
 
 class PolatisRestconf(PolatisDriver):

@@ -3,7 +3,7 @@
 A cross-connect is an entry of the configuration, from a port of side A (``1A``, an input) to one of
 side B (``16B``, an output). It is up when the device says that both sides are tuned. The model has
 no power monitors; it tells the insertion loss that each path had in the factory. Run against the
-emulated device only so far; paths, bodies and keys are in ``http_dialects.py``.
+emulated device only so far.
 """
 
 import logging
@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from patchlight.controller.circuits.contract import (
     Alarm,
@@ -23,21 +23,70 @@ from patchlight.controller.circuits.contract import (
     PortState,
     Standing,
 )
-from patchlight.controller.circuits.dialects import Bare, filled
-from patchlight.controller.circuits.drivers.base import Numbering, SessionDriver
-from patchlight.controller.circuits.drivers.table import Row, RowState
-from patchlight.controller.circuits.protocols.http import (
-    HttpClient,
-    in_json,
-    in_url,
+from patchlight.controller.circuits.drivers.base import (
+    Numbering,
+    SessionDriver,
     json_rows,
     json_short,
     json_text,
 )
-from patchlight.controller.circuits.protocols.http_dialects import SONIC, SonicOcsDialect
+from patchlight.controller.circuits.drivers.table import Row, RowState
+from patchlight.controller.circuits.protocols.http import HttpClient, HttpDialect, in_json, in_url
+from patchlight.controller.circuits.protocols.session import Bare, Pattern, Template, filled
 from patchlight.testbed.lab.portmap import CrossConnect
 
 log = logging.getLogger("patchlight.ocs.sonic")
+
+
+@dataclass(frozen=True)
+class SonicOcsDialect(HttpDialect):
+    """What a switch that runs SONiC takes, by its models ``sonic-ocs`` and ``sonic-ocs-states``.
+
+    ``{inp}`` and ``{out}`` are port numbers, ``{id}`` is a cross-connect's id, ``{rows}`` a list
+    of ``row``. ``up``, ``failed`` and ``parked`` match what ``state_keys`` hold of a cross-connect;
+    all else is on its way. An earlier revision of the model has one status for a cross-connect::
+
+        states = "/data/sonic-ocs:sonic-ocs/OCS_CROSS_CONNECT_TABLE"
+        state_keys = "status"
+        up = "enabled"
+        port_states = "/data/sonic-ocs:sonic-ocs/OCS_PORT_TABLE"
+        port_state_key = "oper_status"
+        losses = "/data/sonic-ocs:sonic-ocs/OCS_FACTORY_INSERTION_LOSS_TABLE"
+    """
+
+    FIELDS: ClassVar[frozenset[str]] = frozenset({"inp", "out", "id", "rows"})
+
+    base: str = "/restconf"
+    media_type: str = "application/yang-data+json"
+    circuits: str = "/data/sonic-ocs:sonic-ocs/OCS_CROSS_CONNECT"
+    ports: str = "/data/sonic-ocs:sonic-ocs/OCS_PORT"
+    states: str = "/data/sonic-ocs-states:sonic-ocs-states/OCS_CROSS_CONNECT"
+    port_states: str = "/data/sonic-ocs-states:sonic-ocs-states/OCS_PORT"
+    losses: str = "/data/sonic-ocs-states:sonic-ocs-states/OCS_FACTORY_INSERTION_LOSS"
+    identity: str = "/data/sonic-device_metadata:sonic-device_metadata/DEVICE_METADATA/localhost"
+    row: Template = '{{"cross_connect_id":"{id}","a_side":"{inp}A","b_side":"{out}B"}}'
+    body: Template = '{{"sonic-ocs:OCS_CROSS_CONNECT":{{"OCS_CROSS_CONNECT_LIST":[{rows}]}}}}'
+    delete: Template = "/data/sonic-ocs:sonic-ocs/OCS_CROSS_CONNECT/OCS_CROSS_CONNECT_LIST={id}"
+    circuit_id: Template = "{inp}A-{out}B"
+    circuit: Pattern = r"(?P<inp>\d{1,9})A-(?P<out>\d{1,9})B"
+    port: Pattern = r"(?P<number>\d{1,9})(?P<side>[AB])"
+    id_key: str = "cross_connect_id"
+    state_keys: str = "a_side_status,b_side_status"
+    port_key: str = "simplex_port_id"
+    override_key: str = "config_status"
+    port_state_key: str = "status"
+    loss_key: str = "loss_dB"
+    vendor: str = "SONiC"
+    model_key: str = "hwsku"
+    name_key: str = "hostname"
+    up: Pattern = "tuned,tuned"
+    failed: Pattern = ".*failed.*"
+    parked: Pattern = "invalid"
+    normal: Pattern = "normal|"
+    list_limit: int = 512
+
+
+SONIC = SonicOcsDialect()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,13 @@
 """Devices that take lists of cross-connects over TL1: ``glimmerglass-tl1`` and ``polatis-tl1``.
 
 Glimmerglass switches (TCP 10034) number inputs 10001… and outputs 20001…; Polatis (HUBER+SUHNER)
-listens on TCP 3082. Run against the emulated devices only so far; the commands are in
-``tl1_dialects.py``.
+listens on TCP 3082. Run against the emulated devices only so far.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
 
 from patchlight.controller.circuits.contract import (
     SIDES,
@@ -20,20 +20,111 @@ from patchlight.controller.circuits.contract import (
     PortState,
     Side,
 )
-from patchlight.controller.circuits.dialects import Bare, condition, power_dbm
-from patchlight.controller.circuits.drivers.base import NumberedDriver, Numbering
+from patchlight.controller.circuits.drivers.base import (
+    NumberedDriver,
+    Numbering,
+    condition,
+    power_dbm,
+)
 from patchlight.controller.circuits.drivers.polatis import PolatisDriver
 from patchlight.controller.circuits.drivers.table import UP, Row
-from patchlight.controller.circuits.protocols.session import shortened
-from patchlight.controller.circuits.protocols.tl1 import Tl1Client, Tl1Reply
-from patchlight.controller.circuits.protocols.tl1_dialects import (
-    GLIMMERGLASS,
-    POLATIS,
-    GlimmerglassDialect,
-    ListDialect,
-    PolatisDialect,
+from patchlight.controller.circuits.protocols.session import (
+    AnyPolatisDialect,
+    Bare,
+    NumberedDialect,
+    Pattern,
+    Template,
+    shortened,
 )
+from patchlight.controller.circuits.protocols.tl1 import SessionDialect, Tl1Client, Tl1Reply
 from patchlight.testbed.lab.portmap import CrossConnect
+
+
+@dataclass(frozen=True)
+class ListDialect(SessionDialect, NumberedDialect):
+    """What a device takes that makes cross-connects in one step, in lists.
+
+    ``{ins}`` and ``{outs}`` are the device's port numbers joined with ``list_separator``,
+    ``{ports}`` is one, such a list, or a range joined with ``range_separator``. Patterns
+    match the beginning of one quoted line of a reply each and name their groups as below.
+    """
+
+    FIELDS: ClassVar[frozenset[str]] = SessionDialect.FIELDS | {"ins", "outs", "ports"}
+
+    enter: Template = "ENT-PATCH::{ins},{outs}:{ctag}:;"
+    delete: Template = "DLT-PATCH::{ins}:{ctag}:;"
+    retrieve: Template = "RTRV-PATCH:::{ctag}:;"
+    size: Template = "RTRV-EQPT::SYSTEM:{ctag}:::PARAMETER=SIZE;"
+    identity: Template = "RTRV-NETYPE:::{ctag}:;"
+    list_separator: str = "&"
+    range_separator: str = "&&"
+    list_limit: int = 256
+    vendor: str = ""
+    circuit_line: Pattern = r"(?P<in>[0-9]{1,9}),(?P<out>[0-9]{1,9})(?![0-9])"
+    size_line: Pattern = r"SYSTEM:SIZE=(?P<ins>\d{1,9})x(?P<outs>\d{1,9})"
+    port_line: Pattern = r"(?P<port>[0-9]{1,9}):(?P<state>\w+)"
+    port_ready: Pattern = r"OPEN"
+
+
+@dataclass(frozen=True)
+class PolatisDialect(ListDialect, AnyPolatisDialect):
+    """What a Polatis switch takes; its shutters are what switches a port off."""
+
+    vendor: str = "Polatis"
+    serial: Template = "RTRV-INV::OCS:{ctag}:;"
+    ports: Template = "RTRV-PORT-SHUTTER::{ports}:{ctag}:;"
+    power: Template = "RTRV-PORT-POWER::{ports}:{ctag}:;"
+    identity_line: Pattern = (
+        r"(?P<vendor>[^,]*),(?P<model>[^,]*),(?P<type>[^,]*),(?P<software>[^,]*)"
+    )
+    serial_line: Pattern = r".*\bSN=(?P<serial>\w+)"
+    any_to_any: Pattern = r"\d+xCC\b"
+    port_closed: Pattern = r"CLOSED"
+    power_line: Pattern = r"(?P<port>[0-9]{1,9}):(?P<power>[^,]*)"
+
+
+@dataclass(frozen=True)
+class GlimmerglassDialect(ListDialect):
+    """What a Glimmerglass switch takes. ``up`` and ``failed`` match ``CONNSTATE,CONNCAUSE``.
+
+    Without light at its input a circuit cannot be fine-tuned, and the switch says *fault*
+    once its timer has run out; the mirrors stand all the same, so that it counts as up.
+    """
+
+    enter: Template = "ent-crs-fiber::{ins},{outs}:{ctag}:::opmode=sync;"
+    delete: Template = "dlt-crs-fiber::{ins},{outs}:{ctag}:::opmode=sync;"
+    retrieve: Template = "rtrv-crs-fiber::all:{ctag};"
+    size: Template = "rtrv-system-info:::{ctag};"
+    identity: Template = "rtrv-system-info:::{ctag};"
+    ports: Template = "rtrv-cfg-fiber::all:{ctag};"
+    vendor: str = "Glimmerglass"
+    in_base: int = 10000
+    out_base: int = 20000
+    circuit_line: Pattern = (
+        # As with Calient's: a name must not tell another output or state.
+        r"(?s)[^:]*:IPORTID=(?P<in>[0-9]{1,9}),(?:(?!OPORTID=).)*OPORTID=(?P<out>[0-9]{1,9}),"
+        r"(?!.*OPORTID=)(?:(?!CONNSTATE=).)*CONNSTATE=(?P<state>[^,]*),(?!.*CONNSTATE=)"
+        r"CONNCAUSE=(?P<cause>[^,]*),INPWR=(?P<inpwr>[^,]*),OUTPWR=(?P<outpwr>[^,]*)"
+    )
+    size_line: Pattern = r".*LicensedPortMatrix=(?P<ins>\d{1,9})x(?P<outs>\d{1,9})"
+    identity_item: Pattern = (
+        r"[^:]*:(?:ChassisType=(?P<model>.*)|SerialNumber=(?P<serial>.*)"
+        r"|SoftwareActiveVersion=(?P<software>.*))"
+    )
+    port_line: Pattern = (
+        r"(?s)[^:]*:PORTID=(?P<port>[0-9]{1,9}),.*?PORTHEALTH=(?P<state>\w+)(?!.*,PORTHEALTH=)"
+    )
+    port_ready: Pattern = r"good"
+    up: Pattern = r"steady,.*|fault,initial_connection_timer_expired"
+    failed: Pattern = r"fault,.*"
+    dark_dbm: float = -45.0
+
+
+POLATIS = PolatisDialect()
+
+
+GLIMMERGLASS = GlimmerglassDialect()
+
 
 D = TypeVar("D", bound=ListDialect)
 

@@ -25,15 +25,15 @@ from patchlight.controller.circuits.contract import (
     Identity,
     PortState,
 )
-from patchlight.controller.circuits.drivers.base import WavelengthSessionDriver
-from patchlight.controller.circuits.drivers.table import TABLES_KEPT, UP, Row
-from patchlight.controller.circuits.protocols.http import (
-    HttpClient,
+from patchlight.controller.circuits.drivers.base import (
+    WavelengthSessionDriver,
     json_number,
     json_object,
     json_text,
 )
-from patchlight.controller.circuits.protocols.http_dialects import WAVESHAPER, WaveShaperDialect
+from patchlight.controller.circuits.drivers.table import TABLES_KEPT, UP, Row
+from patchlight.controller.circuits.protocols.http import HttpClient, HttpDialect
+from patchlight.controller.circuits.protocols.session import Pattern
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.spectrum import Channel, ChannelConnect, Grid
 
@@ -186,6 +186,27 @@ def _thz(ghz: int) -> str:
 
 def _edge(step: int) -> str:
     return f"{(_ANCHOR_GHZ + step * 6.25) / 1000:g}"
+
+
+@dataclass(frozen=True)
+class WaveShaperDialect(HttpDialect):
+    """What a WaveShaper takes. The ``…_key`` entries are keys of its answers."""
+
+    tls: bool = False
+    error_words: Pattern = r'"rctext"\s*:\s*(?P<words>"(?:[^"\\]|\\.)*")'
+    about: str = "/waveshaper/devinfo"
+    profile: str = "/waveshaper/getprofile"
+    load: str = "/waveshaper/loadprofile"
+    vendor: str = "Finisar"
+    model_key: str = "model"
+    serial_key: str = "sno"
+    software_key: str = "ver"
+    port_count_key: str = "portcount"
+    result_key: str = "rc"
+    words_key: str = "rctext"
+
+
+WAVESHAPER = WaveShaperDialect()
 
 
 class WaveShaper(WavelengthSessionDriver[Row]):

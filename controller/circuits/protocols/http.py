@@ -9,11 +9,15 @@ HTTP, for devices that have nothing else (``HttpDialect.tls``), it is not sent a
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import logging
+import os
 import re
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -25,17 +29,102 @@ from patchlight.controller.circuits.contract import (
     DeviceUnreachable,
     LoginRefused,
 )
-from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT
-from patchlight.controller.circuits.protocols.http_dialects import HttpDialect
-from patchlight.controller.circuits.protocols.http_trust import (
-    PINS_VARIABLE,
-    DeviceNotTrusted,
-    Trust,
-)
-from patchlight.controller.circuits.protocols.session import Session, shortened
-from patchlight.testbed.errors import OutcomeUnknown
+from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT, Session
+from patchlight.controller.circuits.protocols.session import Dialect, Pattern, shortened
+from patchlight.testbed.errors import BadInput, OutcomeUnknown
+from patchlight.testbed.linux.files import append_line, user_folder
 
 log = logging.getLogger("patchlight.ocs.http")
+
+PINS_VARIABLE = "PATCHLIGHT_TLS_PINS"
+RULES = ("first-use", "pinned", "ca", "off")
+
+
+class DeviceNotTrusted(DeviceUnreachable):
+    """What answers may be another device: it was told nothing, not even who asks."""
+
+
+def pins_file() -> Path:
+    """Where the pins are kept."""
+    if named := os.environ.get(PINS_VARIABLE):
+        return Path(named)
+    return user_folder("XDG_CONFIG_HOME", ".config") / "patchlight" / "tls-pins"
+
+
+def fingerprint(certificate: bytes) -> str:
+    """``sha256:…`` of a certificate in DER."""
+    return f"sha256:{hashlib.sha256(certificate).hexdigest()}"
+
+
+class Trust:
+    """The rule for one device. ``refused`` says why the last certificate was not accepted."""
+
+    def __init__(self, address: str, rule: str, *, old_tls: bool = False) -> None:
+        if rule not in RULES:
+            raise BadInput(f"verify cannot be {rule!r} in a dialect: one of {', '.join(RULES)}")
+        self.refused = ""
+        self._address, self._rule, self._old_tls = address, rule, old_tls
+
+    def context(self) -> ssl.SSLContext:
+        """What to make TLS connections with."""
+        if self._rule == "ca":
+            context = ssl.create_default_context()
+        else:
+            # Without the machine's certificates: to read them takes some 100 ms.
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if self._rule in ("first-use", "pinned"):
+            context.sslobject_class = _checking(self._check)
+        if self._old_tls:
+            context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+            context.set_ciphers("DEFAULT:@SECLEVEL=0")
+        return context
+
+    def _check(self, certificate: bytes) -> None:
+        """``ssl.SSLError`` ends the handshake before anything of ours is sent."""
+        self.refused = ""
+        shown, file = fingerprint(certificate), pins_file()
+        try:
+            known = self._known(file)
+            if known is None and self._rule == "first-use":
+                self._keep(file, shown)
+                known = shown
+                log.warning("%s: pinned its certificate %s in %s", self._address, shown, file)
+        except (OSError, UnicodeDecodeError) as error:
+            self.refused = f"the pins of certificates in {file}: {error}"
+        else:
+            if known is None:
+                self.refused = f"{self._address} shows {shown}, and {file} has no pin of it"
+            elif known != shown:
+                self.refused = f"{self._address} shows {shown}, but {file} has {known}"
+        if self.refused:
+            raise ssl.SSLError(self.refused)
+
+    def _known(self, file: Path) -> str | None:
+        if not file.exists():
+            return None
+        for line in file.read_text(encoding="utf-8").splitlines():
+            words = line.split()
+            if len(words) >= 2 and words[0] == self._address:
+                return words[1].lower()
+        return None
+
+    def _keep(self, file: Path, shown: str) -> None:
+        append_line(file, f"{self._address} {shown}")
+
+
+def _checking(check: Callable[[bytes], None]) -> type[ssl.SSLObject]:
+    """A TLS connection that has its peer's certificate checked as the handshake ends."""
+
+    class Checked(ssl.SSLObject):
+        def do_handshake(self) -> None:
+            super().do_handshake()
+            check(self.getpeercert(binary_form=True) or b"")
+
+    return Checked
+
+
 T = TypeVar("T")
 
 _WORDS_KEPT = 300
@@ -77,6 +166,28 @@ def in_json(text: str) -> str:
 def in_url(text: str) -> str:
     """A text as it may stand in one part of a path or query."""
     return quote(text, safe="")
+
+
+@dataclass(frozen=True)
+class HttpDialect(Dialect):
+    """What every exchange takes.
+
+    ``verify`` is how the device's certificate is checked before the password is sent:
+    ``"first-use"``, ``"pinned"``, ``"ca"`` or ``"off"``, see ``trust``.
+    ``old_tls`` allows what today's libraries call unsafe, for old units. ``keep_connection``
+    saves a TLS handshake for each exchange; an exchange on a connection of its own cannot
+    take another's answer for its own, nor find that the device has just hung up.
+    ``error_words`` is searched in the body of a refusal. Without ``tls`` it is plain HTTP, and no
+    password is ever sent.
+    """
+
+    base: str = ""
+    tls: bool = True
+    media_type: str = "application/json"
+    verify: str = "first-use"
+    old_tls: bool = False
+    keep_connection: bool = False
+    error_words: Pattern = r'"(?:error-)?message"\s*:\s*(?P<words>"(?:[^"\\]|\\.)*")'
 
 
 class HttpClient:
@@ -312,47 +423,3 @@ class HttpClient:
 
 
 # No vendor promises the shape of its JSON: what is not as it should be is a ``ValueError``.
-
-
-def json_rows(body: object) -> list[Mapping[str, Any]]:
-    """A list of objects, or the one list in an object around it (RESTCONF names it)."""
-    if isinstance(body, dict) and len(body) == 1:
-        (body,) = body.values()
-    if not isinstance(body, list) or not all(isinstance(row, dict) for row in body):
-        raise ValueError(f"expected a list of objects, got {json_short(body)}")
-    return body
-
-
-def json_object(body: object) -> Mapping[str, Any]:
-    """An object, be it alone in a list or in an object around it; empty for none."""
-    while isinstance(body, (list, dict)) and len(body) == 1:
-        inner = body[0] if isinstance(body, list) else next(iter(body.values()))
-        if isinstance(body, dict) and not isinstance(inner, (list, dict)):
-            break
-        body = inner
-    if isinstance(body, list) and not body:
-        return {}
-    if not isinstance(body, dict):
-        raise ValueError(f"expected an object, got {json_short(body)}")
-    return body
-
-
-def json_text(row: Mapping[str, Any], key: str) -> str:
-    """A value as text; empty where there is none."""
-    value = row.get(key)
-    return "" if value is None else str(value).strip()
-
-
-def json_number(row: Mapping[str, Any], key: str) -> int:
-    """A whole number, be it written as one or as text."""
-    value = row.get(key)
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        return int(value[:9])
-    if type(value) is not int:
-        raise ValueError(f"expected a number at {key!r} of {json_short(row)}")
-    return value
-
-
-def json_short(body: object) -> str:
-    """JSON as errors may have it, and as alarms are told apart by."""
-    return json.dumps(body, ensure_ascii=False, sort_keys=True, default=str)[:300]

@@ -10,16 +10,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from typing import ClassVar
 
 from patchlight.controller.circuits.contract import Alarm, DeviceRefused, Standing
-from patchlight.controller.circuits.dialects import Bare, filled
 from patchlight.controller.circuits.protocols.connection import (
     BUFFER_LIMIT,
     DeviceConnection,
     FramingError,
+    Session,
 )
-from patchlight.controller.circuits.protocols.session import DeviceSession, Session, shortened
-from patchlight.controller.circuits.protocols.tl1_dialects import SessionDialect
+from patchlight.controller.circuits.protocols.session import (
+    Bare,
+    DeviceSession,
+    Dialect,
+    Pattern,
+    Template,
+    filled,
+    shortened,
+)
 from patchlight.controller.circuits.protocols.tl1_messages import (
     NOTIFICATIONS,
     SEVERITIES,
@@ -46,6 +54,28 @@ class Tl1Reply:
     code: str
     lines: tuple[str, ...]
     words: str
+
+
+@dataclass(frozen=True)
+class SessionDialect(Dialect):
+    """What logging in and staying logged in takes, and the list of alarms.
+
+    Templates may name ``{ctag}``, ``{user}`` and ``{password}``. Patterns are searched,
+    without regard to case, in the words of a denial; ``alarm_line`` matches the beginning of
+    one quoted line. Without ``alarms`` the device has no such list.
+    """
+
+    FIELDS: ClassVar[frozenset[str]] = frozenset({"ctag", "user", "password"})
+
+    login: Template = "ACT-USER::{user}:{ctag}::{password};"
+    logout: Template = "CANC-USER::{user}:{ctag};"
+    keep_alive: Template = "RTRV-HDR:::{ctag};"
+    already_logged_in: Pattern = r"already logged in"
+    not_logged_in: Pattern = r"login not active|\bPLNA\b"
+    alarms: Template = "RTRV-ALM-ALL:::{ctag};"
+    alarm_line: Pattern = (
+        r"(?P<subject>[^,:]*)(?:,[^:]*)?:(?P<severity>CR|MJ|MN|NA|NR)?,?(?P<condition>[^,:]*)"
+    )
 
 
 class Tl1Client(DeviceSession[Message, SessionDialect]):

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Literal
 
 from patchlight.controller.circuits.drivers.base import Numbering
+from patchlight.controller.circuits.drivers.polatis import channels, units
 from patchlight.controller.circuits.protocols.connection import FramingError, LineFramer
-from patchlight.controller.circuits.protocols.scpi import channels, units
 from patchlight.emulation.optical.device import EmulatedOcs
 from patchlight.emulation.optical.matrices import Phase, Reason, RequestRefused, SwitchedCircuit
 from patchlight.emulation.optical.protocols.server import ProtocolServer

@@ -5,7 +5,7 @@ import pytest
 import pytest_asyncio
 
 from patchlight.controller.circuits.contract import CircuitDriver
-from patchlight.controller.circuits.protocols.http_trust import PINS_VARIABLE
+from patchlight.controller.circuits.protocols.http import PINS_VARIABLE
 from patchlight.controller.circuits.protocols.ssh import FILE_VARIABLE
 from tests.support.emulated_devices import Running, lab_file, running
 from tests.support.ocs_drivers import PASSWORD, SESSION_DRIVERS, opened, restore

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.circuits import device_lock as locks
-from patchlight.controller.circuits.device_lock import CONTROLLER, DIRECT, DeviceLocked, device_lock
+from patchlight.controller.circuits import registry as locks
+from patchlight.controller.circuits.registry import CONTROLLER, DIRECT, DeviceLocked, device_lock
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch
 from tests.support.emulated_devices import ROOT
@@ -22,7 +22,7 @@ NOBODY = 65534
 HOLD = """
 import sys
 from pathlib import Path
-from patchlight.controller.circuits import device_lock as locks
+from patchlight.controller.circuits import registry as locks
 from patchlight.testbed.lab.model import CircuitSwitch
 locks.ROOT_FOLDER, locks.USER_FOLDERS = Path(sys.argv[1]), Path(sys.argv[2])
 switch = CircuitSwitch("ocs1", "calient-tl1", "192.0.2.7:3082", 16)

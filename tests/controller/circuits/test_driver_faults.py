@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from patchlight.controller.circuits.contract import CircuitDriver, DeviceUnreachable, DirectedPort
-from patchlight.controller.circuits.protocols import http_dialects as http
+from patchlight.controller.circuits.drivers.calient_rest import CALIENT
+from patchlight.controller.circuits.drivers.polatis_restconf import POLATIS
+from patchlight.controller.circuits.protocols.http import HttpDialect
 from patchlight.testbed.errors import OutcomeUnknown
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from tests.support.emulated_devices import Running, lab_file, running
@@ -26,7 +28,7 @@ from tests.support.ocs_drivers import (
 )
 from tests.support.waiting import PATIENCE_S
 
-DEACTIVATE = http.CALIENT.activate.replace("activate", "deactivate")
+DEACTIVATE = CALIENT.activate.replace("activate", "deactivate")
 LISTS = ("polatis-scpi", "polatis-tl1", "glimmerglass-tl1")
 HTTP = ("calient-rest", "polatis-restconf", "sonic-ocs")
 SSH = ("polatis-netconf", "telescent-ssh")
@@ -294,14 +296,14 @@ async def test_many_ports_are_asked_for_within_the_device_s_limits(driver: Circu
     [
         (
             "polatis-restconf",
-            replace(http.POLATIS, guard=False, list_limit=2, system_alarms="/data/nothing"),
+            replace(POLATIS, guard=False, list_limit=2, system_alarms="/data/nothing"),
         ),
-        ("calient-rest", replace(http.CALIENT, bulk_limit=2, deactivate=DEACTIVATE)),
+        ("calient-rest", replace(CALIENT, bulk_limit=2, deactivate=DEACTIVATE)),
     ],
     indirect=["shared"],
 )
 async def test_a_unit_that_takes_short_lists_and_differs_otherwise(
-    device: Running, dialect: http.HttpDialect
+    device: Running, dialect: HttpDialect
 ) -> None:
     driver = SESSION_DRIVERS[device.switch.driver](device.switch, PASSWORD, dialect)
     await driver.open()

@@ -9,9 +9,8 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from patchlight.controller.circuits.contract import DeviceUnreachable
-from patchlight.controller.circuits.drivers.calient_rest import CalientRest
-from patchlight.controller.circuits.protocols.http_dialects import CALIENT
-from patchlight.controller.circuits.protocols.http_trust import (
+from patchlight.controller.circuits.drivers.calient_rest import CALIENT, CalientRest
+from patchlight.controller.circuits.protocols.http import (
     PINS_VARIABLE,
     DeviceNotTrusted,
     fingerprint,

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from patchlight.controller.circuits.drivers.serial_writes import JustRead
+from patchlight.controller.circuits.drivers.table import JustRead
 
 
 async def test_a_table_is_used_again_for_a_moment_and_not_after_something_was_told() -> None:

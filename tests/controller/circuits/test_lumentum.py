@@ -9,7 +9,7 @@ import pytest
 
 from patchlight.controller.circuits.contract import DirectedPort, TellsChannelPowers
 from patchlight.controller.circuits.drivers.lumentum import LumentumRoadm
-from patchlight.controller.circuits.protocols.session import Timeouts
+from patchlight.controller.circuits.protocols.connection import Timeouts
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.emulation.optical.device import EmulatedWss
 from patchlight.testbed.errors import BadInput

@@ -14,10 +14,10 @@ import pytest
 import pytest_asyncio
 
 from patchlight.controller.circuits.contract import DeviceUnreachable, DirectedPort
-from patchlight.controller.circuits.drivers.openflow import OpenFlowSwitch
-from patchlight.controller.circuits.drivers.openflow_connection import (
+from patchlight.controller.circuits.drivers.openflow import (
     OpenFlowConnection,
     OpenFlowDialect,
+    OpenFlowSwitch,
     hold,
     sweep_folders,
 )

@@ -7,14 +7,12 @@ from typing import Any, cast
 import pytest
 
 from patchlight.controller.circuits.contract import CircuitDriver, DirectedPort, WavelengthDriver
-from patchlight.controller.circuits.dialects import DIRECTORY_VARIABLE, Dialect, corrected
-from patchlight.controller.circuits.drivers.base import SessionDriver
-from patchlight.controller.circuits.drivers.calient_tl1 import CalientTl1
-from patchlight.controller.circuits.drivers.dry_run import DryRun
+from patchlight.controller.circuits.drivers import polatis
+from patchlight.controller.circuits.drivers.base import DryRun, SessionDriver
+from patchlight.controller.circuits.drivers.calient_tl1 import CALIENT, CalientTl1
 from patchlight.controller.circuits.drivers.lumentum import LUMENTUM
-from patchlight.controller.circuits.protocols import scpi
-from patchlight.controller.circuits.protocols.http_dialects import WAVESHAPER
-from patchlight.controller.circuits.protocols.tl1_dialects import CALIENT
+from patchlight.controller.circuits.drivers.waveshaper import WAVESHAPER
+from patchlight.controller.circuits.protocols.session import DIRECTORY_VARIABLE, Dialect, corrected
 from patchlight.controller.circuits.registry import driver_names, open_driver, password_of
 from patchlight.emulation.optical.protocols.server import emulated_drivers, server_class
 from patchlight.testbed.errors import BadInput, PatchlightError
@@ -132,11 +130,11 @@ def test_whole_numbers_do_for_powers(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
     table = tmp_path / "polatis-scpi.toml"
     table.write_text("dark_dbm = -45\nask_limit = 100\n")
-    dialect = corrected("polatis-scpi", scpi.POLATIS)
+    dialect = corrected("polatis-scpi", polatis.POLATIS)
     assert (dialect.dark_dbm, dialect.ask_limit) == (-45, 100)
     table.write_text("ask_limit = -1\ndark_dbm = true\n")
     with pytest.raises(BadInput, match=r"expected more than -1\n.*expected a float"):
-        corrected("polatis-scpi", scpi.POLATIS)
+        corrected("polatis-scpi", polatis.POLATIS)
 
 
 def test_every_mistake_of_a_dialect_is_told(

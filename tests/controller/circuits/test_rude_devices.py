@@ -6,9 +6,9 @@ import time
 import pytest
 
 from patchlight.controller.circuits.contract import CircuitDriver, DeviceRefused, DeviceUnreachable
-from patchlight.controller.circuits.protocols.session import Session
+from patchlight.controller.circuits.drivers.calient_tl1 import CALIENT
+from patchlight.controller.circuits.protocols.connection import Session
 from patchlight.controller.circuits.protocols.tl1 import Tl1Client
-from patchlight.controller.circuits.protocols.tl1_dialects import CALIENT
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from tests.support.emulated_devices import Running

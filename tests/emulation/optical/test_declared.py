@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from patchlight.controller.circuits.contract import CircuitDriver, DeviceRefused, LoginRefused
-from patchlight.controller.circuits.protocols.http_trust import PINS_VARIABLE
+from patchlight.controller.circuits.protocols.http import PINS_VARIABLE
 from patchlight.controller.circuits.protocols.ssh import FILE_VARIABLE
 from patchlight.controller.circuits.registry import open_driver
 from patchlight.emulation.optical.emulated_switch import EmulatedFaults
