@@ -1,10 +1,4 @@
-"""The light of one emulated lab: ``python -m patchlight.emulation.light --lab LAB --socket …``.
-
-It takes requests on a Unix socket and watches the fibres, which are interfaces in one namespace.
-Each fibre that a device of light is at has an end there, named like its port: ``wss1-3``. A fibre
-between two such devices has both; no frame passes it, but it can be cut. The way of a transmitter's
-frames is one redirect.
-"""
+"""The light of one emulated lab: ``python -m patchlight.emulation.light --lab LAB --socket …``."""
 
 import argparse
 import asyncio
@@ -70,7 +64,12 @@ async def _run(lab: Lab, path: Path) -> None:
 
 
 class KernelFibres:
-    """Interfaces of one namespace (needs root). Raises ``KernelRefused``."""
+    """Interfaces of one namespace (needs root). Raises ``KernelRefused``.
+
+    Each fibre that a device of light is at has an end there, named like its port: ``wss1-3``. A
+    fibre between two such devices has both; no frame passes it, but it can be cut. The way of a
+    transmitter's frames is one redirect.
+    """
 
     def __init__(self, lab: Lab, namespace: Path) -> None:
         self._namespace = namespace
