@@ -11,7 +11,6 @@ from functools import partial
 from typing import NamedTuple
 
 from patchlight.controller.jobs import cluster_view
-from patchlight.controller.jobs.cluster_view import Decision, training_of
 from patchlight.controller.jobs.discipline.contract import JobFate, UserAccounts
 from patchlight.controller.jobs.discipline.queue import is_stable, iteration_times, room_for
 from patchlight.controller.jobs.job_table import JobTable
@@ -53,7 +52,7 @@ class Resized(NamedTuple):
     entry: GangEntry
     hosts: tuple[str, ...]
     why: str
-    decisions: tuple[Decision, ...]
+    decisions: tuple[cluster_view.Decision, ...]
 
 
 @dataclass
@@ -258,8 +257,6 @@ class LabSite:
             if not entry.gpus:
                 del self.running[entry.index]
 
-    # -- other numbers of workers
-
     @property
     def has_elastic(self) -> bool:
         """Whether there is anything to ask the elasticity policy about."""
@@ -279,7 +276,7 @@ class LabSite:
             return "it says its number of workers"
         if len(entry.statuses) > 1:
             return "it started together with others"
-        if training_of(status) is None:
+        if cluster_view.training_of(status) is None:
             return "it does not say how many iterations it does, how long and with which gradient"
         job = self.table.running.get(status.id)
         workers = () if job is None else job.workers
@@ -327,7 +324,7 @@ class LabSite:
         return dict(sorted(iteration_times(wiring.network, view, status.id, options).items()))
 
     def _load(self, status: JobStatus, ring: Sequence[int]) -> Load:
-        training, sites = training_of(status), self._lab.view.shape.gpus
+        training, sites = cluster_view.training_of(status), self._lab.view.shape.gpus
         assert training is not None  # else it is rigid
         models = {sites[gpu].model for gpu in ring}
         if not models <= training.compute_s.keys():
