@@ -70,7 +70,7 @@ class LabQueue:
 
     def use_order(self) -> None:
         """Use the present order policy; all that wait join the line again."""
-        traits = contract.OrderTraits.of(self._placement.order)
+        traits = contract.OrderTraits.of(self._placement.policies.now.order)
         self._queue: JobQueue[GangEntry, Hosts] = JobQueue(self._site, self._settings, traits)
         self._site.joined.clear()
         returning = (entry for entry, _ in self._placed.values() if entry.returning)

@@ -110,11 +110,11 @@ class LabSite:
 
     def rank(self, entry: GangEntry) -> float:
         """The order policy's value of a gang: the least of its jobs'."""
-        view, ranks = self._view(), []
+        view, order, ranks = self._view().view, self.placement.policies.now.order, []
         for status in entry.statuses:
             left_s = cluster_view.alone_s(status, entry.nic_bps)
             progress = Progress(status.gpu_seconds(self.now_s), left_s)
-            ranks.append(self.placement.priority(view, status, progress))
+            ranks.append(order.priority(view, cluster_view.view_of(status), progress))
         return min(ranks)
 
     def ends(self) -> Sequence[contract.Running]:
@@ -260,14 +260,14 @@ class LabSite:
     @property
     def has_elastic(self) -> bool:
         """Whether there is anything to ask the elasticity policy about."""
-        if self.placement.elasticity.name == DEFAULTS["elasticity"]:
+        if self.placement.policies.now.elasticity.name == DEFAULTS["elasticity"]:
             return False
         return any(self.why_rigid(entry) is None for entry in self.running.values())
 
     @property
     def is_stable(self) -> bool:
         """Whether the elasticity policy is asked only when something comes, starts or ends."""
-        return is_stable(self.placement.elasticity)
+        return is_stable(self.placement.policies.now.elasticity)
 
     def why_rigid(self, entry: GangEntry) -> str | None:
         """Why the number of workers of a running job stays; ``None`` if it may change."""
@@ -350,7 +350,7 @@ class LabSite:
 
     def ask(self, jobs: Sequence[ElasticJob], queue: Sequence[QueuedJob]) -> Mapping[str, int]:
         """The elasticity policy's answer; the decision is kept for the jobs that change."""
-        policy = self.placement.elasticity
+        policy = self.placement.policies.now.elasticity
         view = self._view().view._replace(running=tuple(self.ends()))
         answer, self._decision = cluster_view.decided(
             "elasticity",
@@ -365,7 +365,7 @@ class LabSite:
         placed = self._placed(entry, degree)
         if placed is None:
             return
-        now, policy = len(entry.statuses[0].hosts), self.placement.elasticity.name
+        now, policy = len(entry.statuses[0].hosts), self.placement.policies.now.elasticity.name
         why = f"from {now} to {degree} workers, as {policy} decided"
         decisions = (self._decision, *placed.decisions)
         self.resized.append(Resized(entry, placed.hosts, why, decisions))

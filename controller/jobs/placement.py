@@ -20,7 +20,6 @@ from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.policy_set import PoliciesInUse, named
 from patchlight.controller.jobs.specs import JobFailed
 from patchlight.controller.policies.contract import ClusterView, Frozen, Progress
-from patchlight.controller.policies.guard import GuardedElasticity, GuardedOrder
 from patchlight.controller.policies.registry import DEFAULTS
 from patchlight.controller.policies.ring_order import NO_PORTS
 from patchlight.controller.prediction.network import slowest_nic_bps
@@ -136,7 +135,7 @@ class Placement:
         transactions: Transactions,
     ) -> None:
         self._lab, self._fleet, self._table = lab, fleet, table
-        self._policies, self._transactions = policies, transactions
+        self.policies, self._transactions = policies, transactions
         self._circuits = transactions.parts
         self.nic_bps = slowest_nic_bps(lab)
 
@@ -172,22 +171,8 @@ class Placement:
         """As ``look``; with the states of ports, which are slow to read, only if needed."""
         live = self._table.live()
         own = any(s.spec.placement for s in live if s.state.is_waiting or s.spec.is_split)
-        lab_wide = named(self._policies.choice, "placement") != DEFAULTS["placement"]
+        lab_wide = named(self.policies.choice, "placement") != DEFAULTS["placement"]
         return await self.look(ports=own or lab_wide)
-
-    def priority(self, lab: LabSnapshot, status: JobStatus, progress: Progress) -> float:
-        """The order policy's value of a job; the lowest is next."""
-        return self._policies.now.order.priority(lab.view, cluster_view.view_of(status), progress)
-
-    @property
-    def order(self) -> GuardedOrder:
-        """The present order policy."""
-        return self._policies.now.order
-
-    @property
-    def elasticity(self) -> GuardedElasticity:
-        """The present elasticity policy."""
-        return self._policies.now.elasticity
 
     def gpus_of(self, hosts: Collection[str]) -> int:
         """The GPUs of these hosts, as a set."""
@@ -231,9 +216,9 @@ class Placement:
                 f"it is to end within {job.limit_s:g} s, and computes for {job.sequential_s:g} s"
             )
             return Waiting(WaitReason.UNREACHABLE, words, is_blocked=True)
-        placement = self._policies.now.placement
+        placement = self.policies.now.placement
         if status.spec.placement is not None:
-            placement = self._policies.now.placement_named(status.spec.placement)
+            placement = self.policies.now.placement_named(status.spec.placement)
         # Hosts that it failed on are left alone as long as there are others, or it runs already.
         failed_on = lab.cluster.as_set(status.avoid)
         says, does = "placement", "finds no place for it"
@@ -295,7 +280,7 @@ class Placement:
     ) -> int:
         """The partition policy's number of workers; 0 while the job is to wait."""
         partition, job, spec = (
-            self._policies.now.partition,
+            self.policies.now.partition,
             cluster_view.view_of(status),
             status.spec,
         )
@@ -330,7 +315,7 @@ class Placement:
         ``running`` are all jobs that have hosts. ``jobs`` are those of the groups for which it is
         done now: a fault is counted on them.
         """
-        policy = self._policies.now.topology(topology)
+        policy = self.policies.now.topology(topology)
         locked, failed = await self._circuits.closed_ports()
         unseen = tuple(self._circuits.devices.unseen_hosts())
         statuses = self._table.several(running)
