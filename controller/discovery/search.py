@@ -127,8 +127,6 @@ class _Searching:
         yield from self._trunks()
         return found
 
-    # -- the first ends: a ring, and the bits of its numbers
-
     def _rings(self) -> Iterator[list[tuple[OcsPort, OcsPort]]]:
         """Circuits of each port to another of its OCS: the likely ports, then all ports, at each
         distance, of the OCS without a known end."""
@@ -166,8 +164,6 @@ class _Searching:
             if source is not None and receiver is not None:
                 self._place(self._found.inputs, ring[number][0], source, "sends into")
                 self._place(self._found.outputs, ring[number][1], receiver, "hears")
-
-    # -- all others -----------------------------------------------------------------------
 
     def _sweep(self, inputs: list[OcsPort], outputs: list[OcsPort], patience: int) -> _Rounds:
         """Light each of these once; the ends found allow for more ports in the next round."""
@@ -234,8 +230,6 @@ class _Searching:
             reached = {by for who, by in heard if who == inputs[at] and by not in listening}
             if outputs.get(port) is None:
                 self._place(outputs, port, self._only(reached, port), "hears")
-
-    # -- what was heard -------------------------------------------------------------------
 
     def _only(self, names: set[str], port: OcsPort | None = None) -> str | None:
         """The one end of these names: a device that sends probes may send LLDP, too."""

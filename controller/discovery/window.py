@@ -292,8 +292,6 @@ class SwitchListening:
                 found.heard.add((end_of(self._lab, neighbour), end))
         return found
 
-    # -- NICs -----------------------------------------------------------------------------
-
     async def _ask_agent(
         self, server: Server, token: str, listen_s: float, found: Listened
     ) -> None:
@@ -319,8 +317,6 @@ class SwitchListening:
                         found.carriers.add(name)
         except PatchlightError as error:
             found.silent |= dict.fromkeys(names, in_words(error))
-
-    # -- ports of packet switches ---------------------------------------------------------
 
     async def _keep_sending(self, token: str, found: Listened) -> None:
         while True:

@@ -17,7 +17,7 @@ from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.placement import Gang
 from patchlight.controller.jobs.rewiring import JobRewiring
 from patchlight.controller.jobs.running_job import RunningJob, run_all
-from patchlight.controller.jobs.specs import JobFailed, error_text
+from patchlight.controller.jobs.specs import CannotGoOn, JobFailed, error_text, goes_on_at
 from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError
@@ -287,10 +287,6 @@ class Gangs:
                 self.queue.join(Gang((status.id,), status.topology))
 
 
-class CannotGoOn(JobFailed):
-    """A job was stopped to go on with other workers, and these could not begin."""
-
-
 class Outcomes:
     """Writes the progress and outcomes of jobs."""
 
@@ -346,14 +342,14 @@ class Outcomes:
     def held(self, job: RunningJob, why: str) -> None:
         """A job is held where all ranks are at one iteration, and its workers are to end there."""
         done = job.iterations_done
-        at = {"first_iteration": _goes_on_at(job.spec, done), "iterations_done": done}
+        at = {"first_iteration": goes_on_at(job.spec, done), "iterations_done": done}
         self._table.move(job.id, JobState.PREPARING, why, (), **at)
 
     def next_attempt(
         self, status: JobStatus, why: str, first_iteration: int, **changes: Any
     ) -> JobStatus:
         """Queue a job again, by default alone: those that it started with have begun."""
-        first_iteration = _goes_on_at(status.spec, first_iteration)
+        first_iteration = goes_on_at(status.spec, first_iteration)
         return self._table.move(
             status.id,
             JobState.QUEUED,
@@ -400,10 +396,3 @@ def _measured(job: RunningJob, spec: JobSpec, reports: list[dict[str, Any]]) -> 
             on_one = len(job.hosts) if spec.is_split else 1
             found.setdefault(gpu.model, report["compute_s"] * on_one)
     return spec if found == spec.compute_s else replace(spec, compute_s=found)
-
-
-def _goes_on_at(spec: JobSpec, done: int) -> int:
-    """The iteration at which a job goes on after so many; a real trainer has its checkpoint."""
-    if spec.trainer != "synthetic":
-        return 0
-    return max(0, min(done, spec.iterations - 1))  # it may have failed after its last one

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
 from patchlight.controller.jobs.discipline import contract
-from patchlight.controller.jobs.discipline.contract import JobFate, UserAccounts, UserUsage
 from patchlight.controller.jobs.discipline.queue import JobQueue, resize_jobs
 from patchlight.controller.jobs.gangs import Gangs
 from patchlight.controller.jobs.job_table import JobTable
@@ -52,9 +51,9 @@ class LabQueue:
         self._store, self._table, self._gangs = store, table, gangs
         self._settings, self._placement = discipline, placement
         usage = store.mark(
-            _USAGE, lambda row: {user: UserUsage(*each) for user, each in row.items()}
+            _USAGE, lambda row: {user: contract.UserUsage(*each) for user, each in row.items()}
         )
-        accounts = UserAccounts(discipline, usage or {})
+        accounts = contract.UserAccounts(discipline, usage or {})
         self._site = LabSite(table, placement, accounts, lambda: gangs.last_start_s)
         self._numbers = itertools.count()
         self._waiting: dict[str, GangEntry] = {}
@@ -71,7 +70,7 @@ class LabQueue:
 
     def use_order(self) -> None:
         """Use the present order policy; all that wait join the line again."""
-        traits = contract.OrderTraits.of(self._placement.order)
+        traits = contract.OrderTraits.of(self._placement.policies.now.order)
         self._queue: JobQueue[GangEntry, Hosts] = JobQueue(self._site, self._settings, traits)
         self._site.joined.clear()
         returning = (entry for entry, _ in self._placed.values() if entry.returning)
@@ -109,7 +108,7 @@ class LabQueue:
         entry.began_s = min(s.runs_since or s.submitted_at for s in entry.statuses)
         self._site.running[entry.index] = entry
         accounts = self._site.accounts
-        charged_s = accounts.usage(0.0).get(entry.user, UserUsage(0.0, entry.began_s)).at_s
+        charged_s = accounts.usage(0.0).get(entry.user, contract.UserUsage(0.0, entry.began_s)).at_s
         accounts.took(entry.user, entry.gpus.bit_count(), charged_s)
 
     def _entry(self, gang: Gang) -> GangEntry:
@@ -171,10 +170,10 @@ class LabQueue:
         """The hosts that jobs would get if it were their turn now, or why they would wait."""
         gang = Gang(tuple(status.id for status in statuses), "")
         entry = GangEntry(-1, gang, statuses, self._placement.nic_bps)
-        site = LabSite(self._table, self._placement, UserAccounts(self._settings))
+        site = LabSite(self._table, self._placement, contract.UserAccounts(self._settings))
         site.look((await self._placement.look())(), time.time())
         for name in entry.after:
-            if site.fate(name) is not JobFate.DONE:
+            if site.fate(name) is not contract.JobFate.DONE:
                 return f"it comes after {name}, which is not done"
         found = await asyncio.to_thread(site.place, entry)
         if isinstance(found, Waiting):

@@ -11,7 +11,6 @@ from functools import partial
 from typing import NamedTuple
 
 from patchlight.controller.jobs import cluster_view
-from patchlight.controller.jobs.cluster_view import Decision, training_of
 from patchlight.controller.jobs.discipline.contract import JobFate, UserAccounts
 from patchlight.controller.jobs.discipline.queue import is_stable, iteration_times, room_for
 from patchlight.controller.jobs.job_table import JobTable
@@ -53,7 +52,7 @@ class Resized(NamedTuple):
     entry: GangEntry
     hosts: tuple[str, ...]
     why: str
-    decisions: tuple[Decision, ...]
+    decisions: tuple[cluster_view.Decision, ...]
 
 
 @dataclass
@@ -111,11 +110,11 @@ class LabSite:
 
     def rank(self, entry: GangEntry) -> float:
         """The order policy's value of a gang: the least of its jobs'."""
-        view, ranks = self._view(), []
+        view, order, ranks = self._view().view, self.placement.policies.now.order, []
         for status in entry.statuses:
             left_s = cluster_view.alone_s(status, entry.nic_bps)
             progress = Progress(status.gpu_seconds(self.now_s), left_s)
-            ranks.append(self.placement.priority(view, status, progress))
+            ranks.append(order.priority(view, cluster_view.view_of(status), progress))
         return min(ranks)
 
     def ends(self) -> Sequence[contract.Running]:
@@ -258,19 +257,17 @@ class LabSite:
             if not entry.gpus:
                 del self.running[entry.index]
 
-    # -- other numbers of workers
-
     @property
     def has_elastic(self) -> bool:
         """Whether there is anything to ask the elasticity policy about."""
-        if self.placement.elasticity.name == DEFAULTS["elasticity"]:
+        if self.placement.policies.now.elasticity.name == DEFAULTS["elasticity"]:
             return False
         return any(self.why_rigid(entry) is None for entry in self.running.values())
 
     @property
     def is_stable(self) -> bool:
         """Whether the elasticity policy is asked only when something comes, starts or ends."""
-        return is_stable(self.placement.elasticity)
+        return is_stable(self.placement.policies.now.elasticity)
 
     def why_rigid(self, entry: GangEntry) -> str | None:
         """Why the number of workers of a running job stays; ``None`` if it may change."""
@@ -279,7 +276,7 @@ class LabSite:
             return "it says its number of workers"
         if len(entry.statuses) > 1:
             return "it started together with others"
-        if training_of(status) is None:
+        if cluster_view.training_of(status) is None:
             return "it does not say how many iterations it does, how long and with which gradient"
         job = self.table.running.get(status.id)
         workers = () if job is None else job.workers
@@ -327,7 +324,7 @@ class LabSite:
         return dict(sorted(iteration_times(wiring.network, view, status.id, options).items()))
 
     def _load(self, status: JobStatus, ring: Sequence[int]) -> Load:
-        training, sites = training_of(status), self._lab.view.shape.gpus
+        training, sites = cluster_view.training_of(status), self._lab.view.shape.gpus
         assert training is not None  # else it is rigid
         models = {sites[gpu].model for gpu in ring}
         if not models <= training.compute_s.keys():
@@ -353,7 +350,7 @@ class LabSite:
 
     def ask(self, jobs: Sequence[ElasticJob], queue: Sequence[QueuedJob]) -> Mapping[str, int]:
         """The elasticity policy's answer; the decision is kept for the jobs that change."""
-        policy = self.placement.elasticity
+        policy = self.placement.policies.now.elasticity
         view = self._view().view._replace(running=tuple(self.ends()))
         answer, self._decision = cluster_view.decided(
             "elasticity",
@@ -368,7 +365,7 @@ class LabSite:
         placed = self._placed(entry, degree)
         if placed is None:
             return
-        now, policy = len(entry.statuses[0].hosts), self.placement.elasticity.name
+        now, policy = len(entry.statuses[0].hosts), self.placement.policies.now.elasticity.name
         why = f"from {now} to {degree} workers, as {policy} decided"
         decisions = (self._decision, *placed.decisions)
         self.resized.append(Resized(entry, placed.hosts, why, decisions))

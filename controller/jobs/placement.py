@@ -16,12 +16,10 @@ from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.hosts.health import unfit_hosts
 from patchlight.controller.jobs import cluster_view
-from patchlight.controller.jobs.cluster_view import Decision, WiredLab, decided, view_of
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.policy_set import PoliciesInUse, named
 from patchlight.controller.jobs.specs import JobFailed
 from patchlight.controller.policies.contract import ClusterView, Frozen, Progress
-from patchlight.controller.policies.guard import GuardedElasticity, GuardedOrder
 from patchlight.controller.policies.registry import DEFAULTS
 from patchlight.controller.policies.ring_order import NO_PORTS
 from patchlight.controller.prediction.network import slowest_nic_bps
@@ -113,7 +111,7 @@ class GangEntry:
 class LabSnapshot(NamedTuple):
     """The lab as policies see it, and the hosts that no job can use, with the reason."""
 
-    cluster: WiredLab
+    cluster: cluster_view.WiredLab
     view: ClusterView
     unseen: Mapping[str, str]
 
@@ -122,7 +120,7 @@ class Placed(NamedTuple):
     """The hosts of a job in the order of its ring, and the decisions that led there."""
 
     hosts: tuple[str, ...]
-    decisions: tuple[Decision, ...]
+    decisions: tuple[cluster_view.Decision, ...]
 
 
 class Placement:
@@ -137,7 +135,7 @@ class Placement:
         transactions: Transactions,
     ) -> None:
         self._lab, self._fleet, self._table = lab, fleet, table
-        self._policies, self._transactions = policies, transactions
+        self.policies, self._transactions = policies, transactions
         self._circuits = transactions.parts
         self.nic_bps = slowest_nic_bps(lab)
 
@@ -155,8 +153,8 @@ class Placement:
         locked = failed = NO_PORTS
         if ports and maps:
             locked, failed = await self._circuits.closed_ports()
-        cluster = WiredLab.now(self._lab, maps)
-        jobs = [view_of(status) for status in recent]
+        cluster = cluster_view.WiredLab.now(self._lab, maps)
+        jobs = [cluster_view.view_of(status) for status in recent]
         waiting = {status.id for status in recent if status.state.is_waiting}
 
         def see() -> LabSnapshot:
@@ -173,26 +171,12 @@ class Placement:
         """As ``look``; with the states of ports, which are slow to read, only if needed."""
         live = self._table.live()
         own = any(s.spec.placement for s in live if s.state.is_waiting or s.spec.is_split)
-        lab_wide = named(self._policies.choice, "placement") != DEFAULTS["placement"]
+        lab_wide = named(self.policies.choice, "placement") != DEFAULTS["placement"]
         return await self.look(ports=own or lab_wide)
-
-    def priority(self, lab: LabSnapshot, status: JobStatus, progress: Progress) -> float:
-        """The order policy's value of a job; the lowest is next."""
-        return self._policies.now.order.priority(lab.view, view_of(status), progress)
-
-    @property
-    def order(self) -> GuardedOrder:
-        """The present order policy."""
-        return self._policies.now.order
-
-    @property
-    def elasticity(self) -> GuardedElasticity:
-        """The present elasticity policy."""
-        return self._policies.now.elasticity
 
     def gpus_of(self, hosts: Collection[str]) -> int:
         """The GPUs of these hosts, as a set."""
-        return WiredLab(self._lab, {}).as_set(hosts)
+        return cluster_view.WiredLab(self._lab, {}).as_set(hosts)
 
     @staticmethod
     def gpus_named(lab: LabSnapshot, statuses: Sequence[JobStatus]) -> dict[str, int]:
@@ -205,7 +189,7 @@ class Placement:
         """How many free GPUs these jobs can run on, each counted once."""
         able = 0
         for status in statuses:
-            able |= lab.view.free_for(view_of(status))
+            able |= lab.view.free_for(cluster_view.view_of(status))
         return able.bit_count()
 
     def place(
@@ -224,7 +208,7 @@ class Placement:
         """
         if status.spec.hosts:
             return self._as_named(lab, status, occupied)
-        job = view_of(status)
+        job = cluster_view.view_of(status)
         if (unreached := self.out_of_reach(lab, [status])) is not None:
             return unreached
         if job.limit_s < min(job.expected_s.values(), default=0.0):
@@ -232,22 +216,22 @@ class Placement:
                 f"it is to end within {job.limit_s:g} s, and computes for {job.sequential_s:g} s"
             )
             return Waiting(WaitReason.UNREACHABLE, words, is_blocked=True)
-        placement = self._policies.now.placement
+        placement = self.policies.now.placement
         if status.spec.placement is not None:
-            placement = self._policies.now.placement_named(status.spec.placement)
+            placement = self.policies.now.placement_named(status.spec.placement)
         # Hosts that it failed on are left alone as long as there are others, or it runs already.
         failed_on = lab.cluster.as_set(status.avoid)
         says, does = "placement", "finds no place for it"
         for avoided in dict.fromkeys((failed_on, failed_on if workers else 0)):
             view = lab.view._replace(occupied=occupied | avoided)
-            decisions: list[Decision] = []
+            decisions: list[cluster_view.Decision] = []
             degree = workers or job.workers or self._degree(view, status, most, decisions)
             if not degree:
                 if decisions:
                     says, does = "partition", "lets it wait"
                 continue
-            sized = job if job.workers else view_of(status, degree)
-            gpus, decision = decided(
+            sized = job if job.workers else cluster_view.view_of(status, degree)
+            gpus, decision = cluster_view.decided(
                 "placement",
                 placement,
                 partial(placement.place, view, sized, degree),
@@ -264,7 +248,7 @@ class Placement:
         """Why jobs wait, if too few of the hosts that they can run on can be reached."""
         if not lab.unseen:
             return None
-        for job in map(view_of, statuses):
+        for job in map(cluster_view.view_of, statuses):
             able = sum(
                 not lab.view.broken >> number & 1
                 for number, gpu in enumerate(lab.view.shape.gpus)
@@ -288,16 +272,24 @@ class Placement:
         return Waiting(WaitReason.NO_GPUS, f"{', '.join(busy[:3])} {verb} busy")
 
     def _degree(
-        self, view: ClusterView, status: JobStatus, most: float, decisions: list[Decision]
+        self,
+        view: ClusterView,
+        status: JobStatus,
+        most: float,
+        decisions: list[cluster_view.Decision],
     ) -> int:
         """The partition policy's number of workers; 0 while the job is to wait."""
-        partition, job, spec = self._policies.now.partition, view_of(status), status.spec
+        partition, job, spec = (
+            self.policies.now.partition,
+            cluster_view.view_of(status),
+            status.spec,
+        )
         free = view.free_for(job).bit_count()
         able = spec.degrees or range(1, free + 1)
         legal = (0, *sorted(n for n in able if n <= min(free, most)))
         if partition is None or len(legal) == 1:
             return 0
-        workers, decision = decided(
+        workers, decision = cluster_view.decided(
             "partition",
             partition,
             partial(partition.degree, view, job, legal),
@@ -323,20 +315,20 @@ class Placement:
         ``running`` are all jobs that have hosts. ``jobs`` are those of the groups for which it is
         done now: a fault is counted on them.
         """
-        policy = self._policies.now.topology(topology)
+        policy = self.policies.now.topology(topology)
         locked, failed = await self._circuits.closed_ports()
         unseen = tuple(self._circuits.devices.unseen_hosts())
         statuses = self._table.several(running)
         rates_bps = self._circuits.flows.rates_bps()
 
-        def ask(maps: Mapping[str, AnyMap]) -> tuple[Mapping[str, PortMap], Decision]:
-            cluster = WiredLab.now(self._lab, maps)
+        def ask(maps: Mapping[str, AnyMap]) -> tuple[Mapping[str, PortMap], cluster_view.Decision]:
+            cluster = cluster_view.WiredLab.now(self._lab, maps)
             view = cluster.view(time.time(), running, unseen, (), locked, failed, statuses)
             numbers = cluster.numbers
             measured = {numbers[name]: r for name, r in rates_bps.items() if name in numbers}
             view = view._replace(measured=Frozen(measured))
             gpus = [[cluster.numbers[name] for name in hosts] for hosts in groups.values()]
-            return decided(
+            return cluster_view.decided(
                 "topology",
                 policy,
                 partial(policy.circuits, view, gpus, tuple(jobs)),
@@ -355,9 +347,10 @@ class WishedCircuits:
     """The circuits that a policy wants: asked once for the same maps; ``decision`` is the last."""
 
     def __init__(
-        self, ask: Callable[[Mapping[str, AnyMap]], tuple[Mapping[str, PortMap], Decision]]
+        self,
+        ask: Callable[[Mapping[str, AnyMap]], tuple[Mapping[str, PortMap], cluster_view.Decision]],
     ) -> None:
-        self.decision: Decision | None = None
+        self.decision: cluster_view.Decision | None = None
         self._ask = ask
         self._known: tuple[Mapping[str, AnyMap], Mapping[str, PortMap]] | None = None
 

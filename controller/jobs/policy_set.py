@@ -15,7 +15,6 @@ from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.policies import guard
 from patchlight.controller.policies.contract import ClusterShape, Policy
 from patchlight.controller.policies.defragment import LOOKED_AT_EVERY_S, MINIMUM_GAIN_S
-from patchlight.controller.policies.guard import DEADLINE_S, Fault
 from patchlight.controller.policies.policy_process import PolicyProcess
 from patchlight.controller.policies.registry import DEFAULTS, is_built_in, load_policy
 from patchlight.controller.policies.topology import CannotRegroup
@@ -31,7 +30,7 @@ DEFAULT_POLICIES = PolicyChoice(
     order=DEFAULTS["order"],
     topology=DEFAULTS["topology"],
     elasticity=DEFAULTS["elasticity"],
-    deadline_s=DEADLINE_S,
+    deadline_s=guard.DEADLINE_S,
     defragment=False,
     defragment_every_s=LOOKED_AT_EVERY_S,
     minimum_gain_s=MINIMUM_GAIN_S,
@@ -66,12 +65,12 @@ class PolicySet:
     def __init__(
         self,
         choice: PolicyChoice,
-        report: Callable[[Fault], None],
+        report: Callable[[guard.Fault], None],
         shape: ClusterShape | None = None,
         lab: Lab | None = None,
     ) -> None:
         self._report = report
-        self._deadline_s = choice.deadline_s or DEADLINE_S
+        self._deadline_s = choice.deadline_s or guard.DEADLINE_S
         self._shape, self._lab = shape, lab
         self._topologies: dict[str, guard.GuardedTopology] = {}
         self._placements: dict[str, guard.GuardedPlacement] = {}
@@ -207,12 +206,12 @@ class PoliciesInUse:
         """Record faults of policies from now on, in the running event loop."""
         self._loop = asyncio.get_running_loop()
 
-    def _on_fault(self, fault: Fault) -> None:
+    def _on_fault(self, fault: guard.Fault) -> None:
         # In the thread of the policy's call.
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._note, fault)
 
-    def _note(self, fault: Fault) -> None:
+    def _note(self, fault: guard.Fault) -> None:
         _log.warning("%s", fault)
         self.faults[fault.kind, fault.policy] += 1
         for job_id in fault.jobs:

@@ -177,13 +177,10 @@ class JobRewiring:
             self._table.ledger.add_decision(job_id, time.time(), found)
 
     def _hosts(self) -> dict[str, tuple[str, ...]]:
-        """The hosts of each running job."""
         return {
             job_id: tuple(host.name for host in job.hosts)
             for job_id, job in self._table.running.items()
         }
-
-    # -- automatic defragmentation: when a job has ended, and on a timer
 
     def ended(self, job_id: str) -> None:
         """A job has ended, or its attempt; the next one in the queue gets its hosts."""

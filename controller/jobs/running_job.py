@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from patchlight.controller.hosts import agent_client
-from patchlight.controller.hosts.agent_client import AgentCallError, AgentSilent
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.hosts.health import Heartbeat, Presence
 from patchlight.controller.jobs.specs import JobFailed, worker_specs
@@ -59,7 +58,7 @@ class RankWorker:
         """Have the agent make it; ``JobFailed`` if it does not."""
         try:
             self.status = await self.agent.create_worker(self.spec)
-        except AgentCallError as error:
+        except agent_client.AgentCallError as error:
             raise JobFailed(str(error), hosts=[self.host.name]) from error
 
     async def begin(self) -> None:
@@ -74,7 +73,7 @@ class RankWorker:
         asked_at = time.monotonic()
         try:
             self.status = await self.agent.worker(self.spec.id)
-        except AgentSilent:
+        except agent_client.AgentSilent:
             self.heartbeat.missed(asked_at)
             if self.heartbeat.presence(time.monotonic()) is Presence.LOST:
                 raise
@@ -221,7 +220,7 @@ class RunningJob:
             raise self._given_up
         try:
             await run_all(worker.refresh() for worker in self.workers)
-        except AgentSilent as error:
+        except agent_client.AgentSilent as error:
             lost = [w.host.name for w in self.workers if w.is_silent]
             raise JobFailed(f"job {self.spec.name}: {error}", hosts=lost) from error
         if any(worker.has_failed for worker in self.workers):
@@ -240,7 +239,7 @@ class RunningJob:
             if by_itself or all_told or time.monotonic() > deadline:
                 break
             await asyncio.sleep(_POLL_S / 2)
-            with contextlib.suppress(AgentSilent):
+            with contextlib.suppress(agent_client.AgentSilent):
                 await run_all(worker.refresh() for worker in self.workers)
         first = (by_itself or failed)[0]
         why = first.status.message or f"exit code {first.status.exit_code}"
@@ -272,7 +271,7 @@ class RunningJob:
         told: list[dict[str, Any]] = []
 
         async def ask(worker: RankWorker) -> None:
-            with contextlib.suppress(AgentSilent):
+            with contextlib.suppress(agent_client.AgentSilent):
                 whose = {"rank": worker.spec.rank, "attempt": self.attempt}
                 # For a worker that has ended, these may be the last calls.
                 for _ in range(_MOST_CALLS_AT_END if worker.state.is_final else 1):
@@ -375,7 +374,9 @@ class RunningJob:
         answers = await asyncio.gather(
             *(worker.give_back() for worker in self.workers), return_exceptions=True
         )
-        return [str(answer) for answer in answers if isinstance(answer, AgentCallError)]
+        return [
+            str(answer) for answer in answers if isinstance(answer, agent_client.AgentCallError)
+        ]
 
 
 async def _rest_since(began: float, least_s: float) -> None:

@@ -144,29 +144,25 @@ class Scheduler:
         closed = "the controller is drained" if self.drained else ""
         waits_for = closed or self._not_admitted(by, [status.spec for status in statuses])
         found = waits_for or await self._queue.would_place(statuses)
+        about: dict[str, Any] = {"ahead": ahead, "topology": chosen, "waits_for": ""}
         if isinstance(found, str):
-            rows = [{"job": s.spec.name, "hosts": [], "waits_for": found} for s in statuses]
-        else:
-            rows = [
-                {"job": s.spec.name, "hosts": list(found[s.id]), "waits_for": ""} for s in statuses
-            ]
-            placed = [
-                replace(status, hosts=found[status.id], state=JobState.RUNNING)
-                for status in statuses
-            ]
-            circuits: dict[str, Any] = {"circuits": [], "objections": []}
-            links = None
-            if chosen != "keep":
-                running = self._table.hosts_of(self._table.running)
-                plan, against = await self._placement.preview(chosen, found, {**running, **found})
-                made = [f"{ocs}: {c}" for ocs, each in plan.changes.items() for c in each.makes]
-                circuits, links = {"circuits": made, "objections": against}, plan.links_after
-            predicted = self.forecasts.running(links, placed)
-            rows = [
-                {**row, **circuits, **predicted.get(status.id, {})}
-                for row, status in zip(rows, statuses, strict=True)
-            ]
-        return [{"ahead": ahead, "topology": chosen, **row} for row in rows]
+            about["waits_for"] = found
+            return [{**about, "job": status.spec.name, "hosts": []} for status in statuses]
+        running = JobState.RUNNING
+        placed = [replace(each, hosts=found[each.id], state=running) for each in statuses]
+        about |= {"circuits": [], "objections": []}
+        links = None
+        if chosen != "keep":
+            others = self._table.hosts_of(self._table.running)
+            plan, against = await self._placement.preview(chosen, found, {**others, **found})
+            made = [f"{ocs}: {c}" for ocs, each in plan.changes.items() for c in each.makes]
+            about |= {"circuits": made, "objections": against}
+            links = plan.links_after
+        predicted = self.forecasts.running(links, placed)
+        return [
+            {**about, "job": s.spec.name, "hosts": list(s.hosts), **predicted.get(s.id, {})}
+            for s in placed
+        ]
 
     def why_rigid(self, job_id: str) -> str | None:
         """Why the number of workers of a job stays as it is; ``None`` if it may change."""

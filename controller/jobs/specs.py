@@ -14,7 +14,6 @@ from patchlight.testbed.jobs import CommandTask, JobSpec, checked_specs
 from patchlight.testbed.lab.model import Host, Lab
 from patchlight.testbed.lab.rules import PolicyChoice
 from patchlight.testbed.wire import worker_api
-from patchlight.testbed.wire.worker_api import SyntheticTask, Task, TorchTask, WorkerSpec
 
 # Each worker has its own network namespace, so one port serves every ring.
 RING_PORT = 29500
@@ -31,6 +30,10 @@ class JobFailed(PatchlightError):
     ) -> None:
         super().__init__(message)
         self.last_lines, self.hosts = tuple(last_lines), tuple(hosts)
+
+
+class CannotGoOn(JobFailed):
+    """A job was stopped to go on with other workers, and these could not begin."""
 
 
 def error_text(error: Exception) -> str:
@@ -52,7 +55,7 @@ def worker_specs(
     first_iteration: int = 0,
     mac_of: Callable[[Host], str] = lambda host: host.nic.mac,
     user: str = "",
-) -> list[WorkerSpec]:
+) -> list[worker_api.WorkerSpec]:
     """The specs of the workers, one for each rank; ``JobFailed`` if an agent would refuse them."""
     try:
         ring = [
@@ -65,7 +68,7 @@ def worker_specs(
         rendezvous = [host.nic.rendezvous for host in hosts]
         first = rendezvous[0].address.ip if rendezvous[0] and all(rendezvous) else None
         return [
-            WorkerSpec(
+            worker_api.WorkerSpec(
                 id=worker_id(job_id, attempt, rank),
                 job=job_id,
                 user=user,
@@ -88,14 +91,16 @@ def worker_specs(
         ) from error
 
 
-def _task(spec: JobSpec, host: Host, lab: Lab, first_iteration: int, workers: int) -> Task:
+def _task(
+    spec: JobSpec, host: Host, lab: Lab, first_iteration: int, workers: int
+) -> worker_api.Task:
     window = {"window_bytes": scaled_window_bytes(lab)}
     if spec.trainer == "command":
         return command_task(spec).model_copy(update=window)
     compute_s = spec.compute_s.get(host.gpu.model, 0.0) if host.gpu else 0.0
     if spec.trainer == "torch":
         return torch_task(spec, compute_s, workers).model_copy(update=window)
-    return SyntheticTask(
+    return worker_api.SyntheticTask(
         iterations=spec.iterations,
         gradient_bytes=scaled_gradient_bytes(spec.gradient_bytes, lab),
         window_bytes=window["window_bytes"],
@@ -106,7 +111,7 @@ def _task(spec: JobSpec, host: Host, lab: Lab, first_iteration: int, workers: in
     )
 
 
-def torch_task(spec: JobSpec, compute_s: float = 0.0, workers: int = 1) -> TorchTask:
+def torch_task(spec: JobSpec, compute_s: float = 0.0, workers: int = 1) -> worker_api.TorchTask:
     """The task of a job with a model; ``pydantic.ValidationError`` if an agent would refuse it.
 
     A mini-batch and its ``compute_s`` are shared by the workers of a job that is split over them.
@@ -115,7 +120,7 @@ def torch_task(spec: JobSpec, compute_s: float = 0.0, workers: int = 1) -> Torch
     share = workers if spec.is_split else 1
     if spec.is_split:
         batch = max(1, (batch or builtin_graph(model).batch or 1) // share)
-    return TorchTask(
+    return worker_api.TorchTask(
         trainer="torch",
         model=model,
         iterations=spec.iterations,
@@ -140,6 +145,13 @@ def command_task(spec: JobSpec) -> CommandTask:
         working_directory=spec.working_directory,
         hold=spec.hold,
     )
+
+
+def goes_on_at(spec: JobSpec, done: int) -> int:
+    """The iteration at which a job goes on after so many; a real trainer has its checkpoint."""
+    if spec.trainer != "synthetic":
+        return 0
+    return max(0, min(done, spec.iterations - 1))  # it may have failed after its last one
 
 
 def scaled_gradient_bytes(gradient_bytes: int, lab: Lab) -> int:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from patchlight.controller.openflow.ecmp import Ways
 from patchlight.controller.prediction import sharing
-from patchlight.controller.prediction.sharing import UNLIMITED_BPS, Demand, Load
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.lab.wiring import Links
@@ -20,7 +19,7 @@ from patchlight.testbed.units import format_rate
 def slowest_nic_bps(lab: Lab) -> float:
     """The rate of the slowest NIC that has a GPU: what an edge of any ring has at best."""
     rates = [host.nic.rate_bps for host in lab.hosts if host.gpu is not None]
-    return float(min((rate for rate in rates if rate), default=UNLIMITED_BPS))
+    return float(min((rate for rate in rates if rate), default=sharing.UNLIMITED_BPS))
 
 
 class LabNetwork:
@@ -56,7 +55,7 @@ class LabNetwork:
                 alone = beside.count(neighbour) == 1
                 link = (switch, neighbour) if alone else (switch, neighbour, port)
                 self._link_at[end] = link
-                self.capacity_bps[link] = float(links.paths[end].rate_bps or UNLIMITED_BPS)
+                self.capacity_bps[link] = float(links.paths[end].rate_bps or sharing.UNLIMITED_BPS)
         self._edges: dict[tuple[int, int], tuple[Hashable, ...] | None] = {}
         self.relit = (1 << len(self.hosts)) - 1
 
@@ -93,10 +92,10 @@ class LabNetwork:
         self.switches[number] = self.links.switch_of(self.lab, end)
         path = self.links.paths.get(end)
         limits = [self.hosts[number].nic.rate_bps, None if path is None else path.rate_bps]
-        rate_bps = float(min((limit for limit in limits if limit), default=UNLIMITED_BPS))
+        rate_bps = float(min((limit for limit in limits if limit), default=sharing.UNLIMITED_BPS))
         self.capacity_bps[number, "up"] = self.capacity_bps[number, "down"] = rate_bps
 
-    def demand(self, ring: Sequence[int]) -> Demand | None:
+    def demand(self, ring: Sequence[int]) -> sharing.Demand | None:
         """The links of all edges; ``None`` if a NIC has no circuit or no route to the next one."""
         found: dict[Hashable, int] = {}
         if len(ring) == 1:
@@ -215,7 +214,7 @@ class RingWork(NamedTuple):
     """The work left on these GPUs, by number, in the ring's order, after ``dark_s``."""
 
     ring: Sequence[int]
-    load: Load
+    load: sharing.Load
     dark_s: float = 0.0
 
 
@@ -236,14 +235,14 @@ def units_s(network: LabNetwork, works: Sequence[RingWork]) -> list[float]:
 class _Run:
     def __init__(
         self,
-        demand: Demand | None,
-        load: Load,
+        demand: sharing.Demand | None,
+        load: sharing.Load,
         dark_s: float,
         measured: Sequence[sharing.MeasuredIteration] = (),
     ) -> None:
         self.demand, self.load, self._dark_s, self._measured = demand, load, dark_s, measured
         # An unknown load is taken to send.
-        self.shares: Demand = demand or {} if load.ring_bits else {}
+        self.shares: sharing.Demand = demand or {} if load.ring_bits else {}
         self._left = float(load.units)
         self.rate_bps = 0.0
         self.unit_s = math.nan
@@ -273,7 +272,7 @@ class _Run:
 def _share(network: LabNetwork, runs: Sequence[_Run]) -> None:
     rates = sharing.fair_rates([run.shares for run in runs], network.capacity_bps)
     for run, rate_bps in zip(runs, rates, strict=True):
-        run.share(min(rate_bps, UNLIMITED_BPS))
+        run.share(min(rate_bps, sharing.UNLIMITED_BPS))
 
 
 def _run_to_the_end(network: LabNetwork, runs: Sequence[_Run]) -> None:
@@ -297,7 +296,7 @@ def _run_of(network: LabNetwork, job: PredictedJob) -> _Run:
     known = models <= training.compute_s.keys()
     compute_s = training.slowest_s(workers, models) if known else math.nan
     bits = sharing.ring_bits(workers, training.gradient_bytes) if workers > 1 else 0.0
-    load = Load(training.iterations, *sharing.learned_work(compute_s, bits, job.measured))
+    load = sharing.Load(training.iterations, *sharing.learned_work(compute_s, bits, job.measured))
     return _Run(network.demand(ring), load, job.dark_s, job.measured)
 
 
@@ -330,7 +329,7 @@ def _bottleneck(network: LabNetwork, run: _Run, going: Sequence[_Run]) -> str:
         return used_bps / network.capacity_bps[link]
 
     link = max(run.shares, key=part_used)
-    if network.capacity_bps[link] >= UNLIMITED_BPS:
+    if network.capacity_bps[link] >= sharing.UNLIMITED_BPS:
         return "no link has a limit"
     edges = [each.shares[link] for each in going if link in each.shares]
     rate = format_rate(round(network.capacity_bps[link]))

@@ -160,7 +160,7 @@ class Database:
             self._db.execute("PRAGMA journal_mode=WAL")
             # FULL: the journal's intent survives a power cut, not just a crash of the process.
             self._db.execute(f"PRAGMA synchronous={'FULL' if self.is_durable else 'NORMAL'}")
-            self._bring_up_to_date()
+            self._upgrade()
         except sqlite3.Error as error:
             raise PatchlightError(
                 f"cannot open the controller's state in {path}: {error}",
@@ -173,7 +173,7 @@ class Database:
         self._lost = 0
         self._not_moved: set[str] = set()
 
-    def _bring_up_to_date(self) -> None:
+    def _upgrade(self) -> None:
         (found,) = self._db.execute("PRAGMA user_version").fetchone()
         if found > len(self.schemas):
             self._db.close()

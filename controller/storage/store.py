@@ -39,8 +39,6 @@ class Store(Database):
     ``PatchlightError`` where the file cannot be read or written.
     """
 
-    # -- changes of circuits -----------------------------------------------------------------
-
     def prepared_intent(self, number: int, record: Record) -> Callable[[], int]:
         """A function that journals an intent, in another thread say. Leave ``record`` alone.
 
@@ -157,8 +155,6 @@ class Store(Database):
         )
         return dict(rows)
 
-    # -- what operators leave ----------------------------------------------------------------
-
     def save_locks(self, records: Sequence[Record], *, soon: bool = False) -> None:
         """Insert or replace locks, by their ``ocs``, ``port`` and ``channel``.
 
@@ -211,8 +207,6 @@ class Store(Database):
             self.write_soon(_mark(name, unreadable), always=True)
             return read(dict(unreadable))
         return next(iter(found), None)
-
-    # -- events ---------------------------------------------------------------------------
 
     def add_event(self, at: float, kind: str, record: Record) -> None:
         """Append an event, now or as soon as there is room."""

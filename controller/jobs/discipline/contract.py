@@ -264,8 +264,6 @@ class Site(Protocol[E, P]):
         Called only while there are broken ones.
         """
 
-    # -- changes
-
     def place(self, entry: E, occupied: int | None = None) -> P | Waiting:
         """Where the policies put an entry, or why nowhere. Changes nothing.
 

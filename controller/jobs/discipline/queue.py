@@ -123,8 +123,6 @@ class JobQueue(Generic[E, P]):
         for entry, why, _ in self._aside.values():
             yield entry, why
 
-    # -- who is in line
-
     def _join(self) -> None:
         joined = self._site.joined.copy()
         self._site.joined.clear()
@@ -179,8 +177,6 @@ class JobQueue(Generic[E, P]):
             words = f"it wants {head.wants}, and {free} of them are free"
             return Waiting(WaitReason.NO_GPUS, words)
         return self._why_failed
-
-    # -- starting
 
     def _try(self, entry: E) -> bool:
         """Start an entry where the policy puts it; ``False`` if it has to wait."""

@@ -68,10 +68,8 @@ class WaitingLine(Generic[E]):
 
     def add(self, entry: E) -> None:
         """One more waits."""
-        if self._apart:
-            insort(self._lines.setdefault(entry.user, []), self._place(entry))
-        else:
-            insort(self._one, (-entry.priority, self._rank(entry), entry.index, entry))
+        line = self._lines.setdefault(entry.user, []) if self._apart else self._one
+        insort(line, self._place(entry))
 
     def remove(self, place: Place[E]) -> None:
         """One of them does not wait any more."""
