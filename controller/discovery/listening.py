@@ -8,8 +8,8 @@ from patchlight.controller.discovery.search import LIGHT, Heard
 from patchlight.controller.hosts.agent_client import AgentClient
 from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.openflow.client import Speaker
+from patchlight.controller.openflow.flowtable import Message
 from patchlight.controller.openflow.packet_switches import PacketSwitches
-from patchlight.controller.openflow.protocol import Message
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Endpoint, Lab, PacketSwitch, Server
 from patchlight.testbed.wire.agent_status import LONGEST_LISTEN_S

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.jobs.job_table import JobTable
+from patchlight.controller.policies.cheapest import LOOKED_AT_EVERY_S, MINIMUM_GAIN_S
 from patchlight.controller.policies.contract import ClusterShape, Policy
-from patchlight.controller.policies.defragment import LOOKED_AT_EVERY_S, MINIMUM_GAIN_S
 from patchlight.controller.policies.guard import (
     DEADLINE_S,
     Fault,

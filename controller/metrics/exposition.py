@@ -20,7 +20,7 @@ from patchlight.controller.changes.record import Reconfiguration, State
 from patchlight.controller.metrics.job_progress import JobProgress
 from patchlight.controller.metrics.lab_state import LabMetrics
 from patchlight.controller.metrics.optical_power import OpticalPower
-from patchlight.controller.openflow.protocol import OPERATIONS
+from patchlight.controller.openflow.flowtable import OPERATIONS
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.linux.sockets import is_loopback, listen, split_address
 

@@ -17,14 +17,15 @@ from typing import Any
 
 from patchlight.controller.openflow.client import Speaker, SpeakerRefused
 from patchlight.controller.openflow.flowtable import (
+    DEFAULT_DEADLINE_S,
     FlowChange,
     FlowEntry,
     FlowTable,
     Match,
+    Message,
     diff,
     held_by_others,
 )
-from patchlight.controller.openflow.protocol import DEFAULT_DEADLINE_S, Message
 from patchlight.testbed.errors import PatchlightError
 
 LOG = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Sequence
 from copy import copy
 
-from patchlight.controller.openflow.ecmp import Ways
+from patchlight.controller.openflow.forwarding import Ways
 from patchlight.controller.prediction.sharing import UNLIMITED_BPS as UNLIMITED_BPS
 from patchlight.controller.prediction.sharing import Demand
 from patchlight.testbed.errors import BadInput

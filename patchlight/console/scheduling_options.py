@@ -191,7 +191,7 @@ def left_to_the_lab(policies: PolicyChoice) -> tuple[dict[str, Any], dict[str, A
 
     First the policies, as options give them; then settings of a simulation, by field.
     """
-    from patchlight.controller.policies.defragment import LOOKED_AT_EVERY_S
+    from patchlight.controller.policies.cheapest import LOOKED_AT_EVERY_S
 
     context = click.get_current_context()
 

@@ -14,9 +14,13 @@ from typing import Any
 
 from patchlight.controller.circuits.contract import DeviceRefused, DeviceUnreachable
 from patchlight.controller.circuits.dialects import Dialect
-from patchlight.controller.openflow.client import Speaker, SpeakerRefused
-from patchlight.controller.openflow.protocol import Message
-from patchlight.controller.openflow.speaker_process import SpeakerFailed, SpeakerOptions
+from patchlight.controller.openflow.client import (
+    Speaker,
+    SpeakerFailed,
+    SpeakerOptions,
+    SpeakerRefused,
+)
+from patchlight.controller.openflow.flowtable import Message
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch
 

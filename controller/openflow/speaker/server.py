@@ -16,12 +16,12 @@ from eventlet.green import socket
 from eventlet.greenio import GreenSocket
 from eventlet.semaphore import Semaphore
 
-from patchlight.controller.openflow.flowtable import FlowEntry
-from patchlight.controller.openflow.protocol import (
+from patchlight.controller.openflow.flowtable import (
     DEFAULT_DEADLINE_S,
     LONGEST_LINE,
     OPERATIONS,
     VERSION,
+    FlowEntry,
     Message,
     ProtocolError,
     decode,

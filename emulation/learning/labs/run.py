@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from patchlight.controller.policies.options.card import lab_range
+from patchlight.controller.policies.files import lab_range
 from patchlight.emulation.learning.labs.config import LEARNED, LabConfig, parse_lab_config
 from patchlight.emulation.learning.labs.network import OptionNetwork, joined, policy_of
 from patchlight.emulation.learning.labs.what_if import Tried, WhatIf, episode_of, play

@@ -3,7 +3,7 @@
 import math
 from dataclasses import asdict, dataclass
 
-from patchlight.controller.policies.defragment import MINIMUM_GAIN_S
+from patchlight.controller.policies.cheapest import MINIMUM_GAIN_S
 from patchlight.emulation.simulator.outages import Outages
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.queueing import Discipline
@@ -17,7 +17,7 @@ class Settings(Discipline):
     does again what came after its last checkpoint, made every ``checkpoint_s`` of its running.
 
     With ``defragment_s`` light moves under running jobs where that gains more than it costs
-    (``patchlight.controller.policies.defragment``): when a job has ended, and every so many
+    (``patchlight.controller.policies.cheapest``): when a job has ended, and every so many
     seconds; infinity is only when one has ended. Less than ``minimum_gain_s`` over all jobs is left
     alone. On clusters with circuits.
 

@@ -17,9 +17,8 @@ from patchlight.controller.metrics.families import counter, single
 from patchlight.controller.metrics.job_progress import KEPT_S, JobProgress
 from patchlight.controller.metrics.lab_state import openflow_metrics
 from patchlight.controller.metrics.optical_power import OpticalPower
-from patchlight.controller.openflow.client import Speaker
+from patchlight.controller.openflow.client import Speaker, SpeakerOptions
 from patchlight.controller.openflow.packet_switches import PacketSwitches
-from patchlight.controller.openflow.speaker_process import SpeakerOptions
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.reader import load_lab
 from tests.support.change_bench import ChangeBench

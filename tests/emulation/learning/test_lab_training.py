@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed: extra 'learn'")
 pytest.importorskip("onnx", reason="onnx is not installed: extra 'learn'")
 
 from patchlight.cli.main import cli
-from patchlight.controller.policies.options.learned import WeighsPartitions
+from patchlight.controller.policies.options.policies import WeighsPartitions
 from patchlight.controller.policies.registry import load_policy
 from patchlight.emulation.learning.config import CONFIGS, ConfigError
 from patchlight.emulation.learning.labs.config import (
