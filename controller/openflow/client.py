@@ -14,15 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from patchlight.controller.openflow.flowtable import (
-    DEFAULT_DEADLINE_S,
-    LONGEST_LINE,
-    VERSION,
-    Message,
-    ProtocolError,
-    decode,
-    encode,
-)
+from patchlight.controller.openflow import flowtable
+from patchlight.controller.openflow.flowtable import DEFAULT_DEADLINE_S, VERSION, Message
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 from patchlight.testbed.linux.processes import ProgressWatch, processor_ticks
 
@@ -287,7 +280,7 @@ class Speaker:
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
         message = {"v": VERSION, "id": number, "op": operation, "deadline_s": deadline_s, **fields}
         try:
-            self._writer.write(encode(message))
+            self._writer.write(flowtable.encode(message))
             async with asyncio.timeout(deadline_s + _GRACE_S):
                 await self._writer.drain()
                 reply = await answer
@@ -313,7 +306,7 @@ class Speaker:
         self._process = await SpeakerProcess.start(self.options.command())
         try:
             reader, self._writer = await asyncio.open_unix_connection(
-                self.options.socket, limit=LONGEST_LINE
+                self.options.socket, limit=flowtable.LONGEST_LINE
             )
             self._reading = asyncio.create_task(self._read(reader))
             self.info = await self.request("hello")
@@ -373,12 +366,12 @@ class Speaker:
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
             while line := await reader.readline():
-                message = decode(line)
+                message = flowtable.decode(line)
                 if "event" in message:
                     self._tell(message)
                 elif (answer := self._waiting.get(message.get("id", 0))) and not answer.done():
                     answer.set_result(message)
-        except (ConnectionError, ProtocolError, ValueError) as error:
+        except (ConnectionError, flowtable.ProtocolError, ValueError) as error:
             LOG.error("the connection to the OpenFlow speaker broke: %s", error)
 
     def _tell(self, event: Message) -> None:

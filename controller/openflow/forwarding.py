@@ -20,6 +20,22 @@ from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.lab.nic import default_mac
 from patchlight.testbed.lab.wiring import Links
 
+Owner = TypeVar("Owner", bound=Hashable)
+
+ETHERTYPE_ARP = 0x0806
+ARP_REQUEST = 1
+# A user's application goes above these to take precedence, below to get the rest. Ours at 0
+# (drop) gives way to another application's table-miss entry.
+PRIORITY_ARP = 110
+PRIORITY_UNICAST = 100
+PRIORITY_MISS = 0
+
+TABLE_MISS = FlowEntry.ours(Match(), (), priority=PRIORITY_MISS)
+
+_MAC_BITS, _IPV4_BITS = 48, 32
+# A block of MACs is of one maker (OUI): a wider one could take in multicast addresses.
+_OUI_BITS = 24
+
 # Up to so many switches, each NIC has its own draw among links that are equally short. Beyond,
 # all NICs of a switch have one draw, and entries stay few: there are draws enough.
 SWITCHES_WITH_DRAWS_FOR_NICS = 32
@@ -122,23 +138,6 @@ class Ways:
         return tuple(way)
 
 
-Owner = TypeVar("Owner", bound=Hashable)
-
-ETHERTYPE_ARP = 0x0806
-ARP_REQUEST = 1
-# A user's application goes above these to take precedence, below to get the rest. Ours at 0
-# (drop) gives way to another application's table-miss entry.
-PRIORITY_ARP = 110
-PRIORITY_UNICAST = 100
-PRIORITY_MISS = 0
-
-TABLE_MISS = FlowEntry.ours(Match(), (), priority=PRIORITY_MISS)
-
-_MAC_BITS, _IPV4_BITS = 48, 32
-# A block of MACs is of one maker (OUI): a wider one could take in multicast addresses.
-_OUI_BITS = 24
-
-
 class AddressBlock(NamedTuple, Generic[Owner]):
     """All addresses whose first ``length`` bits are those of ``first``, and whose they are."""
 
@@ -212,9 +211,9 @@ class Forwarding:
             (self._plugged[other] if is_plugged else self._loose).append(host)
         matches: dict[str | Endpoint, list[tuple[int, Match]]] = defaultdict(list)
         for mac in address_blocks(owner_of_mac, _MAC_BITS, _OUI_BITS):
-            matches[mac.owner].append(_to_mac(_masked(mac.first, mac.length, _MAC_BITS, _mac)))
+            matches[mac.owner].append(_to_mac(_masked(mac.first, mac.length, _MAC_BITS)))
         for address in address_blocks(owner_of_address, _IPV4_BITS):
-            asked = _masked(address.first, address.length, _IPV4_BITS, _ipv4)
+            asked = _masked(address.first, address.length, _IPV4_BITS)
             matches[address.owner].append(_asking_for(asked))
         self._blocks = {
             switch: _Destination(switch, tuple(matches[switch])) for switch in self._plugged
@@ -302,19 +301,14 @@ def _destination_of(host: Host, mac: str) -> _Destination:
     return _Destination(drawn_by(host), (_to_mac(mac.lower()), _asking_for(address)))
 
 
-def _masked(first: int, length: int, bits: int, text: Callable[[int], str]) -> MatchValue:
+def _masked(first: int, length: int, bits: int) -> MatchValue:
     """A block as a switch matches it: an address alone, or with its mask."""
-    if length == bits:
-        return text(first)
-    return text(first), text((1 << bits) - (1 << (bits - length)))
-
-
-def _mac(number: int) -> str:
-    return number.to_bytes(_MAC_BITS // 8, "big").hex(":")
-
-
-def _ipv4(number: int) -> str:
-    return str(IPv4Address(number))
+    numbers = first, (1 << bits) - (1 << (bits - length))
+    if bits == _IPV4_BITS:
+        address, mask = (str(IPv4Address(number)) for number in numbers)
+    else:
+        address, mask = (number.to_bytes(bits // 8, "big").hex(":") for number in numbers)
+    return address if length == bits else (address, mask)
 
 
 def _spread(

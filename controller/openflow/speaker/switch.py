@@ -18,13 +18,7 @@ from eventlet.event import Event
 from ryu.ofproto import ofproto_v1_3 as ofp
 from ryu.ofproto import ofproto_v1_3_parser as parser
 
-from patchlight.controller.openflow.flowtable import (
-    COOKIE_MARK,
-    COOKIE_MASK,
-    FlowEntry,
-    Match,
-    Message,
-)
+from patchlight.controller.openflow.flowtable import COOKIE_MARK, COOKIE_MASK, FlowEntry, Match
 from patchlight.testbed.errors import PatchlightError
 
 _FIXED = struct.Struct(ofp.OFP_FLOW_MOD_PACK_STR0)
@@ -384,7 +378,7 @@ class Traffic:
         elif kind == ofp.OFPT_ECHO_REPLY and xid == counts.echo_xid:
             counts.echo_s, counts.echo_xid = now - counts.echo_at, None
 
-    def message(self, waiting: Callable[[int], int]) -> Message:
+    def message(self, waiting: Callable[[int], int]) -> dict[str, Any]:
         """The event that tells of it; ``waiting`` is how much is still to be sent to a switch."""
         shown = ("connections", "sent", "received", "errors", "echo_s")
         switches = [
