@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import figure
-from patchlight.controller.openflow.client import Speaker
+from patchlight.controller.openflow import speaker as engines
+from patchlight.controller.openflow.client import Speaker, SpeakerOptions
 from patchlight.controller.openflow.flow_sync import FlowSync
 from patchlight.controller.openflow.flowtable import FlowTable
 from patchlight.controller.openflow.forwarding import entry_to
-from patchlight.controller.openflow.speaker import engine as engines
-from patchlight.controller.openflow.speaker_process import SpeakerOptions
 from patchlight.testbed.errors import PatchlightError
 from tests.support.private_ovs import PrivateOvs
 

@@ -11,8 +11,7 @@ from benchmarks import figure
 from patchlight import EmulatedLab
 from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.policies.engineered import Ring
-from patchlight.controller.policies.engineering.abstract import assignment, pairs
-from patchlight.controller.policies.engineering.decomposition import birkhoff
+from patchlight.controller.policies.engineering.abstract import assignment, birkhoff, pairs
 from patchlight.controller.policies.topology import regroup
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.rules import PolicyChoice

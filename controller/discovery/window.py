@@ -18,8 +18,8 @@ from patchlight.controller.hosts.fleet import Fleet
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.scheduler import Scheduler
 from patchlight.controller.openflow.client import Speaker
+from patchlight.controller.openflow.flowtable import Message
 from patchlight.controller.openflow.packet_switches import PacketSwitches
-from patchlight.controller.openflow.protocol import Message
 from patchlight.testbed.errors import BadInput, PatchlightError, in_words
 from patchlight.testbed.lab.model import Endpoint, Lab, PacketSwitch, Server
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap

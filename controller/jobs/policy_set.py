@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.policies import guard
+from patchlight.controller.policies.cheapest import LOOKED_AT_EVERY_S, MINIMUM_GAIN_S
 from patchlight.controller.policies.contract import ClusterShape, Policy
-from patchlight.controller.policies.defragment import LOOKED_AT_EVERY_S, MINIMUM_GAIN_S
 from patchlight.controller.policies.policy_process import PolicyProcess
 from patchlight.controller.policies.registry import DEFAULTS, is_built_in, load_policy
 from patchlight.controller.policies.topology import CannotRegroup

@@ -17,7 +17,7 @@ from patchlight.controller.jobs.job_table import IterationTimes, JobTable
 from patchlight.controller.jobs.placement import LabSnapshot, Placement
 from patchlight.controller.jobs.policy_set import PoliciesInUse
 from patchlight.controller.jobs.running_job import RunningJob
-from patchlight.controller.policies.defragment import MINIMUM_GAIN_S, Proposal, defragment
+from patchlight.controller.policies.cheapest import MINIMUM_GAIN_S, Proposal, defragment
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput, PatchlightError, in_words
 from patchlight.testbed.jobs import JobState

@@ -17,14 +17,15 @@ from typing import Any
 
 from patchlight.controller.openflow.client import Speaker, SpeakerRefused
 from patchlight.controller.openflow.flowtable import (
+    DEFAULT_DEADLINE_S,
     FlowChange,
     FlowEntry,
     FlowTable,
     Match,
+    Message,
     diff,
     held_by_others,
 )
-from patchlight.controller.openflow.protocol import DEFAULT_DEADLINE_S, Message
 from patchlight.testbed.errors import PatchlightError
 
 LOG = logging.getLogger(__name__)
@@ -100,11 +101,9 @@ class FlowSync:
             task.cancel()
         await asyncio.gather(*self._mending.values(), return_exceptions=True)
 
-    async def set_table(
-        self, datapath_id: int, table: FlowTable, *, deadline_s: float = DEFAULT_DEADLINE_S
-    ) -> Applied:
+    async def set_table(self, datapath_id: int, table: FlowTable) -> Applied:
         """Make ``table`` the one that the switch has and keeps."""
-        return (await self.set_tables({datapath_id: table}, deadline_s=deadline_s))[datapath_id]
+        return (await self.set_tables({datapath_id: table}))[datapath_id]
 
     async def set_tables(
         self, tables: Mapping[int, FlowTable], *, deadline_s: float = DEFAULT_DEADLINE_S
@@ -135,7 +134,9 @@ class FlowSync:
         first = removals_first(have, changes)
 
         removed = await _each(first, lambda i: self._apply(i, first[i], (), deadline_s))
-        adds = {i: c.adds for i, c in changes.items() if c.adds and _succeeded(removed.get(i))}
+        # Where removing failed, nothing is added.
+        bad = {i for i, step in removed.items() if not isinstance(step, Applied) or step.failed}
+        adds = {i: change.adds for i, change in changes.items() if change.adds and i not in bad}
         added = await _each(adds, lambda i: self._apply(i, (), adds[i], deadline_s))
         for i in have:
             done = Applied(held=held_by_others(have[i], tables[i]))
@@ -245,10 +246,6 @@ def removals_first(
         if entries := (*change.removes, *replaced):
             first[i] = entries
     return first
-
-
-def _succeeded(step: Applied | Exception | None) -> bool:
-    return step is None or (isinstance(step, Applied) and not step.failed)
 
 
 async def _each(datapath_ids: Iterable[int], work: Callable[[int], Any]) -> dict[int, Any]:

@@ -1,20 +1,35 @@
-"""The flow table of one packet switch as a value, and the smallest change between two.
+"""What the controller and the OpenFlow speaker exchange: messages, flow entries and flow tables.
 
 A flow entry is ours if the high bits of its cookie carry Patchlight's mark. Only such
 entries are ever removed or replaced: what another application put into a switch stays.
+
+Messages are JSON, one a line. A request is ``{"v": 1, "id": 7, "op": "apply", "deadline_s": 5,
+...}``; its reply carries the same id and either ``"ok": true`` with ``"result"`` or ``"ok": false``
+with ``"error"`` (and ``"failed"``, the entries that a switch refused). A message with ``"event"``
+is no reply. Nothing here imports an OpenFlow engine, so both sides can import it.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, PatchlightError
 
 Scalar = int | str
 MatchValue = Scalar | tuple[Scalar, Scalar]
+
+VERSION = 1
+# A table of 100,000 entries is some 20 MiB of JSON.
+LONGEST_LINE = 64 * 2**20
+DEFAULT_DEADLINE_S = 10.0
+
+OPERATIONS = ("hello", "switches", "describe", "ports", "apply", "read_flows", "counters", "send")
+
+Message = dict[str, Any]
 
 # "PLT" in the top 24 bits; below it 40 bits that identify what the entry says.
 COOKIE_MARK = 0x504C54 << 40
@@ -194,3 +209,23 @@ def held_by_others(have: FlowTable, want: FlowTable) -> tuple[FlowEntry, ...]:
         for key, entry in want.by_key().items()
         if (old := have_by_key.get(key)) is not None and not old.is_ours
     )
+
+
+class ProtocolError(PatchlightError):
+    """The other side of the speaker's socket said something that is not the protocol."""
+
+
+def encode(message: Message) -> bytes:
+    """One message as one line."""
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """The message in one line; ``ProtocolError`` if there is none."""
+    try:
+        message = json.loads(line)
+    except ValueError as error:
+        raise ProtocolError(f"not a JSON message: {line[:80]!r} ({error})") from error
+    if not isinstance(message, dict):
+        raise ProtocolError(f"a message must be a JSON object, not {line[:80]!r}")
+    return message

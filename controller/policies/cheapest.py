@@ -1,13 +1,19 @@
-"""Placement and circuits as one decision: the pair with the lowest price.
+"""Prices of circuits: the cheapest placement with its circuits, and jobs worth regrouping.
 
 A price is when jobs end, and the dark time before. Links are shared max-min fair, and again at each
 end (``patchlight.controller.prediction``). The placement asks for each of a few places what the job
 and those that run would cost there, under the circuits as they are and regrouped; the topology then
 makes the circuits that were cheaper for the place that was taken. Both ask ``Prices``: they agree.
+
+Jobs that were spread over the switches stay so after others have ended and made room.
+``defragment`` finds those worth regrouping: their GPUs stay, and their circuits move at the end of
+an iteration, where the gain is more than the cost.
 """
 
+import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -24,6 +30,15 @@ from patchlight.testbed.lab.wiring import trace_links
 
 HORIZON_S = 3600.0
 """Of a job whose end nobody knows, what it would do in this time at its present pace counts."""
+
+LOOKED_AT_EVERY_S = 600.0
+"""How often circuits are reviewed, beside each end of a job."""
+
+MINIMUM_GAIN_S = 10.0
+"""Less, over all jobs together, is left alone: a prediction is not that exact."""
+
+# Of up to so many spread jobs every set is looked at; of more, each alone, all, and all but one.
+_EVERY_SET_OF = 4
 
 Maps = Mapping[str, PortMap]
 
@@ -83,12 +98,9 @@ class Prices:
         for job, unit_s in zip(self.jobs, self._present_unit_s, strict=True):
             load = _load(job)
             known_s = job.ends_s - self._cluster.now_s
-            if job.waits:
-                units = load.units
-            elif known_s < math.inf and 0 < unit_s < math.inf:
+            units = load.units
+            if not job.waits and known_s < math.inf and 0 < unit_s < math.inf:
                 units = max(0.0, known_s) / unit_s
-            else:
-                units = load.units
             if units == math.inf:
                 pace_s = unit_s if 0 < unit_s < math.inf else load.compute_s
                 units = HORIZON_S / pace_s if pace_s else 0.0
@@ -113,7 +125,8 @@ class Prices:
             network = network.after(links, moved)
         works = []
         for job, load in zip(self.jobs, self._left, strict=True):
-            concerned = job.waits or self._moves(job, moved)
+            nics = (self.network.hosts[gpu].endpoint for gpu in job.ring)
+            concerned = job.waits or any(nic in moved for nic in nics)
             pause_s = self.pause_s(job, dark_s) if concerned else 0.0
             works.append(RingWork(job.ring, load, pause_s))
         ends_s = tuple(completions_s(network, works))
@@ -129,10 +142,6 @@ class Prices:
             return dark_s
         unit_s = self._present_unit_s[self.jobs.index(job)]
         return dark_s + self._overhead_s + (unit_s if unit_s < math.inf else 0.0)
-
-    def _moves(self, job: RingOfJob, moved: Collection[Endpoint]) -> bool:
-        """Whether light of the job is among that which goes another way."""
-        return any(self.network.hosts[gpu].endpoint in moved for gpu in job.ring)
 
     def regrouped(self, groups: Sequence[RingOfJob]) -> Maps | None:
         """The maps that change if each of these jobs comes under one switch; ``None`` if it cannot.
@@ -250,3 +259,82 @@ class CheapestTopology:
         if any(job.load is None for job in new):
             return prices.regrouped(new) or _KEEP
         return min(_wirings(new, prices), key=lambda found: found[0])[1]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A change of circuits under running jobs.
+
+    ``jobs`` are those that are regrouped. ``gains_s`` says for every job how much sooner it is
+    predicted to end, less than 0 for later; each regrouped job's cost, ``costs_s``, is counted in
+    already: the iteration that it ends first, its dark time, and what else a change takes.
+    """
+
+    maps: Maps
+    jobs: tuple[str, ...]
+    gains_s: Mapping[str, float]
+    costs_s: Mapping[str, float]
+    cross_connects: int
+    dark_s: float
+
+    @property
+    def gain_s(self) -> float:
+        """What all jobs together gain."""
+        return sum(self.gains_s.values())
+
+
+def defragment(
+    cluster: ClusterView, minimum_gain_s: float = MINIMUM_GAIN_S, overhead_s: float = 0.0
+) -> Proposal | None:
+    """The set of running jobs whose regrouping gains most; ``None`` where it gains too little.
+
+    Of jobs whose loads are not known nothing can be gained, and their light stays. Circuits of
+    ``cluster.barred`` ports stay, too. A change is taken to keep jobs waiting for ``overhead_s``
+    beside the dark time of its circuits.
+    """
+    lab = cluster.lab
+    if lab is None:
+        return None
+    prices = Prices(cluster, lab, cluster.rings, overhead_s)
+    sites = cluster.shape.gpus
+    spread = [
+        job
+        for job in prices.jobs
+        if not job.waits and len({sites[gpu].rack for gpu in job.ring}) > 1
+    ]
+    if not spread:
+        return None
+    keep = prices.of({})
+    best: tuple[float, Proposal] | None = None
+    count = len(spread)
+    sizes = range(1, count + 1) if count <= _EVERY_SET_OF else (1, count - 1, count)
+    for groups in (group for size in sizes for group in itertools.combinations(spread, size)):
+        maps = prices.regrouped(groups)
+        if not maps:
+            continue
+        proposal = _proposal(prices, groups, maps, keep, prices.of(maps))
+        if proposal is not None and (best is None or proposal.gain_s > best[0]):
+            best = proposal.gain_s, proposal
+    return best[1] if best is not None and best[0] > minimum_gain_s else None
+
+
+def _proposal(
+    prices: Prices, groups: Sequence[RingOfJob], maps: Maps, keep: WiringPrice, price: WiringPrice
+) -> Proposal | None:
+    """``None`` where another ring would have no way; one that has none yet gains nothing here."""
+    if price.stuck > keep.stuck:
+        return None
+    ends = zip(prices.jobs, keep.completions_s, price.completions_s, strict=True)
+    gains_s = {
+        job.name: before_s - after_s
+        for job, before_s, after_s in ends
+        if before_s < math.inf and after_s < math.inf
+    }
+    return Proposal(
+        maps=maps,
+        jobs=tuple(job.name for job in groups),
+        gains_s=gains_s,
+        costs_s={job.name: prices.pause_s(job, price.dark_s) for job in groups},
+        cross_connects=price.cross_connects,
+        dark_s=price.dark_s,
+    )

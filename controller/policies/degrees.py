@@ -30,7 +30,6 @@ class Rigid:
     def resize(
         self, cluster: ClusterView, jobs: Sequence[ElasticJob], queue: Sequence[QueuedJob]
     ) -> Mapping[str, int]:
-        """None."""
         return {}
 
 
@@ -47,7 +46,6 @@ class GiveAndTake:
     def resize(
         self, cluster: ClusterView, jobs: Sequence[ElasticJob], queue: Sequence[QueuedJob]
     ) -> Mapping[str, int]:
-        """As the contract says."""
         if not queue:
             return _grow(cluster, jobs)
         found = (_make_room(cluster, jobs, waits) for waits in queue[:_LOOKED_AT])
@@ -109,6 +107,7 @@ def shrink_for(
     """Which jobs shrink so that one that waits can start; empty if none have to, or cannot."""
     able = cluster.gpus_of_models(waits.gpu_models)
     gpus = {running.name: running.gpus for running in cluster.running}
+    useless = {job.name: (gpus.get(job.name, 0) & ~able).bit_count() for job in jobs}
     short = waits.workers - (cluster.free & able).bit_count()
     taken: dict[str, ShrinkStep] = {}
     while short > 0:
@@ -117,7 +116,8 @@ def shrink_for(
             for number, job in enumerate(jobs)
             for degree in job.iteration_s
             if job.name not in taken
-            and (freed := _freed(gpus.get(job.name, 0), able, job.degree - degree)) > 0
+            # At the least so many that are of use: the job may give up the others first.
+            and (freed := job.degree - degree - useless[job.name]) > 0
         ]
         if not steps:
             return ()
@@ -126,11 +126,6 @@ def shrink_for(
         taken[best.job.name] = best
         short -= best.freed
     return tuple(taken.values())
-
-
-def _freed(gpus: int, able: int, fewer: int) -> int:
-    """How many of these GPUs are free for somebody once a job has so many fewer, at the least."""
-    return max(0, fewer - (gpus & ~able).bit_count())
 
 
 def _free_at_s(cluster: ClusterView, workers: int, able: int) -> float:
@@ -228,7 +223,4 @@ def _speed_up(job: JobView) -> float:
 
 
 def _least(legal: tuple[int, ...], wanted: int) -> int:
-    for degree in legal:
-        if degree >= wanted:
-            return degree
-    return legal[-1]
+    return next((degree for degree in legal if degree >= wanted), legal[-1])

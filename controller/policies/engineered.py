@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike
 
 from patchlight.controller.policies.contract import ClusterView
 from patchlight.controller.policies.engineering import abstract
-from patchlight.controller.policies.engineering.abstract import Topology, ring_of
 from patchlight.controller.policies.engineering.paths import Wish, plan_paths
 from patchlight.controller.policies.engineering.traffic import (
     CircuitSite,
@@ -68,7 +67,7 @@ def circuits_for(
     ours = {frozenset(group) for group in groups}
     for job in cluster.rings:
         if frozenset(job.ring) not in ours:
-            ring = ring_of(order_of(job.ring, sites), len(sites))
+            ring = abstract.ring_of(order_of(job.ring, sites), len(sites))
             wishes += [
                 Wish(sites[a].name, (sites[b].name,), worth=_WORTH)
                 for a, b in np.argwhere(np.triu(np.where(topology > 0, 0, ring))).tolist()
@@ -94,7 +93,7 @@ class Ring(_Engineered):
     def circuits(self, cluster: ClusterView, groups: Groups) -> Mapping[str, PortMap]:
         """The maps that change; ``NoLight`` where ports do not do."""
         sites = sites_to_join(cluster)
-        wanted = _nothing(sites)
+        wanted = np.zeros((len(sites), len(sites)), np.int64)
         for group in groups:
             wanted += abstract.ring_of(_order(cluster, sites, group), len(sites))
         return circuits_for(cluster, wanted, groups)
@@ -118,7 +117,10 @@ class Matching(_Engineered):
         traffic = of_cluster(cluster)
         if self._measured and cluster.measured:
             traffic = _as_counted(cluster, traffic)
-        among = _among(sites, groups)
+        among = np.zeros((len(sites), len(sites)), np.bool_)
+        for group in groups:
+            numbers = order_of(group, sites)
+            among[np.ix_(numbers, numbers)] = True
         demand = np.where(among, between_sites(traffic, sites), 0.0)
         wanted = abstract.degree_constrained(demand, _degrees(cluster, sites))
         return circuits_for(cluster, wanted, groups)
@@ -140,16 +142,12 @@ class Totient(_Engineered):
         """The maps that change; ``NoLight`` where ports do not do."""
         sites = sites_to_join(cluster)
         traffic = between_sites(of_cluster(cluster), sites)
-        wanted, degrees = _nothing(sites), _degrees(cluster, sites)
+        wanted, degrees = np.zeros((len(sites), len(sites)), np.int64), _degrees(cluster, sites)
         for group in groups:
             order = _order(cluster, sites, group)
             left = np.asarray(degrees) - wanted.sum(axis=1)
             wanted += abstract.totient(order, traffic, left.tolist(), self._rings)
         return circuits_for(cluster, wanted, groups)
-
-
-def _nothing(sites: Sequence[CircuitSite]) -> Topology:
-    return np.zeros((len(sites), len(sites)), np.int64)
 
 
 def _order(cluster: ClusterView, sites: Sequence[CircuitSite], group: Sequence[int]) -> list[int]:
@@ -168,17 +166,6 @@ def _degrees(cluster: ClusterView, sites: Sequence[CircuitSite]) -> list[int]:
     """How many ports of each site can be used."""
     barred = cluster.barred
     return [sum(port not in barred.get(ocs, ()) for ocs, port in site.ports) for site in sites]
-
-
-def _among(
-    sites: Sequence[CircuitSite], groups: Groups
-) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
-    """Which pairs of sites have GPUs of one and the same group."""
-    found = np.zeros((len(sites), len(sites)), np.bool_)
-    for group in groups:
-        numbers = order_of(group, sites)
-        found[np.ix_(numbers, numbers)] = True
-    return found
 
 
 def _as_counted(cluster: ClusterView, traffic: Matrix) -> Matrix:

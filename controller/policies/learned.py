@@ -1,9 +1,6 @@
-"""Learned partition policies: an ONNX file and its card, run by ONNX Runtime.
+"""Learned partition policies: a model scores each degree for a RAMP (``observation``).
 
-A model gets arrays of numbers (``observation``) and gives a score for each action; the best action
-that can succeed is taken. A file is refused, with the reason, unless it is what its card
-says and fits the schema and the lab. Nothing but ONNX is ever loaded; a card is a JSON file of the
-same name, read as data and checked key by key.
+A file is refused, with the reason, unless it is what its card says and fits the schema and the lab.
 """
 
 import json
@@ -15,32 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from patchlight.controller.policies import files, observation
 from patchlight.controller.policies.contract import ClusterShape, ClusterView, JobView, PlacedDegree
-from patchlight.controller.policies.files import (
-    FLOAT,
-    FORMAT,
-    OUTPUT,
-    PLAIN_VERSION,
-    CardError,
-    card_fields,
-    check_digest,
-    check_schema,
-    first_line,
-    has_shape,
-    model_bytes,
-    no_card,
-    open_session,
-    raw_card,
-)
-from patchlight.controller.policies.observation import (
-    SCHEMA,
-    VERSION,
-    VERSIONS,
-    Observation,
-    ObservationLayout,
-    RampObserver,
-    written,
-)
+from patchlight.controller.policies.files import FLOAT, OUTPUT, CardError, has_shape, no_card
+from patchlight.controller.policies.observation import Observation, ObservationLayout, written
 from patchlight.controller.policies.sets import members
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab
@@ -76,7 +51,7 @@ class Card:
 
     def written(self) -> str:
         """As JSON text that ``read_card`` takes."""
-        found = {"format": FORMAT, "format_version": PLAIN_VERSION, **asdict(self)}
+        found = {"format": files.FORMAT, "format_version": files.PLAIN_VERSION, **asdict(self)}
         if self.blocks == 1:
             del found["blocks"]  # Earlier versions of Patchlight do not know it.
         return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
@@ -84,10 +59,10 @@ class Card:
 
 def read_card(path: Path) -> Card:
     """The card in a file; ``CardError`` saying what is wrong with it."""
-    raw = raw_card(path)
-    if raw["format_version"] != PLAIN_VERSION:
+    raw = files.raw_card(path)
+    if raw["format_version"] != files.PLAIN_VERSION:
         raise no_card(path, "it is one of a policy that weighs options")
-    fields = card_fields(raw, Card, path, {"notes", "training", "blocks"})
+    fields = files.card_fields(raw, Card, path, {"notes", "training", "blocks"})
     actions, ramp = fields["actions"], fields["ramp"]
     if not all(type(n) is int for n in (*actions, *ramp)):
         raise no_card(path, "'actions' and 'ramp' are lists of whole numbers")
@@ -116,7 +91,7 @@ class LearnedPartition:
         self._session = session
         self._inputs = [each.name for each in session.get_inputs()]
         graphs = bool({"nodes", "edges"} & set(self._inputs))
-        self._observer = RampObserver(card.layout, graphs)
+        self._observer = observation.RampObserver(card.layout, graphs)
 
     def scores(self, cluster: ClusterView, job: JobView, legal: tuple[int, ...]) -> list[float]:
         """The model's score of each action of its card; minus infinity where none can succeed.
@@ -197,14 +172,15 @@ def load_learned(
     is refused. ``CardError`` says why a file was refused.
     """
     path = Path(path)
-    content = model_bytes(path)
+    content = files.model_bytes(path)
     card = read_card(path.with_suffix(".json"))
-    check_digest(card.sha256, content, path)
+    files.check_digest(card.sha256, content, path)
     if card.kind != "partition":
         raise CardError(f"model {card.name!r} is of kind {card.kind!r}: expected 'partition'")
-    version = card.observation_version if card.observation_version in VERSIONS else VERSION
     seen = card.observation_schema, card.observation_version
-    check_schema(card.name, seen, (SCHEMA, version))
+    is_known = card.observation_version in observation.VERSIONS
+    version = card.observation_version if is_known else observation.VERSION
+    files.check_schema(card.name, seen, (observation.SCHEMA, version))
     if ramp is not None and ramp != card.ramp:
         raise CardError(
             f"model {card.name!r} was trained for a RAMP of {written(card.ramp)} servers, "
@@ -216,7 +192,7 @@ def load_learned(
             f"model {card.name!r} was trained for placement rule {card.placement_rule!r}, "
             f"not for {rule!r}"
         )
-    session = open_session(content, path)
+    session = files.open_session(content, path)
     _check_session(card, session, path)
     return LearnedPartition(card, session)
 
@@ -252,6 +228,6 @@ def _check_session(card: Card, session: Any, path: Path) -> None:
         empty = card.layout.empty(1)
         scores = session.run([OUTPUT], {each.name: empty[each.name] for each in inputs})[0]
     except Exception as error:
-        raise CardError(f"{path} fails on an empty cluster: {first_line(error)}") from error
+        raise CardError(f"{path} fails on an empty cluster: {files.first_line(error)}") from error
     if scores.shape != wanted or not np.isfinite(scores).all():
         raise CardError(f"{path} gives no numbers of shape {list(wanted)} for an empty cluster")

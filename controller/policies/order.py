@@ -22,39 +22,35 @@ LAST = sys.float_info.max
 """Of a job of which nothing is known that the policy goes by."""
 
 
-class Fifo:
-    """First in, first out."""
-
+class _Stable:
     stable: ClassVar[bool] = True
     rises_at: ClassVar[Sequence[float]] = ()
+
+
+class Fifo(_Stable):
+    """First in, first out."""
 
     def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
         return job.arrived_s
 
 
-class Srpt:
+class Srpt(_Stable):
     """Shortest remaining processing time; jobs of which it is not known come last.
 
     Optimal for the mean time in the system on one machine (Schrage, 1968).
     """
 
-    stable: ClassVar[bool] = True
-    rises_at: ClassVar[Sequence[float]] = ()
-
     def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
         return min(_left_s(job, progress), LAST)
 
 
-class LeastDelay:
+class LeastDelay(_Stable):
     """The job that holds the fewest GPU-seconds, as far as they are known, others come last.
 
     So those behind it wait the least for it. If a job could use all GPUs at once, they would be one
     machine, on which that is optimal for the mean time in the system (Smith, 1956). Goes with the
     placement and the topology policy *least-delay*.
     """
-
-    stable: ClassVar[bool] = True
-    rises_at: ClassVar[Sequence[float]] = ()
 
     def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
         return min(_left_s(job, progress) * max(1, job.workers), LAST)
@@ -89,11 +85,8 @@ class LeastAttainedService:
         return float(bisect_right(self.rises_at, progress.attained_gpu_s))
 
 
-class Deadline:
+class Deadline(_Stable):
     """Earliest deadline first; jobs without one come last."""
-
-    stable: ClassVar[bool] = True
-    rises_at: ClassVar[Sequence[float]] = ()
 
     def priority(self, cluster: ClusterView, job: JobView, progress: Progress) -> float:
         return min(job.arrived_s + job.limit_s, LAST)

@@ -8,11 +8,18 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from patchlight.controller.policies.contract import ClusterView, JobView
 from patchlight.controller.policies.ring_order import ring_order
-from patchlight.controller.policies.sets import FreeByPlace, Taken, lowest, members, pack
+from patchlight.controller.policies.sets import (
+    FreeByPlace,
+    FreeGroups,
+    Taken,
+    lowest,
+    members,
+    pack,
+)
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.wiring import circuit_ports
 
@@ -25,53 +32,64 @@ class FirstFit:
         return found if len(found) == workers else None
 
 
-class BestFit:
-    """The server that holds the job with the least room left over, else as few as possible."""
+class _ByGroup:
+    """Takes GPUs of the servers or racks in which they are free."""
+
+    by: Literal["server", "rack"]
 
     def __init__(self) -> None:
-        self._servers = FreeByPlace("server")
+        self._groups = FreeByPlace(self.by)
 
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
         free = cluster.free_for(job)
         if free.bit_count() < workers:
             return None
-        servers = self._servers.look(cluster.shape, job, free)
-        return servers.lowest(servers.packed(workers))
+        return self._take(cluster, free, self._groups.look(cluster.shape, job, free), workers)
+
+    def _take(
+        self, cluster: ClusterView, free: int, groups: FreeGroups, workers: int
+    ) -> Sequence[int]:
+        raise NotImplementedError
 
 
-class Consolidated:
+class BestFit(_ByGroup):
+    """The server that holds the job with the least room left over, else as few as possible."""
+
+    by = "server"
+
+    def _take(
+        self, cluster: ClusterView, free: int, groups: FreeGroups, workers: int
+    ) -> Sequence[int]:
+        return groups.lowest(groups.packed(workers))
+
+
+class Consolidated(_ByGroup):
     """The packet switch that holds the job with the least room left over, else as few as possible.
 
     So a job's traffic passes few links between packet switches; its ring takes those in turn that
     are near each other.
     """
 
-    def __init__(self) -> None:
-        self._racks = FreeByPlace("rack")
+    by = "rack"
 
-    def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
-        free = cluster.free_for(job)
-        if free.bit_count() < workers:
-            return None
-        racks = self._racks.look(cluster.shape, job, free)
-        return _as_ring(cluster, free, racks.lowest(racks.packed(workers)), workers)
+    def _take(
+        self, cluster: ClusterView, free: int, groups: FreeGroups, workers: int
+    ) -> Sequence[int]:
+        return _as_ring(cluster, free, groups.lowest(groups.packed(workers)), workers)
 
 
-class RackAware:
+class RackAware(_ByGroup):
     """As few packet switches as possible, and under each as few servers as possible."""
 
-    def __init__(self) -> None:
-        self._racks = FreeByPlace("rack")
+    by = "rack"
 
-    def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
-        free = cluster.free_for(job)
-        if free.bit_count() < workers:
-            return None
-        racks = self._racks.look(cluster.shape, job, free)
+    def _take(
+        self, cluster: ClusterView, free: int, groups: FreeGroups, workers: int
+    ) -> Sequence[int]:
         sites, found = cluster.shape.gpus, list[int]()
-        for rack, count in racks.packed(workers):
-            gpus, servers = racks.gpus[rack], dict[int, int]()
-            for place in members(racks.free[rack]):
+        for rack, count in groups.packed(workers):
+            gpus, servers = groups.gpus[rack], dict[int, int]()
+            for place in members(groups.free[rack]):
                 server = sites[gpus[place]].server
                 servers[server] = servers.get(server, 0) | 1 << place
             parts = [servers[server] for server in sorted(servers)]
@@ -100,7 +118,7 @@ class RandomPlacement:
         return self._random.sample(free, workers) if len(free) >= workers else None
 
 
-class FragmentationAware:
+class FragmentationAware(_ByGroup):
     """The server on which the job makes fragments grow least; large jobs take whole servers first.
 
     Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation
@@ -110,26 +128,23 @@ class FragmentationAware:
     wants a whole server, as that is what it takes first.
     """
 
-    def __init__(self) -> None:
-        self._servers = FreeByPlace("server")
+    by = "server"
 
-    def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
-        free = cluster.free_for(job)
-        if free.bit_count() < workers:
-            return None
-        servers = self._servers.look(cluster.shape, job, free)
+    def _take(
+        self, cluster: ClusterView, free: int, groups: FreeGroups, workers: int
+    ) -> Sequence[int]:
         wanted = [each.workers for each in cluster.recent] or [workers]
-        fragment = _fragments(wanted, servers.most)
-        taken, fitting = servers.whole(workers)
+        fragment = _fragments(wanted, groups.most)
+        taken, fitting = groups.whole(workers)
 
         def grows(each: Taken) -> tuple[float, int]:
-            size = servers.free[each.group].bit_count()
+            size = groups.free[each.group].bit_count()
             # Of equals the fullest server, as in the paper's simulator.
             return fragment[size - each.size] - fragment[size], size
 
         if fitting:
             taken.append(min(fitting, key=grows))
-        return servers.lowest(taken)
+        return groups.lowest(taken)
 
 
 def _fragments(wanted: Sequence[int], most: int) -> list[float]:

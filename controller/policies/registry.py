@@ -6,19 +6,20 @@ the constructor's order, plain ``VALUE``: ``fifo``, ``placement:random:seed=3``,
 ``mine.py:Mine:alpha=0.5``.
 """
 
+import copy
+import inspect
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache, partial
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
+from patchlight.controller.policies import files
 from patchlight.controller.policies.contract import KINDS, Policy, PolicyKind, kind_of
-from patchlight.controller.policies.files import load_object
-from patchlight.controller.policies.recipe import PolicyRecipe, with_written
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.io.issues import nearest
 
 GROUP = "patchlight.policies"
@@ -31,7 +32,7 @@ BUILT_IN: Mapping[PolicyKind, Mapping[str, str]] = {
         "sip-ml": "degrees:Maximum",
         "minimum": "degrees:Minimum",
         "sufficient": "degrees:Sufficient",
-        "least-delay": "options.least_delay:LeastDelayPartition",
+        "least-delay": "options.policies:LeastDelayPartition",
         "random": "degrees:RandomDegree",
     },
     "placement": {
@@ -42,7 +43,7 @@ BUILT_IN: Mapping[PolicyKind, Mapping[str, str]] = {
         "fragmentation-aware": "placement:FragmentationAware",
         "regroup": "placement:RegroupPlacement",
         "cheapest": "cheapest:CheapestPlacement",
-        "least-delay": "options.least_delay:LeastDelayPlacement",
+        "least-delay": "options.policies:LeastDelayPlacement",
         "random": "placement:RandomPlacement",
     },
     "order": {
@@ -57,7 +58,7 @@ BUILT_IN: Mapping[PolicyKind, Mapping[str, str]] = {
         "keep": "topology:Keep",
         "regroup": "topology:Regroup",
         "cheapest": "cheapest:CheapestTopology",
-        "least-delay": "options.least_delay:LeastDelayTopology",
+        "least-delay": "options.policies:LeastDelayTopology",
         "ring": "engineered:Ring",
         "matching": "engineered:Matching",
         "totient": "engineered:Totient",
@@ -65,7 +66,7 @@ BUILT_IN: Mapping[PolicyKind, Mapping[str, str]] = {
     "elasticity": {
         "rigid": "degrees:Rigid",
         "give-and-take": "degrees:GiveAndTake",
-        "least-delay": "options.least_delay:LeastDelayElasticity",
+        "least-delay": "options.policies:LeastDelayElasticity",
     },
 }
 DEFAULTS: Mapping[PolicyKind, str] = {
@@ -84,6 +85,168 @@ _GONE = {
 """Models of earlier versions, each with the policy to use instead."""
 _FILE = re.compile(r"(?P<path>.+?\.(?P<suffix>py|onnx))(?::(?P<rest>.*))?", re.DOTALL)
 _PICKLED = (".pkl", ".pickle", ".pt", ".pth", ".joblib", ".zip", ".ckpt")
+# ``*args`` and ``**kwargs``: nobody has to give these.
+_ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_HINTS = {
+    "scenario": "it plans with the simulator: use it in 'patchlight experiment pac-ml' or "
+    "'patchlight policy evaluate'"
+}
+
+
+@dataclass(frozen=True)
+class PolicyRecipe:
+    """A policy that was found: ``make`` makes one. ``origin`` says where it comes from.
+
+    ``given`` are the parameters that were written with its name; ``path`` is the file of one
+    that comes from a file.
+    """
+
+    kind: PolicyKind
+    name: str
+    origin: str
+    load: Callable[[], Any]
+    given: Mapping[str, Any] = field(default_factory=dict)
+    path: Path | None = None
+
+    @cached_property
+    def factory(self) -> Any:
+        """Its class, or an object that is the policy already; loaded when first asked for."""
+        found = self.load()
+        if kind_of(found) != self.kind:
+            files.check_methods(found, self.name)
+            raise BadInput(f"{self.name} is no {self.kind} policy: it is one of {kind_of(found)}")
+        return found
+
+    @property
+    def text(self) -> str:
+        """As it is written where the kind is known."""
+        return ":".join([self.name, *(f"{key}={value}" for key, value in self.given.items())])
+
+    @property
+    def documentation(self) -> str:
+        """What its author wrote about it."""
+        card = getattr(self.factory, "card", None)
+        return str(card.notes) if card is not None else inspect.getdoc(self.factory) or ""
+
+    @property
+    def about(self) -> str:
+        """The first line of that."""
+        return self.documentation.partition("\n")[0]
+
+    @property
+    def parameters(self) -> tuple[inspect.Parameter, ...]:
+        """What can be given to it."""
+        maker = self._maker
+        return () if maker is None else tuple(inspect.signature(maker).parameters.values())
+
+    @property
+    def _maker(self) -> Any:
+        """What takes its parameters: its class, or ``with_parameters`` of one that is made."""
+        found = self.factory
+        return found if inspect.isclass(found) else getattr(found, "with_parameters", None)
+
+    @property
+    def parameters_in_words(self) -> list[str]:
+        """Each as ``seed: int = 0``."""
+        return [str(parameter).replace("'", "") for parameter in self.parameters]
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """The parameters that have to be given and were not."""
+        return tuple(
+            p.name
+            for p in self.parameters
+            if p.default is p.empty and p.name not in self.given and p.kind not in _ANY_NUMBER
+        )
+
+    def make(self, **offered: Any) -> Policy:
+        """A new policy. Of ``offered`` it gets what its constructor names and nobody gave.
+
+        ``BadInput`` if a parameter is missing or wrong.
+        """
+        maker = self._maker
+        if maker is None:
+            if hasattr(self.factory, "card"):
+                return cast(Policy, self.factory)
+            try:
+                # What it learns in one run must not leak into others.
+                return cast(Policy, copy.deepcopy(self.factory))
+            except Exception:  # It holds what cannot be copied, like a lock or an open file.
+                return cast(Policy, self.factory)
+        named = {p.name for p in self.parameters}
+        arguments = {**{k: v for k, v in offered.items() if k in named}, **self.given}
+        lacking = [name for name in self.lacks if name not in arguments]
+        if lacking:
+            raise BadInput(
+                f"{self.kind} policy {self.name!r} has to be told {lacking[0]!r}",
+                hint=_HINTS.get(lacking[0], f"write it {self.name}:{lacking[0]}=VALUE"),
+            )
+        try:
+            policy = maker(**arguments)
+        except PatchlightError:
+            raise
+        except Exception as error:
+            raise BadInput(
+                f"{self.kind} policy {self.text!r} could not be made: {type(error).__name__}: "
+                f"{error}"
+            ) from error
+        files.check_methods(policy, self.text)
+        return cast(Policy, policy)
+
+
+def with_written(recipe: PolicyRecipe, written: Sequence[str]) -> PolicyRecipe:
+    """The recipe with parameters as they are written: ``KEY=VALUE``, or ``VALUE`` for the next.
+
+    ``BadInput`` for one that it does not have, or that is there twice, or of another type.
+    """
+    known = {p.name: p for p in recipe.parameters if p.kind not in _ANY_NUMBER}
+    if not known:
+        raise BadInput(f"{recipe.kind} policy {recipe.name!r} has no parameters")
+    given: dict[str, Any] = {}
+    order = iter(known)
+    for text in written:
+        key, sign, value = text.partition("=")
+        if not sign:
+            key, value = next((name for name in order if name not in given), ""), text
+        called = f"{recipe.kind} policy {recipe.name!r}"
+        if key in given:
+            raise BadInput(f"{called}: {key} is there twice")
+        if key not in known:
+            raise BadInput(
+                f"{called}: {(key or value)!r} is none of its parameters: "
+                f"{nearest(key, known, 'these are')}"
+            )
+        given[key] = _value(recipe, known[key], value)
+    return replace(recipe, given=given)
+
+
+def _value(recipe: PolicyRecipe, parameter: inspect.Parameter, text: str) -> Any:
+    """The text as what the parameter's annotation, else its default, says that it is."""
+    asked = parameter.annotation
+    if asked is parameter.empty and parameter.default not in (parameter.empty, None):
+        asked = type(parameter.default)
+    asked = next((each for each in get_args(asked) if each is not type(None)), asked)
+    name = getattr(asked, "__name__", asked)
+    readers = [name] if name in _READERS else list(_READERS)
+    for reader in readers:
+        try:
+            return _READERS[reader](text)
+        except ValueError:
+            continue
+    raise BadInput(
+        f"{recipe.kind} policy {recipe.name!r}: {parameter.name} is {text!r}: expected "
+        f"{_WORDS[readers[0]]}"
+    )
+
+
+# In the order in which they are tried where nothing says which.
+_READERS: dict[str, Callable[[str], Any]] = {
+    "int": int,
+    "float": float,
+    "bool": lambda text: bool(("false", "true").index(text.lower())),
+    "str": str,
+}
+_WORDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}
 
 
 def find(text: str, kind: PolicyKind | None = None) -> PolicyRecipe:
@@ -133,7 +296,13 @@ def is_built_in(text: str, kind: PolicyKind) -> bool:
 def policies(kind: PolicyKind | None = None) -> list[PolicyRecipe]:
     """All that have a name, by kind: built in, learned and shipped, installed."""
     found: dict[tuple[PolicyKind, str], PolicyRecipe] = {}
-    for each in (*_built_in(), *_shipped(), *_installed()):
+    built_in = (_ours(of_kind, name) for of_kind, names in BUILT_IN.items() for name in names)
+    shipped = (
+        replace(recipe, name=name, origin="learned, shipped")
+        for name, path in files.shipped_models().items()
+        for recipe in _learned(path)
+    )
+    for each in (*built_in, *shipped, *_installed()):
         if kind in (None, each.kind):
             found.setdefault((each.kind, each.name), each)
     return sorted(found.values(), key=lambda each: KINDS.index(each.kind))
@@ -160,39 +329,17 @@ def _named(name: str, kind: PolicyKind | None) -> PolicyRecipe:
     raise BadInput(f"no policy {name!r}: {nearest(name, [e.name for e in known], what)}")
 
 
-def _built_in() -> Iterator[PolicyRecipe]:
-    for kind, names in BUILT_IN.items():
-        yield from (_ours(kind, name) for name in names)
-
-
 def _ours(kind: PolicyKind, name: str) -> PolicyRecipe:
-    return PolicyRecipe(kind, name, "built in", partial(_attribute, BUILT_IN[kind][name]))
-
-
-def _attribute(place: str) -> Any:
-    module, _, attribute = place.partition(":")
-    return getattr(import_module(f"patchlight.controller.policies.{module}"), attribute)
-
-
-def _shipped() -> Iterator[PolicyRecipe]:
-    try:
-        from patchlight.controller.policies.files import shipped_models
-    except ModuleNotFoundError:
-        # Plain policies are there without ONNX Runtime too.
-        return
-    for name, path in shipped_models().items():
-        for recipe in _learned(path):
-            yield replace(recipe, name=name, origin="learned, shipped")
+    module, _, attribute = BUILT_IN[kind][name].partition(":")
+    place = f"patchlight.controller.policies.{module}"
+    return PolicyRecipe(kind, name, "built in", lambda: getattr(import_module(place), attribute))
 
 
 def _learned(path: Path) -> list[PolicyRecipe]:
     """A recipe for each kind of the model in a file."""
-    from patchlight.controller.policies.files import kinds_of
-
-    origin = f"learned, {path}"
     return [
-        PolicyRecipe(kind, str(path), origin, partial(_load, path, kind), path=path)
-        for kind in kinds_of(path)
+        PolicyRecipe(kind, str(path), f"learned, {path}", partial(_load, path, kind), path=path)
+        for kind in files.kinds_of(path)
     ]
 
 
@@ -206,13 +353,12 @@ def _load(path: Path, kind: PolicyKind) -> Any:
 
 @lru_cache(maxsize=16)
 def _load_once(path: Path, changed: int, kind: PolicyKind) -> Any:
-    from patchlight.controller.policies.files import CardError, weighs_options
     from patchlight.controller.policies.learned import load_learned
-    from patchlight.controller.policies.options.learned import load_options
+    from patchlight.controller.policies.options.policies import load_options
 
     try:
-        is_for_options = weighs_options(path)
-    except CardError:
+        is_for_options = files.weighs_options(path)
+    except files.CardError:
         is_for_options = False  # The other one says what is wrong.
     return load_options(path, kind) if is_for_options else load_learned(path)
 
@@ -246,7 +392,7 @@ def _from_file(
         first = next(iter(of_kinds.values()))
         return of_kinds.get(asked, first) if asked else first, parts
     name = parts.pop(0) if parts and parts[0].isidentifier() else None
-    found = load_object(path, name)
+    found = files.load_object(path, name)
     kind = kind_of(found)
     assert kind is not None
     called = name or getattr(found, "__name__", "")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-from patchlight.controller.openflow.ecmp import Trunks, trunks_of
+from patchlight.controller.openflow.forwarding import Trunks, trunks_of
 from patchlight.controller.policies.contract import ClusterView
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.portmap import PortMap

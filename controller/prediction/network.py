@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from patchlight.controller.openflow.ecmp import Ways
+from patchlight.controller.openflow.forwarding import Ways
 from patchlight.controller.prediction import sharing
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Endpoint, Host, Lab

@@ -25,7 +25,7 @@ from patchlight.console.rendering import Coloured, Column, Table, listing_option
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 if TYPE_CHECKING:
-    from patchlight.controller.policies.recipe import PolicyRecipe
+    from patchlight.controller.policies.registry import PolicyRecipe
 
 
 # Policies that come with Patchlight, though they are installed like those of others.
@@ -245,7 +245,7 @@ def _source(factory: Any) -> str | None:
 def fit_of(found: "PolicyRecipe", lab_name: str) -> dict[str, Any]:
     """How a learned policy fits a lab; ``BadInput`` if it does not, or is none that could."""
     from patchlight.controller.jobs.cluster_view import WiredLab
-    from patchlight.controller.policies.options.card import FROM_JOBS, missing_inputs, outside_range
+    from patchlight.controller.policies.files import FROM_JOBS, missing_inputs, outside_range
     from patchlight.testbed.labfile.reader import load_lab
 
     policy: Any = found.factory

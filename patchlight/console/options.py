@@ -302,7 +302,7 @@ def left_to_the_lab(policies: PolicyChoice) -> tuple[dict[str, Any], dict[str, A
 
     First the policies, as options give them; then settings of a simulation, by field.
     """
-    from patchlight.controller.policies.defragment import LOOKED_AT_EVERY_S
+    from patchlight.controller.policies.cheapest import LOOKED_AT_EVERY_S
 
     def is_said(option: str) -> bool:
         source = click.get_current_context().get_parameter_source(option)

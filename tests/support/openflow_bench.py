@@ -5,9 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from patchlight.controller.openflow.client import Speaker
-from patchlight.controller.openflow.protocol import Message
-from patchlight.controller.openflow.speaker_process import SpeakerOptions, SwitchTls
+from patchlight.controller.openflow.client import Speaker, SpeakerOptions, SwitchTls
+from patchlight.controller.openflow.flowtable import Message
 from tests.support.private_ovs import PrivateOvs
 from tests.support.waiting import eventually
 

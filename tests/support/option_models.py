@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from patchlight.controller.policies.options.card import OptionsCard
+from patchlight.controller.policies.files import OptionsCard
 from patchlight.controller.policies.options.observation import (
     ARRAYS,
     COST,

@@ -34,10 +34,13 @@ from patchlight.controller.circuits.contract import (
 from patchlight.controller.circuits.drivers.base import CircuitTableDriver
 from patchlight.controller.circuits.drivers.table import Row
 from patchlight.controller.circuits.protocols.session import Dialect, corrected
-from patchlight.controller.openflow.client import Speaker, SpeakerRefused
-from patchlight.controller.openflow.flowtable import FlowEntry, Match
-from patchlight.controller.openflow.protocol import Message
-from patchlight.controller.openflow.speaker_process import SpeakerFailed, SpeakerOptions
+from patchlight.controller.openflow.client import (
+    Speaker,
+    SpeakerFailed,
+    SpeakerOptions,
+    SpeakerRefused,
+)
+from patchlight.controller.openflow.flowtable import FlowEntry, Match, Message
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.portmap import CrossConnect

@@ -1,0 +1,148 @@
+"""The OpenFlow speaker; here the choice of the engine that runs its applications.
+
+Ryu 4.34 where it can be imported, else OS-Ken, its maintained descendant, on its eventlet
+hub. An application is written against ``ryu`` and runs on both: the name of the engine that
+was not chosen is an alias of the one that was. Only the speaker process may use this module:
+eventlet patches the whole process.
+"""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from types import ModuleType
+
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.linux import deploy_file
+
+LOG = logging.getLogger("patchlight.openflow")
+PACKAGES = {"ryu": "ryu", "os-ken": "os_ken"}
+# A base class is all that the two name differently.
+_BASE_CLASSES = {"ryu": "RyuApp", "os-ken": "OSKenApp"}
+_INSTALL = {
+    "ryu": f"PIP_CONSTRAINT={deploy_file('ryu-constraint.txt')} pip install 'ryu==4.34' "
+    "(it builds only with setuptools < 67.3)",
+    "os-ken": "pip install os-ken",
+}
+
+
+class EngineMissing(PatchlightError):
+    """No OpenFlow engine, or not the one asked for, can be imported."""
+
+
+def available() -> tuple[str, ...]:
+    """The engines that are installed, best first. Imports neither."""
+    return tuple(
+        name for name, package in PACKAGES.items() if importlib.util.find_spec(package) is not None
+    )
+
+
+def choose(name: str | None = None) -> tuple[str, str]:
+    """Import an engine (default: the first that works) and make it ready; its name and version.
+
+    Patches the process for eventlet. ``EngineMissing`` says how to install what is missing.
+    """
+    if name is not None and name not in PACKAGES:
+        raise BadInput(f"{name!r} is not an OpenFlow engine: expected {' or '.join(PACKAGES)}")
+    there = available()
+    if name is not None and name not in there:
+        raise EngineMissing(
+            f"the OpenFlow engine {name} is not installed",
+            hint=f"install it: {_INSTALL[name]}"
+            + (f"; or use {there[0]}, which is here" if there else ""),
+        )
+    if not there:
+        raise EngineMissing(
+            "no OpenFlow engine is installed: neither ryu nor os_ken can be imported",
+            hint=f"install one: {_INSTALL['os-ken']}; or {_INSTALL['ryu']}",
+        )
+    failed = []
+    for each in (name,) if name else there:
+        try:
+            return _prepare(each)
+        except EngineMissing as error:
+            failed.append(error)
+            LOG.warning("%s", error)
+    raise failed[0]
+
+
+def leave_setuptools_out() -> None:
+    """Give Ryu the class that it wants of ``distutils`` without setuptools, which takes its time.
+
+    Setuptools has its own in its place; where Python comes with one, that does as well.
+    """
+    if sys.version_info < (3, 12) and (shim := sys.modules.get("_distutils_hack")):
+        shim.remove_shim()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                importlib.import_module("distutils.version")
+        except ImportError:  # a system may leave it out
+            shim.add_shim()
+
+
+def _prepare(name: str) -> tuple[str, str]:
+    # OS-Ken's own default, the native hub, never reports a switch that disconnects and dies
+    # silently of an exception in a handler.
+    os.environ["OSKEN_HUB_TYPE"] = os.environ["RYU_HUB_TYPE"] = "eventlet"
+    try:
+        with warnings.catch_warnings():
+            # Eventlet says on import that it is in maintenance mode: the speaker is a process
+            # of its own because of that.
+            warnings.simplefilter("ignore")
+            _load(name)
+    except Exception as error:  # what a library raises on a Python that it does not know
+        raise EngineMissing(
+            f"importing the OpenFlow engine {name}: {type(error).__name__}: {error}",
+            hint=f"install it again: {_INSTALL[name]}; or use an older Python: it needs eventlet, "
+            "which may not run on this one",
+        ) from error
+    return name, importlib.metadata.version(name)
+
+
+def _load(name: str) -> None:
+    import eventlet.wsgi
+
+    # Newer eventlets dropped this name, which Ryu imports even where nothing serves HTTP.
+    if not hasattr(eventlet.wsgi, "ALREADY_HANDLED"):
+        eventlet.wsgi.ALREADY_HANDLED = []
+    package = PACKAGES[name]
+    importlib.import_module(f"{package}.lib.hub").patch(thread=False)
+    # Before ``controller``: the two import each other, and only this order works.
+    app_manager = importlib.import_module(f"{package}.base.app_manager")
+    base = getattr(app_manager, _BASE_CLASSES[name])
+    for other_name, other in PACKAGES.items():
+        if other_name != name:
+            sys.meta_path.insert(0, _Alias(other, package))
+            setattr(app_manager, _BASE_CLASSES[other_name], base)
+
+
+class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Makes ``import alias.x`` give the very module that ``import package.x`` gives."""
+
+    def __init__(self, alias: str, package: str) -> None:
+        self._alias, self._package = alias, package
+        self._specs: dict[str, importlib.machinery.ModuleSpec | None] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._alias and not fullname.startswith(self._alias + "."):
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        module = importlib.import_module(self._package + spec.name[len(self._alias) :])
+        self._specs[spec.name] = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The import system has just put the alias's spec into a module that ran long ago.
+        alias = module.__spec__.name if module.__spec__ else ""
+        module.__spec__ = self._specs.pop(alias, module.__spec__)

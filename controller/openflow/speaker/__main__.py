@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from patchlight.controller.openflow.protocol import Message, encode
-from patchlight.controller.openflow.speaker import engine
+from patchlight.controller.openflow import speaker
+from patchlight.controller.openflow.flowtable import Message, encode
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux import namespaces
 from patchlight.testbed.linux.sockets import PortTaken, listen
@@ -49,7 +49,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--socket", type=Path, required=True, help="Unix socket to serve on")
     parser.add_argument("--listen", default="127.0.0.1:6653", help="host:port for switches")
     parser.add_argument("--netns", help="network namespace to listen in, like /run/netns/NAME")
-    parser.add_argument("--engine", choices=tuple(engine.PACKAGES), help="default: the first found")
+    engines = tuple(speaker.PACKAGES)
+    parser.add_argument("--engine", choices=engines, help="default: the first found")
     parser.add_argument(
         "--lab-datapaths", default="", help="datapath ids of the lab's switches, like 1,0x2"
     )
@@ -85,14 +86,14 @@ def _run(options: argparse.Namespace) -> None:
     if not options.ryu_app:
         # We look up no names, and eventlet's way to do that is a third of the engine's start.
         os.environ["EVENTLET_NO_GREENDNS"] = "yes"
-        engine.leave_setuptools_out()
+        speaker.leave_setuptools_out()
     # Nothing of what imports make is garbage: to look for it would be a tenth of the start.
     gc.disable()
-    name, version = engine.choose(options.engine)
+    name, version = speaker.choose(options.engine)
     # Only now: these import the engine.
     from patchlight.controller.openflow.speaker.apps import run_apps
     from patchlight.controller.openflow.speaker.server import Handlers, SpeakerServer
-    from patchlight.controller.openflow.speaker.switch_registry import SwitchRegistry
+    from patchlight.controller.openflow.speaker.switch_registry import SwitchRegistry, TlsAuth
 
     address, port = listener.getsockname()[:2]
     about: Message = {
@@ -102,12 +103,15 @@ def _run(options: argparse.Namespace) -> None:
         "pid": os.getpid(),
         "apps": options.ryu_app,
     }
-    door = _door(options, datapath_ids)
+    tls = None
+    if options.tls is not None:
+        names = dict(zip(datapath_ids, options.switches.split(","), strict=True))
+        tls = TlsAuth(options.tls, options.lab, names)
     registry = SwitchRegistry(
         frozenset(datapath_ids),
         lambda event: server.publish(event),
         count=not options.no_counters,
-        door=door,
+        tls=tls,
     )
     server = SpeakerServer(options.socket, Handlers(registry, about))
     try:
@@ -119,16 +123,6 @@ def _run(options: argparse.Namespace) -> None:
         _serve_until_told(server, options.until_eof)
     finally:
         server.close()
-
-
-def _door(options: argparse.Namespace, datapath_ids: list[int]) -> Any:
-    """How switches come in over TLS; ``None`` without."""
-    if options.tls is None:
-        return None
-    from patchlight.controller.openflow.speaker.tls import TlsDoor
-
-    names = dict(zip(datapath_ids, options.switches.split(","), strict=True))
-    return TlsDoor(options.tls, options.lab, names)
 
 
 def _listen(address: str) -> socket.socket:

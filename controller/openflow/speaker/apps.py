@@ -1,6 +1,6 @@
 """Runs OpenFlow applications on the chosen engine: ours, and those the user named.
 
-Import only after ``engine.choose``. Takes the place of ``ryu-manager``, which OS-Ken lacks
+Import only after ``speaker.choose``. Takes the place of ``ryu-manager``, which OS-Ken lacks
 and which can neither report a taken port nor pick a class out of a module.
 """
 

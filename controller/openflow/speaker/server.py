@@ -1,7 +1,4 @@
-"""The speaker's Unix socket: requests in, replies and events out, on green threads.
-
-``Handlers`` has one method for each operation of the protocol.
-"""
+"""The speaker's Unix socket: requests in, replies and events out, on green threads."""
 
 import logging
 import traceback
@@ -16,17 +13,8 @@ from eventlet.green import socket
 from eventlet.greenio import GreenSocket
 from eventlet.semaphore import Semaphore
 
-from patchlight.controller.openflow.flowtable import FlowEntry
-from patchlight.controller.openflow.protocol import (
-    DEFAULT_DEADLINE_S,
-    LONGEST_LINE,
-    OPERATIONS,
-    VERSION,
-    Message,
-    ProtocolError,
-    decode,
-    encode,
-)
+from patchlight.controller.openflow import flowtable
+from patchlight.controller.openflow.flowtable import VERSION, FlowEntry, Message, ProtocolError
 from patchlight.controller.openflow.speaker.switch import Switch
 from patchlight.controller.openflow.speaker.switch_registry import SwitchRegistry
 from patchlight.testbed.errors import PatchlightError
@@ -53,7 +41,10 @@ class EntriesRefused(PatchlightError):
 
 
 class Handlers:
-    """Answers requests about the switches of ``registry``; ``about`` is what ``hello`` adds."""
+    """Answers requests about the switches of ``registry``; ``about`` is what ``hello`` adds.
+
+    It has one method for each operation of the protocol.
+    """
 
     def __init__(self, registry: SwitchRegistry, about: Message) -> None:
         self._registry = registry
@@ -67,8 +58,10 @@ class Handlers:
                 hint="the controller and its speaker must be of the same Patchlight",
             )
         name = request.get("op")
-        if name not in OPERATIONS:
-            raise ProtocolError(f"there is no operation {name!r}: expected {', '.join(OPERATIONS)}")
+        if name not in flowtable.OPERATIONS:
+            raise ProtocolError(
+                f"there is no operation {name!r}: expected {', '.join(flowtable.OPERATIONS)}"
+            )
         return getattr(self, f"_{name}")(request)
 
     def _hello(self, request: Message) -> Message:
@@ -187,7 +180,7 @@ class _Client:
         writer = eventlet.spawn(self._write)
         try:
             with self._connection.makefile("rb") as lines:
-                while line := lines.readline(LONGEST_LINE):
+                while line := lines.readline(flowtable.LONGEST_LINE):
                     if not line.endswith(b"\n"):
                         LOG.warning("a client sent a line that is too long or cut short")
                         break
@@ -203,7 +196,7 @@ class _Client:
         number: Any = None
         failure: Message
         try:
-            request = decode(line)
+            request = flowtable.decode(line)
             number = request.get("id")
             reply = {"ok": True, "result": self._in_time(request)}
         except EntriesRefused as error:
@@ -221,7 +214,7 @@ class _Client:
         self._something.release()
 
     def _in_time(self, request: Message) -> Any:
-        deadline_s = request.get("deadline_s", DEFAULT_DEADLINE_S)
+        deadline_s = request.get("deadline_s", flowtable.DEFAULT_DEADLINE_S)
         if not isinstance(deadline_s, int | float) or deadline_s <= 0:
             raise ProtocolError(f"deadline_s must be seconds above 0, not {deadline_s!r}")
         with eventlet.Timeout(deadline_s, False):
@@ -244,7 +237,7 @@ class _Client:
                         self._dropped = 0
                 else:
                     continue
-                self._connection.sendall(encode(message))
+                self._connection.sendall(flowtable.encode(message))
         except OSError as error:
             LOG.debug("a client is gone: %s", error)
             # Wakes the reader, which ends the connection.

@@ -7,7 +7,8 @@ of a lab: serialising is what limits how fast flows can be installed.
 """
 
 import struct
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -23,10 +24,6 @@ from patchlight.testbed.errors import PatchlightError
 _FIXED = struct.Struct(ofp.OFP_FLOW_MOD_PACK_STR0)
 _HEADER = struct.Struct(ofp.OFP_HEADER_PACK_STR)
 _MATCH_HEADER = struct.Struct("!HH")
-# Sent to a port and no further: the switch hands no bytes to the controller, but where the port is
-# the controller: then the whole frame.
-_NO_BYTES = 0
-
 # Fewer, larger sends: each one is a trip through the engine's queue and a system call.
 _BATCH_BYTES = 32 * 1024
 
@@ -86,15 +83,13 @@ def _instruction_bytes(outputs: tuple[int, ...]) -> bytes:
         return b""
     buffer = bytearray()
     try:
-        actions = [parser.OFPActionOutput(port, _bytes_to_hand_over(port)) for port in outputs]
+        # The controller gets the whole frame; to any other port the number means nothing.
+        whole = {ofp.OFPP_CONTROLLER: ofp.OFPCML_NO_BUFFER}
+        actions = [parser.OFPActionOutput(port, whole.get(port, 0)) for port in outputs]
         parser.OFPInstructionActions(ofp.OFPIT_APPLY_ACTIONS, actions).serialize(buffer, 0)
     except Exception as error:
         raise EntryRefused(f"the output ports {outputs} cannot be encoded: {error}") from error
     return bytes(buffer)
-
-
-def _bytes_to_hand_over(port: int) -> int:
-    return int(ofp.OFPCML_NO_BUFFER) if port == ofp.OFPP_CONTROLLER else _NO_BYTES
 
 
 def entry_of(stats: Any) -> FlowEntry:
@@ -103,28 +98,18 @@ def entry_of(stats: Any) -> FlowEntry:
     One of ours that does more than send to ports, so that somebody changed it, comes back
     without the low bits of its cookie: it equals none that we want, and is replaced.
     """
-    outputs = _outputs(stats.instructions)
+    actions = [a for each in stats.instructions for a in getattr(each, "actions", ())]
+    kinds = {each.type for each in stats.instructions}, {each.type for each in actions}
+    plain = kinds[0] <= {ofp.OFPIT_APPLY_ACTIONS} and kinds[1] <= {ofp.OFPAT_OUTPUT}
     return FlowEntry(
         table=stats.table_id,
         priority=stats.priority,
         match=Match(dict(stats.match.items())),
-        outputs=outputs or (),
-        cookie=stats.cookie if outputs is not None else stats.cookie & COOKIE_MASK,
+        outputs=tuple(action.port for action in actions) if plain else (),
+        cookie=stats.cookie if plain else stats.cookie & COOKIE_MASK,
         idle_timeout_s=stats.idle_timeout,
         hard_timeout_s=stats.hard_timeout,
     )
-
-
-def _outputs(instructions: Iterable[Any]) -> tuple[int, ...] | None:
-    ports: list[int] = []
-    for instruction in instructions:
-        if instruction.type != ofp.OFPIT_APPLY_ACTIONS:
-            return None
-        for action in instruction.actions:
-            if action.type != ofp.OFPAT_OUTPUT:
-                return None
-            ports.append(action.port)
-    return tuple(ports)
 
 
 def error_text(message: Any) -> str:
@@ -342,3 +327,66 @@ def port_of(port: Any) -> dict[str, Any]:
 
 def _words(text: Any) -> str:
     return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+
+
+@dataclass(slots=True)
+class _Counts:
+    connections: int = 0
+    sent: int = 0
+    received: int = 0
+    errors: int = 0
+    echo_s: float | None = None
+    echo_xid: int | None = None
+    echo_at: float = 0.0
+
+
+class Traffic:
+    """Counts for each of the lab's switches, by datapath id, since the speaker began.
+
+    ``refused`` counts connections that did not get in, by reason.
+    """
+
+    def __init__(self, datapath_ids: frozenset[int]) -> None:
+        self.refused: Counter[str] = Counter()
+        self._counts = {number: _Counts() for number in datapath_ids}
+
+    def connected(self, datapath_id: int) -> None:
+        """A switch of the lab is ready."""
+        self._counts[datapath_id].connections += 1
+
+    def gone(self, datapath_id: int) -> None:
+        """Its connection ended: what it took to answer says nothing any more."""
+        counts = self._counts[datapath_id]
+        counts.echo_s = counts.echo_xid = None
+
+    def said(self, datapath_id: int, data: bytes, now: float) -> None:
+        """Messages, one after the other, go to a switch."""
+        counts, at = self._counts[datapath_id], 0
+        while at + _HEADER.size <= len(data):
+            _, kind, length, xid = _HEADER.unpack_from(data, at)
+            counts.sent += 1
+            if kind == ofp.OFPT_ECHO_REQUEST:
+                counts.echo_xid, counts.echo_at = xid, now
+            at += max(length, _HEADER.size)
+
+    def heard(self, datapath_id: int, kind: int, xid: int, now: float) -> None:
+        """A message came from a switch."""
+        counts = self._counts[datapath_id]
+        counts.received += 1
+        if kind == ofp.OFPT_ERROR:
+            counts.errors += 1
+        elif kind == ofp.OFPT_ECHO_REPLY and xid == counts.echo_xid:
+            counts.echo_s, counts.echo_xid = now - counts.echo_at, None
+
+    def message(self, waiting: Callable[[int], int]) -> dict[str, Any]:
+        """The event that tells of it; ``waiting`` is how much is still to be sent to a switch."""
+        shown = ("connections", "sent", "received", "errors", "echo_s")
+        switches = [
+            {
+                "datapath_id": number,
+                **{name: getattr(each, name) for name in shown},
+                "waiting": waiting(number),
+            }
+            for number, each in self._counts.items()
+        ]
+        return {"event": "traffic", "switches": switches, "refused": dict(self.refused)}

@@ -1,24 +1,31 @@
-"""The switches that are connected, the messages to and from them, and who is told about it."""
+"""Which switches get in, over TLS where that is wanted, which are connected, and their events.
+
+Import only after ``speaker.choose``: sockets and TLS contexts here are eventlet's.
+"""
 
 import logging
-import struct
+import socket
+import ssl
 import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import eventlet
 from ryu.ofproto import ofproto_v1_3_parser as parser
 
-from patchlight.controller.openflow.flowtable import COOKIE_MARK, COOKIE_MASK
-from patchlight.controller.openflow.protocol import Message
-from patchlight.controller.openflow.speaker.switch import Switch, SwitchGone
-from patchlight.controller.openflow.speaker.tls import NotLetIn, TlsDoor
-from patchlight.testbed.errors import PatchlightError
-
-_HEADER = struct.Struct("!BBHI")
-_ERROR, _ECHO_REQUEST, _ECHO_REPLY = 1, 2, 3
+from patchlight.controller.openflow.flowtable import COOKIE_MARK, COOKIE_MASK, Message
+from patchlight.controller.openflow.speaker.switch import Switch, SwitchGone, Traffic
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.linux.credentials import (
+    controller_name,
+    new_context,
+    read_credentials,
+    stamp,
+    switch_name,
+    switches_name,
+)
 
 LOG = logging.getLogger(__name__)
 
@@ -29,78 +36,123 @@ _COUNTERS_DEADLINE_S = 10.0
 # A switch whose connection stands answers an echo within this, also while it sets up entries.
 _FIRST_ANSWERS_S = 5.0
 _TELL_EVERY_S, _TOLD_KEPT = 60.0, 256
+# Also keeps a silent connection from holding a place for long.
+_HANDSHAKE_WITHIN_S = 10.0
+_REASONS = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it shows no certificate",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not good here",
+    "WRONG_VERSION_NUMBER": "it speaks no TLS",
+    "HTTP_REQUEST": "it speaks no TLS",
+    "UNSUPPORTED_PROTOCOL": "it speaks no TLS 1.2 or newer",
+    "TLSV1_ALERT_UNKNOWN_CA": "it does not take our certificate: its authority is another",
+}
 
 
-@dataclass(slots=True)
-class _Counts:
-    connections: int = 0
-    sent: int = 0
-    received: int = 0
-    errors: int = 0
-    echo_s: float | None = None
-    echo_xid: int | None = None
-    echo_at: float = 0.0
+class NotLetIn(PatchlightError):
+    """A connection without TLS, or with a certificate that is not one of the lab's."""
 
 
-class Traffic:
-    """Counts for each of the lab's switches, by datapath id, since the speaker began.
+class TlsAuth:
+    """Shows the controller's certificate in ``folder``, and wants one of the same authority.
 
-    ``refused`` counts connections that did not get in, by why.
+    ``switches`` are the names of the lab's packet switches by datapath id. A certificate that is
+    put into the folder later is taken for connections from then on. ``BadInput`` if there is none
+    that is the controller's and valid.
     """
 
-    def __init__(self, datapath_ids: frozenset[int]) -> None:
-        self.refused: Counter[str] = Counter()
-        self._counts = {number: _Counts() for number in datapath_ids}
+    def __init__(self, folder: Path, lab: str, switches: Mapping[int, str]) -> None:
+        self._folder, self._lab = folder, lab
+        self._names = {number: switch_name(name, lab) for number, name in switches.items()}
+        self._stamp = stamp(folder)
+        self._context = self._new_context()
 
-    def connected(self, datapath_id: int) -> None:
-        """A switch of the lab is ready."""
-        self._counts[datapath_id].connections += 1
+    def admit(self, connection: Any) -> "TlsConnection":
+        """Shake hands; ``NotLetIn`` with what is wrong. The connection is closed then."""
+        if (found := stamp(self._folder)) != self._stamp:
+            with suppress(BadInput):  # half of it is there: the one that we have is still good
+                self._context, self._stamp = self._new_context(), found
+        connection.settimeout(_HANDSHAKE_WITHIN_S)
+        try:
+            return TlsConnection(self._context.wrap_socket(connection, server_side=True))
+        except OSError as error:
+            connection.close()
+            raise NotLetIn(_words(error)) from error
 
-    def gone(self, datapath_id: int) -> None:
-        """Its connection ended: what it took to answer says nothing any more."""
-        counts = self._counts[datapath_id]
-        counts.echo_s = counts.echo_xid = None
+    def is_for(self, connection: "TlsConnection", datapath_id: int) -> bool:
+        """Whether the certificate at the other end is that of the switch with this id."""
+        good = (self._names.get(datapath_id), switches_name(self._lab))
+        return any(name in good for name in connection.names)
 
-    def said(self, datapath_id: int, data: bytes, now: float) -> None:
-        """Messages, one after the other, go to a switch."""
-        counts, at = self._counts[datapath_id], 0
-        while at + _HEADER.size <= len(data):
-            _, kind, length, xid = _HEADER.unpack_from(data, at)
-            counts.sent += 1
-            if kind == _ECHO_REQUEST:
-                counts.echo_xid, counts.echo_at = xid, now
-            at += max(length, _HEADER.size)
+    def _new_context(self) -> ssl.SSLContext:
+        credentials = read_credentials(self._folder)
+        credentials.check(controller_name(self._lab))
+        context = new_context(server=True)
+        # Switches in the field know no newer one.
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        credentials.load_into(context)
+        return context
 
-    def heard(self, datapath_id: int, kind: int, xid: int, now: float) -> None:
-        """A message came from a switch."""
-        counts = self._counts[datapath_id]
-        counts.received += 1
-        if kind == _ERROR:
-            counts.errors += 1
-        elif kind == _ECHO_REPLY and xid == counts.echo_xid:
-            counts.echo_s, counts.echo_xid = now - counts.echo_at, None
 
-    def message(self, waiting: Callable[[int], int]) -> Message:
-        """The event that tells of it; ``waiting`` is how much is still to be sent to a switch."""
-        switches = [
-            {
-                "datapath_id": number,
-                "connections": each.connections,
-                "sent": each.sent,
-                "received": each.received,
-                "errors": each.errors,
-                "echo_s": each.echo_s,
-                "waiting": waiting(number),
-            }
-            for number, each in self._counts.items()
-        ]
-        return {"event": "traffic", "switches": switches, "refused": dict(self.refused)}
+class TlsConnection:
+    """A connection over TLS as the engine uses sockets. ``names`` are the certificate's.
+
+    The engine reads again after any error of TLS, without an end: here such an error ends the
+    connection, as it does without TLS.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        shown = connection.getpeercert() or {}
+        self.names = [name for kind, name in shown.get("subjectAltName", ()) if kind == "DNS"]
+        self._over = False
+
+    def recv(self, size: int) -> bytes:
+        """Some bytes, none at the end; ``TimeoutError`` if nothing comes."""
+        if self._over:
+            return b""
+        try:
+            return bytes(self._connection.recv(size))
+        except ssl.SSLError as error:
+            raise ConnectionError(_words(error)) from error
+
+    def sendall(self, data: bytes) -> None:
+        """Send all of it."""
+        self._connection.sendall(data)
+
+    def shutdown(self, _how: int) -> None:
+        """End both ways: after half of a TLS connection the other half cannot be read any more."""
+        self._over = True
+        # Not ``SSLSocket``'s own, which takes the encryption from under whoever reads just now.
+        socket.SocketType.shutdown(self._connection, socket.SHUT_RDWR)
+
+    def setsockopt(self, *arguments: Any) -> None:
+        """As of any socket."""
+        self._connection.setsockopt(*arguments)
+
+    def settimeout(self, seconds: float) -> None:
+        """As of any socket."""
+        self._connection.settimeout(seconds)
+
+    def close(self) -> None:
+        """As of any socket."""
+        self._connection.close()
+
+
+def _words(error: OSError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not good here: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        reason = error.reason or str(error)
+        return _REASONS.get(reason, reason.replace("_", " ").lower())
+    if isinstance(error, TimeoutError):
+        return f"it began no TLS within {_HANDSHAKE_WITHIN_S:g} s"
+    return "it went away"
 
 
 class SwitchRegistry:
     """Every declared switch that is connected. ``publish`` is called with each event.
 
-    ``count``: read their counters once a second. ``door``: they come over TLS.
+    ``count``: read their counters once a second. ``tls``: they come over TLS.
     """
 
     def __init__(
@@ -109,11 +161,11 @@ class SwitchRegistry:
         publish: Callable[[Message], None],
         *,
         count: bool = True,
-        door: TlsDoor | None = None,
+        tls: TlsAuth | None = None,
     ) -> None:
         self.declared = declared
         self._counting = count
-        self._door = door
+        self._tls = tls
         self._traffic = Traffic(declared)
         self._publish = publish
         self._switches: dict[int, Switch] = {}
@@ -147,7 +199,7 @@ class SwitchRegistry:
 
     def _is_of_the_lab(self, datapath: Any) -> bool:
         return datapath.id in self.declared and (
-            self._door is None or self._door.is_for(datapath.socket, datapath.id)
+            self._tls is None or self._tls.is_for(datapath.socket, datapath.id)
         )
 
     def switches(self) -> list[Message]:
@@ -162,10 +214,10 @@ class SwitchRegistry:
 
     def let_in(self, connection: Any, address: Any) -> Any:
         """The connection to be used, over TLS where that is wanted; ``None`` if it is refused."""
-        if self._door is None:
+        if self._tls is None:
             return connection
         try:
-            return self._door.admit(connection)
+            return self._tls.admit(connection)
         except NotLetIn as error:
             self._traffic.refused["tls"] += 1
             host = address[0]

@@ -1,10 +1,10 @@
 """Which circuits bring wished light paths about, over one OCS or several, with the fewest changes.
 
 A light path goes from a site over one or more OCSs, joined by fibres (trunks), to another. Paths
-that are there are read from the maps. What is decided for all wishes at once is which of these they
-keep, and over which OCSs their new ones
-go: an integer program of the ports of sites and the trunks between OCSs, solved by HiGHS (Huangfu
-and Hall, 2018). Within an OCS any two ports can be joined, so the ports are picked afterwards.
+that are there are read from the maps. An integer program of the ports of sites and the trunks
+between OCSs, solved by HiGHS (Huangfu and Hall, 2018), decides for all wishes at once which of
+these they keep, and over which OCSs their new ones go. Within an OCS any two ports can be joined,
+so the ports are picked afterwards.
 """
 
 import math
@@ -274,8 +274,7 @@ def plan_paths(
     """
     known = sites_of(lab) if sites is None else sites
     light = PresentLight(lab, maps, {site.name: site for site in known}, locked, failed)
-    kept, new = _chosen(light, wishes)
-    return _maps(light, kept, new)
+    return _maps(light, *_chosen(light, wishes))
 
 
 def _chosen(light: PresentLight, wishes: Sequence[Wish]) -> tuple[list[OcsPath], list[_New]]:
@@ -317,8 +316,10 @@ def _chosen(light: PresentLight, wishes: Sequence[Wish]) -> tuple[list[OcsPath],
         column = program.column(-_BROKEN * len(path.ports))
         stays[column] = path
         program.row({**dict.fromkeys(columns, 1.0), column: -1.0}, -1, 0)
-        for bundle in () if path.fixed else _bundles(light, path):
-            room.setdefault(bundle, {})[column] = room.get(bundle, {}).get(column, 0.0) + 1.0
+        for port in () if path.fixed else path.ports:
+            site = light.site_at.get(port)
+            each = room.setdefault((port[0], site or light.trunk_from[port][0]), {})
+            each[column] = each.get(column, 0.0) + 1.0
     for bundle, entries in room.items():
         program.row(entries, 0, len(light.usable.get(bundle, ())))
     taken_columns = program.solved()
@@ -328,12 +329,6 @@ def _chosen(light: PresentLight, wishes: Sequence[Wish]) -> tuple[list[OcsPath],
         [path for column, path in stays.items() if taken_columns[column]],
         [new for column, new in news.items() if taken_columns[column]],
     )
-
-
-def _bundles(light: PresentLight, path: OcsPath) -> Iterator[tuple[str, str]]:
-    for port in path.ports:
-        site = light.site_at.get(port)
-        yield port[0], light.trunk_from[port][0] if site is None else site
 
 
 def _why_not(light: PresentLight, wishes: Sequence[Wish]) -> str:

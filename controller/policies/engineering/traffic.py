@@ -1,7 +1,8 @@
 """Traffic matrices, and the sites between which they count bytes.
 
-Matrices are those of collectives, of the jobs of a cluster, or come out of port counters. A site is
-a NIC at an OCS, or a packet switch with ports there.
+Matrices are those of collectives, of the jobs of a cluster, or come out of port counters: square
+NumPy arrays with a row for each sender, in the caller's unit. A site is a NIC at an OCS, or a
+packet switch with ports there.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from patchlight.controller.policies.contract import ClusterView
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.lab.model import Endpoint, Lab, PacketSwitch
+from patchlight.testbed.lab.model import Lab, PacketSwitch
 
 Matrix = NDArray[np.float64]
 
@@ -157,7 +158,8 @@ def sites_of(lab: Lab) -> tuple[CircuitSite, ...]:
     ports: dict[str, list[Port]] = {}
     for ocs, ends in lab.circuit_ends.items():
         for number, end in sorted(ends.items()):
-            ports.setdefault(_site_name(lab, end), []).append((ocs, number))
+            is_switch = isinstance(lab.device(end.device), PacketSwitch)
+            ports.setdefault(end.device if is_switch else str(end), []).append((ocs, number))
     gpus: dict[str, list[int]] = {}
     for number, host in enumerate(host for host in lab.hosts if host.gpu is not None):
         if (fibre := lab.fibre_ends.get(host.endpoint)) is not None:
@@ -170,10 +172,6 @@ def sites_of(lab: Lab) -> tuple[CircuitSite, ...]:
         for name in names
         if name in ports
     )
-
-
-def _site_name(lab: Lab, end: Endpoint) -> str:
-    return end.device if isinstance(lab.device(end.device), PacketSwitch) else str(end)
 
 
 def between_sites(traffic: Matrix, sites: Sequence[CircuitSite]) -> Matrix:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from patchlight.controller.policies import placement
 from patchlight.controller.policies.cheapest import Prices
 from patchlight.controller.policies.contract import (
     ClusterView,
@@ -22,14 +23,6 @@ from patchlight.controller.policies.contract import (
 )
 from patchlight.controller.policies.degrees import GiveAndTake, shrink_for
 from patchlight.controller.policies.options.outlook import Outlook, Prospect, Resizing
-from patchlight.controller.policies.placement import (
-    BestFit,
-    Consolidated,
-    FirstFit,
-    FragmentationAware,
-    RackAware,
-    RegroupPlacement,
-)
 from patchlight.controller.policies.ring_order import ring_order
 from patchlight.controller.policies.sets import lowest, members, pack
 from patchlight.testbed.lab.model import Lab
@@ -40,11 +33,11 @@ _MADE_ROOM_FOR = 4  # of those that wait
 _SPREAD = 6  # placements over several switches, beside those of the built-in policies
 
 BUILT_IN: Mapping[str, PlacementPolicy] = {
-    "consolidated": Consolidated(),
-    "rack-aware": RackAware(),
-    "fragmentation-aware": FragmentationAware(),
-    "best-fit": BestFit(),
-    "first-fit": FirstFit(),
+    "consolidated": placement.Consolidated(),
+    "rack-aware": placement.RackAware(),
+    "fragmentation-aware": placement.FragmentationAware(),
+    "best-fit": placement.BestFit(),
+    "first-fit": placement.FirstFit(),
 }
 """The built-in placements whose answers are options for where a job goes, the default's first: of
 options that are as good as each other the first one is taken."""
@@ -71,7 +64,7 @@ class Listing:
     """Lists options. It keeps what never changes of the lab it is asked about."""
 
     def __init__(self) -> None:
-        self._regroup = RegroupPlacement()
+        self._regroup = placement.RegroupPlacement()
 
     def placements(
         self, outlook: Outlook, job: JobView, workers: int, *, with_circuits: bool

@@ -12,9 +12,9 @@ from typing import NamedTuple, cast
 
 from patchlight.controller.policies.contract import PartitionPolicy
 from patchlight.controller.policies.degrees import Constant, Sufficient
+from patchlight.controller.policies.files import OptionsCard
 from patchlight.controller.policies.guard import Fault, GuardedPartition
 from patchlight.controller.policies.learned import Card
-from patchlight.controller.policies.options.card import OptionsCard
 from patchlight.controller.policies.registry import find, policies
 from patchlight.emulation.experiments.pac_ml.variation import Variation
 from patchlight.emulation.simulator.ramp.bounds import hindsight_bound, online_bound

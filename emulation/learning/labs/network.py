@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from patchlight.controller.policies.contract import ClusterShape, ClusterView, GpuSite, JobView
-from patchlight.controller.policies.options.card import OptionsCard
+from patchlight.controller.policies.files import OptionsCard
 from patchlight.controller.policies.options.cluster_graph import EDGE_FEATURES, NODE_FEATURES
-from patchlight.controller.policies.options.learned import WeighsPartitions, load_options
 from patchlight.controller.policies.options.listing import Listing
 from patchlight.controller.policies.options.observation import (
     ARRAYS,
@@ -34,6 +33,7 @@ from patchlight.controller.policies.options.observation import (
     Observation,
     Observer,
 )
+from patchlight.controller.policies.options.policies import WeighsPartitions, load_options
 from patchlight.emulation.learning.export import OPSET, code_version, rounded, smaller, write_files
 from patchlight.emulation.learning.labs.config import LEARNED, GraphNetwork, LabConfig
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from patchlight.controller.policies.options.card import lab_range
+from patchlight.controller.policies.files import lab_range
 from patchlight.emulation.learning.export import (
     CONFIG,
     KEPT_EVERY_S,

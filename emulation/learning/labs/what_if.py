@@ -17,13 +17,13 @@ import numpy as np
 import torch
 
 from patchlight.controller.policies.contract import ClusterView, JobView
-from patchlight.controller.policies.options.learned import WeighsPartitions
-from patchlight.controller.policies.options.least_delay import (
+from patchlight.controller.policies.options.observation import NOT_PROPOSERS, Observation, typical_s
+from patchlight.controller.policies.options.policies import (
     LeastDelayPartition,
     LeastDelayPlacement,
+    WeighsPartitions,
     rule_cost,
 )
-from patchlight.controller.policies.options.observation import NOT_PROPOSERS, Observation, typical_s
 from patchlight.emulation.learning.labs.config import DRAWN, LabConfig
 from patchlight.emulation.learning.labs.network import OptionNetwork, policy_of
 from patchlight.emulation.simulator.cluster import QueueResult

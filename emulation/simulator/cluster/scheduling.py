@@ -5,8 +5,8 @@ from dataclasses import fields
 
 from patchlight.controller.jobs.discipline.contract import OrderTraits, UserAccounts
 from patchlight.controller.jobs.discipline.queue import JobQueue, resize_jobs
+from patchlight.controller.policies.cheapest import defragment
 from patchlight.controller.policies.contract import Frozen
-from patchlight.controller.policies.defragment import defragment
 from patchlight.emulation.simulator.cluster.cluster import Cluster
 from patchlight.emulation.simulator.cluster.jobs import QueueJob
 from patchlight.emulation.simulator.cluster.results import QueueResult

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from heapq import heappop, heappush
 
+from patchlight.controller.policies.cheapest import MINIMUM_GAIN_S
 from patchlight.controller.policies.contract import ClusterShape
-from patchlight.controller.policies.defragment import MINIMUM_GAIN_S
 from patchlight.controller.policies.sets import members
 from patchlight.emulation.simulator.cluster.cluster import Rewiring
 from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob

@@ -8,8 +8,8 @@ import pytest
 
 from patchlight.controller.jobs.cluster_view import arguments
 from patchlight.controller.policies.contract import ClusterView, JobView
-from patchlight.controller.policies.options.learned import LearnedPlacement
 from patchlight.controller.policies.options.observation import Observation
+from patchlight.controller.policies.options.policies import LearnedPlacement
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.registry import load_policy
 from patchlight.emulation.simulator.cluster import LabCluster, Policies, QueueJob, simulate

@@ -19,9 +19,8 @@ from patchlight.controller.metrics.exposition import (
     listen_for_metrics,
 )
 from patchlight.controller.metrics.lab_state import OpticalPower, counter, gauge, openflow_metrics
-from patchlight.controller.openflow.client import Speaker
+from patchlight.controller.openflow.client import Speaker, SpeakerOptions
 from patchlight.controller.openflow.packet_switches import PacketSwitches
-from patchlight.controller.openflow.speaker_process import SpeakerOptions
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.reader import load_lab
 from tests.support.change_bench import ChangeBench

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.openflow.speaker import engine as engines
+from patchlight.controller.openflow import speaker as engines
 from tests.support.openflow_bench import OpenFlowBench
 from tests.support.private_ovs import PrivateOvs
 

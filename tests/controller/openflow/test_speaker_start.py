@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.controller.openflow.client import Speaker
-from patchlight.controller.openflow.speaker_process import (
+from patchlight.controller.openflow.client import (
+    Speaker,
     SpeakerFailed,
     SpeakerOptions,
     SpeakerProcess,
@@ -77,7 +77,7 @@ def test_the_speaker_ends_with_whoever_started_it(tmp_path: Path, engine: str) -
     program = f"""
 import asyncio
 from pathlib import Path
-from patchlight.controller.openflow.speaker_process import SpeakerOptions
+from patchlight.controller.openflow.client import SpeakerOptions
 from patchlight.controller.openflow.client import Speaker
 async def run():
     speaker = Speaker(SpeakerOptions(Path({str(tmp_path / "s.sock")!r}), (1,), listen={FREE!r},
@@ -176,7 +176,7 @@ async def test_where_ryu_does_not_run_os_ken_does(
 
 
 async def test_without_a_wish_the_first_engine_there_is_taken(tmp_path: Path) -> None:
-    from patchlight.controller.openflow.speaker import engine as engines
+    from patchlight.controller.openflow import speaker as engines
 
     async with Speaker(options(tmp_path)) as speaker:
         assert speaker.info["engine"] == engines.available()[0]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from patchlight.controller.jobs.cluster_view import WiredLab
+from patchlight.controller.policies.cheapest import defragment
 from patchlight.controller.policies.contract import ClusterView, Frozen, JobView, RingOfJob
-from patchlight.controller.policies.defragment import defragment
 from patchlight.controller.policies.order import Fifo
 from patchlight.controller.policies.placement import Consolidated
 from patchlight.controller.prediction.sharing import Load

@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-pytest.importorskip("torch", reason="PyTorch is not installed: extra 'learn'")
-pytest.importorskip("onnx", reason="onnx is not installed: extra 'learn'")
-
 from patchlight.cli.main import cli
-from patchlight.controller.policies.options.learned import WeighsPartitions
+from patchlight.controller.policies.options.policies import WeighsPartitions
 from patchlight.controller.policies.registry import load_policy
 from patchlight.emulation.learning.config import CONFIGS, ConfigError
 from patchlight.emulation.learning.labs.config import (
@@ -39,6 +36,10 @@ from patchlight.emulation.learning.labs.what_if import (
 from patchlight.emulation.simulator.executors import Engine
 from patchlight.emulation.simulator.randomlabs import Episode
 from patchlight.testbed.errors import BadInput
+
+pytest.importorskip("torch", reason="PyTorch is not installed: extra 'learn'")
+pytest.importorskip("onnx", reason="onnx is not installed: extra 'learn'")
+
 
 # What PyTorch imports at a first optimizer, and the compiled loops, are had once.
 pytestmark = pytest.mark.xdist_group("training")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchlight.controller.policies.engineering.decomposition import birkhoff, sinkhorn, stuffed
+from patchlight.controller.policies.engineering.abstract import birkhoff, sinkhorn, stuffed
 from patchlight.testbed.errors import BadInput
 
 

@@ -8,7 +8,7 @@ import pytest
 from patchlight.controller.jobs.cluster_view import WiredLab
 from patchlight.controller.policies.cheapest import Prices
 from patchlight.controller.policies.contract import ClusterView, JobView, RingOfJob
-from patchlight.controller.policies.options.card import lab_range, missing_inputs, outside_range
+from patchlight.controller.policies.files import lab_range, missing_inputs, outside_range
 from patchlight.controller.policies.options.listing import Listing
 from patchlight.controller.policies.options.observation import (
     ARRAYS,
