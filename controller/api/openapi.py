@@ -20,14 +20,7 @@ from patchlight.controller.api.caller import NotAllowed, NotKnown, as_viewer
 from patchlight.controller.changes.record import Refused
 from patchlight.controller.policies.topology import CannotRegroup
 from patchlight.controller.storage.database import JournalError
-from patchlight.testbed.errors import (
-    PROBLEM_MEDIA_TYPE,
-    BadInput,
-    Outcome,
-    OutcomeUnknown,
-    PatchlightError,
-    problem,
-)
+from patchlight.testbed import errors
 from patchlight.testbed.io.issues import joined, mistake_in_words
 from patchlight.testbed.wire.rest.requests import as_json
 
@@ -46,12 +39,16 @@ class Problem(BaseModel):
     status: int
     detail: str
     hint: str | None
-    outcome: Outcome
+    outcome: errors.Outcome
 
 
-def _problem(about: str, status: int, detail: str, hint: str | None, outcome: Outcome) -> Json:
-    example = problem(status, detail, hint, outcome)
-    content = {PROBLEM_MEDIA_TYPE: {"schema": Problem.model_json_schema(), "example": example}}
+def _problem(
+    about: str, status: int, detail: str, hint: str | None, outcome: errors.Outcome
+) -> Json:
+    example = errors.problem(status, detail, hint, outcome)
+    content = {
+        errors.PROBLEM_MEDIA_TYPE: {"schema": Problem.model_json_schema(), "example": example}
+    }
     return {"description": about, "content": content}
 
 
@@ -245,8 +242,8 @@ def _giving(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
     return asset
 
 
-_STATUS: Mapping[type[PatchlightError], int] = {
-    BadInput: 422,
+_STATUS: Mapping[type[errors.PatchlightError], int] = {
+    errors.BadInput: 422,
     Refused: 409,
     CannotRegroup: 409,
     NotKnown: 401,
@@ -277,7 +274,7 @@ def new_app(title: str) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    app.exception_handler(PatchlightError)(explain)
+    app.exception_handler(errors.PatchlightError)(explain)
     app.exception_handler(RequestValidationError)(explain_request)
     app.exception_handler(HTTPException)(explain_http)
     app.exception_handler(Exception)(explain_bug)
@@ -288,21 +285,21 @@ def problem_answer(
     status: int,
     detail: str,
     hint: str | None = None,
-    outcome: Outcome = "nothing-done",
+    outcome: errors.Outcome = "nothing-done",
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
     """An answer with problem details."""
-    body = problem(status, detail, hint, outcome)
-    return JsonAnswer(body, status, headers, media_type=PROBLEM_MEDIA_TYPE)
+    body = errors.problem(status, detail, hint, outcome)
+    return JsonAnswer(body, status, headers, media_type=errors.PROBLEM_MEDIA_TYPE)
 
 
-def explained(error: PatchlightError) -> JSONResponse:
+def explained(error: errors.PatchlightError) -> JSONResponse:
     """An error of ours: what is wrong, and what to do next."""
     status = next((s for kind, s in _STATUS.items() if isinstance(error, kind)), 0)
     if isinstance(error, JournalError) and error.may_pass:
         status = HTTPStatus.INSUFFICIENT_STORAGE  # before anything was done
-    outcome: Outcome = "nothing-done" if status else "failed"
-    if isinstance(error, OutcomeUnknown):
+    outcome: errors.Outcome = "nothing-done" if status else "failed"
+    if isinstance(error, errors.OutcomeUnknown):
         outcome = "unknown"
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
     status = status or _OF_ANOTHER_PROGRAM
@@ -311,14 +308,14 @@ def explained(error: PatchlightError) -> JSONResponse:
 
 async def explain(_: Request, error: Exception) -> JSONResponse:
     """An error that a route raised."""
-    assert isinstance(error, PatchlightError)
+    assert isinstance(error, errors.PatchlightError)
     return explained(error)
 
 
 async def explain_bug(request: Request, error: Exception) -> JSONResponse:
     """An unexpected error; the log has its traceback."""
     what = f"{request.method} {request.url.path[:200]}"
-    outcome: Outcome = "failed" if request.method == "GET" else "unknown"
+    outcome: errors.Outcome = "failed" if request.method == "GET" else "unknown"
     words = f"the controller failed at {what}: unexpected {type(error).__name__}"
     return problem_answer(500, words, "the controller's log says where; report it", outcome)
 

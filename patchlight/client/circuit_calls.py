@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class HowToChange(TypedDict, total=False):
-    """How a change is asked for: see ``testbed.wire.rest.requests.ChangeRequest``.
+    """Options of a change: see ``testbed.wire.rest.requests.ChangeRequest``.
 
-    With ``detach`` one does not wait for its end.
+    With ``detach`` the call does not wait for its end.
     """
 
     why: str
@@ -54,7 +54,7 @@ class CircuitCalls(ApiConnection):
         disconnect: Mapping[str, Sequence[int | str]] | None = None,
         **options: Unpack[HowToChange],
     ) -> rest.ChangeAnswer:
-        """Ask for cross-connects to be made and ports to be freed; what became of it.
+        """Make cross-connects and free ports.
 
         Of a wavelength switch they name a channel: ``1-2@193.100``, and ``3@193.100`` frees one.
         """
@@ -68,7 +68,7 @@ class CircuitCalls(ApiConnection):
         only: bool = False,
         disconnect: Mapping[str, Sequence[int | str]] | None = None,
     ) -> rest.PlanAnswer:
-        """What that would change, and what speaks against it."""
+        """What that would change, and the objections to it."""
         return self._planned("/reconfigurations", _wanted(maps, disconnect, only=only))
 
     def roll_back(self, /, number: int, **options: Unpack[HowToChange]) -> rest.ChangeAnswer:
@@ -82,7 +82,7 @@ class CircuitCalls(ApiConnection):
     def together(
         self, /, nodes: Sequence[str], *, force: bool = False, **options: Unpack[HowToChange]
     ) -> rest.ChangeAnswer:
-        """Light servers or hosts onto one packet switch; ``force`` also moves jobs' circuits."""
+        """Connect servers or hosts to one packet switch; ``force`` also moves jobs' circuits."""
         return self._change("/together", {"nodes": list(nodes), "force": force}, options)
 
     def preview_together(self, /, nodes: Sequence[str], *, force: bool = False) -> rest.PlanAnswer:
@@ -92,7 +92,7 @@ class CircuitCalls(ApiConnection):
     def light_paths(
         self, /, pairs: Sequence[tuple[str, str]], **options: Unpack[HowToChange]
     ) -> rest.ChangeAnswer:
-        """Join pairs of ends by light over as many circuit switches as it takes."""
+        """Connect pairs of ends by optical paths over any number of circuit switches."""
         return self._change("/light-paths", {"pairs": list(map(list, pairs))}, options)
 
     def preview_light_paths(self, /, pairs: Sequence[tuple[str, str]]) -> rest.PlanAnswer:
@@ -100,7 +100,7 @@ class CircuitCalls(ApiConnection):
         return self._planned("/light-paths", {"pairs": list(map(list, pairs))})
 
     def restore(self, /, name: str, **options: Unpack[HowToChange]) -> rest.ChangeAnswer:
-        """Bring about the maps saved under a name."""
+        """Restore the maps saved under a name."""
         return self._change(f"{_map_path(name)}/restore", {}, options)
 
     def preview_restore(self, /, name: str) -> rest.PlanAnswer:
@@ -116,7 +116,7 @@ class CircuitCalls(ApiConnection):
         return self._planned("/drift/repair", {"ocs": list(names)})
 
     def adopt(self, names: Sequence[str], why: str = "") -> rest.ChangeAnswer:
-        """Take what the devices have as their committed maps."""
+        """Commit the present maps of the devices."""
         return self._call("POST", "/drift/adopt", {"ocs": list(names), "why": why})
 
     def reconfigurations(self, last: int | None = None) -> list[rest.ChangeAnswer]:
@@ -160,15 +160,15 @@ class CircuitCalls(ApiConnection):
         return self._call("GET", f"/circuits/{name}/light")
 
     def circuit_switches(self) -> list[rest.CircuitSwitchShape]:
-        """Each circuit switch, whether it answers, and what it says that it is."""
+        """Each circuit switch, whether it answers, and its identity."""
         return self._call("GET", "/circuit-switches")["circuit_switches"]
 
     def accept_light(self, names: Sequence[str]) -> dict[str, int]:
-        """Take the power as it is now for the baselines; how many circuits of each OCS."""
+        """Take the present power as baselines; returns the number of circuits of each OCS."""
         return self._call("POST", "/baselines", {"ocs": list(names)})["circuits"]
 
     def alarms(self, names: Sequence[str] = ()) -> list[rest.AlarmShape]:
-        """What the devices reported by themselves, since the controller runs."""
+        """The alarms of the devices since the start of the controller."""
         return self._call("GET", "/alarms", ocs=list(names))["alarms"]
 
     def drift(self) -> dict[str, rest.DriftOf]:
@@ -189,7 +189,7 @@ class CircuitCalls(ApiConnection):
         return self._call("POST", "/locks", body)["locks"]
 
     def unlock(self, name: str, ports: Sequence[int | str], why: str = "") -> list[rest.Lock]:
-        """Take locks away; those that there were."""
+        """Remove locks, and return them."""
         body = {"ocs": name, "ports": list(ports), "why": why}
         return self._call("POST", "/locks/release", body)["locks"]
 

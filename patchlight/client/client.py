@@ -69,7 +69,7 @@ class ControllerClient(CircuitCalls):
         return self._call("GET", "/circuits")
 
     def topology(self) -> rest_lab.TopologyShape:
-        """Nodes, packet switches and trunks as they are lit: see ``testbed.topology``."""
+        """The present nodes, packet switches and trunks: see ``testbed.lab.topology``."""
         return self._call("GET", "/topology")
 
     def topology_file(self, format: str) -> str:
@@ -77,10 +77,7 @@ class ControllerClient(CircuitCalls):
         return self._answer("GET", "/topology", format=format).text
 
     def shut_down(self) -> dict[str, int]:
-        """End the controller; how many jobs there are in each state that is not an end.
-
-        They go on, and the next controller follows them.
-        """
+        """End the controller; returns the counts of live jobs by state, which go on."""
         return self._call("POST", "/shutdown")["jobs"]
 
     # -- jobs ------------------------------------------------------------------------------
@@ -150,7 +147,7 @@ class ControllerClient(CircuitCalls):
         return self._call("POST", f"{_job_path(job_id)}/restart", force=force)
 
     def history(self, job_id: str) -> list[rest_jobs.StateOfJob]:
-        """The states that a job came to: ``at``, ``state``, and why in its ``message``."""
+        """The states of a job, with the time and the reason of each."""
         return self._call("GET", f"{_job_path(job_id)}/history")["states"]
 
     def decisions(self, job_id: str) -> list[rest_jobs.DecisionShape]:
@@ -199,11 +196,11 @@ class ControllerClient(CircuitCalls):
         return self._call("POST", "/regroup", {"jobs": list(job_ids), "dry_run": True})
 
     def defragmentation(self) -> rest_jobs.ProposalShape | None:
-        """The change of light under running jobs that gains most; ``None`` where none pays."""
+        """The rewiring under running jobs that gains most; ``None`` if none pays."""
         return self._call("GET", "/defragmentation")["proposal"]
 
     def defragment(self, *, detach: bool = False) -> rest_circuits.ChangeAnswer | None:
-        """Carry that change out; its record, as of ``regroup``, or ``None`` where none pays."""
+        """Carry that change out; returns its record as ``regroup`` does, or ``None``."""
         prefer = "respond-async" if detach else ""
         return self._call("POST", "/defragmentation", prefer=prefer)["change"]
 
@@ -212,11 +209,11 @@ class ControllerClient(CircuitCalls):
         return self._call("GET", "/policies")["policies"]
 
     def use_policies(self, chosen: Mapping[str, str | bool | None]) -> rest_lab.PoliciesInUse:
-        """Have these decide from now on, as of ``policies``; the others stay. All of them then."""
+        """Set policies as in ``policies``, the others stay; returns all of them."""
         return self._call("PUT", "/policies", dict(chosen))["policies"]
 
     def drain(self, why: str = "") -> list[str]:
-        """Start no job any more, and end those that run: their ids."""
+        """Start no more jobs, and end those that run; returns their ids."""
         return self._call("POST", "/drain", {"why": why})["ended"]
 
     def resume(self) -> None:
@@ -226,23 +223,23 @@ class ControllerClient(CircuitCalls):
     # -- access ----------------------------------------------------------------------------
 
     def whoami(self) -> rest_lab.WhoAmI:
-        """The ``user`` that one is to the controller, the ``role``, and the ``origin``."""
+        """The user, role and origin of this client's requests."""
         return self._call("GET", "/whoami")
 
     def create_token(
         self, user: str, role: str = "viewer", lifetime_s: float | None = None, why: str = ""
     ) -> rest_lab.NewToken:
-        """Make a token: what is known of it, and the ``token``, which is told only now."""
+        """Make a token; its text, ``token``, is answered only now."""
         body = {"user": user, "role": role, "why": why}
         lasts = {} if lifetime_s is None else {"lifetime_s": lifetime_s}
         return self._call("POST", "/tokens", body | lasts)
 
     def tokens(self) -> list[rest_lab.TokenShape]:
-        """What is known of each token that was made."""
+        """Every token that was made, without its text."""
         return self._call("GET", "/tokens")["tokens"]
 
     def revoke_token(self, token_id: str) -> rest_lab.TokenShape:
-        """Let nobody in with the token of that id any more."""
+        """Revoke the token of that id."""
         return self._call("DELETE", f"/tokens/{quote(token_id, safe='')}")
 
     def audit(
@@ -262,7 +259,7 @@ class ControllerClient(CircuitCalls):
         listen_s: float = 2.0,
         every_port: bool = False,
     ) -> rest_lab.Search:
-        """Begin to look what hangs on these ports by OCS, or on all; how far it is, as below.
+        """Begin to search the wiring of these ports by OCS, or of all.
 
         ``listen_s``: each round. ``every_port``: also once all ends of the lab are found.
         """
@@ -304,7 +301,7 @@ class ControllerClient(CircuitCalls):
     # -- optical paths ---------------------------------------------------------------------
 
     def paths(self) -> rest_circuits.PathsShape:
-        """The ``networks`` of paths, the ``scheduler``, and the ``paths`` used or waited for."""
+        """The networks, the scheduler, and the paths that are used or wait."""
         return self._call("GET", "/paths")
 
     def want_path(
@@ -315,11 +312,11 @@ class ControllerClient(CircuitCalls):
         return self._call("POST", "/paths", body | options)
 
     def path(self, number: int, wait_s: float = 0.0) -> rest_circuits.PathShape:
-        """One path; one that waits, once it waits no more, or after ``wait_s`` (30 at most)."""
+        """One path; a waiting one once it is granted, or after ``wait_s`` (30 at most)."""
         return self._call("GET", f"/paths/{number}", wait_s=wait_s)
 
     def release_path(self, number: int) -> rest_circuits.PathShape:
-        """Give a path back, or leave off waiting."""
+        """Release a path, or stop waiting for it."""
         return self._call("DELETE", f"/paths/{number}")
 
     # -- samples ---------------------------------------------------------------------------
@@ -336,10 +333,10 @@ class ControllerClient(CircuitCalls):
         jobs: Sequence[str] | None = None,
     ) -> rest_lab.Samples:
         """Samples of a period, in some ``points`` windows, of the lab and of all or these jobs."""
-        asked: dict[str, Any] = {"points": points, "since": since, "until": until}
-        asked["job"] = None if jobs is None else list(jobs) or [""]
-        given = {name: value for name, value in asked.items() if value is not None}
-        return self._call("GET", "/samples", **given)
+        wanted: dict[str, Any] = {} if until is None else {"until": until}
+        if jobs is not None:
+            wanted["job"] = list(jobs) or [""]
+        return self._call("GET", "/samples", points=points, since=since, **wanted)
 
     def gpus(self, since: float = 0.0) -> list[rest_lab.GpuSample]:
         """Samples of each GPU's utilisation after Unix time ``since``."""
@@ -348,7 +345,7 @@ class ControllerClient(CircuitCalls):
     # -- events ----------------------------------------------------------------------------
 
     def events(self, after: int = 0) -> list[Answer]:
-        """What happened, after event number ``after``."""
+        """The events after number ``after``."""
         return self._call("GET", "/events", after=after)["events"]
 
     def past_events(
