@@ -221,7 +221,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
 
 class ControlServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-    """Serves the control socket in threads of its own."""
+    """Serves the control socket in its own threads."""
 
     daemon_threads = True
     request_queue_size = 16
@@ -291,7 +291,7 @@ class AgentPaths:
 
 
 class _HeldPath:
-    """One path, held by a thread of its own until it is given back."""
+    """One path, held by its own thread until it is given back."""
 
     def __init__(self, directory: str, wanted: dict[str, Any]) -> None:
         self._directory, self._wanted = directory, wanted

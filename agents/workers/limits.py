@@ -164,7 +164,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class WorkerUser:
-    """A user of this machine, or a number that is nobody else's; ``name`` is for messages."""
+    """A user of this machine, or a number that no user has; ``name`` is for messages."""
 
     uid: int
     gid: int
@@ -250,7 +250,7 @@ def ready_checkpoint(worker: str, checkpoint: str, user: WorkerUser) -> None:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[int]:
-    """A descriptor of a folder, without a link on the way, whoever changes its path meanwhile."""
+    """A descriptor of a folder, without a link on the way, even if its path changes meanwhile."""
     with ExitStack() as stack:
         found = os.open("/", _FOLDER)
         stack.callback(os.close, found)

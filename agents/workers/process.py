@@ -134,7 +134,7 @@ class ProcessRunner(Runner):
             raise LaunchError(f"starting worker {launch.spec.id}: {exc}") from exc
 
     async def adopt(self, handle: WorkerHandle, namespace: str, directory: Path) -> RunningWorker:
-        """The keeper of that number, unless it has become somebody else's."""
+        """The keeper with that process id, unless the id was used again."""
         return _ProcessWorker(handle, namespace, directory, self._cgroups)
 
     async def sweep(self, known: Container[str | None]) -> None:

@@ -53,7 +53,7 @@ class JsonText:
         self._text, self._issues = text, issues
 
     def parse(self) -> Any:
-        """What the text holds; raises the issues' error if it is no JSON."""
+        """The value of the text; raises the issues' error if it is not JSON."""
         repeated = False
 
         def group(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
