@@ -255,7 +255,6 @@ class Cgroups:
         self.controllers = self._usable()
 
     def _usable(self) -> tuple[str, ...]:
-        """Those of memory, pids and cpu that groups can be made with."""
         usable = []
         for controller in ("memory", "pids", "cpu"):
             folder = self._folder(controller)
