@@ -4,7 +4,7 @@ from patchlight.testbed.errors import PatchlightError
 
 
 class AgentError(PatchlightError):
-    """The agent could not do what it was asked to; nothing is left half done."""
+    """The agent could not do it; nothing is left half done."""
 
     status = 500
 
@@ -16,7 +16,7 @@ class BadRequest(AgentError):
 
 
 class Forbidden(AgentError):
-    """The lab does not allow what the worker asks for."""
+    """The lab does not allow what the worker wants."""
 
     status = 403
 
@@ -47,7 +47,7 @@ class NicError(AgentError):
 
 
 class NicGone(NicError):
-    """There is no such NIC, neither here nor where it was given."""
+    """The NIC is neither here nor in the worker's namespace."""
 
 
 class NicDark(NicError):

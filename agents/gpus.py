@@ -120,7 +120,7 @@ class PciPlace:
     cpus: frozenset[int]
 
     def distance(self, other: "PciPlace") -> Distance:
-        """How far the other one is; a node that is not known is no other node."""
+        """The distance to the other one; an unknown node counts as the same."""
         found = distance(self.parts, self.node, other.parts, other.node)
         return Distance.NODE if found is None else found
 

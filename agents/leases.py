@@ -120,7 +120,7 @@ class LeaseBook:
             os.close(directory)
 
     def read(self) -> list[Lease]:
-        """Every lease on record. One that cannot be read is set aside, and the log says so."""
+        """Every lease on record. One that cannot be read is set aside, with an error in the log."""
         leases = []
         for path in sorted(self._directory.glob("*.json")):
             try:

@@ -183,7 +183,7 @@ class PathNode:
                 self._take(self._node.done())
 
     async def drained(self, before: int, patience_s: float) -> None:
-        """Wait until this node's light is of use to nobody; tell whom it sends to the same.
+        """Wait until no node needs this node's signal, and report the same to its receiver.
 
         Of no use: the node ``before``, which sends to this one, needs its acknowledgements no more,
         or has given its path back since this one has its own. Returns in time in any case.

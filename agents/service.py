@@ -153,16 +153,17 @@ class AgentService:
         worker = LeasedWorker(self._site, spec)
         self._workers[spec.id] = worker
         # Its own task: the client may be gone before it is done.
-        await asyncio.shield(self._begin(self._launch(worker, nic)))
-        return worker.status(), True
 
-    async def _launch(self, worker: LeasedWorker, nic: Nic) -> None:
-        async with worker.lock:
-            try:
-                await worker.launch(nic)
-            except BaseException as exc:
-                await self._abandon(worker, str(exc))
-                raise
+        async def launch() -> None:
+            async with worker.lock:
+                try:
+                    await worker.launch(nic)
+                except BaseException as exc:
+                    await self._abandon(worker, str(exc))
+                    raise
+
+        await asyncio.shield(self._begin(launch()))
+        return worker.status(), True
 
     async def _abandon(self, worker: LeasedWorker, why: str) -> None:
         if await worker.abandon(why):

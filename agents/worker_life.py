@@ -1,4 +1,4 @@
-"""One worker: how it is, what it is told, and its end, however that comes.
+"""One worker's life: its status, its holds and releases, and its end.
 
 A worker outlives its agent. What an agent has to know of it is in the lease and in the worker's
 folder, so that the next one takes it over where the last one left it.
@@ -116,7 +116,13 @@ class LeasedWorker:
         """What is known of it now."""
         ended = self._ended
         if ended is None:
-            last = self._present()
+            last = self._last_report()
+            if not self.tenancy.is_launched:
+                last = replace(last, state=WorkerState.STARTING)
+            elif self._is_silent:
+                last = replace(last, state=WorkerState.HELD)
+            elif last.state.is_final:  # until its NIC and GPU are back, the worker is not over
+                last = replace(last, state=WorkerState.RUNNING, message="ending")
             ended = Ended(
                 last.state,
                 last.iterations_done,
@@ -141,16 +147,6 @@ class LeasedWorker:
             holds_by="freeze" if self._freezes else "protocol",
             gid=self.tenancy.rdma.gid if self.tenancy.rdma else None,
         )
-
-    def _present(self) -> keeper.LastReport:
-        last = self._last_report()
-        if not self.tenancy.is_launched:
-            return replace(last, state=WorkerState.STARTING)
-        if self._is_silent:
-            return replace(last, state=WorkerState.HELD)
-        if last.state.is_final:  # until its NIC and GPU are back, the worker is not over
-            return replace(last, state=WorkerState.RUNNING, message="ending")
-        return last
 
     def _last_report(self) -> keeper.LastReport:
         last = keeper.read_state(self._folder)

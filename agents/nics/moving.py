@@ -358,7 +358,7 @@ def read_function(ip: Any, function: FunctionState) -> FunctionState:
 
 
 def function_in(link: Any, function: FunctionState) -> FunctionState:
-    """The same, from what the kernel says of the port."""
+    """The same, from the kernel's message about the port."""
     functions = link.get_attr("IFLA_VFINFO_LIST")
     for each in functions.get_attrs("IFLA_VF_INFO") if functions else ():
         mac, vlan = each.get_attr("IFLA_VF_MAC"), each.get_attr("IFLA_VF_VLAN")

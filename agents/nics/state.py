@@ -258,7 +258,7 @@ class WorkerNetwork:
 
     @classmethod
     def of(cls, lab: Lab, nic: Nic, spec: WorkerSpec) -> Self:
-        """What the lab file says of it, and what the worker needs."""
+        """The settings of the lab file, and the worker's needs."""
         is_ours = isinstance(spec.task, SyntheticTask)  # which sees to its window itself
         return cls(
             address=str(nic.address),

@@ -176,7 +176,7 @@ class _ItsOwn(_Sleeper):
 
 
 def open_device(task: TrainingTask) -> ComputeDevice:
-    """The device that the task asks for; ``TrainingError`` if it is there but refuses."""
+    """The device that the task names; ``TrainingError`` if it refuses."""
     if task.gpu_socket is not None:
         return SocketGpu(task.gpu_socket, task.id)
     if task.model is not None:

@@ -221,7 +221,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
 
 class ControlServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-    """Serves the control socket in threads of its own."""
+    """Serves the control socket in its own threads."""
 
     daemon_threads = True
     request_queue_size = 16
@@ -291,7 +291,7 @@ class AgentPaths:
 
 
 class _HeldPath:
-    """One path, held by a thread of its own until it is given back."""
+    """One path, held by its own thread until it is given back."""
 
     def __init__(self, directory: str, wanted: dict[str, Any]) -> None:
         self._directory, self._wanted = directory, wanted
@@ -312,8 +312,12 @@ class _HeldPath:
     def _hold(self) -> None:
         while not self._over.is_set():
             try:
-                with self._connected() as self._connection, self._connection.makefile() as answers:
-                    self._connection.sendall(json.dumps(self._wanted).encode() + b"\n")
+                connection = socket.socket(socket.AF_UNIX)
+                with connection, connection.makefile() as answers:
+                    with socket_in(self._directory, PATHS_SOCKET) as path:
+                        connection.connect(path)
+                    self._connection = connection
+                    connection.sendall(json.dumps(self._wanted).encode() + b"\n")
                     answer = json.loads(answers.readline() or "{}")
                     if "error" in answer and not self.granted.is_set():
                         self.refused = answer["error"]
@@ -327,13 +331,3 @@ class _HeldPath:
             except (OSError, ValueError):
                 pass  # Its agent is not there now: another one will be.
             time.sleep(_AGAIN_S)
-
-    def _connected(self) -> socket.socket:
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            with socket_in(self._directory, PATHS_SOCKET) as path:
-                connection.connect(path)
-        except OSError:
-            connection.close()
-            raise
-        return connection

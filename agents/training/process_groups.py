@@ -65,7 +65,7 @@ class ProcessGroups:
         return dist.new_group(backend=self._backend, timeout=_PATIENCE)
 
     def renew_if_held(self, was_held: bool) -> None:
-        """Make the group of the gradients anew if any rank was held; not one of them knows all.
+        """Renew the group of the gradients if any rank was held; no rank knows of all.
 
         Ranks that were told to hold, and released since another could not, are held alone.
         """
@@ -90,7 +90,7 @@ class ProcessGroups:
         return held[0]
 
     def lost(self, exc: RuntimeError, iteration: int) -> RingError | None:
-        """What an exchange that failed says, with the rank that it names by its address.
+        """The error of a failed exchange, with the rank of the address in it.
 
         ``None`` if it is not the exchange that failed.
         """

@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # slow to import
 
 
 class TrainingError(Exception):
-    """The worker cannot go on. The message says at what, with whom, and what came back."""
+    """The worker cannot go on. The message names the step, the peer and its answer."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One worker's training: compute, all-reduce, check, report, as often as the task says.
+"""Trains on one worker: compute, all-reduce, check and report each iteration.
 
 The gradients are synthetic, and every worker knows their true sum. The values are small integers,
 so float32 adds them exactly in any order: one wrong, lost or doubled bit anywhere on the way
@@ -154,7 +154,7 @@ def ring_all_reduce(
 
 
 class _Exchange:
-    """One all-reduce under way: two cursors, (step, byte in the step's chunk), each way."""
+    """One all-reduce: a cursor (step, byte in the step's chunk) for each direction."""
 
     def __init__(
         self, array: Array, rank: int, size: int, neighbours: Neighbours, iteration: int
@@ -212,7 +212,9 @@ class _Exchange:
                 # What comes now belongs to the next iteration, or is the end of the ring.
                 poller.unregister(self.inp)
                 listening = False
-            if events != (events := self._events_of_next()):
+            # On the way to the next worker: its word, room to send, or nothing.
+            room = select.POLLOUT if self._sendable() > 0 else 0
+            if events != (events := room if self.clear else select.POLLIN):
                 poller.modify(self.out, events)
             for descriptor, event in poller.poll():
                 if descriptor == self.inp.fileno():
@@ -230,12 +232,6 @@ class _Exchange:
                     raise self._lost_next(os.strerror(error) if error else "it hung up")
             self._skip_empty()
         return self.sent_bytes
-
-    def _events_of_next(self) -> int:
-        """What to wait for on the way to the next worker: its word, room to send, or nothing."""
-        if not self.clear:
-            return select.POLLIN
-        return select.POLLOUT if self._sendable() > 0 else 0
 
     def _skip_empty(self) -> None:
         """Move past chunks without bytes: a ring can have more workers than values."""

@@ -20,18 +20,8 @@ from docker.types import LogConfig, Mount, Ulimit
 
 from patchlight import testbed
 from patchlight.agents.errors import LaunchError
-from patchlight.agents.workers import keeper, programs
+from patchlight.agents.workers import keeper, limits, programs
 from patchlight.agents.workers.contract import ExitInfo, RunningWorker, WorkerHandle, WorkerLaunch
-from patchlight.agents.workers.limits import (
-    NO_GPU,
-    WorkerUser,
-    container_settings,
-    find_access,
-    hand_over,
-    named_user,
-    ready_checkpoint,
-    user_for,
-)
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import CommandTask
 from patchlight.testbed.linux import deploy_file, namespaces
@@ -64,10 +54,10 @@ class DockerRunner:
     """
 
     name = "docker"
-    _mapped_root: WorkerUser | None = None
+    _mapped_root: limits.WorkerUser | None = None
 
     def __init__(self, lab: str, server: str, image: str, gpu_access: str, user: str) -> None:
-        self._lab, self.worker_user, self._user = lab, user, named_user(user)
+        self._lab, self.worker_user, self._user = lab, user, limits.named_user(user)
         self._labels = {"patchlight.lab": lab, "patchlight.server": server}
         self._image, self.gpu_access = image, gpu_access
         self._client: Any = None
@@ -89,7 +79,7 @@ class DockerRunner:
             ) from exc
         self._check_image(self._image)
         engine = self._client.info()
-        self.gpu_access = find_access(self.gpu_access, engine)
+        self.gpu_access = limits.find_access(self.gpu_access, engine)
         self._mapped_root = mapped_root(engine)
         if self._mapped_root is not None:
             self.worker_user = f"{self._mapped_root.name}, which is root in the containers"
@@ -159,16 +149,16 @@ class DockerRunner:
         )
         if program.gated:
             keeper.make_gate(launch.directory)
-        user = self._mapped_root or self._user or user_for(self._lab, spec.user)
+        user = self._mapped_root or self._user or limits.user_for(self._lab, spec.user)
         if spec.checkpoint is not None:
-            ready_checkpoint(spec.id, spec.checkpoint, user)
-        hand_over(user, launch.directory)
+            limits.ready_checkpoint(spec.id, spec.checkpoint, user)
+        limits.hand_over(user, launch.directory)
         if launch.gpu_socket is not None:
             os.chown(launch.gpu_socket, user.uid, user.gid)
-        gpu = container_settings(self.gpu_access, launch.gpu) if launch.gpu else {}
+        gpu = limits.container_settings(self.gpu_access, launch.gpu) if launch.gpu else {}
         environment = {"PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp", "USER": user.name}
         environment |= program.environment
-        environment |= gpu.pop("environment", NO_GPU)
+        environment |= gpu.pop("environment", limits.NO_GPU)
         command = keeper.kept(
             program.command, _FOLDER, gated=program.gated, waited_for=True, gpu=launch.gpu
         )
@@ -227,12 +217,12 @@ class DockerRunner:
             await asyncio.to_thread(self._client.close)
 
 
-def mapped_root(engine: Mapping[str, Any]) -> WorkerUser | None:
+def mapped_root(engine: Mapping[str, Any]) -> limits.WorkerUser | None:
     """The user that is root in containers, if another: the engine's folder is named after it."""
     if not any("name=userns" in each for each in engine.get("SecurityOptions") or ()):
         return None
     if found := re.search(r"/(\d+)\.(\d+)$", engine.get("DockerRootDir", "")):
-        return WorkerUser(int(found[1]), int(found[2]), f"uid-{found[1]}")
+        return limits.WorkerUser(int(found[1]), int(found[2]), f"uid-{found[1]}")
     raise LaunchError(
         "the Docker engine has user namespaces, and does not say who is root in them",
         hint="run the agent with --workers process, or the engine without userns-remap",

@@ -131,7 +131,7 @@ def _fork_all(listener: socket.socket) -> NoReturn:
 
 
 def _become_keeper(connection: socket.socket, train: Any) -> int:
-    """Be the keeper of the worker that is asked for; its exit code."""
+    """Be the keeper of the requested worker; returns its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     connection.settimeout(_DEADLINE_S)
     line = connection.makefile().readline(_LONGEST_ORDER)

@@ -339,7 +339,7 @@ class ReportReader:
 
 
 def fills_disk(directory: Path) -> str:
-    """Why a worker is to end for what it has written to its folder, in words; empty if it is not.
+    """Why a worker has to end for the size of its folder; empty if it has not.
 
     It may have as much as it leaves free on that disk, and a little in any case: so the server has
     room for its other workers whatever one of them does.

@@ -159,12 +159,12 @@ def _overlap(one: Path, other: Path) -> bool:
 # systemd keeps these free; below them are those that it gives to containers.
 _FIRST_USER, _USERS = 0x70000000, 0x0F000000
 _SOON_S = 1.0
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerUser:
-    """A user of this machine, or a number that is nobody else's; ``name`` is for messages."""
+    """A user of this machine, or a number that no user has; ``name`` is for messages."""
 
     uid: int
     gid: int
@@ -229,7 +229,7 @@ def ready_checkpoint(worker: str, checkpoint: str, user: WorkerUser) -> None:
     try:
         with suppress(FileExistsError), _held(path.parent) as above:
             os.mkdir(path.name, 0o700, dir_fd=above)
-            made = os.open(path.name, _FOLDER, dir_fd=above)
+            made = os.open(path.name, _OPEN_FOLDER, dir_fd=above)
             os.fchown(made, user.uid, user.gid)
             os.close(made)
         end = time.monotonic() + _SOON_S  # another agent may be making it
@@ -250,12 +250,12 @@ def ready_checkpoint(worker: str, checkpoint: str, user: WorkerUser) -> None:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[int]:
-    """A descriptor of a folder, without a link on the way, whoever changes its path meanwhile."""
+    """A descriptor of a folder, without a link on the way, even if its path changes meanwhile."""
     with ExitStack() as stack:
-        found = os.open("/", _FOLDER)
+        found = os.open("/", _OPEN_FOLDER)
         stack.callback(os.close, found)
         for part in folder.parts[1:]:
-            found = os.open(part, _FOLDER, dir_fd=found)
+            found = os.open(part, _OPEN_FOLDER, dir_fd=found)
             stack.callback(os.close, found)
         yield found
 

@@ -14,14 +14,7 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 
 from patchlight.agents.errors import BadRequest, LaunchError
-from patchlight.agents.workers import confinement, forking, keeper, limits, programs
-from patchlight.agents.workers.contract import (
-    ExitInfo,
-    Runner,
-    RunningWorker,
-    WorkerHandle,
-    WorkerLaunch,
-)
+from patchlight.agents.workers import confinement, contract, forking, keeper, limits, programs
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import CommandTask
 from patchlight.testbed.lab.rules import DYNAMIC
@@ -33,7 +26,7 @@ _INHERITED = ("PATH", "LANG", "PATCHLIGHT_RUN")
 _log = logging.getLogger("patchlight.agent")
 
 
-class ProcessRunner(Runner):
+class ProcessRunner(contract.Runner):
     """Runs workers as children of this process that go on when it ends.
 
     ``user`` is whom they run as: a user of this machine, or ``dynamic``, one for each person who
@@ -65,7 +58,7 @@ class ProcessRunner(Runner):
                 ", ".join(sorted(unlimited)),
             )
 
-    async def launch(self, launch: WorkerLaunch) -> RunningWorker:
+    async def launch(self, launch: contract.WorkerLaunch) -> contract.RunningWorker:
         """Make the namespace and start the program's keeper in it."""
         task = launch.spec.task
         image = None if isinstance(task, SyntheticTask) else task.image
@@ -80,7 +73,9 @@ class ProcessRunner(Runner):
         handle, child = await asyncio.to_thread(self._launch, launch)
         return _ProcessWorker(handle, launch.namespace, launch.directory, self._cgroups, child)
 
-    def _launch(self, launch: WorkerLaunch) -> tuple[WorkerHandle, subprocess.Popen[bytes] | None]:
+    def _launch(
+        self, launch: contract.WorkerLaunch
+    ) -> tuple[contract.WorkerHandle, subprocess.Popen[bytes] | None]:
         folder = launch.directory
         code = folder / "python" / programs.TRAINING_IN_PATH
         code.parent.mkdir(parents=True)
@@ -122,7 +117,7 @@ class ProcessRunner(Runner):
                 child, pid = confinement.begin(
                     ["/bin/sh", *kept[1:]], launch, user, groups, most, _code()
                 )
-            return WorkerHandle(pid=pid, started=process_start(pid), boot=boot_id()), child
+            return contract.WorkerHandle(pid=pid, started=process_start(pid), boot=boot_id()), child
         except (OSError, PatchlightError) as exc:
             with contextlib.suppress(PatchlightError):  # one may be there that did not answer
                 namespaces.end_all(launch.namespace)
@@ -133,8 +128,10 @@ class ProcessRunner(Runner):
                 raise
             raise LaunchError(f"starting worker {launch.spec.id}: {exc}") from exc
 
-    async def adopt(self, handle: WorkerHandle, namespace: str, directory: Path) -> RunningWorker:
-        """The keeper of that number, unless it has become somebody else's."""
+    async def adopt(
+        self, handle: contract.WorkerHandle, namespace: str, directory: Path
+    ) -> contract.RunningWorker:
+        """The keeper with that process id, unless the id was used again."""
         return _ProcessWorker(handle, namespace, directory, self._cgroups)
 
     async def sweep(self, known: Container[str | None]) -> None:
@@ -161,7 +158,7 @@ def _code() -> list[Path]:
 
 
 def _can_be_forked(
-    program: programs.WorkerProgram, launch: WorkerLaunch, user: limits.WorkerUser
+    program: programs.WorkerProgram, launch: contract.WorkerLaunch, user: limits.WorkerUser
 ) -> bool:
     """Whether it runs our code alone, with nothing on its way closed to the user."""
     if not program.needs_numpy_alone or launch.rdma_devices:
@@ -174,7 +171,7 @@ def _can_be_forked(
 
 
 def _environment(
-    program: programs.WorkerProgram, launch: WorkerLaunch, user: limits.WorkerUser
+    program: programs.WorkerProgram, launch: contract.WorkerLaunch, user: limits.WorkerUser
 ) -> dict[str, str]:
     keep = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     who = dict.fromkeys(("USER", "LOGNAME"), user.name)
@@ -182,7 +179,7 @@ def _environment(
 
 
 def _write_program(
-    program: programs.WorkerProgram, launch: WorkerLaunch, user: limits.WorkerUser
+    program: programs.WorkerProgram, launch: contract.WorkerLaunch, user: limits.WorkerUser
 ) -> list[str]:
     """The command that runs the program: nothing of a job stands in it, nor in what runs before.
 
@@ -203,11 +200,11 @@ def _write_program(
 def _fork(
     path: Path,
     program: programs.WorkerProgram,
-    launch: WorkerLaunch,
+    launch: contract.WorkerLaunch,
     user: limits.WorkerUser,
     groups: Sequence[Path],
     most: int | None,
-) -> WorkerHandle:
+) -> contract.WorkerHandle:
     order = forking.ForkRequest(
         folder=program.directory,
         namespace=str(namespaces.namespace_path(launch.namespace)),
@@ -223,13 +220,13 @@ def _fork(
         pid, started = forking.fork(path, order)
     except forking.NotForked as exc:
         raise LaunchError(f"starting worker {launch.spec.id}: {exc}") from exc
-    return WorkerHandle(pid=pid, started=started, boot=boot_id())
+    return contract.WorkerHandle(pid=pid, started=started, boot=boot_id())
 
 
 class _ProcessWorker:
     def __init__(
         self,
-        handle: WorkerHandle,
+        handle: contract.WorkerHandle,
         namespace: str,
         directory: Path,
         cgroups: Cgroups,
@@ -252,14 +249,14 @@ class _ProcessWorker:
         self._gone.set()
 
     @property
-    def handle(self) -> WorkerHandle:
+    def handle(self) -> contract.WorkerHandle:
         return self._handle
 
-    async def ended(self) -> ExitInfo:
+    async def ended(self) -> contract.ExitInfo:
         await self._gone.wait()
         code = keeper.exit_code(self._directory)
         lines = await asyncio.to_thread(keeper.last_lines, self._directory / keeper.OUTPUT)
-        return ExitInfo(code, lines, self._cgroups.ran_out_of_memory(self._namespace))
+        return contract.ExitInfo(code, lines, self._cgroups.ran_out_of_memory(self._namespace))
 
     async def stop(self, grace_s: float) -> None:
         self._signal(signal.SIGTERM)
@@ -299,7 +296,7 @@ class _ProcessWorker:
         await asyncio.to_thread(remove)
 
 
-def _pidfd(handle: WorkerHandle) -> int | None:
+def _pidfd(handle: contract.WorkerHandle) -> int | None:
     """A descriptor that is readable when the process ends; ``None`` if it has ended."""
     if handle.pid is None or handle.started is None or handle.boot != boot_id():
         return None

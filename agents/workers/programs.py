@@ -125,7 +125,7 @@ class WorkerPlaces:
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgram:
-    """A worker's program. ``gated``: it is begun only once the worker is told to start.
+    """A worker's program. ``gated``: it begins only when the worker is started.
 
     ``needs_numpy_alone``: it is our synthetic trainer, without any other package.
     """

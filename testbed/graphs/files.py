@@ -37,6 +37,35 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.graphs import model
 from patchlight.testbed.io.issues import FileIssues, nearest, stands_twice
 
+
+def read_graph(path: str | Path) -> model.ComputationGraph:
+    """The graph in a file; a PipeDream profile ``graph.txt`` is named after its folder.
+
+    ``GraphFileError`` with every mistake, ``BadInput`` if the file cannot be read.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise BadInput(
+            f"reading the graph file {path}: {reason}",
+            hint="expected a PipeDream profile (graph.txt) or a Patchlight graph (JSON)",
+        ) from error
+    if text.lstrip().startswith(("{", "[")):
+        return graph_from_json(text, str(path))
+    name = path.resolve().parent.name if path.name == "graph.txt" else path.stem
+    return _ProfileReader(str(path)).read(text, name)
+
+
+def write_graph(graph: model.ComputationGraph, path: str | Path) -> None:
+    """Write a graph in our JSON format; ``read_graph`` gives an equal one back."""
+    try:
+        Path(path).write_text(graph_to_json(graph), encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"writing the graph {graph.name!r} to {path}: {error.strerror}") from error
+
+
 # JSON is read by Python's own parser, with positions only for what is wrong. YAML's composer would
 # read most JSON, too, but ten times as slowly, and not its escapes of characters beyond U+FFFF.
 
@@ -53,7 +82,7 @@ class JsonText:
         self._text, self._issues = text, issues
 
     def parse(self) -> Any:
-        """What the text holds; raises the issues' error if it is no JSON."""
+        """The value of the text; raises the issues' error if it is not JSON."""
         repeated = False
 
         def group(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -370,31 +399,3 @@ class _ProfileReader:
                 self.issues.add(line, match.start(1) - 3, message)
             lines.setdefault(edge, line)
         return lines
-
-
-def read_graph(path: str | Path) -> model.ComputationGraph:
-    """The graph in a file; a PipeDream profile ``graph.txt`` is named after its folder.
-
-    ``GraphFileError`` with every mistake, ``BadInput`` if the file cannot be read.
-    """
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise BadInput(
-            f"reading the graph file {path}: {reason}",
-            hint="expected a PipeDream profile (graph.txt) or a Patchlight graph (JSON)",
-        ) from error
-    if text.lstrip().startswith(("{", "[")):
-        return graph_from_json(text, str(path))
-    name = path.resolve().parent.name if path.name == "graph.txt" else path.stem
-    return _ProfileReader(str(path)).read(text, name)
-
-
-def write_graph(graph: model.ComputationGraph, path: str | Path) -> None:
-    """Write a graph in our JSON format; ``read_graph`` gives an equal one back."""
-    try:
-        Path(path).write_text(graph_to_json(graph), encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"writing the graph {graph.name!r} to {path}: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""A computation graph: the operations of one forward pass and who feeds whom."""
+"""Computation graphs: one forward pass, the whole training step, and its split over workers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 Origin = Literal["profiled", "computed"]
 MOST_MS = 1e12
-"""Longer than thirty years is no operation's time."""
+"""No operation takes longer than thirty years."""
 MOST_BYTES = 1 << 60
-"""More than an exbibyte is no operation's size."""
+"""No operation is larger than an exbibyte."""
 
 
 class GraphFileError(FileError):
@@ -293,6 +293,10 @@ def splits_of(
     served: Collection[int] | None = None,
 ) -> tuple[int, ...]:
     """How many parts each of the 2n operations gets at this degree.
+
+    The rules of splitting are those of PAC-ML (Parsonson et al., arXiv 2301.13799) and its
+    simulator: the forward operation's time decides how often it is split, its backward twin
+    follows, and the parts of a backward operation exchange what they hold.
 
     No part of a forward operation is made shorter than about ``quantum_ms``; the number is even
     or 1. Where the cluster serves only some numbers (``served``), it is the next lower of them.

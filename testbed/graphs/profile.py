@@ -47,7 +47,7 @@ def _on_gpu(call: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def device_name(device: torch.device) -> str:
-    """The device in words."""
+    """The name of the device."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     threads = torch.get_num_threads()
@@ -245,7 +245,7 @@ class _Profiler:
         )
 
     def _arguments(self, node: fx.Node, leaves: list[torch.Tensor]) -> tuple[Any, ...]:
-        """The step's arguments anew, keywords last as one; ``leaves`` gets those to learn from."""
+        """Fresh arguments of the step, keywords last as one; ``leaves`` gets the learnt ones."""
 
         def given(other: fx.Node) -> Any:
             known = self._values[other]

@@ -100,7 +100,7 @@ class Credentials:
 
 
 def new_context(*, server: bool) -> ssl.SSLContext:
-    """TLS 1.3 with a certificate at both ends; it trusts nobody yet.
+    """TLS 1.3 with a certificate at both ends; it trusts no authority yet.
 
     A client also checks that the server is called what it expects (``server_hostname``).
     """

@@ -183,7 +183,7 @@ def namespace_mode() -> NamespaceMode | None:
 
 
 def mode_in(body: bytes) -> NamespaceMode:
-    """The mode in the kernel's answer; one of before there were two says nothing of it."""
+    """The mode in the kernel's answer; an old kernel, with one mode only, names none."""
     mode = dict(attributes(body)).get(_NETNS_MODE, b"\1")
     return _MODES[mode[0]]
 
@@ -243,7 +243,12 @@ def tx_checksum(interface: str) -> bool | None:
 
 
 def set_tx_checksum(interface: str, on: bool) -> None:
-    """Have the NIC complete checksums, or the kernel itself; ``OffloadNotSet`` if it stays."""
+    """Have the NIC complete checksums, or the kernel itself; ``OffloadNotSet`` if it stays.
+
+    A veth leaves a TCP checksum for "the hardware", and a kernel bridge carries that promise along.
+    A userspace Open vSwitch reads the frame as it is, and its receiver drops it: ping works, TCP
+    hangs. With the offload off, every frame is complete from the start.
+    """
     doing = f"turning the tx checksum offload of {interface} {'on' if on else 'off'}"
     try:
         _ethtool(interface, _SET_TX_CHECKSUM, int(on))

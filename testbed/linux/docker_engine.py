@@ -1,4 +1,4 @@
-"""A Docker engine asked over its own socket: no Docker library or command is needed.
+"""Queries a Docker engine over its own socket, without a Docker library or command.
 
 Imports the standard library alone, because the scripts in ``deploy`` run this very file with
 the system's Python::
@@ -26,7 +26,7 @@ _RECIPE_LABEL = "patchlight.recipe"
 
 
 class EngineNotAskable(OSError):
-    """The engine's URL is of a kind that cannot be asked without a login."""
+    """The engine's URL needs a login."""
 
 
 @dataclass(frozen=True)

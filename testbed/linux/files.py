@@ -115,5 +115,5 @@ def used_bytes(folder: Path, most_folders: int = 100, most_files: int = 10_000) 
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder with all that somebody left in it, however deep. Blocks."""
+    """Remove a folder with all that is in it, however deep. Blocks."""
     subprocess.run(["/bin/rm", "-rf", "--", folder], check=False, stderr=subprocess.DEVNULL)

@@ -99,7 +99,7 @@ def http_server(
 
 
 class _Server(uvicorn.Server):
-    """Looks around once a second, and at once when it is told to end.
+    """Looks around once a second, and at once when it has to end.
 
     Uvicorn's own looks ten times a second whether it was told. That takes 1.2 ms of processor time
     a second instead of 0.2, in each of the agents of an emulated lab.
@@ -205,7 +205,7 @@ class _Connection(H11Protocol):
         self._judge()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Hand the connection over to somebody who looks after it otherwise."""
+        """Hand the connection over to uvicorn's protocol for websockets."""
         self._is_websocket = True
         super().handle_websocket_upgrade(event)
 
@@ -244,7 +244,7 @@ class _Connection(H11Protocol):
         self._waits = None
 
     def send_400_response(self, msg: str) -> None:
-        """Answer to what is no HTTP as to all else that is refused."""
+        """Refuse what is not HTTP with the same kind of answer as all else."""
         body = json.dumps(problem(400, msg, "expected an HTTP/1.1 request")).encode()
         head = {"content-type": PROBLEM_MEDIA_TYPE, "content-length": str(len(body))}
         headers = [*head.items(), ("connection", "close")]
@@ -334,7 +334,10 @@ class _Guard:
     ) -> tuple[int, str, str] | None:
         host, origin = headers.get("host", ""), headers.get("origin")
         known = {*self._hosts, (scope.get("server") or ("",))[0]} - {""}
-        if self._hosts and _host_name(host) not in known:
+        called = ""
+        with suppress(ValueError):  # [::1]:8470 is ::1, localhost:8470 is localhost
+            called = urlsplit(f"//{host}").hostname or ""
+        if self._hosts and called not in known:
             names = ", ".join(sorted(self._hosts))
             return 421, f"nobody is called {host[:80]!r} here", f"call it by one of: {names}"
         scheme = {"ws": "http", "wss": "https"}.get(scope["scheme"], scope["scheme"])
@@ -349,11 +352,3 @@ class _Guard:
 
     def _too_long(self) -> str:
         return f"the request is longer than {self._body_bytes >> 20} MiB, the most that is taken"
-
-
-def _host_name(host: str) -> str:
-    """``[::1]:8470`` → ``::1``, ``localhost:8470`` → ``localhost``."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""

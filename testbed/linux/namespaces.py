@@ -62,7 +62,7 @@ def own_inode() -> int | None:
 
 
 def prepare_directory() -> None:
-    """Make ``/run/netns`` as ``ip netns`` makes it: a shared mount of its own.
+    """Make ``/run/netns`` as ``ip netns`` makes it: its own shared mount.
 
     If it stayed a plain directory, a later ``ip netns add`` would mount it over itself and
     hide a second copy of every mount in it, which would keep deleted namespaces alive.
@@ -231,7 +231,7 @@ def set_sysctl(key: str, value: str | int) -> bool:
 
 
 def see_file_at(file: Path, path: Path) -> None:
-    """Have this process, and those it starts, see ``file`` at ``path``; nobody else does."""
+    """Have this process, and those it starts, see ``file`` at ``path``; no other does."""
     if _libc.unshare(_CLONE_NEWNS):
         raise _failed("making a mount namespace")
     # Without this the mount would show outside too.

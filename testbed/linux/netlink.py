@@ -130,7 +130,7 @@ class Netlink:
         return answers
 
     def _answers(self, first: int, doing: str) -> Iterator[tuple[int, int, int, bytes]]:
-        """What the kernel says to the requests numbered ``first`` and above, as it comes."""
+        """The kernel's answers to the requests numbered ``first`` and above, as they come."""
         while True:
             try:
                 data = self._socket.recv(1 << 18)

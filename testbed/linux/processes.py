@@ -19,7 +19,7 @@ def boot_id() -> str:
 
 
 def own_program() -> str:
-    """The command ``patchlight`` of this Python, by its whole path: sudo has a PATH of its own."""
+    """The command ``patchlight`` of this Python, by its whole path, as sudo has its own PATH."""
     program = os.path.join(os.path.dirname(sys.executable), "patchlight")
     return program if os.path.exists(program) else f"{sys.executable} -m patchlight"
 
@@ -158,7 +158,7 @@ def favour(pid: int, *, real_time: bool) -> None:
 
 
 def favour_like_this_process(pid: int) -> None:
-    """Let a process that somebody else began, with its threads, run as this one does."""
+    """Give a process of another parent, with its threads, the priority of this one."""
     for thread in _threads(pid):
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, 0))
@@ -243,7 +243,11 @@ class Limits:
 
 
 class Cgroups:
-    """The groups of one machine; ``root`` is where the kernel shows them."""
+    """The cgroups of one machine, of version 2 or 1; ``root`` is where the kernel shows them.
+
+    They are in a folder ``patchlight`` beside those of Docker and systemd. Where groups cannot be
+    made, as in some containers, there are none, and nothing is limited.
+    """
 
     def __init__(self, root: Path = Path("/sys/fs/cgroup")) -> None:
         self._root = root
@@ -251,7 +255,6 @@ class Cgroups:
         self.controllers = self._usable()
 
     def _usable(self) -> tuple[str, ...]:
-        """Those of memory, pids and cpu that groups can be made with."""
         usable = []
         for controller in ("memory", "pids", "cpu"):
             folder = self._folder(controller)

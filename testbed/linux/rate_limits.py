@@ -109,21 +109,16 @@ def limit_request(index: int, name: str, rate_bps: float) -> Request:
 
 
 def _set_request(index: int, options: bytes, doing: str) -> Request:
-    body = (
-        _TCMSG.pack(0, index, _HANDLE, _ROOT, 0)
-        + attribute(_TCA_KIND, b"tbf\0")
-        + attribute(_TCA_OPTIONS | _NESTED, options)
-    )
+    body = _TCMSG.pack(0, index, _HANDLE, _ROOT, 0) + attribute(_TCA_KIND, b"tbf\0")
+    body += attribute(_TCA_OPTIONS | _NESTED, options)
     return Request(_NEWQDISC, F_CREATE | F_REPLACE, body, doing)
 
 
-def netem_request(index: int, options: bytes, doing: str, *, limited: bool) -> Request:
+def _netem_request(index: int, options: bytes, doing: str, *, limited: bool) -> Request:
     """Set a ``netem`` with these options, below the limit that is there or at the root."""
-    body = (
-        _TCMSG.pack(0, index, _NETEM_HANDLE, _BELOW if limited else _ROOT, 0)
-        + attribute(_TCA_KIND, b"netem\0")
-        + attribute(_TCA_OPTIONS, options)
-    )
+    parent = _BELOW if limited else _ROOT
+    body = _TCMSG.pack(0, index, _NETEM_HANDLE, parent, 0) + attribute(_TCA_KIND, b"netem\0")
+    body += attribute(_TCA_OPTIONS, options)
     return Request(_NEWQDISC, F_CREATE | F_REPLACE, body, doing)
 
 
@@ -161,11 +156,6 @@ def read_limits(netlink: Netlink) -> dict[int, float]:
     return limits
 
 
-def read_netem(netlink: Netlink) -> dict[int, bytes]:
-    """The options of each ``netem`` of the namespace, by interface."""
-    return {q.index: q.options for q in _qdiscs(netlink) if q.kind == "netem"}
-
-
 def save_limit(netlink: Netlink, index: int, name: str) -> SavedLimit | None:
     """The token bucket of an interface, and its ``netem``; ``None`` if it has neither.
 
@@ -199,7 +189,7 @@ def restore_limit(netlink: Netlink, index: int, name: str, limit: SavedLimit) ->
         requests.append(_set_request(index, bytes.fromhex(limit.options), doing))
     if limit.netem:
         options, limited = bytes.fromhex(limit.netem), bool(limit.options)
-        requests.append(netem_request(index, options, doing, limited=limited))
+        requests.append(_netem_request(index, options, doing, limited=limited))
     netlink.run(requests)
     applied = save_limit(netlink, index, name)
     if applied != limit:
@@ -275,25 +265,27 @@ def impair_request(
     options += attribute(_LATENCY64, struct.pack("=q", round(impairment.delay_s * 1e9)))
     options += attribute(_JITTER64, struct.pack("=q", round(impairment.jitter_s * 1e9)))
     doing = f"delaying and losing packets at {name} with netem"
-    return netem_request(index, options, doing, limited=rate_bps is not None)
+    return _netem_request(index, options, doing, limited=rate_bps is not None)
 
 
 def read_impairments(netlink: Netlink) -> Mapping[int, Impairment]:
     """The impairment of each interface of the namespace that has one, by index."""
     found: dict[int, Impairment] = {}
-    for index, options in read_netem(netlink).items():
-        loss = _QOPT.unpack_from(options)[2]
-        times = dict(attributes(options[_QOPT.size :]))
+    for qdisc in _qdiscs(netlink):
+        if qdisc.kind != "netem":
+            continue
+        loss = _QOPT.unpack_from(qdisc.options)[2]
+        times = dict(attributes(qdisc.options[_QOPT.size :]))
         delay_ns, jitter_ns = (
             struct.unpack("=q", times.get(kind, bytes(8)))[0] for kind in (_LATENCY64, _JITTER64)
         )
         if impairment := Impairment(delay_ns / 1e9, jitter_ns / 1e9, round(loss / _MOST, 9)):
-            found[index] = impairment
+            found[qdisc.index] = impairment
     return found
 
 
 def check_supported() -> None:
-    """``NoNetem`` unless this kernel delays and loses packets; tried in a namespace of its own."""
+    """``NoNetem`` unless this kernel delays and loses packets; tried in a new namespace."""
     with namespaces.kept_namespace():
         namespaces.unshare_namespace()
         with Netlink() as netlink:

@@ -65,7 +65,7 @@ def listen(address: str) -> socket.socket:
 
 
 def free_ports(count: int, preferred: int = 0) -> list[int]:
-    """Loopback TCP ports that nobody listens at now; the first is ``preferred`` where that is free.
+    """Loopback TCP ports that are free now; the first is ``preferred`` where that is free.
 
     Somebody else may take one before it is used.
     """
@@ -108,7 +108,7 @@ def bind_unix(path: Path, server: str, *, mode: int = 0o600) -> socket.socket:
 
 
 def unix_socket_answers(path: Path) -> bool:
-    """Whether somebody listens on the Unix socket."""
+    """Whether a program listens on the Unix socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(1)
         with suppress(OSError):

@@ -24,7 +24,7 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.paths.scheduling import NO_CHANNEL
 
 ANY_CHANNEL = -2
-"""In a message that asks: some channel."""
+"""In a request: any channel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ Kind = Literal["ask", "give", "release", "drained"]
 
 
 class Message(NamedTuple):
-    """One word from ``sender`` to ``to`` on an attempt of whoever asks.
+    """One message from ``sender`` to ``to`` on an attempt of the node that asks.
 
     Asking and giving name what: ``receiver``, that of the giver, and ``channel``, which is
     ``NO_CHANNEL``, when asking ``ANY_CHANNEL``, or one. ``drained`` is between those who use paths:
@@ -81,7 +81,7 @@ class Message(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """What a node has given to ``source``, or was asked for by it and has not given yet."""
+    """What a node has given to ``source``, or is still to give."""
 
     source: int
     attempt: int
@@ -138,7 +138,7 @@ class Node:
     # What its owner does.
 
     def want(self, destination: int) -> Step:
-        """Ask for a path. ``BadInput`` if it has one, or asks for one, or there is no such node."""
+        """Ask for a path. ``BadInput`` if it has or asks for one, or for an unknown node."""
         if self.path is not None:
             raise BadInput(f"node {self.number} has one transmitter, and its path is {self.path}")
         if destination == self.number or not 0 <= destination < self.bounds.nodes:
@@ -149,7 +149,7 @@ class Node:
         return self._ask(destination)
 
     def again(self) -> Step:
-        """Ask once more, because no answer came for a while. Nothing, if it asks for nothing."""
+        """Repeat the request, because no answer came for a while; nothing without a request."""
         return self._ask(self.path.destination) if isinstance(self.path, Asking) else (self, ())
 
     def done(self) -> Step:
@@ -192,13 +192,13 @@ class Node:
     # What tells late from new.
 
     def is_current(self, give: Message) -> bool:
-        """Whether what is given answers what this node asks now, and may be used."""
+        """Whether a grant answers this node's present request, and may be used."""
         return (
             isinstance(self.path, Asking) and give.attempt == self.attempt and self.path.left_us > 0
         )
 
     def is_new(self, message: Message) -> bool:
-        """Whether a node that asks or releases has not gone on since."""
+        """Whether the sender of a request or release has made no newer attempt."""
         return message.attempt >= self.seen[message.sender]
 
     # The sender.

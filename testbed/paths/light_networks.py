@@ -25,7 +25,7 @@ _Reach = Mapping[Channel, Mapping[int, frozenset[int]]]
 
 @dataclass(frozen=True)
 class LightNetwork:
-    """Hosts with tunable transceivers whose light reaches each other, and nobody else's.
+    """Hosts with tunable transceivers whose signals reach each other, and no others.
 
     Node *i* of ``paths`` is host *i*, its channel *k* is ``channels[k]``.
     """

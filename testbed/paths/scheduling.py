@@ -126,7 +126,7 @@ class PathNetwork:
 
 
 class ControlDelay(NamedTuple):
-    """From asking for a path to having it, where nobody else has it, and where that is from."""
+    """The time from the request for a free path to the path, and its source."""
 
     round_trip_s: float
     source: str
