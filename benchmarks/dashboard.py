@@ -15,10 +15,10 @@ import httpx
 from playwright.async_api import CDPSession, Page, expect
 
 from benchmarks import figure
+from patchlight.cli.dashboard import dashboard_app
 from patchlight.cli.dashboard.auth import Visitors
 from patchlight.cli.dashboard.lab_view import LabView, job_colours
 from patchlight.cli.dashboard.lab_watch import LabWatch
-from patchlight.cli.dashboard.site import dashboard_app
 from patchlight.client.client import ControllerClient
 from patchlight.testbed.generate.generate import two_tors
 from patchlight.testbed.lab.model import Lab

@@ -1,4 +1,4 @@
-"""The conformance suite for drivers of optical switches, for whoever writes one.
+"""The conformance suite for drivers of optical switches.
 
 On the command line, against any device; an emulated one runs in another terminal, started by
 ``patchlight ocs emulate --driver polatis-scpi --switching-time 5ms``::
@@ -14,10 +14,9 @@ With pytest, a test of each check (``run_check`` rewires the device, whatever it
     def test_conformance(check, switch):
         asyncio.run(run_check(check, lambda: Driver(switch, "password")))
 
-The driver is a callable ``(CircuitSwitch, password) -> CircuitDriver``, or of a wavelength switch
-``(WavelengthSwitch, password) -> WavelengthDriver``, for which there are ``WAVELENGTH_CHECKS`` and
-on the command line ``--inputs`` and ``--outputs``. What it has to do is in
-``patchlight.controller.circuits.contract``.
+The driver is a callable ``(CircuitSwitch, password) -> CircuitDriver``, or for a wavelength switch
+``(WavelengthSwitch, password) -> WavelengthDriver``, with ``WAVELENGTH_CHECKS`` and on the command
+line ``--inputs`` and ``--outputs``. Its contract is ``patchlight.controller.circuits.contract``.
 """
 
 import asyncio
@@ -114,13 +113,11 @@ def conformance(
     The driver is MODULE:CLASS, or the NAME of one that is installed. With --inputs or --outputs
     it is one of a wavelength switch.
     """
-    named = ":" not in driver
     switch = _switch(driver, parse_time(switching_time), options)
-    factory = open_driver if named else _factory(driver)
+    factory = _factory(driver) if ":" in driver else open_driver
     password = password_of(switch)
     texts = [text for text in (initial or "").split(",") if text.strip()]
-    of_circuits = isinstance(switch, CircuitSwitch)
-    expected = (PortMap.parse if of_circuits else SpectrumMap.parse)(texts)
+    expected = (PortMap if isinstance(switch, CircuitSwitch) else SpectrumMap).parse(texts)
     longest_s = parse_time(check_timeout)
 
     async def run() -> list[CheckResult]:
@@ -154,7 +151,7 @@ def conformance(
 
 
 def _switch(driver: str, switching_time_s: float, options: dict[str, Any]) -> Any:
-    """The device, as a lab file would have it."""
+    """The device, as a lab file describes it."""
     shape = {key: options.pop(key) for key in ("inputs", "outputs", "grid")}
     rest = {"name": "device", "driver": driver, "switching_time_s": switching_time_s, **options}
     if not any(shape.values()):

@@ -11,27 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.console.connection import connect, controller_options, running_lab
+from patchlight.console import rendering as out
+from patchlight.console.connection import controller_options, running_lab, with_client
 from patchlight.console.options import Quantity
-from patchlight.console.rendering import (
-    Coloured,
-    Column,
-    Meaning,
-    Table,
-    json_option,
-    listing_options,
-    print_json,
-    say,
-    when,
-)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.rules import ROLES
 from patchlight.testbed.units import parse_time
 
 if TYPE_CHECKING:
+    from patchlight.client.client import ControllerClient
     from patchlight.testbed.wire.rest.lab import TokenShape
 
-_TOKEN = re.compile(r"(?:patchlight_)?([0-9a-f]{8})(?:_\S*)?")
+_COLOURS: Mapping[str, out.Meaning] = {
+    "done": "good",
+    "refused": "bad",
+    "failed": "caution",
+    "unknown": "bad",
+}
 
 
 def _address(lab_name: str | None, address: str | None) -> str:
@@ -78,7 +74,7 @@ def login(ca: Path, token_file: Any, lab_name: str | None, address: str | None) 
     with ControllerClient(where, login=made) as client:
         who = client.whoami()
     keep_login(where, made)
-    say(f"logged in to {name} at {where} as {who['user']}, {who['role']}")
+    out.say(f"logged in to {name} at {where} as {who['user']}, {who['role']}")
 
 
 @click.command()
@@ -89,7 +85,7 @@ def logout(lab_name: str | None, address: str | None) -> None:
 
     where = _address(lab_name, address)
     keep_login(where, None)
-    say(f"no token is kept for {where}")
+    out.say(f"no token is kept for {where}")
 
 
 @click.group()
@@ -108,107 +104,78 @@ def token() -> None:
     help="How long it is good.",
 )
 @click.option("--why", default="", metavar="TEXT", help="What for; kept with the token.")
-@json_option
-@controller_options
+@out.json_option
+@with_client
 def create(
-    user: str,
-    role: str,
-    lifetime: float,
-    why: str,
-    as_json: bool,
-    lab_name: str | None,
-    address: str | None,
+    client: ControllerClient, user: str, role: str, lifetime: float, why: str, as_json: bool
 ) -> None:
     """Make a token for USER, and print it: it is never shown again.
 
     A viewer looks; a user submits jobs, and stops their own; an operator changes circuits and all
     jobs; an admin makes tokens, too.
     """
-    with connect(lab_name, address) as client:
-        made = client.create_token(user, role, lifetime, why)
-    if as_json:
-        print_json(made)
-        return
-    say(made["token"])
-    say(
-        f"token {made['id']} for {user}, {role}, good until {when(made['expires_at'])}; "
-        "to be used with: patchlight login",
-        err=True,
-    )
+    made = client.create_token(user, role, lifetime, why)
+    out.print_answer(made, made["token"], as_json=as_json)
+    if not as_json:
+        out.say(
+            f"token {made['id']} for {user}, {role}, good until {out.when(made['expires_at'])}; "
+            "to be used with: patchlight login",
+            err=True,
+        )
 
 
-def _state(row: TokenShape) -> Coloured:
+def _state(row: TokenShape) -> out.Coloured:
     if row["revoked_at"] is not None:
-        return Coloured(f"revoked by {row['revoked_by']}, {when(row['revoked_at'])}", "bad")
+        return out.Coloured(f"revoked by {row['revoked_by']}, {out.when(row['revoked_at'])}", "bad")
     if row["expires_at"] < time.time():
-        return Coloured(f"ended {when(row['expires_at'])}", "caution")
-    return Coloured(f"good until {when(row['expires_at'])}", "good")
+        return out.Coloured(f"ended {out.when(row['expires_at'])}", "caution")
+    return out.Coloured(f"good until {out.when(row['expires_at'])}", "good")
 
 
 @token.command("list")
-@listing_options
-@controller_options
-def list_tokens(lab_name: str | None, address: str | None, as_json: bool) -> None:
+@out.listing_options
+@with_client
+def list_tokens(client: ControllerClient, as_json: bool) -> None:
     """Every token that was made: for whom, by whom, and until when."""
-    with connect(lab_name, address) as client:
-        rows = client.tokens()
-    if as_json:
-        print_json({"tokens": rows})
-        return
-    table = Table(Column("id", whole=True), "user", "role", "made by", "state", "why")
+    rows = client.tokens()
+    table = out.Table(out.Column("id", whole=True), "user", "role", "made by", "state", "why")
     for row in rows:
         cells = (row["id"], row["user"], row["role"], row["created_by"], _state(row), row["why"])
         table.add_row(*cells)
-    table.print()
+    out.print_answer({"tokens": rows}, table, as_json=as_json)
 
 
 @token.command()
 @click.argument("token_id", metavar="ID")
-@controller_options
-def revoke(token_id: str, lab_name: str | None, address: str | None) -> None:
+@with_client
+def revoke(client: ControllerClient, token_id: str) -> None:
     """Let nobody in with the token of that ID any more."""
-    match = _TOKEN.fullmatch(token_id)
+    match = re.fullmatch(r"(?:patchlight_)?([0-9a-f]{8})(?:_\S*)?", token_id)
     if match is None:
         raise BadInput("that is no token's id: 'patchlight token list' shows them")
-    with connect(lab_name, address) as client:
-        gone = client.revoke_token(match[1])
-    say(f"token {gone['id']} for {gone['user']} is revoked")
-
-
-_COLOURS: Mapping[str, Meaning] = {
-    "done": "good",
-    "refused": "bad",
-    "failed": "caution",
-    "unknown": "bad",
-}
+    gone = client.revoke_token(match[1])
+    out.say(f"token {gone['id']} for {gone['user']} is revoked")
 
 
 @click.command()
 @click.option("--last", type=click.IntRange(1, 1000), default=50, help="How many.")
 @click.option("--user", default="", metavar="NAME", help="Only what this user asked for.")
 @click.option("--outcome", type=click.Choice(list(_COLOURS)), help="Only what ended so.")
-@listing_options
-@controller_options
+@out.listing_options
+@with_client
 def audit(
-    last: int,
-    user: str,
-    outcome: str | None,
-    lab_name: str | None,
-    address: str | None,
-    as_json: bool,
+    client: ControllerClient, last: int, user: str, outcome: str | None, as_json: bool
 ) -> None:
     """Who wanted to change what, from where, why, and what came of it."""
-    with connect(lab_name, address) as client:
-        rows = client.audit(last, user=user, outcome=outcome or "")
-    if as_json:
-        print_json({"attempts": rows})
-        return
-    table = Table("when", "who", "from", "what", "outcome", "why")
+    rows = client.audit(last, user=user, outcome=outcome or "")
+    table = out.Table("when", "who", "from", "what", "outcome", "why")
     for row in rows:
         words = f"{row['outcome']} {row['status']} {row['about']}".rstrip()
         if row["repeated"]:
             words += f", and {row['repeated']} more"
-        outcome_cell = Coloured(words, _COLOURS[row["outcome"]])
+        outcome_cell = out.Coloured(words, _COLOURS[row["outcome"]])
         who = row["by"] or "(nobody known)"
-        table.add_row(when(row["at"]), who, row["origin"], row["what"], outcome_cell, row["why"])
-    table.print()
+        table.add_row(
+            out.when(row["at"]), who, row["origin"], row["what"], outcome_cell, row["why"]
+        )
+    out.print_answer({"attempts": rows}, table, as_json=as_json)

@@ -1,4 +1,4 @@
-"""``patchlight controller``: run one, ask one how it is."""
+"""``patchlight controller``: run a controller, and show its state; ``paths``, which it grants."""
 
 from __future__ import annotations
 
@@ -11,22 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.console.connection import connect, controller_options, labs_up
+from patchlight.console import rendering as out
+from patchlight.console.connection import labs_up, with_client
 from patchlight.console.options import ANY, AT_LEAST_0, chosen_policies, lab_option, policy_options
-from patchlight.console.rendering import (
-    Coloured,
-    Column,
-    Table,
-    json_option,
-    listing_options,
-    print_json,
-    say,
-    when,
-)
 from patchlight.controller.changes.power import DEFAULT_TOLERANCES, POWER_CEILING_DBM, Tolerances
 
 if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.lab import AgentStatusAnswer, CircuitSwitchStatus
+    from patchlight.client.client import ControllerClient
+    from patchlight.testbed.wire.rest.circuits import PathsShape
+    from patchlight.testbed.wire.rest.lab import Status
 
 
 @click.group()
@@ -164,7 +157,7 @@ def run(
     with ExitStack() as beside:
 
         def ready() -> None:
-            say(f"controller of {lab.name}: {where}", err=True)
+            out.say(f"controller of {lab.name}: {where}", err=True)
             if dashboard_at is not None:
                 from patchlight.console.commands import Dashboard
 
@@ -174,100 +167,161 @@ def run(
         serve(lab, settings, ready)
 
 
-def _reach(ocs: CircuitSwitchStatus) -> Coloured:
-    if ocs["reachable"]:
-        return Coloured("answers", "good")
-    silent_s = time.time() - (ocs["since"] or time.time())
-    return Coloured(f"silent for {silent_s:.0f} s: {ocs['words']}", "bad")
-
-
-def _presence(agent: AgentStatusAnswer) -> Coloured:
-    if not agent["reachable"]:
-        why = f": {agent['words']}" if agent["words"] else ""
-        return Coloured(f"{agent['presence']}, silent for {agent['silence_s']:.0f} s{why}", "bad")
-    words = "; ".join(("answers", *agent["problems"]))
-    return Coloured(words, "bad" if agent["problems"] else "good")
-
-
 @controller.command()
-@listing_options
-@controller_options
-def status(lab_name: str | None, address: str | None, as_json: bool) -> None:
+@out.listing_options
+@with_client
+def status(client: ControllerClient, as_json: bool) -> None:
     """Which switches, circuit switches and agents the controller has."""
-    with connect(lab_name, address) as client:
-        answer = client.status()
-    if as_json:
-        print_json(answer)
-        return
+    answer = client.status()
+    out.print_answer(answer, lambda: _status_table(answer).print(), as_json=as_json)
+
+
+def _status_table(answer: Status) -> out.Table:
     title = f"lab {answer['lab']}, engine {answer['engine']}"
-    table = Table(Column("device", whole=True), "kind", "state", title=title)
+    table = out.Table(out.Column("device", whole=True), "kind", "state", title=title)
     for switch in answer["switches"]:
-        state = Coloured("connected", "good") if switch["connected"] else Coloured("away", "bad")
+        state = (
+            out.Coloured("connected", "good")
+            if switch["connected"]
+            else out.Coloured("away", "bad")
+        )
         if switch["second_from"]:
-            state = Coloured(f"connected; another from {switch['second_from']} is refused", "bad")
+            state = out.Coloured(
+                f"connected; another from {switch['second_from']} is refused", "bad"
+            )
         table.add_row(switch["name"], f"packet switch {switch['datapath_id']:#x}", state)
     for ocs in answer["circuit_switches"]:
-        table.add_row(ocs["name"], "circuit switch", _reach(ocs))
+        reach = out.Coloured("answers", "good")
+        if not ocs["reachable"]:
+            silent_s = time.time() - (ocs["since"] or time.time())
+            reach = out.Coloured(f"silent for {silent_s:.0f} s: {ocs['words']}", "bad")
+        table.add_row(ocs["name"], "circuit switch", reach)
     for agent in answer["agents"]:
-        table.add_row(agent["server"], "agent", _presence(agent))
+        words = "; ".join(("answers", *agent["problems"]))
+        if not agent["reachable"]:
+            why = f": {agent['words']}" if agent["words"] else ""
+            words = f"{agent['presence']}, silent for {agent['silence_s']:.0f} s{why}"
+        well = agent["reachable"] and not agent["problems"]
+        table.add_row(agent["server"], "agent", out.Coloured(words, "good" if well else "bad"))
     for words in answer["nic_differences"]:
-        table.add_row("NICs", "that light joins", Coloured(words, "caution"))
+        table.add_row("NICs", "that light joins", out.Coloured(words, "caution"))
     light = answer["light"]
     if light["defragment"]:
-        seen = f", looked at {when(light['looked_at'])}" if light["looked_at"] else ""
+        seen = f", looked at {out.when(light['looked_at'])}" if light["looked_at"] else ""
         table.add_row("light", "of running jobs", f"follows them{seen}: {light['words']}")
     if answer["drained"]:
-        table.add_row("queue", "of jobs", Coloured("drained: no job is started", "caution"))
+        table.add_row("queue", "of jobs", out.Coloured("drained: no job is started", "caution"))
     for policy in answer["policy_faults"]:
         words = f"failed {policy['faults']} times: the default decided"
-        table.add_row(policy["policy"], f"{policy['kind']} policy", Coloured(words, "bad"))
+        table.add_row(policy["policy"], f"{policy['kind']} policy", out.Coloured(words, "bad"))
     for part in answer["parts"]:
         if part["faults"]:
             now = "runs" if part["running"] else "begins again"
             words = f"{now}; failed {part['faults']} times, last: {part['last_fault']}"
-            table.add_row(part["name"], "part of the controller", Coloured(words, "bad"))
-    table.print()
+            table.add_row(part["name"], "part of the controller", out.Coloured(words, "bad"))
+    return table
 
 
 @controller.command()
-@json_option
-@controller_options
-def stop(as_json: bool, lab_name: str | None, address: str | None) -> None:
+@out.json_option
+@with_client
+def stop(client: ControllerClient, as_json: bool) -> None:
     """End the controller; its jobs, circuits and flows outlive it.
 
     Jobs that run go on, and queued ones stay queued: the next controller of the lab follows them.
     To end jobs, too, drain it first.
     """
-    with connect(lab_name, address) as client:
-        left = client.shut_down()
-    if as_json:
-        print_json({"jobs": left})
-        return
+    left = client.shut_down()
     jobs = ", ".join(f"{count} {state}" for state, count in left.items()) or "none"
-    say(f"the controller ends; jobs that stay as they are: {jobs}")
+    text = f"the controller ends; jobs that stay as they are: {jobs}"
+    out.print_answer({"jobs": left}, text, as_json=as_json)
 
 
 @controller.command()
 @click.option("--why", default="", metavar="TEXT", help="Why; kept with the mark.")
-@json_option
-@controller_options
-def drain(why: str, as_json: bool, lab_name: str | None, address: str | None) -> None:
+@out.json_option
+@with_client
+def drain(client: ControllerClient, why: str, as_json: bool) -> None:
     """End all running jobs, and start none until 'controller resume'.
 
     Queued jobs stay queued, also when the controller is started anew.
     """
-    with connect(lab_name, address) as client:
-        ended = client.drain(why)
-    if as_json:
-        print_json({"ended": ended})
-    else:
-        say(f"no job is started any more; ended: {', '.join(ended) or 'none, none ran'}")
+    ended = client.drain(why)
+    text = f"no job is started any more; ended: {', '.join(ended) or 'none, none ran'}"
+    out.print_answer({"ended": ended}, text, as_json=as_json)
 
 
 @controller.command()
-@controller_options
-def resume(lab_name: str | None, address: str | None) -> None:
+@with_client
+def resume(client: ControllerClient) -> None:
     """Start jobs again after 'controller drain'."""
-    with connect(lab_name, address) as client:
-        client.resume()
-    say("jobs are started again")
+    client.resume()
+    out.say("jobs are started again")
+
+
+@click.command()
+@click.option("--networks", is_flag=True, help="Show the networks of light and their channels.")
+@out.listing_options
+@with_client
+def paths(client: ControllerClient, networks: bool, as_json: bool) -> None:
+    """Who sends to whom on which channel, and who waits for a path.
+
+    Programs ask for paths through the API; see docs/oddl.md.
+    """
+    found = client.paths()
+    out.print_answer(
+        found, lambda: _print_networks(found) if networks else _print_paths(found), as_json=as_json
+    )
+
+
+def _print_paths(found: PathsShape) -> None:
+    if not found["networks"]:
+        out.say("No host of this lab has a tunable transceiver whose light reaches another's.")
+        return
+    if found["nodes"]:
+        title = "Hosts that agree among themselves"
+        nodes = out.Table("host", "job", "state", "to", "THz", title=title)
+        for node in found["nodes"]:
+            nodes.add_row(
+                node["host"],
+                node["job"],
+                out.Coloured(node["state"], "good" if node["state"] == "sends" else "quiet"),
+                node["destination"] or "",
+                node["channel"] or "",
+            )
+        nodes.print()
+    if not found["paths"]:
+        out.say("The controller has given no path, and nobody waits for one.")
+        return
+    table = out.Table("path", "from", "to", "THz", "state", "for", "bytes", "user")
+    now = time.time()
+    # Those that send come before those that wait.
+    for path in sorted(found["paths"], key=lambda path: path["state"]):
+        is_granted = path["state"] == "granted"
+        began_at = path["starts_at"] if is_granted else None
+        since = path["wanted_at"] if began_at is None else began_at
+        table.add_row(
+            str(path["id"]),
+            path["source"],
+            path["destination"],
+            path["channel"] or "",
+            out.Coloured(path["state"], "good" if is_granted else "quiet"),
+            out.span(max(0.0, now - since)),
+            f"{path['bytes']:.3g}",
+            path["by"],
+        )
+    table.print()
+
+
+def _print_networks(found: PathsShape) -> None:
+    table = out.Table("network", "hosts", "channels", "a channel is for", "tuned in")
+    for number, network in enumerate(found["networks"], 1):
+        channels = network["channels"]
+        table.add_row(
+            str(number),
+            f"{network['hosts'][0]} … {network['hosts'][-1]} ({len(network['hosts'])})",
+            f"{channels[0]}-{channels[-1]} ({len(channels)})",
+            "one destination" if network["routed"] else "one sender at a time",
+            f"{network['tuning_s'] * 1e3:g} ms",
+        )
+    table.print()

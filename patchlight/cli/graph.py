@@ -1,25 +1,15 @@
-"""``patchlight graph``: computation graphs, from files, built in and measured with PyTorch."""
+"""``patchlight graph``: computation graphs from files, built in, or measured with PyTorch."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from patchlight.console.rendering import (
-    Column,
-    Table,
-    console,
-    harmless,
-    listing_options,
-    print_document,
-    print_json,
-    save_picture,
-    say,
-)
+from patchlight.console import rendering as out
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.units import format_size
 
@@ -35,7 +25,7 @@ def graph() -> None:
 
 
 @graph.command("list")
-@listing_options
+@out.listing_options
 def list_graphs(as_json: bool) -> None:
     """List the graphs that have a name: built in, and PipeDream's profiles in the cache.
 
@@ -45,12 +35,8 @@ def list_graphs(as_json: bool) -> None:
     parameter_bytes.
     """
     graphs = {name: _load(name) for name in _names()}
-    if as_json:
-        print_json([{"name": name, **_totals(loaded)} for name, loaded in graphs.items()])
-        return
-    counted = ("operations", "forward", "backward", "weights", "batch")
-    numbers = (Column(name, whole=True, right=True) for name in counted)
-    table = Table(Column("name", whole=True), "from", *numbers)
+    counted = out.numbers("operations", "forward", "backward", "weights", "batch")
+    table = out.Table(out.Column("name", whole=True), "from", *counted)
     for name, loaded in graphs.items():
         table.add_row(
             name,
@@ -61,12 +47,27 @@ def list_graphs(as_json: bool) -> None:
             format_size(loaded.parameter_bytes),
             str(loaded.batch or ""),
         )
-    table.print()
+    answer = [
+        {
+            "name": name,
+            "origin": loaded.origin,
+            "device": loaded.device,
+            "batch": loaded.batch,
+            "operations": len(loaded.operations),
+            "edges": len(loaded.edges),
+            "forward_ms": loaded.forward_ms,
+            "backward_ms": loaded.backward_ms,
+            "activation_bytes": loaded.activation_bytes,
+            "parameter_bytes": loaded.parameter_bytes,
+        }
+        for name, loaded in graphs.items()
+    ]
+    out.print_answer(answer, table, as_json=as_json)
 
 
 @graph.command(epilog=_NAME_HELP)
 @click.argument("name", metavar="FILE|NAME")
-@listing_options
+@out.listing_options
 @click.option("--backward", is_flag=True, help="Mirror it: show the training step's totals too.")
 @click.option(
     "--draw",
@@ -83,26 +84,26 @@ def show(name: str, as_json: bool, backward: bool, draw: Path | None) -> None:
             raise click.UsageError("--draw draws instead: leave out --json and --backward")
         from patchlight.testbed.graphs.drawing import draw_graph
 
-        save_picture(draw, lambda: draw_graph(_load(name)))
+        out.save_picture(draw, lambda: draw_graph(_load(name)))
         return
     loaded = _load(name)
     if as_json:
-        print_document(graph_to_json(loaded))
+        out.print_document(graph_to_json(loaded))
         return
     made = _origin(loaded) + (f" on {loaded.device}" if loaded.device != "unknown" else "")
     batch = f", batch {loaded.batch}" if loaded.batch else ""
-    say(f"{loaded.name}: {made}{batch}")
+    out.say(f"{loaded.name}: {made}{batch}")
     if loaded.notes:
-        say(loaded.notes)
+        out.say(loaded.notes)
     _operations(loaded).print()
-    say(
+    out.say(
         f"{_count(len(loaded.operations), 'operation')}, {_count(len(loaded.edges), 'edge')}; "
         f"forward {_ms(loaded.forward_ms)}, backward {_ms(loaded.backward_ms)}; activations "
         f"{format_size(loaded.activation_bytes)}, weights {format_size(loaded.parameter_bytes)}"
     )
     if backward:
         step = mirror(loaded)
-        say(
+        out.say(
             f"A training step: {2 * step.half} operations, {len(step.edges)} edges, "
             f"{_ms(step.sequential_ms)} on one device"
         )
@@ -132,7 +133,7 @@ def fetch(what: str, source: Path | None, url: str | None) -> None:
     from patchlight.testbed.graphs.profiles import download_profiles, fetch_profiles
 
     for path in fetch_profiles(source) if source else download_profiles(url):
-        say(f"wrote {path}")
+        out.say(f"wrote {path}")
 
 
 def _names() -> list[str]:
@@ -145,7 +146,7 @@ def _names() -> list[str]:
 
 
 def _load(name: str) -> ComputationGraph:
-    """A file where there is one by that name, else what has the name."""
+    """The graph in a file of that name, or else of that name."""
     from patchlight.testbed.graphs import BUILTIN_NAMES, builtin_graph, read_graph
     from patchlight.testbed.graphs.profiles import profile_cache
     from patchlight.testbed.io.issues import nearest
@@ -166,10 +167,9 @@ def _load(name: str) -> ComputationGraph:
     )
 
 
-def _operations(loaded: ComputationGraph) -> Table:
-    counted = ("forward", "backward", "output", "weights")
-    numbers = (Column(name, whole=True, right=True) for name in counted)
-    table = Table("operation", "kind", *numbers, "fed by")
+def _operations(loaded: ComputationGraph) -> out.Table:
+    counted = out.numbers("forward", "backward", "output", "weights")
+    table = out.Table("operation", "kind", *counted, "fed by")
     for operation, parents in zip(loaded.operations, loaded.parents, strict=True):
         table.add_row(
             operation.name,
@@ -181,20 +181,6 @@ def _operations(loaded: ComputationGraph) -> Table:
             ", ".join(loaded.operations[parent].name for parent in parents),
         )
     return table
-
-
-def _totals(loaded: ComputationGraph) -> dict[str, Any]:
-    return {
-        "origin": loaded.origin,
-        "device": loaded.device,
-        "batch": loaded.batch,
-        "operations": len(loaded.operations),
-        "edges": len(loaded.edges),
-        "forward_ms": loaded.forward_ms,
-        "backward_ms": loaded.backward_ms,
-        "activation_bytes": loaded.activation_bytes,
-        "parameter_bytes": loaded.parameter_bytes,
-    }
 
 
 def _origin(loaded: ComputationGraph) -> str:
@@ -276,10 +262,10 @@ def profile(
             progress=progress,
         )
     if output is None:
-        print_document(graph_to_json(result))
+        out.print_document(graph_to_json(result))
         return
     write_graph(result, output)
-    say(
+    out.say(
         f"wrote {output}: {len(result.operations)} operations, forward {_ms(result.forward_ms)}, "
         f"backward {_ms(result.backward_ms)} on {result.device}, batch {result.batch}"
     )
@@ -287,17 +273,19 @@ def profile(
 
 @contextlib.contextmanager
 def _progress(name: str) -> Iterator[Callable[[int, int, str], None]]:
-    """Shows how far it is, on a terminal's standard error."""
+    """A progress bar on a terminal's standard error."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    out = console(stderr=True)
+    shown_on = out.console(stderr=True)
     described = TextColumn("measuring {task.description}", markup=False)
     columns = (described, BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress:
+    with Progress(
+        *columns, console=shown_on, transient=True, disable=not shown_on.is_terminal
+    ) as progress:
         task = progress.add_task(name, total=None)
 
         def tell(done: int, total: int, what: str) -> None:
-            shown = harmless(f"{name} {what}")
+            shown = out.harmless(f"{name} {what}")
             progress.update(task, completed=done, total=total, description=shown)
 
         yield tell

@@ -1,4 +1,4 @@
-"""The ``patchlight`` command: its sub-commands are imported only when they are used."""
+"""The ``patchlight`` command, which imports a sub-command only to run it."""
 
 import atexit
 import gc
@@ -11,32 +11,31 @@ import click
 
 from patchlight.console.commands import Command, CrashReport, LazyGroup, report
 
-# What they are for stands here too, so that help imports none of them.
+# Their lines in help are here too, so that help imports none of them.
+_HERE = "patchlight.cli"
+_ELSEWHERE = "patchlight.emulation"
 COMMANDS: Mapping[str, Command] = {
-    "lab": Command("patchlight.cli.lab.group", "Check, show, draw and generate lab files."),
-    "emulate": Command("patchlight.cli.lab.emulate", "Run a lab in software on this machine."),
-    "status": Command("patchlight.cli.status", "Show how a lab is, on one screen."),
-    "top": Command("patchlight.cli.top", "Watch jobs, GPUs and circuits."),
-    "dashboard": Command("patchlight.cli.dashboard.command", "Show a lab in a browser."),
-    "report": Command("patchlight.cli.report", "Write a page on what happened."),
-    "controller": Command("patchlight.cli.controller", "Run and ask the controller."),
-    "login": Command("patchlight.cli.access", "Log in to a controller on another machine."),
-    "logout": Command("patchlight.cli.access", "Forget the token for a controller."),
-    "token": Command("patchlight.cli.access", "Make and revoke tokens for users elsewhere."),
-    "audit": Command("patchlight.cli.access", "Who wanted to change what, and what came of it."),
-    "agent": Command("patchlight.cli.agent", "Run the agent of one server."),
-    "job": Command("patchlight.cli.job", "Submit and follow training jobs."),
-    "ocs": Command("patchlight.cli.ocs", "Read and change optical circuit switches."),
-    "paths": Command("patchlight.cli.paths", "Show who sends to whom on which channel of light."),
-    "graph": Command("patchlight.cli.graph", "Show, draw, measure and fetch computation graphs."),
-    "policy": Command("patchlight.cli.policy", "List, test, train and export policies."),
+    "lab": Command(f"{_HERE}.lab", "Check, show, draw and generate lab files."),
+    "emulate": Command(f"{_HERE}.lab.emulate", "Run a lab in software on this machine."),
+    "status": Command(f"{_HERE}.status", "Show how a lab is, on one screen."),
+    "top": Command(f"{_HERE}.status", "Watch jobs, GPUs and circuits."),
+    "dashboard": Command(f"{_HERE}.dashboard", "Show a lab in a browser."),
+    "report": Command(f"{_HERE}.report", "Write a page on what happened."),
+    "controller": Command(f"{_HERE}.controller", "Run and ask the controller."),
+    "login": Command(f"{_HERE}.access", "Log in to a controller on another machine."),
+    "logout": Command(f"{_HERE}.access", "Forget the token for a controller."),
+    "token": Command(f"{_HERE}.access", "Make and revoke tokens for users elsewhere."),
+    "audit": Command(f"{_HERE}.access", "Who wanted to change what, and what came of it."),
+    "agent": Command(f"{_HERE}.agent", "Run the agent of one server."),
+    "job": Command(f"{_HERE}.job", "Submit and follow training jobs."),
+    "ocs": Command(f"{_HERE}.ocs", "Read and change optical circuit switches."),
+    "paths": Command(f"{_HERE}.controller", "Show who sends to whom on which channel of light."),
+    "graph": Command(f"{_HERE}.graph", "Show, draw, measure and fetch computation graphs."),
+    "policy": Command(f"{_HERE}.policy", "List, test, train and export policies."),
     "env": Command(
-        "patchlight.emulation.learning.commands.env",
-        "List, check and compare learning environments.",
+        f"{_ELSEWHERE}.learning.commands.env", "List, check and compare learning environments."
     ),
-    "experiment": Command(
-        "patchlight.emulation.experiments.commands.group", "Run a paper's experiment."
-    ),
+    "experiment": Command(f"{_ELSEWHERE}.experiments.commands.group", "Run a paper's experiment."),
     "completion": Command("patchlight.console.connection", "Complete names in the shell."),
 }
 
@@ -60,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 failed, 2 bad input, 3 outcome unknown."""
     settings = CrashReport(traceback=bool(os.environ.get("PATCHLIGHT_DEBUG")))
     _mend_streams()
-    # All memory goes with the process: Python need not look for garbage in it at the end.
+    # The process ends: Python need not look for garbage then.
     atexit.register(gc.freeze)
     try:
         code = cli.main(arguments, "patchlight", standalone_mode=False, obj=settings)

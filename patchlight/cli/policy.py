@@ -1,4 +1,4 @@
-"""``patchlight policy``: the policies there are, which decide in a lab, and what they decided."""
+"""``patchlight policy``: the policies that exist, that decide in a lab, and their decisions."""
 
 import inspect
 from dataclasses import asdict
@@ -6,31 +6,19 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from patchlight.console import connection, options
+from patchlight.console import rendering as out
 from patchlight.console.commands import LazyGroup, kept
-from patchlight.console.connection import (
-    complete_job,
-    connect,
-    controller_options,
-    lab_meant,
-    offline_lab,
-)
-from patchlight.console.options import (
-    absolute,
-    complete_policy,
-    is_on,
-    kinds_of_policies,
-    lab_option,
-)
-from patchlight.console.rendering import Coloured, Column, Table, listing_options, print_json, say
 from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.lab.rules import KINDS
 
 if TYPE_CHECKING:
+    from patchlight.client.client import ControllerClient
     from patchlight.controller.policies.registry import PolicyRecipe
 
 
 # Policies that come with Patchlight, though they are installed like those of others.
 _INSTALLED = "installed, patchlight."
-_KINDS = ("partition", "placement", "order", "topology", "elasticity")
 
 
 @click.group(cls=LazyGroup, prefix="policy ", context_settings={"show_default": True})
@@ -43,15 +31,11 @@ def policy() -> None:
 
 
 @policy.command()
-@kinds_of_policies
-@listing_options
-@controller_options
+@options.kinds_of_policies
+@out.listing_options
+@connection.with_client
 def use(
-    defragment: str | None,
-    as_json: bool,
-    lab_name: str | None,
-    address: str | None,
-    **chosen: str | None,
+    client: "ControllerClient", defragment: str | None, as_json: bool, **chosen: str | None
 ) -> None:
     """Have other policies decide in a lab that is up; without an option, print which do.
 
@@ -59,27 +43,23 @@ def use(
     file, and outlives the controller until that is started with other options. A policy in a file
     is a program: root has to name it, or whoever runs the controller.
     """
-    wanted: dict[str, Any] = {kind: absolute(name) for kind, name in chosen.items() if name}
+    wanted: dict[str, Any] = {kind: options.absolute(name) for kind, name in chosen.items() if name}
     if defragment is not None:
-        wanted["defragment"] = is_on(defragment)
-    with connect(lab_name, address) as client:
-        words = client.use_policies(wanted) if wanted else client.policies()
-    if as_json:
-        print_json(words)
-        return
-    table = Table("kind", Column("policy", whole=True))
+        wanted["defragment"] = options.is_on(defragment)
+    words = client.use_policies(wanted) if wanted else client.policies()
+    table = out.Table("kind", out.Column("policy", whole=True))
     for kind, name in words.items():
         if kind != "defragment":
             table.add_row(kind, str(name or "(jobs have to say it)"))
     table.add_row("defragment", "on" if words["defragment"] else "off")
-    table.print()
+    out.print_answer(words, table, as_json=as_json)
 
 
 @policy.command()
-@click.argument("job", metavar="JOB", shell_complete=complete_job)
+@click.argument("job", metavar="JOB", shell_complete=connection.complete_job)
 @click.option("--with", "other", metavar="POLICY", help="Ask this one instead, where it can be.")
-@listing_options
-@controller_options
+@out.listing_options
+@connection.controller_options
 def replay(
     job: str, other: str | None, as_json: bool, lab_name: str | None, address: str | None
 ) -> None:
@@ -92,11 +72,11 @@ def replay(
     from patchlight.controller.policies.contract import METHODS, PolicyKind
     from patchlight.controller.policies.registry import find, load_policy
 
-    with connect(lab_name, address) as client:
+    with connection.connect(lab_name, address) as client:
         job_id = find_job(client, job)
         own_graph = client.job(job_id)["spec"]["graph"]
         decisions = client.decisions(job_id)
-    lab = lab_meant(lab_name, address)
+    lab = connection.lab_meant(lab_name, address)
     kind = None if other is None else find(other).kind
     rows: list[dict[str, Any]] = []
     for decision in decisions:
@@ -116,15 +96,12 @@ def replay(
                 "same": again == decision["answer"],
             }
         )
-    if as_json:
-        print_json(rows)
-        return
-    table = Table("kind", "policy", "decided", "asked again", Column("same", whole=True))
+    table = out.Table("kind", "policy", "decided", "asked again", out.Column("same", whole=True))
     for row in rows:
-        same = Coloured("yes", "good") if row["same"] else Coloured("no", "caution")
+        same = out.Coloured("yes", "good") if row["same"] else out.Coloured("no", "caution")
         cells = (row["kind"], row["asked"], _words(row["decided"]), _words(row["answer"]))
         table.add_row(*cells, same)
-    table.print()
+    out.print_answer(rows, table, as_json=as_json)
 
 
 def _words(answer: Any) -> str:
@@ -140,8 +117,8 @@ def _words(answer: Any) -> str:
 
 
 @policy.command("list")
-@click.option("--kind", type=click.Choice(_KINDS), help="Only this kind.")
-@listing_options
+@click.option("--kind", type=click.Choice(KINDS), help="Only this kind.")
+@out.listing_options
 def list_policies(kind: Any, as_json: bool) -> None:
     """The policies that have a name."""
     from patchlight.controller.policies.registry import DEFAULTS, policies
@@ -159,11 +136,8 @@ def list_policies(kind: Any, as_json: bool) -> None:
     for found in everything if kind is None else policies(kind):
         row = known.get(f"{found.kind}.{found.name}") or _row(found)
         rows.append({**row, "default": DEFAULTS[found.kind] == found.name})
-    if as_json:
-        print_json(rows)
-        return
-    more = (Column("parameters", wide=True), Column("where from", wide=True))
-    table = Table("kind", Column("name", whole=True), "what it does", *more)
+    more = (out.Column("parameters", wide=True), out.Column("where from", wide=True))
+    table = out.Table("kind", out.Column("name", whole=True), "what it does", *more)
     last = None
     for row in rows:
         if last not in (None, row["kind"]):
@@ -171,13 +145,13 @@ def list_policies(kind: Any, as_json: bool) -> None:
         last = row["kind"]
         name = f"{row['name']} (default)" if row["default"] else row["name"]
         table.add_row(row["kind"], name, row["about"], ", ".join(row["parameters"]), row["origin"])
-    table.print()
+    out.print_answer(rows, table, as_json=as_json)
 
 
 @policy.command()
-@click.argument("name", metavar="POLICY", shell_complete=complete_policy)
-@lab_option("Also what a learned policy of any lab would miss in this one.", "lab")
-@listing_options
+@click.argument("name", metavar="POLICY", shell_complete=options.complete_policy)
+@options.lab_option("Also what a learned policy of any lab would miss in this one.", "lab")
+@out.listing_options
 def show(name: str, lab: str | None, as_json: bool) -> None:
     """What POLICY does, its parameters, and where it comes from; of a learned one its card.
 
@@ -204,21 +178,21 @@ def show(name: str, lab: str | None, as_json: bool) -> None:
     }
     said_by = click.get_current_context().get_parameter_source("lab")
     is_meant = card is not None or said_by is not click.core.ParameterSource.ENVIRONMENT
-    fit = fit_of(found, offline_lab(lab)) if lab is not None and is_meant else None
+    fit = fit_of(found, connection.offline_lab(lab)) if lab is not None and is_meant else None
     if fit is not None:
         answer["lab"] = fit
     if as_json:
-        print_json(answer)
+        out.print_json(answer)
         return
-    say(f"{found.name}: {found.kind} policy, {found.origin}")
+    out.say(f"{found.name}: {found.kind} policy, {found.origin}")
     for what, shown in (("parameters", ", ".join(found.parameters_in_words)), ("source", source)):
         if shown:
-            say(f"{what}: {shown}")
+            out.say(f"{what}: {shown}")
     if found.documentation:
-        say("\n" + found.documentation)
+        out.say("\n" + found.documentation)
     if as_data is not None:
-        say("\ncard:")
-        print_json(as_data)
+        out.say("\ncard:")
+        out.print_json(as_data)
     if fit is not None:
         say_fit(fit)
 
@@ -266,10 +240,10 @@ def fit_of(found: "PolicyRecipe", lab_name: str) -> dict[str, Any]:
 
 def say_fit(fit: dict[str, Any]) -> None:
     """The same for people."""
-    say(f"\nin lab {fit['lab']}:")
+    out.say(f"\nin lab {fit['lab']}:")
     for what, lines in (("missing", fit["missing"]), ("not tested", fit["outside"])):
         for line in lines or ["nothing"]:
-            say(f"  {what}: {line}")
-    say("\nwhat it sees of jobs there:")
+            out.say(f"  {what}: {line}")
+    out.say("\nwhat it sees of jobs there:")
     for line in fit["from_jobs"]:
-        say(f"  {line}")
+        out.say(f"  {line}")

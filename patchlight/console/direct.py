@@ -1,7 +1,7 @@
-"""Talking to the optical switches, and watching them, without a controller, in this process.
+"""Optical switches changed and watched in this process, without a controller.
 
-The same transactions, journal and locks as a controller has; only that nobody is asked to pause
-and no flow table follows the circuits.
+Transactions, journal and locks are those of a controller, but no job pauses and no flow table
+follows the circuits.
 """
 
 import asyncio
@@ -26,15 +26,7 @@ from patchlight.controller.changes.record import ChangeOptions, change_as_texts
 from patchlight.controller.changes.service import CircuitService
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import AnyDriver, Drivers
-from patchlight.controller.circuits.registry import (
-    CONTROLLER,
-    DIRECT,
-    DeviceLocked,
-    device_lock,
-    open_driver,
-    password_of,
-    refuse_beside,
-)
+from patchlight.controller.circuits.registry import device_lock, open_driver, password_of
 from patchlight.controller.storage.store import Store, open_store
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.io.issues import joined, mistake_in_words
@@ -49,7 +41,7 @@ class _Direct(NoHooks):
         return ["direct: no job was asked to pause, and no flow table follows the light"]
 
 
-# The service's method for each request, and what its body holds. In the path, ``*`` is an argument,
+# The service's method and the body's type for each request. In the path, ``*`` is an argument and
 # ``#`` a number.
 _CALLS: Mapping[tuple[str, str], tuple[str, type[requests.Strict] | None]] = {
     ("GET", "/alarms"): ("alarms", None),
@@ -78,18 +70,17 @@ _CALLS: Mapping[tuple[str, str], tuple[str, type[requests.Strict] | None]] = {
     ("POST", "/stop/clear"): ("clear_stop", requests.StopRequest),
     ("POST", "/together"): ("together", requests.TogetherRequest),
 }
-_LONGEST_NAME = 80
 
 
 class DirectClient(ControllerClient):
-    """A client whose calls are carried out in this process, on a loop that runs meanwhile."""
+    """A client whose calls run in this process, on the given loop."""
 
     def __init__(
         self, service: CircuitService, loop: asyncio.AbstractEventLoop, user: str = ""
     ) -> None:
         self.address, self.is_logged_in = "direct", False
         self._service, self._loop = service, loop
-        shown = user.encode("ascii", "replace").decode()[:_LONGEST_NAME]
+        shown = user.encode("ascii", "replace").decode()[:80]
         by = "".join(c if c.isprintable() else "?" for c in shown)
         self._who = ChangeOptions(by=by, origin=self.address)
 
@@ -105,7 +96,14 @@ class DirectClient(ControllerClient):
             if at is None:
                 continue
             places = [int(text) if "#" in pattern else unquote(text) for text in at.groups()]
-            given = () if kind is None else (_checked(kind, body), self._who)
+            given: tuple[Any, ...] = ()
+            if kind is not None:
+                try:
+                    given = (kind.model_validate(body), self._who)
+                except ValidationError as error:
+                    mistakes = (mistake_in_words(e, e["loc"], "request") for e in error.errors())
+                    words = joined(mistakes)
+                    raise BadInput(f"the controller does not take that: {words}") from error
             try:
                 answer = getattr(self._service, name)(*places, *given, **query)
                 return json.loads(requests.as_json(self._loop.run_until_complete(answer)))
@@ -116,32 +114,23 @@ class DirectClient(ControllerClient):
         raise ControllerError(f"there is no {method} {path} without a controller")
 
 
-def _checked(kind: type[requests.Strict], body: Any) -> requests.Strict:
-    try:
-        return kind.model_validate(body)
-    except ValidationError as error:
-        words = joined(mistake_in_words(each, each["loc"], "request") for each in error.errors())
-        raise BadInput(f"the controller does not take that: {words}") from error
-
-
-# What is logged of devices and changes, a command without a controller prints as its own answer.
+# A command without a controller prints itself what is logged of devices and changes.
 logging.getLogger("patchlight.circuits").addHandler(logging.NullHandler())
 
 Needs = Callable[[Store], Collection[str]]
-"""Which optical switches a command talks to, given the journal."""
+"""Gets the journal, and returns the names of the optical switches that a command needs."""
 
 
 @contextlib.contextmanager
 def direct_client(
     lab: Lab, state_dir: Path, user: str = "", needs: Needs | None = None, *, talks: bool = True
 ) -> Iterator[ControllerClient]:
-    """A client whose requests go straight to the lab's optical switches.
+    """A client whose requests go directly to the lab's optical switches.
 
-    Only those that the command ``needs`` are opened and held (default: all); what the others
-    have is taken from the journal. Without ``talks`` they are held and not opened: for what
-    is in the journal alone. The journal is in ``state_dir``: what an earlier one left half done
-    is finished or undone first, as far as it concerns these devices. ``DeviceLocked`` if a
-    controller runs for the lab or somebody holds one of the devices.
+    Only those that the command ``needs`` are opened and locked (default: all); the maps of the
+    others come from the journal. Without ``talks`` they are locked and not opened. The journal is
+    in ``state_dir``: an unfinished change of these devices is finished or undone first.
+    ``DeviceLocked`` if a controller runs for the lab, or one of the devices is locked.
     """
     refuse_beside_a_controller(lab)
     with contextlib.ExitStack() as stack:
@@ -150,12 +139,12 @@ def direct_client(
         driven = [switch for switch in lab.optical_switches if switch.driver]
         names = {s.name for s in driven} if needs is None else set(needs(store))
         switches = [switch for switch in driven if switch.name in names]
-        stack.enter_context(device_lock(switches, DIRECT))
+        stack.enter_context(device_lock.device_lock(switches, device_lock.DIRECT))
         loop, drivers = stack.enter_context(drivers_on_loop(switches if talks else ()))
         hooks = _Direct()
         parts = CircuitParts(lab, drivers, store, hooks, hooks)
         transactions = Transactions(parts)
-        # After Ctrl-C: a change that has begun comes to its end.
+        # After Ctrl-C, a change that has begun is finished.
         stack.callback(lambda: loop.run_until_complete(transactions.close()))
         if talks:
             loop.run_until_complete(parts.devices.open())
@@ -177,11 +166,7 @@ def drivers_on_loop(
 
 
 def refuse_beside_a_controller(lab: Lab) -> None:
-    """``DeviceLocked`` if a controller of the lab answers.
-
-    One of another lab is not in the way: whether it holds a device of ours, that device's
-    lock says.
-    """
+    """``DeviceLocked`` if a controller of the lab answers; another lab's has the devices' locks."""
     address = api_address(lab)
     with ControllerClient(address, deadline_s=2.0) as client:
         try:
@@ -190,14 +175,13 @@ def refuse_beside_a_controller(lab: Lab) -> None:
             return
     if running != lab.name:
         return
-    raise DeviceLocked(
+    raise device_lock.DeviceLocked(
         f"a controller of lab {running} runs at {address}: it holds the switches",
         hint="leave out --direct, or stop the controller first",
     )
 
 
 Event = dict[str, Any]
-
 _READ_EVERY_S = 2.0
 
 
@@ -205,16 +189,16 @@ _READ_EVERY_S = 2.0
 def watching(
     lab: Lab, names: Collection[str], state_dir: Path
 ) -> Iterator[Callable[[float], list[Event]]]:
-    """A function that waits so many seconds, then gives what happened, in order.
+    """A function that waits so many seconds, then returns the events of that time, in order.
 
-    Alarms of these optical switches (all if none are named), differences between their maps
-    as read every other second, who stopped answering or is back, and what commands with
-    ``--direct`` did on the same journal meanwhile. ``DeviceLocked`` beside a controller.
+    They are alarms of these optical switches (all if none are named), differences between their
+    maps as read every other second, switches that stop or begin to answer, and changes by commands
+    with ``--direct`` on the same journal. ``DeviceLocked`` if a controller runs.
     """
     driven = [switch for switch in lab.optical_switches if switch.driver]
     switches = [switch for switch in driven if not names or switch.name in names]
     refuse_beside_a_controller(lab)
-    refuse_beside(switches, CONTROLLER)
+    device_lock.refuse_beside(switches, device_lock.CONTROLLER)
     with contextlib.ExitStack() as stack:
         store = open_store(state_dir)
         stack.callback(store.close)
@@ -227,7 +211,7 @@ def watching(
 class _Watch:
     def __init__(self, lab: Lab, drivers: Drivers, store: Store) -> None:
         self._drivers, self._journal = drivers, store
-        # Events of its own for who does not answer: the journal is told nothing of what we see.
+        # Switches that do not answer: the journal gets no events of what we see.
         self._events = Store(":memory:")
         self._devices = DeviceMonitor(lab, drivers, CommittedMaps(store, lab), self._events)
         self._maps: dict[str, AnyMap] = {}
@@ -236,7 +220,7 @@ class _Watch:
         self._returning: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Read what there is, so that only what happens from now on is told."""
+        """Read the maps, so that only later changes are events."""
         await self._devices.open()
         self._maps = dict(await self._devices.read_maps())
 
@@ -249,18 +233,15 @@ class _Watch:
             events += [{"kind": "alarm", "ocs": name, **asdict(alarm)} for alarm in alarms]
         if time.monotonic() - self._read_at >= _READ_EVERY_S:
             self._read_at = time.monotonic()
-            self._bring_back()
+            # Meanwhile, because some devices take 15 s to be known as silent.
+            if self._devices.unread and (self._returning is None or self._returning.done()):
+                self._returning = asyncio.create_task(self._devices.open())
             events += self._differences(await self._devices.read_maps())
         for store, last in self._last_in.items():
             if new := store.events(last):
                 self._last_in[store] = new[-1]["number"]
                 events += new
         return sorted(events, key=lambda event: float(event["at"]))
-
-    def _bring_back(self) -> None:
-        # Beside the rest: some devices take 15 s to be known as silent.
-        if self._devices.unread and (self._returning is None or self._returning.done()):
-            self._returning = asyncio.create_task(self._devices.open())
 
     def _differences(self, maps: Mapping[str, AnyMap]) -> list[Event]:
         events: list[Event] = []

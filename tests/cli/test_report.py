@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from patchlight.cli.main import cli
-from patchlight.cli.report.page import Period, as_page
+from patchlight.cli.report import Period, as_page
 from patchlight.controller.policies.topology import regroup
 from patchlight.testbed.errors import BadInput
 from tests.support.change_bench import JOBS

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from patchlight.cli.status import JobPace, Scrape, job_paces, status_rows
-from patchlight.cli.top import screen
+from patchlight.cli.status import JobPace, Scrape, job_paces, screen, status_rows
 from tests.support.job_api import JobCommand
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.support.watched_lab import JOB, watched_lab

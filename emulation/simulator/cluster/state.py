@@ -26,7 +26,7 @@ class Settings(Discipline):
     does again what came after its last checkpoint, made every ``checkpoint_s`` of its running.
 
     With ``defragment_s`` light moves under running jobs where that gains more than it costs
-    (``patchlight.controller.policies.defragment``): when a job has ended, and every so many
+    (``patchlight.controller.policies.cheapest``): when a job has ended, and every so many
     seconds; infinity is only when one has ended. Less than ``minimum_gain_s`` over all jobs is left
     alone. On clusters with circuits.
 

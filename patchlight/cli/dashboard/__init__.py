@@ -1,0 +1,166 @@
+"""``patchlight dashboard``: the command, its server, and its pages by path."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from patchlight.console.connection import connect, controller_options
+from patchlight.console.rendering import say
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.linux.sockets import PortTaken, listen
+from patchlight.testbed.wire.lab_api import is_beyond_this_machine
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from patchlight.cli.dashboard.auth import Visitors
+    from patchlight.cli.dashboard.lab_watch import LabWatch
+    from patchlight.client.client import ControllerClient
+
+_ICON = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16">'
+    '<path d="M2 13 8 3l6 10" fill="none" stroke="#0072B2" stroke-width="3"/></svg>'
+)
+USUAL_ADDRESS = "127.0.0.1:8480"
+
+
+@click.command()
+@click.option(
+    "--listen",
+    "listen_at",
+    metavar="HOST:PORT",
+    help=f"Where the page is, on this machine alone.  [default: {USUAL_ADDRESS}, or a free port "
+    "where that is taken]",
+)
+@click.option("--while-stdin", is_flag=True, hidden=True, help="End at the end of its input.")
+@controller_options
+def dashboard(
+    listen_at: str | None, while_stdin: bool, lab_name: str | None, address: str | None
+) -> None:
+    """Show the lab in a browser: its light, jobs, circuits and history, live. Ends with Ctrl-C.
+
+    It is a client of the controller: what you may do there you may do on the page. Only you can
+    open it; if root runs it, every user of this machine can, each in the role that they have.
+    """
+    if find_spec("nicegui") is None:
+        raise PatchlightError(
+            "the dashboard needs NiceGUI, which is not installed",
+            hint="pip install 'patchlight[dashboard]'",
+        )
+    with _listening(listen_at) as listener:
+        connecting = partial(connect, lab_name, address)
+        with connecting() as client:
+            lab, for_all = client.identity().name, os.geteuid() == 0 and not client.is_logged_in
+        host, port = listener.getsockname()[:2]
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+        ready = f"dashboard of {lab}: {url}"
+        asyncio.run(_serve(listener, connecting, ready, for_all=for_all, while_stdin=while_stdin))
+
+
+def _listening(listen_at: str | None) -> socket.socket:
+    if listen_at is not None and is_beyond_this_machine(listen_at):
+        raise BadInput(
+            f"the dashboard cannot listen at {listen_at}: it knows users of this machine alone",
+            hint="run it on the machine with the browser, with --controller HOST:PORT after "
+            "'patchlight login', or forward a port: ssh -L 8480:127.0.0.1:8480 HOST",
+        )
+    try:
+        return listen(listen_at or USUAL_ADDRESS)
+    except PortTaken:
+        if listen_at is not None:
+            raise
+        return listen("127.0.0.1:0")
+
+
+async def _serve(
+    listener: socket.socket,
+    connecting: "partial[ControllerClient]",
+    ready: str,
+    *,
+    for_all: bool,
+    while_stdin: bool,
+) -> None:
+    # Not above: NiceGUI takes most of a second, and --help none of it.
+    from patchlight.cli.dashboard.auth import Visitors
+    from patchlight.cli.dashboard.lab_watch import LabWatch
+    from patchlight.testbed.linux.http_server import http_server
+    from patchlight.testbed.logs import log_to_stderr
+
+    log_to_stderr(logging.WARNING, "%(levelname)s %(name)s: %(message)s")
+    visitors, watch = Visitors(connecting, for_all=for_all), LabWatch(connecting)
+    server = http_server(
+        dashboard_app(watch, visitors),
+        hosts=("localhost", "127.0.0.1", "::1"),
+        websockets=True,
+        lifespan="on",
+        timeout_graceful_shutdown=2,
+    )
+    loop = asyncio.get_running_loop()
+
+    def end(*, of_input: bool = False) -> None:
+        if of_input:
+            loop.remove_reader(sys.stdin.fileno())
+        server.should_exit = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end)
+    if while_stdin:  # the parent writes nothing there
+        loop.add_reader(sys.stdin.fileno(), partial(end, of_input=True))
+    watch.start()
+    try:
+        say(ready)
+        await server.serve(sockets=[listener])
+    finally:
+        watch.close()
+        visitors.close()
+
+
+def dashboard_app(watch: "LabWatch", visitors: "Visitors") -> "ASGIApp":
+    """The pages of one lab, for authenticated visitors; a process has one such application."""
+    from fastapi import FastAPI, Request
+    from nicegui import app as pages
+    from nicegui import ui
+
+    from patchlight.cli.dashboard.auth import Authenticated, visitor_of
+    from patchlight.cli.dashboard.circuits_page import CircuitsPage
+    from patchlight.cli.dashboard.history_page import HistoryPage
+    from patchlight.cli.dashboard.jobs_page import JobsPage
+    from patchlight.cli.dashboard.lab_page import LabPage
+
+    @ui.page("/", title="Lab")
+    def lab(request: Request) -> None:
+        LabPage(watch, visitor_of(request), "/").open()
+
+    @ui.page("/jobs", title="Jobs")
+    def jobs(request: Request, since: str = "", until: str = "") -> None:
+        JobsPage(watch, visitor_of(request), "/jobs", (since, until)).open()
+
+    @ui.page("/circuits", title="Circuits")
+    def circuits(request: Request, ocs: str = "") -> None:
+        CircuitsPage(watch, visitor_of(request), "/circuits", ocs).open()
+
+    @ui.page("/history", title="History")
+    def history(request: Request, since: str = "", until: str = "") -> None:
+        HistoryPage(watch, visitor_of(request), "/history", (since, until)).open()
+
+    inner = FastAPI(openapi_url=None)
+    ui.run_with(
+        inner,
+        title="Patchlight",
+        dark=None,
+        favicon=_ICON,
+        show_welcome_message=False,
+        tailwind=False,
+    )
+    ui.add_css(Path(__file__).with_name("style.css").read_text(encoding="utf-8"), shared=True)
+    pages.on_shutdown(watch.close)
+    return Authenticated(inner, visitors)

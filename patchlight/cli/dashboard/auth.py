@@ -1,8 +1,8 @@
-"""Who may open the dashboard, and in whose name their requests are made.
+"""Which users may open the dashboard, and as whom their requests are made.
 
-The page listens on this machine alone, where the kernel says whose a connection is. Its program is
-a client of the controller like any other: whoever started it comes in with what they may do. Run by
-root it serves every user of the machine, each in the role that the controller gives them.
+It listens on this machine alone, where the kernel knows the user of a connection. The controller
+sees it as any other client, with the role of the user who started it. Run by root it serves every
+user of the machine, each in their own role.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -22,9 +23,9 @@ from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.rules import Role
 
 Connect = Callable[[int | None], ControllerClient]
-"""Makes a client: for the user of that id, or for who runs this."""
+"""Makes a client: for the user of that id, or for the user of this process."""
 
-VISITOR = "visitor"
+_VISITOR = "visitor"
 _ASK_AGAIN_S = 5.0
 # What the page's library writes into pages itself; nothing comes from another machine.
 _POLICY = (
@@ -42,12 +43,12 @@ _REFUSAL = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Patchl
 
 
 class TurnedAway(PatchlightError):
-    """Somebody may not open the dashboard."""
+    """A user may not open the dashboard."""
 
 
 @dataclass
 class Visitor:
-    """Somebody who has a page open: their name and role to the controller, and a client of it."""
+    """A user with a page open: their name and role at the controller, and a client of it."""
 
     client: ControllerClient
     user: str = ""
@@ -56,10 +57,10 @@ class Visitor:
 
 
 class Visitors:
-    """Those who come in, by their user id on this machine.
+    """Visitors by their user id on this machine.
 
-    ``for_all``: whether others than who runs this may, because the controller takes our word for
-    who asks.
+    ``for_all``: admit other users than that of this process, because the controller trusts the
+    user ids that it gets from us.
     """
 
     def __init__(self, connect: Connect, *, for_all: bool) -> None:
@@ -67,7 +68,7 @@ class Visitors:
         self._found: dict[int, Visitor] = {}
 
     def admit(self, uid: int | None) -> Visitor:
-        """The visitor of that user id; ``TurnedAway`` for who may not see the lab."""
+        """The visitor of that user id; ``TurnedAway`` if they may not see the lab."""
         if uid is None:
             raise TurnedAway(
                 "nobody on this machine is seen at the other end of the connection",
@@ -97,7 +98,7 @@ class Visitors:
         try:
             told = visitor.client.whoami()
         except NoAnswer:
-            # Away for a moment: who was known a moment ago stays so, and can do nothing meanwhile.
+            # Away for a moment: a known visitor stays, and can do nothing meanwhile.
             if visitor.role is Role.NOBODY:
                 raise
             return
@@ -111,19 +112,25 @@ class Visitors:
 
 
 class Authenticated:
-    """Lets visitors in to ``app``, which finds each in the request's state."""
+    """Admits visitors to ``app``, which gets each by ``visitor_of``."""
 
     def __init__(self, app: ASGIApp, visitors: Visitors) -> None:
         self._app, self._visitors = app, visitors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or have the application do so."""
+        """Answer a request, or pass it to the application."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         try:
-            _same_site(scope)
-            visitor = await asyncio.to_thread(self._visitor, scope)
+            headers = dict(scope["headers"])
+            origin = headers.get(b"origin")
+            if origin is not None and origin.partition(b"://")[2] != headers.get(b"host", b""):
+                raise TurnedAway("a page of another site asks", hint="open this page by itself")
+            seen: dict[str, Any] = scope.get("state", {}).get("connection", {})
+            if "uid" not in seen:
+                seen["uid"] = await asyncio.to_thread(user_id_of, scope["client"], scope["server"])
+            visitor = await asyncio.to_thread(self._visitors.admit, seen["uid"])
         except PatchlightError as error:
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close"})
@@ -133,7 +140,7 @@ class Authenticated:
                 )
                 await HTMLResponse(page, 403)(scope, receive, send)
             return
-        scope.setdefault("state", {})[VISITOR] = visitor
+        scope.setdefault("state", {})[_VISITOR] = visitor
 
         async def with_policy(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -142,16 +149,9 @@ class Authenticated:
 
         await self._app(scope, receive, with_policy)
 
-    def _visitor(self, scope: Scope) -> Visitor:
-        seen: dict[str, Any] = scope.get("state", {}).get("connection", {})
-        if "uid" not in seen:
-            seen["uid"] = user_id_of(scope["client"], scope["server"])
-        return self._visitors.admit(seen["uid"])
 
-
-def _same_site(scope: Scope) -> None:
-    """``TurnedAway`` for what a page of another site sends, also if it is only to look."""
-    headers = dict(scope["headers"])
-    origin = headers.get(b"origin")
-    if origin is not None and origin.partition(b"://")[2] != headers.get(b"host", b""):
-        raise TurnedAway("a page of another site asks", hint="open this page by itself")
+def visitor_of(request: Request) -> Visitor:
+    """The visitor whose request was admitted."""
+    visitor = getattr(request.state, _VISITOR)
+    assert isinstance(visitor, Visitor)
+    return visitor

@@ -1,7 +1,7 @@
 """Charts of the dashboard, as options of ECharts: plain values, and nothing that is run."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -13,13 +13,12 @@ Points = list[tuple[float, float]]
 Answer = Mapping[str, Any]
 
 Series = dict[str, list[Options]]
-"""The series of each chart: what is ``sent``, what iterations ``took``, how ``busy`` GPUs are."""
+"""The series of each chart: the rates ``sent``, the times iterations ``took``, ``busy`` GPUs."""
 
 _GBPS, _PERCENT = 1e-9, 100.0
 
 _GREY = "#888888"
 _MS = 1000.0
-_AVERAGED_S = 5.0
 _BAND_LINES: Mapping[str, Options] = {
     "least": {"width": 1, "opacity": 0.4},
     "most": {"width": 1, "opacity": 0.4},
@@ -29,7 +28,7 @@ _BAND_LINES: Mapping[str, Options] = {
 
 
 def empty(value_name: str) -> Options:
-    """A chart over time without anything in it."""
+    """An empty chart over time."""
     return {
         "animation": False,
         "textStyle": {"color": _GREY},
@@ -48,7 +47,7 @@ def empty(value_name: str) -> Options:
     }
 
 
-def averaged(points: Sequence[tuple[float, float]], every_s: float = _AVERAGED_S) -> Points:
+def averaged(points: Sequence[tuple[float, float]], every_s: float = 5.0) -> Points:
     """Means over windows of ``every_s`` seconds, each at its middle (Unix time)."""
     windows: dict[int, list[float]] = {}
     for at, value in points:
@@ -79,11 +78,9 @@ def over_time(
     found: list[Options] = []
     for name, points in series.items():
         colour = colours.get(name, NO_JOB)
-        line = {"type": "line", "name": name, "symbol": "none", "itemStyle": {"color": colour}}
-        fine = {"color": colour, "width": 1, "opacity": 0.4}
-        bold = {"color": colour, "width": 3}
-        found.append({**line, "data": _scaled(points, factor), "lineStyle": fine, "z": 2})
-        found.append({**line, "data": _scaled(averaged(points), factor), "lineStyle": bold, "z": 3})
+        fine, bold = {"width": 1, "opacity": 0.4}, {"width": 3}
+        for z, shown, style in ((2, points, fine), (3, averaged(points), bold)):
+            found.append(_line(name, colour, style) | {"data": _scaled(shown, factor), "z": z})
     if found:
         found[0]["markLine"] = _marks(
             changes, min((p[0][0] for p in series.values() if p), default=0)
@@ -91,8 +88,13 @@ def over_time(
     return found
 
 
-class Band(NamedTuple):
-    """What a window of time has of something, from ``at`` on: the mean, and between what it was."""
+def _line(name: str, colour: str, style: Options) -> Options:
+    line = {"type": "line", "name": name, "symbol": "none", "itemStyle": {"color": colour}}
+    return {**line, "lineStyle": {"color": colour, **style}}
+
+
+class ValueBand(NamedTuple):
+    """The mean, least and most of a value in a window of time that begins at ``at``."""
 
     at: float
     mean: float
@@ -102,7 +104,7 @@ class Band(NamedTuple):
 
 
 def bands(
-    series: Mapping[str, Sequence[Band]],
+    series: Mapping[str, Sequence[ValueBand]],
     width_s: float,
     colours: Mapping[str, str],
     changes: Sequence[Answer],
@@ -110,12 +112,11 @@ def bands(
 ) -> list[Options]:
     """For each name a bold line of means, with the least and the most of each window thin.
 
-    What was predicted is dashed. Lines break where windows are missing.
+    The prediction is dashed. Lines break where windows are missing.
     """
     found: list[Options] = []
     for name, windows in series.items():
         colour = colours.get(name, NO_JOB)
-        base = {"type": "line", "name": name, "symbol": "none", "itemStyle": {"color": colour}}
         for part, style in _BAND_LINES.items():
             points: list[list[float | None]] = []
             for window in windows:
@@ -125,7 +126,7 @@ def bands(
                 value = getattr(window, part)
                 points.append([middle, None if value is None else value * factor])
             if known := sum(value is not None for _, value in points):
-                found.append({**base, "data": points, "lineStyle": {"color": colour, **style}})
+                found.append(_line(name, colour, style) | {"data": points})
                 if known == 1:  # no line would be seen
                     found[-1]["symbol"] = "circle"
     if found:
@@ -136,7 +137,7 @@ def bands(
 def iteration_times(
     reports: Mapping[str, Sequence[Answer]], jobs: Sequence[Answer], colours: Mapping[str, str]
 ) -> list[Options]:
-    """What iterations took, a point each, and as a dashed line what was predicted."""
+    """The time of each iteration as a point, and the predicted time as a dashed line."""
     predicted = {job["id"]: job.get("predicted_iteration_s") for job in jobs}
     found: list[Options] = []
     for job, told in reports.items():
@@ -172,16 +173,9 @@ def timeline(view: LabView, since: float, now: float) -> Options:
         for host in job["hosts"]:
             data += [[max(began, since) * _MS, host], [ended * _MS, host], ["-", "-"]]
         colour = view.colours.get(job["id"], NO_JOB)
-        options["series"].append(
-            {
-                "type": "line",
-                "name": f"{job['spec']['name']} ({job['id']}, {job['state']})",
-                "symbol": "none",
-                "itemStyle": {"color": colour},
-                "lineStyle": {"color": colour, "width": 14, "cap": "butt"},
-                "data": data,
-            }
-        )
+        name = f"{job['spec']['name']} ({job['id']}, {job['state']})"
+        style = {"width": 14, "cap": "butt"}
+        options["series"].append(_line(name, colour, style) | {"data": data})
     if options["series"]:
         marks = options["series"][0]["markLine"] = _marks(view.changes, since)
         marks["label"]["position"] = "start"  # above: the axis goes down
@@ -206,7 +200,7 @@ def _marks(changes: Sequence[Answer], since: float) -> Options:
 
 
 def live(watch: LabWatch, since: float) -> Series:
-    """Of jobs at work, from single samples since a Unix time."""
+    """The series of running jobs, from single samples since a Unix time."""
     view, sent, busy, told = watch.view, {}, {}, {}
     for job in view.at_work:
         hosts = [view.lab.host_names[h] for h in job["hosts"] if h in view.lab.host_names]
@@ -225,28 +219,24 @@ def live(watch: LabWatch, since: float) -> Series:
 
 
 def of_past(past: Past, view: LabView) -> Series:
-    """Of the jobs of a period, from windows."""
+    """The series of the jobs of a period, from windows."""
+    told: Mapping[str, Sequence[Answer]] = past.windows
 
-    def drawn(key: str, factor: float, also: Callable[[Any], float | None] | None = None) -> Any:
-        told = {job: _bands(windows, key, also) for job, windows in past.windows.items()}
-        shown = {job: bands for job, bands in told.items() if bands}
+    def drawn(key: Any, factor: float) -> list[Options]:
+        shown: dict[str, list[ValueBand]] = {}
+        for job, windows in told.items():
+            for window in windows:
+                if (values := window[key]) is not None:
+                    predicted = window["predicted_s"] if key == "iteration_s" else None
+                    band = ValueBand(window["at"], **values, predicted=predicted)
+                    shown.setdefault(job, []).append(band)
         return bands(shown, past.width_s, view.colours, view.changes, factor)
 
     return {
         "sent": drawn("sent_bps", _GBPS),
-        "took": drawn("iteration_s", 1.0, lambda window: window["predicted_s"]),
+        "took": drawn("iteration_s", 1.0),
         "busy": drawn("busy", _PERCENT),
     }
-
-
-def _bands(
-    windows: Sequence[Mapping[str, Any]], key: str, also: Callable[[Any], float | None] | None
-) -> list[Band]:
-    return [
-        Band(window["at"], **window[key], predicted=None if also is None else also(window))
-        for window in windows
-        if window[key] is not None
-    ]
 
 
 def _recent(points: list[tuple[float, float]], since: float) -> list[tuple[float, float]]:

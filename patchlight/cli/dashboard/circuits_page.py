@@ -1,4 +1,4 @@
-"""The page on circuits: the map of a switch, and a change of it: planned, made, followed."""
+"""The page on circuits: the map of a switch, and its changes: planned, made, followed."""
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
@@ -9,7 +9,7 @@ from nicegui import run, ui
 
 from patchlight.cli.dashboard import matrix
 from patchlight.cli.dashboard.auth import Visitor
-from patchlight.cli.dashboard.lab_view import Circuit, LabView
+from patchlight.cli.dashboard.lab_view import LabView
 from patchlight.cli.dashboard.lab_watch import LabWatch
 from patchlight.cli.dashboard.page import Dragging, Layer, Page, columns, confirmed, now, table
 from patchlight.cli.dashboard.picture import COLOURS as PICTURE_COLOURS
@@ -119,9 +119,9 @@ class CircuitsPage(Page):
 
 
 class ChangeForm:
-    """The fields of a change of one switch, and the plan made of them.
+    """The fields of a change of one switch, and its plan.
 
-    ``carry_out`` is given the change to be made, once it is confirmed.
+    ``carry_out`` gets the change once it is confirmed.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class ChangeForm:
         self.planned: Mapping[str, Any] | None = None
 
     def build(self) -> None:
-        """The fields, and below them what the plan says."""
+        """The fields, and the plan below them."""
         page = self._page
         ui.label("Change circuits").classes("font-bold").props("role=heading")
         if not page.may_change():
@@ -173,10 +173,7 @@ class ChangeForm:
         self._shown.clear()
 
     async def dropped(self, inp: str, at: str, out: str) -> None:
-        """Fill in what was dragged from an input (there at an output, or none) to an output.
-
-        To none: its ports are to be freed.
-        """
+        """Fill in a drag from an input, at an output or none, to an output; to none frees it."""
         view = self._page.watch.view
         try:
             makes, frees = dragged(
@@ -233,16 +230,16 @@ class ChangeForm:
 def dragged(
     view: LabView, switch: OpticalSwitch, inp: int, at: int | None, out: int | None
 ) -> tuple[list[str], list[str]]:
-    """What to make and which places to free, if input ``inp`` is dragged to an output.
+    """The circuits to make and the places to free, if input ``inp`` is dragged to an output.
 
-    ``at``: the output whose circuit was dragged. ``out`` ``None``: out of the matrix. What goes
-    both ways does so where it is dragged to; of a wavelength switch each of its channels goes.
-    ``BadInput`` where no light comes in whose channels could be meant.
+    ``at``: the output whose circuit was dragged. ``out`` ``None``: out of the matrix. A duplex
+    circuit stays duplex; of a wavelength switch all its channels move. ``BadInput`` where no
+    channel arrives at the input.
     """
     there = {c.ports: c for c in view.circuits if c.ocs == switch.name}
     moved = [c for c in there.values() if c.ports.inp == inp and at in (None, c.ports.out)]
     if out is None:
-        return [], [_at(inp, circuit) for circuit in moved]
+        return [], [f"{inp}@{c.channel}" if c.channel else str(inp) for c in moved]
     if inp == out:
         raise BadInput(f"port {inp} cannot be joined to itself by dragging: write {inp}>{inp}")
     if not isinstance(switch, WavelengthSwitch):
@@ -258,12 +255,8 @@ def dragged(
     return [f"{inp}-{out}@{channel}" for channel in channels], []
 
 
-def _at(port: int, circuit: Circuit) -> str:
-    return f"{port}@{circuit.channel}" if circuit.channel else str(port)
-
-
 def joined(switch: OpticalSwitch, words: list[str], makes: list[str]) -> str:
-    """What is to be made, with ``makes`` in place of what cannot stand beside them."""
+    """The circuits in ``words`` and ``makes``, without those that ``makes`` excludes."""
     fresh = parse_map(switch, makes)
 
     def stays(word: str) -> bool:
@@ -276,7 +269,7 @@ def joined(switch: OpticalSwitch, words: list[str], makes: list[str]) -> str:
 
 
 def plan_lines(plan: Mapping[str, Any]) -> list[tuple[str, bool]]:
-    """What a plan says, line by line, and whether it speaks against the change."""
+    """The lines of a plan, and whether each is an objection."""
     if not plan["changes"]:
         return [("nothing to change: the map is so already", False)]
     lines = [(changes_words(plan["changes"]), False)]
@@ -296,14 +289,14 @@ def _words(written: str) -> list[str]:
 
 
 def _place(switch: OpticalSwitch, word: str) -> int | str:
-    """A port, or a channel there, as it is asked for; ``BadInput`` for what is none."""
+    """A port, or a channel there, as requests have it; ``BadInput`` for anything else."""
     place = Place.parse(word)
     check_place(switch, place)
     return place.port if place.channel is None else str(place)
 
 
 class ChangePanel:
-    """The change that is under way, whoever began it; else the one that was last."""
+    """The change that is under way, by any user; else the last one."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
@@ -311,7 +304,7 @@ class ChangePanel:
         self._stages_shown: list[tuple[str, str]] = []
 
     def build(self) -> None:
-        """What it is, its stages, and buttons."""
+        """Its title, its stages, and buttons."""
         self._title = ui.label().classes("font-bold").props("role=heading aria-live=polite")
         self._about = ui.label().classes("text-sm")
         stages = ui.element("ol").classes("flex list-none gap-3 text-sm")
@@ -359,7 +352,7 @@ class ChangePanel:
         self._undo.set_visibility(may and row["can_undo"])
 
     async def carry_out(self, change: Callable[..., Any]) -> None:
-        """Have a change begun, and follow it."""
+        """Begin a change, and follow it."""
         begun = await self._page.ask(partial(change, detach=True), "changing circuits")
         if begun is not None:
             self._number = begun["id"]

@@ -1,31 +1,18 @@
-"""The page on what happened: changes of circuits, events, alarms, drift; and who is there now."""
-
-from __future__ import annotations
+"""The page on the past: changes of circuits, events, alarms, drift; and the devices now."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from nicegui import events, ui
+from nicegui import events, run, ui
 
 from patchlight.cli.dashboard.auth import Visitor
 from patchlight.cli.dashboard.lab_watch import LabWatch
-from patchlight.cli.dashboard.page import (
-    Page,
-    PagedTable,
-    PeriodChoice,
-    columns,
-    confirmed,
-    now,
-    table,
-)
+from patchlight.cli.dashboard.page import Page, PeriodChoice, columns, confirmed, now, table
 from patchlight.cli.dashboard.texts import Row, change_row, event_row, health_rows
 from patchlight.console.rendering import harmless, when
 from patchlight.testbed.errors import PatchlightError
-
-if TYPE_CHECKING:
-    from patchlight.testbed.wire.rest.circuits import AlarmShape, DriftOf
 
 _CHANGES = {
     "id": "change",
@@ -48,21 +35,12 @@ _PERIODS = {3600: "the last hour", 86_400: "the last day", 604_800: "the last we
 _PERIODS |= {31_536_000: "the last year"}
 _EVERY_S = 0.5
 TROUBLES = (
-    "alarm",
-    "drift",
-    "unreachable",
-    "reachable",
-    "openflow-switch-down",
-    "openflow-speaker-down",
-    "openflow-second-switch",
-    "openflow-refused-switch",
-    "openflow-unknown-switch",
-    "part-fault",
-    "policy-fault",
-    "record-set-aside",
-    "worker-left-behind",
+    *("alarm", "drift", "unreachable", "reachable"),
+    *("openflow-switch-down", "openflow-speaker-down", "openflow-second-switch"),
+    *("openflow-refused-switch", "openflow-unknown-switch"),
+    *("part-fault", "policy-fault", "record-set-aside", "worker-left-behind"),
 )
-"""The kinds of events that say that something is not well, or is so again."""
+"""The kinds of events on faults, and on their ends."""
 
 _UNDO = """<q-td :props="props"><q-btn v-if="props.row.can_undo" dense outline size="sm"
 :label="'Undo ' + props.row.id" @click="() => $parent.$emit('undo', props.row.id)" /></q-td>"""
@@ -70,8 +48,69 @@ _GOOD = """<q-td :props="props"><span :class="props.row.good ? '' : 'text-negati
 {{ props.row.words }}</span></q-td>"""
 
 
+class PagedTable:
+    """A table of rows with a number as ``id``, loaded page by page, the latest first."""
+
+    def __init__(self, shown: list[dict[str, Any]], title: str, rows_per_page: int) -> None:
+        self._rows_per_page = rows_per_page
+        self._before: list[int] = []
+        self._wanted, self._loaded = 1, 0
+        self.table = table(shown, title).classes("mt-2")
+        with self.table.add_slot("bottom"), ui.row().classes("items-center gap-2"):
+            self._newer = ui.button("Newer", on_click=self._turn_back)
+            self._older = ui.button("Older", on_click=self._turn)
+            for button in (self._newer, self._older):
+                button.props(f'flat dense no-caps aria-label="{button.text} {title}"')
+            self._about = ui.label().classes("text-xs")
+
+    @property
+    def is_due(self) -> bool:
+        """Whether another page is wanted than the one that is shown."""
+        return self._loaded != self._wanted
+
+    @property
+    def is_at_newest(self) -> bool:
+        """Whether it shows the latest rows."""
+        return not self._before
+
+    def from_the_newest(self) -> None:
+        """Show the first page next."""
+        self._before.clear()
+        self._want_another()
+
+    async def load(self, page: Callable[[int, int | None], Sequence[dict[str, Any]]]) -> None:
+        """Show the rows of ``page``: so many before a number, or the latest of all."""
+        wanted, turned = self._wanted, len(self._before)
+        before = self._before[-1] if self._before else None
+        rows = await run.io_bound(page, self._rows_per_page + 1, before)
+        if rows is None or wanted != self._wanted:  # it ends, or the reader is elsewhere by now
+            return
+        self._loaded, shown = wanted, list(rows[: self._rows_per_page])
+        if self.table.rows != shown:
+            self.table.rows = shown
+        self._newer.set_enabled(turned > 0)
+        self._older.set_enabled(len(rows) > len(shown))
+        first = turned * self._rows_per_page + 1
+        self._about.text = f"{first} to {first + len(shown) - 1}"
+
+    def _turn(self) -> None:
+        if not self.is_due:
+            self._before.append(int(self.table.rows[-1]["id"]))
+            self._want_another()
+
+    def _turn_back(self) -> None:
+        if not self.is_due:
+            self._before.pop()
+            self._want_another()
+
+    def _want_another(self) -> None:
+        self._wanted += 1
+        self._newer.disable()
+        self._older.disable()
+
+
 class HistoryPage(Page):
-    """Tables, the latest row first: of a period, page by page from the controller's disk."""
+    """Tables of a period, the latest row first, page by page from the controller's disk."""
 
     def __init__(
         self, watch: LabWatch, visitor: Visitor, path: str, given: tuple[str, str] = ("", "")
@@ -81,7 +120,7 @@ class HistoryPage(Page):
         self._given = given
 
     def build(self) -> None:
-        """What was in the period first; how everything is now last."""
+        """The period above; the present below."""
         self._asking, self._shown_of = asyncio.Lock(), (-1, "")
         self._period = PeriodChoice(
             "What happened in", _PERIODS, 604_800, self._given, self._from_the_newest
@@ -103,13 +142,27 @@ class HistoryPage(Page):
         ui.timer(_EVERY_S, self._load)
 
     def refresh(self) -> None:
-        """Send the tables on how things are that differ."""
+        """Send the tables of the present that differ."""
         watch, view = self.watch, self.watch.view
-        drifted = {ocs: d for ocs, d in watch.drift.items() if d["missing"] or d["unknown"]}
+        drifted = [
+            {
+                "id": ocs,
+                "ocs": ocs,
+                "missing": " ".join(d["missing"]),
+                "unknown": " ".join(d["unknown"]),
+                "since": "" if d["reconfiguration"] is None else f"change {d['reconfiguration']}",
+            }
+            for ocs, d in watch.drift.items()
+            if d["missing"] or d["unknown"]
+        ]
+        alarms: list[Row] = []
+        for number, alarm in enumerate(watch.alarms):
+            told = {key: harmless(str(each)) for key, each in alarm.items() if key in _ALARMS}
+            alarms.insert(0, {"id": number, **told, "at": when(alarm["at"])})
         for shown, rows in (
             (self._health, sorted(health_rows(view), key=lambda row: bool(row["good"]))),
-            (self._drift, [_drift_row(ocs, drift) for ocs, drift in drifted.items()]),
-            (self._alarms, [_alarm_row(n, a) for n, a in enumerate(watch.alarms)][::-1]),
+            (self._drift, drifted),
+            (self._alarms, alarms),
         ):
             if shown.rows != rows:
                 shown.rows = rows
@@ -154,14 +207,3 @@ class HistoryPage(Page):
         number = int(event.args)
         if await confirmed(f"Undo change {number}, and nothing that others did?", "Roll back"):
             await self.ask(partial(self.visitor.client.roll_back, number), f"undoing {number}")
-
-
-def _drift_row(ocs: str, drift: DriftOf) -> dict[str, Any]:
-    since = "" if drift["reconfiguration"] is None else f"change {drift['reconfiguration']}"
-    missing, unknown = " ".join(drift["missing"]), " ".join(drift["unknown"])
-    return {"id": ocs, "ocs": ocs, "missing": missing, "unknown": unknown, "since": since}
-
-
-def _alarm_row(number: int, alarm: AlarmShape) -> dict[str, Any]:
-    told = {key: harmless(str(each)) for key, each in alarm.items() if key in _ALARMS}
-    return {"id": number, **told, "at": when(alarm["at"])}

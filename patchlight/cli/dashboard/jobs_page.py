@@ -1,4 +1,4 @@
-"""The page on jobs: their GPUs, states and rates over time, and what a chosen worker prints."""
+"""The page on jobs: their GPUs, states and rates over time, and the output of a worker."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from nicegui import run, ui
 from patchlight.cli.dashboard import charts
 from patchlight.cli.dashboard.auth import Visitor
 from patchlight.cli.dashboard.lab_view import AT_WORK, WAITING, LabView
-from patchlight.cli.dashboard.lab_watch import EVERY_S, LabWatch, Past, look_back
+from patchlight.cli.dashboard.lab_watch import EVERY_S, LabWatch, look_back
 from patchlight.cli.dashboard.page import JOB_CELL, Page, PeriodChoice, columns, now, table
 from patchlight.cli.dashboard.texts import Row, job_row, measured_iteration_s
 from patchlight.client.client import ControllerClient
@@ -39,7 +39,7 @@ _CHARTS_EVERY_S, _PAST_EVERY_S = 1.0, 10.0
 
 
 class JobsPage(Page):
-    """A table of jobs, charts over time, and what a chosen worker prints."""
+    """A table of jobs, charts over time, and the output of a chosen worker."""
 
     def __init__(
         self, watch: LabWatch, visitor: Visitor, path: str, given: tuple[str, str] = ("", "")
@@ -92,7 +92,7 @@ class JobsPage(Page):
         self._choices += 1
 
     async def _look_back(self) -> None:
-        """Show what is on disk: of a fixed period once, of one up to now again and again."""
+        """Show a period from disk: a fixed one once, one up to now repeatedly."""
         again = not self._has_past or self._period.length_s is not None
         due = again and now() - self._drawn_at >= _PAST_EVERY_S
         if self._is_live or not due or self._asking.locked() or not self.watch.lab.name:
@@ -110,11 +110,15 @@ class JobsPage(Page):
         view = past.view(self.watch.lab, self.watch.view.colours)
         rows = []
         for job in _listed(past.jobs):
-            row_of = {**job, "predicted_iteration_s": past.predicted_s(job["id"])}
-            rows.append(
-                job_row(row_of, view, past.iteration_s(job["id"]), past.sends_bps(job["id"]))
-            )
-        self._about.text = _about(past)
+            number = job["id"]
+            row_of = {**job, "predicted_iteration_s": past.predicted_s(number)}
+            rows.append(job_row(row_of, view, past.iteration_s(number), past.sends_bps(number)))
+        drawn, ran = len(past.windows), sum(bool(job["hosts"]) for job in past.jobs)
+        some = f" The charts have the latest {drawn} of {ran} jobs." if drawn < ran else ""
+        self._about.text = (
+            f"Means over {format_time(past.width_s)} are bold, the least and the most in that time "
+            f"thin.{some}"
+        )
         self._show(rows, view, charts.of_past(past, view), since, until)
 
     def _show(
@@ -146,23 +150,8 @@ class JobsPage(Page):
 
 def _listed(jobs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Those at work first, then those that wait, then the others, the latest first."""
-    order = (*AT_WORK, *WAITING)
-    return sorted(
-        jobs,
-        key=lambda job: (
-            order.index(job["state"]) if job["state"] in order else len(order),
-            -job["submitted_at"],
-        ),
-    )
-
-
-def _about(past: Past) -> str:
-    drawn, ran = len(past.windows), sum(bool(job["hosts"]) for job in past.jobs)
-    some = f" The charts have the latest {drawn} of {ran} jobs." if drawn < ran else ""
-    return (
-        f"Means over {format_time(past.width_s)} are bold, the least and the most in that time "
-        f"thin.{some}"
-    )
+    rank = {state: number for number, state in enumerate((*AT_WORK, *WAITING))}
+    return sorted(jobs, key=lambda j: (rank.get(j["state"], len(rank)), -j["submitted_at"]))
 
 
 def _chart(title: str, value_name: str) -> ui.echart:
@@ -173,7 +162,7 @@ def _chart(title: str, value_name: str) -> ui.echart:
 
 
 class JobOutput:
-    """The choice of a job and a worker, and the end of what that one printed."""
+    """The choice of a job and a worker, and the end of its output."""
 
     def __init__(self, client: ControllerClient) -> None:
         self._client = client
@@ -188,7 +177,7 @@ class JobOutput:
         ui.timer(2 * EVERY_S, self._follow)
 
     def offer(self, names: Mapping[str, str]) -> None:
-        """Let one of these jobs be chosen: by id, what each is called."""
+        """Let one of these jobs be chosen; ``names`` by id."""
         if self._job.options != names:
             kept = self._job.value if self._job.value in names else next(iter(names), None)
             self._job.set_options(dict(names), value=kept)
@@ -210,11 +199,7 @@ class JobOutput:
                     self._log.clear()
                     self._log.push(error.message)
                 return
-            unchanged = (job, worker, after) == (
-                self._job.value,
-                int(self._worker.value or 0),
-                self._next_byte,
-            )
-            if part is not None and unchanged and part["text"]:
+            still = (self._job.value, int(self._worker.value or 0), self._next_byte)
+            if part is not None and still == (job, worker, after) and part["text"]:
                 self._next_byte = int(part["next"])
                 self._log.push(harmless(part["text"], keep="\n\t"))

@@ -1,38 +1,16 @@
-"""The page that shows the lab as a live picture, with its legend, jobs, last change and faults."""
-
-from collections.abc import Mapping
-from typing import Any
+"""The page with a live picture of the lab, a legend, jobs, the last change and faults."""
 
 from nicegui import events, ui
 
+from patchlight.cli.dashboard import picture, texts
 from patchlight.cli.dashboard.lab_view import COLOURS as JOB_COLOURS
 from patchlight.cli.dashboard.lab_view import NO_JOB
 from patchlight.cli.dashboard.lab_watch import LabWatch
 from patchlight.cli.dashboard.page import JOB_CELL, Layer, Page, columns, now
-from patchlight.cli.dashboard.picture import (
-    COLOURS,
-    PADLOCK,
-    SIGNS,
-    STYLE,
-    Look,
-    Measured,
-    Picture,
-    Shape,
-    shape,
-    text,
-)
-from patchlight.cli.dashboard.texts import (
-    device_rows,
-    job_row,
-    last_change_lines,
-    light_words,
-    measured_iteration_s,
-    worries,
-)
 from patchlight.testbed.draw.drawing_layout import DrawingLayout
 from patchlight.testbed.lab.model import Lab
 
-# The nearest thing around the mouse, or with the keyboard's focus, that stands for a device.
+# The nearest shape of a device around the mouse, or with the keyboard's focus.
 _DEVICE = "(e) => { const found = e.target.closest('[data-device]'); "
 _DEVICE += "if (found) { e.preventDefault(); emit(found.dataset.device); } }"
 _RECENT_S = 10.0
@@ -52,11 +30,11 @@ _LINES = (
 
 
 class LabPage(Page):
-    """The lab, its jobs, its last change, and what is not well."""
+    """The lab, its jobs, its last change, and faults."""
 
     def build(self) -> None:
         """The picture at the left, the rest at the right."""
-        ui.add_css(COLOURS + STYLE)
+        ui.add_css(picture.COLOURS + picture.STYLE)
         self._lab_drawn: Lab | None = None
         self._lines: dict[int, list[str]] = {}
         with ui.row(wrap=False).classes("w-full gap-4"):
@@ -86,7 +64,7 @@ class LabPage(Page):
         view, watch = self.watch.view, self.watch
         if self._lab_drawn is not view.lab:
             self._lab_drawn = view.lab
-            self._picture = Picture(view.lab, DrawingLayout(view.lab))
+            self._picture = picture.Picture(view.lab, DrawingLayout(view.lab))
             self._frame.style(f"min-width: {self._picture.least_width}px")
             self._still.show(self._picture.size, self._picture.still())
         measured = measured_hosts(watch, now())
@@ -96,13 +74,15 @@ class LabPage(Page):
         for job in view.at_work:
             told = [measured[name].sends_bps for name in job["hosts"] if name in measured]
             sends = sum(bps for bps in told if bps is not None) if told else None
-            took = measured_iteration_s(watch.iterations.get(job["id"], ()))
-            more = {"light": light_words(job, view), "note": job["state"]}
-            rows.append(job_row(job, view, took, sends) | more)
+            took = texts.measured_iteration_s(watch.iterations.get(job["id"], ()))
+            more = {"light": texts.light_words(job, view), "note": job["state"]}
+            rows.append(texts.job_row(job, view, took, sends) | more)
         if self._jobs.rows != rows:
             self._jobs.rows = rows
-        self._say(self._worries, worries(view, watch.stopped, watch.trouble) or ["all is well"])
-        self._say(self._change, last_change_lines(view, now()))
+        self._say(
+            self._worries, texts.worries(view, watch.stopped, watch.trouble) or ["all is well"]
+        )
+        self._say(self._change, texts.last_change_lines(view, now()))
 
     def _say(self, card: ui.column, lines: list[str]) -> None:
         if self._lines.get(card.id) != lines:
@@ -121,11 +101,16 @@ class LabPage(Page):
             measured = measured_hosts(self.watch, now())
             for host in view.lab.hosts:
                 if host.server.name == name:
-                    ui.label(_host_words(host.name, view.job_of_host, measured))
-            rows = device_rows(view, name)
-            ui.table(rows=rows, columns=_port_columns(rows)).props(
-                "dense flat virtual-scroll"
-            ).classes("max-h-96 w-full")
+                    job, busy = view.job_of_host.get(host.name), measured[host.name].busy
+                    state = "free" if job is None else f"in {job}"
+                    share = "" if busy is None else f", busy {busy:.0%}"
+                    ui.label(f"{host.name}: {state}{share}")
+            rows = texts.device_rows(view, name)
+            headings = {"id": "port", "leads": "fibre to", "rate": "rate", "light": "light"}
+            if any(row["lock"] for row in rows):
+                headings["lock"] = "lock"
+            ports = ui.table(rows=rows, columns=columns(headings))
+            ports.props("dense flat virtual-scroll").classes("max-h-96 w-full")
             if name in view.switch_maps:
                 ui.link(f"Circuits of {name}", f"/circuits?ocs={name}")
             ui.button("Close", on_click=self._dialog.close).props("flat autofocus")
@@ -138,27 +123,14 @@ def _card(title: str) -> ui.column:
         return ui.column().classes("gap-1 w-full")
 
 
-def _port_columns(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    names = {"id": "port", "leads": "fibre to", "rate": "rate", "light": "light", "lock": "lock"}
-    if not any(row["lock"] for row in rows):
-        del names["lock"]
-    return columns(names)
-
-
-def _host_words(name: str, job_of: Mapping[str, str], measured: Mapping[str, Measured]) -> str:
-    seen = measured.get(name, Measured())
-    busy = "" if seen.busy is None else f", busy {seen.busy:.0%}"
-    return f"{name}: {f'in {job_of[name]}' if name in job_of else 'free'}{busy}"
-
-
-def measured_hosts(watch: LabWatch, at: float) -> dict[str, Measured]:
-    """What was measured of each host in the last seconds, rates in three digits."""
-    found: dict[str, Measured] = {}
+def measured_hosts(watch: LabWatch, at: float) -> dict[str, picture.Measured]:
+    """The latest measurements of each host, rates to three digits."""
+    found: dict[str, picture.Measured] = {}
     for host in watch.lab.hosts:
         gpu = f"{host.server.name}.{host.gpu.name}" if host.gpu is not None else ""
         rates = [r for r in list(watch.rates.get(host.name, ()))[-3:] if at - r[0] < _RECENT_S]
         busy = [g[1] for g in list(watch.gpus.get(gpu, ()))[-1:] if at - g[0] < _RECENT_S]
-        found[host.name] = Measured(
+        found[host.name] = picture.Measured(
             float(f"{sum(r[1] for r in rates) / len(rates):.3g}") if rates else None,
             float(f"{sum(r[2] for r in rates) / len(rates):.3g}") if rates else None,
             round(busy[0], 2) if busy else None,
@@ -167,28 +139,30 @@ def measured_hosts(watch: LabWatch, at: float) -> dict[str, Measured]:
 
 
 def legend() -> None:
-    """Samples and words, in a row."""
+    """Samples of lines with their meanings, in a row."""
     with ui.row().classes("pl-picture gap-3 text-xs opacity-80"):
         for condition, colour, words in _LINES:
             _sample(_line(condition, colour), words)
-        frame: Look = {"x": 2, "y": 3, "width": 28, "height": 10, "rx": 3}
-        _sample([shape("rect", "", css="pl-bad", **frame)], "does not answer")
-        bar: Look = {"x": 2, "y": 6, "width": 20, "height": 5}
-        _sample([shape("rect", "", css="pl-busy", **bar)], "how busy a GPU is")
+        frame: picture.Look = {"x": 2, "y": 3, "width": 28, "height": 10, "rx": 3}
+        _sample([picture.shape("rect", "", css="pl-bad", **frame)], "does not answer")
+        bar: picture.Look = {"x": 2, "y": 6, "width": 20, "height": 5}
+        _sample([picture.shape("rect", "", css="pl-busy", **bar)], "how busy a GPU is")
 
 
-def _line(condition: str, colour: str) -> list[Shape]:
-    look: Look = {"stroke": colour, "stroke_width": 3.5}
-    parts = [shape("path", "", css=f"pl-light pl-{condition}", d="M0 8h32", **look)]
+def _line(condition: str, colour: str) -> list[picture.Shape]:
+    look: picture.Look = {"stroke": colour, "stroke_width": 3.5}
+    parts = [picture.shape("path", "", css=f"pl-light pl-{condition}", d="M0 8h32", **look)]
     if condition == "locked":
-        parts.append(shape("path", "", css="pl-lock", transform="translate(16 7)", d=PADLOCK))
-    if sign := SIGNS.get(condition):
-        parts.append(text(16, 13, sign, 15, bold=True))
+        parts.append(
+            picture.shape("path", "", css="pl-lock", transform="translate(16 7)", d=picture.PADLOCK)
+        )
+    if sign := picture.SIGNS.get(condition):
+        parts.append(picture.text(16, 13, sign, 15, bold=True))
     return parts
 
 
-def _sample(parts: list[Shape], words: str) -> None:
+def _sample(parts: list[picture.Shape], words: str) -> None:
     with ui.row(wrap=False).classes("items-center gap-1"):
         sample = Layer().style("width: 32px").props("aria-hidden=true")
-        sample.show("0 0 32 16", {"": shape("g", parts)})
+        sample.show("0 0 32 16", {"": picture.shape("g", parts)})
         ui.label(words)

@@ -1,4 +1,4 @@
-"""What a page shows of a lab, worked out of what its controller says: all of it values."""
+"""A lab as a page shows it, computed from its controller's answers."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from patchlight.testbed.lab.wiring import Links, Place, lab_links, parse_map
 
 Answer = Mapping[str, Any]
 Condition = Literal["well", "changing", "locked", "drifting", "degraded", "dark"]
-"""How a circuit is; what is worse comes later."""
+"""The condition of a circuit; the worst is last."""
 
 AT_WORK = ("reconfiguring", "preparing", "running", "paused")
 WAITING = ("queued", "blocked")
@@ -33,11 +33,10 @@ def job_colours(before: Mapping[str, str], job_ids: Sequence[str]) -> dict[str, 
 
 @dataclass(frozen=True)
 class Circuit:
-    """One entry of a switch's map: which job's light it lets through, and how it is, in words.
+    """One entry of a switch's map, the job that uses it, and its condition.
 
-    Of a wavelength switch ``ports`` name a channel. ``source`` and ``sink`` are those of the one
-    light path that passes, ``rate_bps`` is its rate. Powers are in dBm, ``None`` where they are not
-    known.
+    Of a wavelength switch ``ports`` have a channel. ``source``, ``sink`` and ``rate_bps`` are those
+    of the one light path through it. Unknown powers are ``None``.
     """
 
     ocs: str
@@ -54,13 +53,13 @@ class Circuit:
 
     @property
     def channel(self) -> str:
-        """What a wavelength switch lets through there; empty for all light."""
+        """The channel of a wavelength switch; empty for all light."""
         return str(self.ports.channel) if isinstance(self.ports, ChannelConnect) else ""
 
 
 @dataclass(frozen=True)
 class LabView:
-    """A lab and what is known of it now: answers of its controller, as they came."""
+    """A lab and its present state: unchanged answers of its controller."""
 
     lab: Lab
     jobs: Sequence[Answer] = ()
@@ -73,7 +72,7 @@ class LabView:
     colours: Mapping[str, str] = field(default_factory=dict)
 
     def keep(self, before: "LabView") -> None:
-        """Take from an earlier view where light goes, if it does so still: finding that is slow."""
+        """Take the optical paths from an earlier view, if they are the same: they are slow."""
         if self.lab is before.lab and self.maps == before.maps:
             for name in ("switch_maps", "links", "path_through"):
                 if name in vars(before):
@@ -81,9 +80,9 @@ class LabView:
 
     @cached_property
     def switch_maps(self) -> dict[str, AnyMap]:
-        """The map of each optical switch; as last known of one that does not answer.
+        """The map of each optical switch; the last known one if it does not answer.
 
-        A wavelength switch that cannot be asked is as the lab file says.
+        A wavelength switch without a driver has the map of the lab file.
         """
         found: dict[str, AnyMap] = {}
         for switch in self.lab.optical_switches:
@@ -97,11 +96,11 @@ class LabView:
 
     @cached_property
     def links(self) -> Links:
-        """Where the light goes."""
+        """The optical links now."""
         return lab_links(self.lab, self.switch_maps)
 
     def signals_at(self, end: Endpoint) -> list[Signal]:
-        """The light that comes in at a port, in a lab where wavelengths matter."""
+        """The signals that arrive at a port, in a lab where wavelengths matter."""
         if self.links.light is None or end not in self.lab.fibre_ends:
             return []
         return self.links.light.signals_on.get(self.lab.fibre_ends[end][0], [])
@@ -129,11 +128,11 @@ class LabView:
 
     @cached_property
     def job_names(self) -> dict[str, str]:
-        """What their users call the jobs, by id."""
+        """The names of the jobs, by id."""
         return {job["id"]: job["spec"]["name"] for job in self.jobs}
 
     def job_of_path(self, path: LightPath) -> str:
-        """The job whose NIC sends or gets this light; empty if there is none."""
+        """The job whose NIC sends or receives on this path; empty if there is none."""
         return self.job_at(path.source) or self.job_at(path.sink)
 
     def job_at(self, end: Endpoint) -> str:
@@ -142,7 +141,7 @@ class LabView:
         return "" if host is None else self.job_of_host.get(host.name, "")
 
     def job_of_signals(self, signals: Iterable[Signal]) -> str:
-        """The one job that has light among this; empty if there is none, or several."""
+        """The one job that uses these signals; empty if there is none, or several."""
         paths = self.links.paths
         jobs = {
             self.job_at(s.source) if s.source not in paths else self.job_of_path(paths[s.source])
@@ -152,35 +151,30 @@ class LabView:
 
     @cached_property
     def path_through(self) -> dict[tuple[str, Entry], LightPath]:
-        """The light path that passes each entry of a switch's map, where just one does."""
+        """The optical path through each entry of a switch's map, where there is just one."""
         paths = self.links.paths.values()
         return {passed: path for path in paths for passed, _ in self.links.passed(path)}
 
     @cached_property
     def under_way(self) -> list[Answer]:
-        """The changes of circuits that are not at their end, the oldest first."""
+        """The unfinished changes of circuits, the oldest first."""
         return [c for c in self.changes if c["state"] == "intent"]
 
     @cached_property
     def last_change(self) -> Answer | None:
-        """The latest change that came to its end and was to move light."""
+        """The latest finished change that was to move circuits."""
         ended = (c for c in reversed(self.changes) if c["state"] != "intent" and c["changes"])
         return next(ended, None)
 
     @cached_property
     def locked_ports(self) -> dict[tuple[str, int], list[tuple[Place, Answer]]]:
-        """Locks by switch and port, each with the place that it is of."""
+        """Locks by switch and port, each with its place."""
         found: dict[tuple[str, int], list[tuple[Place, Answer]]] = {}
         for lock in self.locks:
             channel = lock.get("channel")
             place = Place(lock["port"], Channel.parse(channel) if channel else None)
             found.setdefault((lock["ocs"], lock["port"]), []).append((place, lock))
         return found
-
-    def moving(self, ocs: str) -> tuple[set[str], set[str]]:
-        """What the changes under way break and make on a switch."""
-        changes = [c["changes"][ocs] for c in self.under_way if ocs in c["changes"]]
-        return {t for c in changes for t in c["breaks"]}, {t for c in changes for t in c["makes"]}
 
     @cached_property
     def circuits(self) -> list[Circuit]:
@@ -191,7 +185,8 @@ class LabView:
         readings = {r["cross_connect"]: r for r in self.light.get(ocs, {}).get("circuits", ())}
         drift, present = self.drift.get(ocs, {}), self.switch_maps[ocs]
         missing, unknown = set(drift.get("missing", ())), set(drift.get("unknown", ()))
-        breaks, makes = self.moving(ocs)
+        moving = [c["changes"][ocs] for c in self.under_way if ocs in c["changes"]]
+        breaks, makes = ({t for c in moving for t in c[key]} for key in ("breaks", "makes"))
         absent = (missing | makes) - set(present.one_way_texts)
         # Two that are missing may be in each other's way: each is a map of its own.
         others = {c for text in absent for c in type(present).parse([text])}
@@ -199,7 +194,11 @@ class LabView:
         for c in sorted({*present, *others}):
             text = str(c)
             path = self.path_through.get((ocs, c))
-            signals = self._let_through(ocs, c)
+            signals: list[Signal] = []
+            if isinstance(c, ChannelConnect):
+                for signal in self.signals_at(Endpoint(ocs, str(c.inp))):
+                    if signal.channel is not None and signal.channel.within(c.channel):
+                        signals.append(signal)
             seen: Answer = readings.get(text, {})
             condition, words = self._how(ocs, c, seen)
             if text in missing:
@@ -226,13 +225,6 @@ class LabView:
                 path.rate_bps if path else None,
             )
 
-    def _let_through(self, ocs: str, entry: Entry) -> list[Signal]:
-        """The light that an entry of a wavelength switch's map lets through."""
-        if not isinstance(entry, ChannelConnect):
-            return []
-        arriving = self.signals_at(Endpoint(ocs, str(entry.inp)))
-        return [s for s in arriving if s.channel is not None and s.channel.within(entry.channel)]
-
     def _how(self, ocs: str, c: Entry, seen: Answer) -> tuple[Condition, str]:
         verdict, words = seen.get("verdict", ""), str(seen.get("words", ""))
         if verdict == "failed":
@@ -248,7 +240,7 @@ class LabView:
 
     @cached_property
     def silent(self) -> dict[str, str]:
-        """Which devices are not well, and what is said of it."""
+        """The devices with a fault, each with a text on it."""
         status = self.status
         found: dict[str, str] = {}
         for ocs in status.get("circuit_switches", ()):
@@ -263,8 +255,3 @@ class LabView:
             elif agent["problems"]:
                 found[agent["server"]] = "; ".join(agent["problems"])
         return found
-
-    @cached_property
-    def gpu_names(self) -> list[str]:
-        """All GPUs by their full names, in the lab's order."""
-        return [f"{server.name}.{gpu.name}" for server in self.lab.servers for gpu in server.gpus]

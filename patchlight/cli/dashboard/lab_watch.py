@@ -1,8 +1,8 @@
 """The state of a lab, kept up to date for all pages at once, and periods of its past.
 
-Three threads poll: one follows events; one reads twice a second what the controller knows by
-itself; one reads again what devices have to be asked for, after an event about it, and may wait for
-the end of a change. While no page is open, nothing is polled.
+Three threads poll: one follows events; one reads twice a second what the controller knows; one
+reads after an event what the controller has to ask devices for, which may wait for the end of a
+change. While no page is open, nothing is polled.
 """
 
 from __future__ import annotations
@@ -23,19 +23,10 @@ from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import parse_lab
 
 if TYPE_CHECKING:
-    from patchlight.client.client import ControllerClient
-    from patchlight.testbed.lab.model import Lab
-    from patchlight.testbed.wire.rest.circuits import (
-        AlarmShape,
-        ChangeAnswer,
-        DriftOf,
-        LightAnswer,
-        Lock,
-        OcsMap,
-        Pressed,
-    )
+    from patchlight.testbed.wire.rest import circuits
+    from patchlight.testbed.wire.rest.circuits import ChangeAnswer
     from patchlight.testbed.wire.rest.jobs import IterationReport, JobInList
-    from patchlight.testbed.wire.rest.lab import SpreadShape, Status, WindowShape
+    from patchlight.testbed.wire.rest.lab import Status, WindowShape
 
 
 Answer = dict[str, Any]
@@ -47,11 +38,11 @@ _POWER_EVERY_S = 15.0
 _JOBS, _CHANGES = 100, 100
 _PAST_JOBS, _PAST_CHANGES, _POINTS = 200, 200, 240
 DRAWN = 20
-"""So many jobs at most are drawn, the latest."""
-# As long as charts of single samples show, one a second; longer ones are of what is on disk.
+"""The most jobs that are drawn, the latest."""
+# The length of charts of single samples, one a second; longer ones are read from disk.
 _SAMPLED_S, _SAMPLES = 300.0, 400
 _REPORTS, _REPORTED_JOBS = 1000, 20
-# What is asked for again after an event whose kind begins so.
+# What is read again after an event whose kind begins so.
 _ABOUT: Mapping[str, tuple[str, ...]] = {
     "circuits": ("circuits", "changes", "operated", "drift"),
     "alarm": ("alarms", "light"),
@@ -77,11 +68,11 @@ _log = logging.getLogger(__name__)
 
 
 class LabWatch:
-    """A lab as its controller tells of it.
+    """A lab as its controller describes it.
 
     ``connect`` makes a client. What pages read is replaced as a whole, never changed in place;
     ``revision`` grows with each look, and ``heard`` is the number of the latest event. ``trouble``
-    says why nothing is heard, and is empty else.
+    is the reason why the controller does not answer, or empty.
     """
 
     lab: Lab
@@ -94,12 +85,12 @@ class LabWatch:
         self.status: Status | Mapping[str, Any] = {}
         self.jobs: list[JobInList] = []
         self.changes: list[ChangeAnswer] = []
-        self.maps: dict[str, OcsMap] = {}
-        self.light: dict[str, LightAnswer] = {}
-        self.drift: dict[str, DriftOf] = {}
-        self.alarms: list[AlarmShape] = []
-        self.locks: list[Lock] = []
-        self.stopped: Pressed | None = None
+        self.maps: dict[str, circuits.OcsMap] = {}
+        self.light: dict[str, circuits.LightAnswer] = {}
+        self.drift: dict[str, circuits.DriftOf] = {}
+        self.alarms: list[circuits.AlarmShape] = []
+        self.locks: list[circuits.Lock] = []
+        self.stopped: circuits.Pressed | None = None
         self.rates: defaultdict[str, deque[tuple[float, float, float]]] = _series()
         self.gpus: defaultdict[str, deque[tuple[float, float]]] = _series()
         self.iterations: defaultdict[str, deque[IterationReport]] = _series(_REPORTS)
@@ -116,27 +107,27 @@ class LabWatch:
         self._slow_at = self._power_at = 0.0
 
     def start(self) -> None:
-        """Begin to look, in the background, as long as somebody views a page."""
-        for run, name in (
-            (self._look_for_ever, "looking"),
-            (self._hear_for_ever, "hearing"),
-            (self._ask_devices_for_ever, "asking devices"),
+        """Begin to poll, in the background, while a page is open."""
+        for step, name in (
+            (self._look_safely, "looking"),
+            (self._hear_safely, "hearing"),
+            (self._ask_devices_safely, "asking devices"),
         ):
-            threading.Thread(target=run, name=name, daemon=True).start()
+            threading.Thread(target=self._repeat, args=(step,), name=name, daemon=True).start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop polling."""
         self._over.set()
         self._viewed.set()
         self._asking.set()
 
     def viewed(self) -> None:
-        """Somebody has a page open just now."""
+        """Note that a page is open now."""
         self._viewed_at = time.monotonic()
         self._viewed.set()
 
     def look_again(self) -> None:
-        """Ask for everything at the next look: something was just changed."""
+        """Read everything at the next look: something was just changed."""
         self._ask_for(*_EVERYTHING)
 
     def _ask_for(self, *what: str) -> None:
@@ -145,54 +136,49 @@ class LabWatch:
 
     # -- in the background ---------------------------------------------------------------------
 
-    def _wait_for_viewers(self) -> bool:
-        """Wait until somebody looks; whether it goes on at all."""
-        if time.monotonic() - self._viewed_at > _VIEWED_FOR_S:
-            self._viewed.clear()
-        self._viewed.wait()
-        return not self._over.is_set()
-
-    def _look_for_ever(self) -> None:
+    def _repeat(self, step: Callable[[ControllerClient], None]) -> None:
+        """Repeat a step of polling while a page is open, until ``close``."""
         with self._connect() as client:
-            while self._wait_for_viewers():
-                self._look_safely(client)
-                self._over.wait(EVERY_S)
-
-    def _hear_for_ever(self) -> None:
-        with self._connect() as client:
-            while self._wait_for_viewers():
-                try:
-                    self._hear(client)
-                except PatchlightError:  # the other thread says what is wrong
-                    self._over.wait(1.0)
-                    self.look_again()
-
-    def _ask_devices_for_ever(self) -> None:
-        with self._connect() as client:
-            while self._wait_for_viewers():
-                self._asking.wait(EVERY_S)
-                self._asking.clear()
-                self._devices_trouble = self._trouble_with(self._ask_devices, client)
-                if self._devices_trouble:
-                    self._over.wait(1.0)
+            while True:
+                if time.monotonic() - self._viewed_at > _VIEWED_FOR_S:
+                    self._viewed.clear()
+                self._viewed.wait()
+                if self._over.is_set():
+                    return
+                step(client)
 
     def _look_safely(self, client: ControllerClient) -> None:
         trouble = self._trouble_with(self.look, client)
         if trouble:
             self._fingerprint = ""
-            self._ask_for(*_EVERYTHING)
+            self.look_again()
         self.trouble = trouble or self._devices_trouble
         self.revision += 1
+        self._over.wait(EVERY_S)
+
+    def _hear_safely(self, client: ControllerClient) -> None:
+        try:
+            self._hear(client)
+        except PatchlightError:  # ``trouble`` has the reason
+            self._over.wait(1.0)
+            self.look_again()
+
+    def _ask_devices_safely(self, client: ControllerClient) -> None:
+        self._asking.wait(EVERY_S)
+        self._asking.clear()
+        self._devices_trouble = self._trouble_with(self._ask_devices, client)
+        if self._devices_trouble:
+            self._over.wait(1.0)
 
     def _trouble_with(
         self, look: Callable[[ControllerClient], None], client: ControllerClient
     ) -> str:
-        """What went wrong in a look; empty if nothing did."""
+        """The error of a look; empty if there was none."""
         try:
             look(client)
         except PatchlightError as error:
             return error.message
-        except Exception as error:  # a bug here is to be seen, and not to end the looking
+        except Exception as error:  # show a bug here, and go on
             _log.exception("looking at the lab")
             return f"the answer of the controller is not understood: {error!r}"
         return ""
@@ -211,7 +197,7 @@ class LabWatch:
     # -- one look ------------------------------------------------------------------------------
 
     def look(self, client: ControllerClient) -> None:
-        """Ask for what changes by itself, and for what something happened to."""
+        """Read what changes all the time, and what an event was about."""
         if not self._fingerprint:
             identity = client.identity()
             self.lab = parse_lab(client.lab_file(), identity.file)
@@ -231,28 +217,28 @@ class LabWatch:
         self._show()
 
     def _ask_devices(self, client: ControllerClient) -> None:
-        """Ask for what devices have to be asked for, and something happened to."""
+        """Read what the controller asks devices for, where an event was about it."""
         if not self._fingerprint:
             return
-        # While a change is under way its drift is not known, and who asks waits for its end.
+        # During a change its drift is unknown, and the answer would wait for the end.
         changing = any("progress" in change for change in self.changes)
         if self._take_due(client, [n for n in _FROM_DEVICES if not (changing and n == "drift")]):
             self._show()
 
     def _take_due(self, client: ControllerClient, names: Collection[str]) -> bool:
-        """Ask for those of these that are due; whether there were any."""
+        """Read those of these that are due; whether there were any."""
         due = [name for name in names if name in self._due]
         for name in due:
-            self._due.discard(name)  # before it is asked for: what happens meanwhile counts
+            self._due.discard(name)  # before it is read: later events count
             try:
-                getattr(self, f"_take_{name}")(client)
+                self._take(name, client)
             except PatchlightError:
                 self._due.add(name)
                 raise
         return bool(due)
 
     def _show(self) -> None:
-        """Have pages show what is known now."""
+        """Have pages show the present state."""
         with self._viewing:
             at_work = [job["id"] for job in self.jobs if job["state"] in AT_WORK]
             self._colours = job_colours(self._colours, at_work)
@@ -272,7 +258,7 @@ class LabWatch:
             self.revision += 1
 
     def _take_latest_change(self, client: ControllerClient) -> None:
-        """See how far the changes under way are; events tell of their end alone."""
+        """Read how far the changes under way are: events are about their ends only."""
         latest = client.reconfigurations(last=1)
         ids = {each["id"] for each in latest}
         going = [c["id"] for c in self.changes if "progress" in c and c["id"] not in ids]
@@ -307,27 +293,23 @@ class LabWatch:
         for job in self.iterations.keys() - known:
             del self.iterations[job]
 
-    def _take_status(self, client: ControllerClient) -> None:
-        self.status = client.status()
-
-    def _take_circuits(self, client: ControllerClient) -> None:
-        self.maps = client.circuits()
-
-    def _take_changes(self, client: ControllerClient) -> None:
-        self.changes = client.reconfigurations(last=_CHANGES)
-
-    def _take_operated(self, client: ControllerClient) -> None:
-        self.locks, self.stopped = client.locks(), client.stop_button()
-
-    def _take_drift(self, client: ControllerClient) -> None:
-        self.drift = client.drift()
-
-    def _take_alarms(self, client: ControllerClient) -> None:
-        self.alarms = client.alarms()
-
-    def _take_light(self, client: ControllerClient) -> None:
-        switches = (switch.name for switch in self.lab.optical_switches if switch.driver)
-        self.light = {name: client.light(name) for name in switches}
+    def _take(self, name: str, client: ControllerClient) -> None:
+        match name:
+            case "status":
+                self.status = client.status()
+            case "circuits":
+                self.maps = client.circuits()
+            case "changes":
+                self.changes = client.reconfigurations(last=_CHANGES)
+            case "operated":
+                self.locks, self.stopped = client.locks(), client.stop_button()
+            case "drift":
+                self.drift = client.drift()
+            case "alarms":
+                self.alarms = client.alarms()
+            case "light":
+                switches = (switch.name for switch in self.lab.optical_switches if switch.driver)
+                self.light = {name: client.light(name) for name in switches}
 
 
 def _series(most: int = _SAMPLES) -> defaultdict[str, Any]:
@@ -346,12 +328,12 @@ class Past:
     windows: Mapping[str, Sequence[WindowShape]]
 
     def view(self, lab: Lab, colours: Mapping[str, str]) -> LabView:
-        """As a lab with these jobs and changes; jobs that have a colour keep it."""
+        """A view of a lab with these jobs and changes; jobs that have a colour keep it."""
         named = job_colours(colours, [*self.windows])
         return LabView(lab, self.jobs, changes=self.changes, colours=named)
 
     def iteration_s(self, job: str) -> float | None:
-        """What an iteration took in the mean; ``None`` where none was told of."""
+        """The mean time of an iteration; ``None`` without reports."""
         counted = [
             (window["iterations"], window["iteration_s"]["mean"])
             for window in self.windows.get(job, ())
@@ -361,19 +343,16 @@ class Past:
         return sum(count * mean for count, mean in counted) / total if total else None
 
     def sends_bps(self, job: str) -> float | None:
-        """What its hosts sent in all, in the mean."""
-        return _mean([window["sent_bps"] for window in self.windows.get(job, ())])
+        """The mean of the rate that all its hosts sent at; ``None`` without samples."""
+        spreads = [window["sent_bps"] for window in self.windows.get(job, ())]
+        means = [spread["mean"] for spread in spreads if spread is not None]
+        return fmean(means) if means else None
 
     def predicted_s(self, job: str) -> float | None:
-        """What one of its iterations should have taken, in the mean."""
+        """The mean of the predicted times of an iteration; ``None`` without one."""
         told = [window["predicted_s"] for window in self.windows.get(job, ())]
         known = [seconds for seconds in told if seconds is not None]
         return fmean(known) if known else None
-
-
-def _mean(spreads: Sequence[SpreadShape | None]) -> float | None:
-    means = [spread["mean"] for spread in spreads if spread is not None]
-    return fmean(means) if means else None
 
 
 def look_back(client: ControllerClient, since: float, until: float) -> Past:

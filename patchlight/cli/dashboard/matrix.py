@@ -1,6 +1,6 @@
 """The map of an optical switch as a matrix: a row for each input, a column for each output.
 
-Rows, and what is in them, can be dragged to columns.
+Rows and the circuits in them can be dragged to columns.
 """
 
 import re
@@ -8,24 +8,14 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+from patchlight.cli.dashboard import picture
 from patchlight.cli.dashboard.lab_view import NO_JOB, Circuit, LabView
-from patchlight.cli.dashboard.picture import (
-    SIGNS,
-    Look,
-    Shape,
-    Shapes,
-    channels_words,
-    circuit_words,
-    shape,
-    tenths,
-    text,
-)
 from patchlight.testbed.lab.model import Endpoint
 from patchlight.testbed.lab.wavelengths import WavelengthSwitch
 from patchlight.testbed.lab.wiring import parse_map
 
 MOST_NAMED = 40
-"""With more ports than this, they have no names in the picture, and nothing can be dragged."""
+"""More ports than this have no names in the picture, and nothing can be dragged."""
 _BAD = ("dark", "degraded", "drifting")
 _CELL, _NAMES, _SMALL = 22.0, 104.0, 480.0
 _RANGE = re.compile(r"([0-9]{1,7})[-–]([0-9]{1,7})")
@@ -66,8 +56,8 @@ class Sides(NamedTuple):
 def sides(view: LabView, name: str, wanted: str = "") -> Sides:
     """The ports of a switch that have a fibre or a circuit; with ``wanted`` some of them.
 
-    Those are numbers, ranges like ``1-40``, names of what is plugged in or of its device, also with
-    ``*`` in them, and ids of jobs; what they are joined to comes along.
+    ``wanted`` has numbers, ranges like ``1-40``, names of far ports or devices, also with ``*`` in
+    them, and ids of jobs; the ports that they are connected to are shown too.
     """
     switch, circuits = view.lab.optical_switch(name), _circuits(view, name)
     if isinstance(switch, WavelengthSwitch):
@@ -78,7 +68,7 @@ def sides(view: LabView, name: str, wanted: str = "") -> Sides:
         outputs = inputs
     count = len(inputs | outputs)
     if words := wanted.split():
-        picked = {port for port in inputs | outputs if _is_meant(port, view, name, words)}
+        picked = {p for p in inputs | outputs if _is_meant(p, _leads_to(view, name, p), words)}
         picked |= {p for c in circuits if c.job in words for p in (c.ports.inp, c.ports.out)}
         ways = [(c.ports.inp, c.ports.out) for c in circuits]
         picked |= {p for way in ways if picked & {*way} for p in way}
@@ -90,8 +80,7 @@ def _circuits(view: LabView, name: str) -> list[Circuit]:
     return [circuit for circuit in view.circuits if circuit.ocs == name]
 
 
-def _is_meant(port: int, view: LabView, name: str, words: Iterable[str]) -> bool:
-    leads = _leads_to(view, name, port)
+def _is_meant(port: int, leads: str, words: Iterable[str]) -> bool:
     names = (str(port), leads, leads.rpartition(".")[0])
     for word in words:
         if any(fnmatchcase(each, word) for each in names):
@@ -102,7 +91,7 @@ def _is_meant(port: int, view: LabView, name: str, words: Iterable[str]) -> bool
 
 
 def _leads_to(view: LabView, name: str, port: int) -> str:
-    """What is plugged in there; empty if nothing is."""
+    """The port at the other end of the fibre; empty without one."""
     other = view.lab.fibre_ends.get(Endpoint(name, str(port)))
     return "" if other is None else str(other[0])
 
@@ -116,7 +105,7 @@ def matrix_size(shown: Sides) -> tuple[float, float]:
 
 def draw_matrix(
     view: LabView, name: str, shown: Sides, planned: Mapping[str, Any] | None = None
-) -> Shapes:
+) -> picture.Shapes:
     """The matrix of these ports; ``planned``: what a change of the switch would break and make."""
     row = {port: n for n, port in enumerate(shown.inputs)}
     column = {port: n for n, port in enumerate(shown.outputs)}
@@ -139,64 +128,69 @@ def draw_matrix(
     return drawn
 
 
-def _columns(view: LabView, name: str, shown: Sides) -> Shapes:
+def _columns(view: LabView, name: str, shown: Sides) -> picture.Shapes:
     drawn, height = {}, _CELL * len(shown.inputs)
     for n, port in enumerate(shown.outputs):
         x, leads = _NAMES + _CELL * n, _leads_to(view, name, port)
         words = f"{port} {leads}"
         parts = [
-            shape("title", f"output {words}"),
-            shape("rect", "", x=x, y=0, width=_CELL, height=_NAMES + height),
-            shape("line", "", css="pl-grid", x1=x, x2=x, y1=_NAMES, y2=_NAMES + height),
-            text(x + 15, _NAMES - 5, words, 11, anchor="start", upwards=True),
+            picture.shape("title", f"output {words}"),
+            picture.shape("rect", "", x=x, y=0, width=_CELL, height=_NAMES + height),
+            picture.shape("line", "", css="pl-grid", x1=x, x2=x, y1=_NAMES, y2=_NAMES + height),
+            picture.text(x + 15, _NAMES - 5, words, 11, anchor="start", upwards=True),
         ]
-        drawn[f"out {port}"] = shape(
+        drawn[f"out {port}"] = picture.shape(
             "g", parts, css="pl-column", data_drop=port, data_to=f"out {words}"
         )
     return drawn
 
 
-def _rows(view: LabView, name: str, shown: Sides) -> Shapes:
+def _rows(view: LabView, name: str, shown: Sides) -> picture.Shapes:
     drawn, width = {}, _CELL * len(shown.outputs)
     for n, port in enumerate(shown.inputs):
         y, words = _NAMES + _CELL * n, f"{port} {_leads_to(view, name, port)}"
         parts = [
-            shape("title", f"input {words}"),
-            shape("rect", "", css="pl-row", x=0, y=y, width=_NAMES, height=_CELL),
-            shape("line", "", css="pl-grid", x1=_NAMES, x2=_NAMES + width, y1=y, y2=y),
-            text(_NAMES - 5, y + 15, words, 11, anchor="end"),
+            picture.shape("title", f"input {words}"),
+            picture.shape("rect", "", css="pl-row", x=0, y=y, width=_NAMES, height=_CELL),
+            picture.shape("line", "", css="pl-grid", x1=_NAMES, x2=_NAMES + width, y1=y, y2=y),
+            picture.text(_NAMES - 5, y + 15, words, 11, anchor="end"),
         ]
-        drawn[f"in {port}"] = shape("g", parts, data_drag=port, data_name=f"in {words}")
+        drawn[f"in {port}"] = picture.shape("g", parts, data_drag=port, data_name=f"in {words}")
     return drawn
 
 
-def _cell(view: LabView, circuits: list[Circuit], row: int, column: int) -> Shape:
+def _cell(view: LabView, circuits: list[Circuit], row: int, column: int) -> picture.Shape:
     worst = next((c for c in circuits if c.condition != "well"), circuits[0])
     x, y = _NAMES + _CELL * column + 3, _NAMES + _CELL * row + 3
-    look: Look = {"css": "pl-bad-cell"} if worst.condition in _BAD else {}
+    look: picture.Look = {"css": "pl-bad-cell"} if worst.condition in _BAD else {}
     colour = view.colours.get(worst.job, NO_JOB)
     size = {"width": _CELL - 6, "height": _CELL - 6, "rx": 2}
-    words = "\n".join(map(circuit_words, circuits))
-    parts = [shape("title", words), shape("rect", "", x=x, y=y, fill=colour, **size, **look)]
-    sign = SIGNS.get(worst.condition, "🔒" if worst.condition == "locked" else "")
+    words = "\n".join(map(picture.circuit_words, circuits))
+    parts = [
+        picture.shape("title", words),
+        picture.shape("rect", "", x=x, y=y, fill=colour, **size, **look),
+    ]
+    sign = picture.SIGNS.get(worst.condition, "🔒" if worst.condition == "locked" else "")
     if not sign and len(circuits) > 1:
         sign = str(len(circuits))
     if sign:
-        parts.append(text(x + 8, y + 13, sign, 12, bold=True))
+        parts.append(picture.text(x + 8, y + 13, sign, 12, bold=True))
     inp, out = worst.ports.inp, worst.ports.out
-    name = f"in {inp}" + (f" {channels_words(circuits)}" if worst.channel else "")
-    way: Look = {"data_drag": inp, "data_drop": out, "data_entry": f"{inp}>{out}"}
-    said: Look = {"data_name": name, "data_to": f"out {out}", "data_out": f"free {inp}"}
-    return shape("g", parts, **way, **said)
+    name = f"in {inp}" + (f" {picture.channels_words(circuits)}" if worst.channel else "")
+    way: picture.Look = {"data_drag": inp, "data_drop": out, "data_entry": f"{inp}>{out}"}
+    said: picture.Look = {"data_name": name, "data_to": f"out {out}", "data_out": f"free {inp}"}
+    return picture.shape("g", parts, **way, **said)
 
 
-def _mark(css: str, x: float, y: float) -> Shape:
+def _mark(css: str, x: float, y: float) -> picture.Shape:
     if css == "pl-planned":
-        return shape("rect", "", css=css, x=x + 2, y=y + 2, width=_CELL - 4, height=_CELL - 4, rx=2)
+        return picture.shape(
+            "rect", "", css=css, x=x + 2, y=y + 2, width=_CELL - 4, height=_CELL - 4, rx=2
+        )
     line = (
         f"M{x + 3} {y + 3}l{_CELL - 6} {_CELL - 6}M{x + 3} {y + _CELL - 3}l{_CELL - 6} {6 - _CELL}"
     )
-    return shape("path", "", css=css, d=line)
+    return picture.shape("path", "", css=css, d=line)
 
 
 def _small(
@@ -204,16 +198,18 @@ def _small(
     cells: Mapping[tuple[int, int], list[Circuit]],
     row: Mapping[int, int],
     column: Mapping[int, int],
-) -> Shapes:
+) -> picture.Shapes:
     """All of a large switch: a dot for each circuit, in a path for each colour."""
     pitch = _SMALL / max(len(row), len(column))
-    size = tenths(max(2.0, pitch))
+    size = picture.tenths(max(2.0, pitch))
     paths: dict[str, str] = {}
     for (inp, out), circuits in cells.items():
         is_bad = any(circuit.condition in _BAD for circuit in circuits)
         colour = "#d32f2f" if is_bad else view.colours.get(circuits[0].job, NO_JOB)
-        at = f"M{tenths(column[out] * pitch)} {tenths(row[inp] * pitch)}"
+        at = f"M{picture.tenths(column[out] * pitch)} {picture.tenths(row[inp] * pitch)}"
         paths[colour] = paths.get(colour, "") + f"{at}h{size}v{size}h-{size}z"
-    frame: Look = {"fill": "none", "width": _SMALL, "height": _SMALL}
-    drawn = {"frame": shape("rect", "", css="pl-grid", x=0, y=0, **frame)}
-    return drawn | {colour: shape("path", "", fill=colour, d=d) for colour, d in paths.items()}
+    frame: picture.Look = {"fill": "none", "width": _SMALL, "height": _SMALL}
+    drawn = {"frame": picture.shape("rect", "", css="pl-grid", x=0, y=0, **frame)}
+    return drawn | {
+        colour: picture.shape("path", "", fill=colour, d=d) for colour, d in paths.items()
+    }

@@ -1,8 +1,8 @@
-"""The frame that all pages have, and what pages are made of: tables, layers of shapes, periods."""
+"""The frame of all pages, and their elements: tables, layers of shapes, periods."""
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -27,13 +27,11 @@ display: 'inline-block', width: '0.8em', height: '0.8em', marginRight: '0.5em'}"
 FROM_TO = 0
 """The choice of two moments, among those of how many seconds up to now."""
 
-_FORM = "%Y-%m-%dT%H:%M:%S"
-
 
 class Page(ABC):
-    """A page that one visitor has open; it is brought up to date twice a second.
+    """A page that one visitor has open; it is refreshed twice a second.
 
-    What it shows is sent to the browser only where it differs from what is there.
+    Only what changed is sent to the browser.
     """
 
     def __init__(self, watch: LabWatch, visitor: Visitor, path: str) -> None:
@@ -50,20 +48,20 @@ class Page(ABC):
 
     @abstractmethod
     def build(self) -> None:
-        """Make what the page consists of."""
+        """Make the page's elements."""
 
     @abstractmethod
     def refresh(self) -> None:
-        """Bring it up to date with what the controller said last."""
+        """Show the controller's last answers."""
 
     def may_change(self) -> bool:
         """Whether the visitor may change circuits."""
         return self.visitor.role >= Role.OPERATOR
 
     async def ask(self, what: Callable[[], T], doing: str) -> T | None:
-        """Have the controller do something in the visitor's name; what it answers.
+        """Send the controller a request in the visitor's name; its answer.
 
-        What it refuses is said on the page, and ``None`` given.
+        A refusal is shown on the page, and the answer is ``None``.
         """
         try:
             return await run.io_bound(what)
@@ -94,14 +92,13 @@ class Page(ABC):
             return
         self._shown = self.watch.revision
         self._lab.text = f"lab {self.watch.lab.name}" if self.watch.lab.name else ""
-        said = f"no answer: {self.watch.trouble}" if self.watch.trouble else "live"
-        self._heard.text = said
+        self._heard.text = f"no answer: {self.watch.trouble}" if self.watch.trouble else "live"
         if self.watch.lab.name:
             self.refresh()
 
 
 async def confirmed(question: str, verb: str) -> bool:
-    """Whether the visitor says so."""
+    """Whether the visitor confirms it in a dialog."""
     with ui.dialog() as dialog, ui.card():
         ui.label(question)
         with ui.row():
@@ -118,7 +115,7 @@ def now() -> float:
 
 
 def columns(headings: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Columns by the field of a row that each shows."""
+    """The columns of a table; ``headings`` by the field of a row."""
     return [
         {"name": field, "field": field, "label": label, "align": "left", "sortable": True}
         for field, label in headings.items()
@@ -134,74 +131,10 @@ def table(shown: list[dict[str, Any]], title: str, rows_per_page: int = 0) -> ui
     return made.classes("w-full")
 
 
-class PagedTable:
-    """A table of rows with a number each as ``id``, which come page by page, the latest first."""
-
-    def __init__(self, shown: list[dict[str, Any]], title: str, rows_per_page: int) -> None:
-        self._rows_per_page = rows_per_page
-        self._before: list[int] = []
-        self._wanted, self._loaded = 1, 0
-        self.table = table(shown, title).classes("mt-2")
-        with self.table.add_slot("bottom"), ui.row().classes("items-center gap-2"):
-            self._newer = _button("Newer", f"Newer {title}", self._turn_back)
-            self._older = _button("Older", f"Older {title}", self._turn)
-            self._about = ui.label().classes("text-xs")
-
-    @property
-    def is_due(self) -> bool:
-        """Whether another page is wanted than the one that is shown."""
-        return self._loaded != self._wanted
-
-    @property
-    def is_at_newest(self) -> bool:
-        """Whether it shows the latest rows."""
-        return not self._before
-
-    def from_the_newest(self) -> None:
-        """Show the first page next."""
-        self._before.clear()
-        self._want_another()
-
-    async def load(self, page: Callable[[int, int | None], Sequence[dict[str, Any]]]) -> None:
-        """Show what ``page`` gives: so many rows before a number, or the latest of all."""
-        wanted, turned = self._wanted, len(self._before)
-        before = self._before[-1] if self._before else None
-        rows = await run.io_bound(page, self._rows_per_page + 1, before)
-        if rows is None or wanted != self._wanted:  # it ends, or the reader is elsewhere by now
-            return
-        self._loaded, shown = wanted, list(rows[: self._rows_per_page])
-        if self.table.rows != shown:
-            self.table.rows = shown
-        self._newer.set_enabled(turned > 0)
-        self._older.set_enabled(len(rows) > len(shown))
-        first = turned * self._rows_per_page + 1
-        self._about.text = f"{first} to {first + len(shown) - 1}"
-
-    def _turn(self) -> None:
-        if not self.is_due:
-            self._before.append(int(self.table.rows[-1]["id"]))
-            self._want_another()
-
-    def _turn_back(self) -> None:
-        if not self.is_due:
-            self._before.pop()
-            self._want_another()
-
-    def _want_another(self) -> None:
-        self._wanted += 1
-        self._newer.disable()
-        self._older.disable()
-
-
-def _button(text: str, label: str, pressed: Callable[[], None]) -> ui.button:
-    button = ui.button(text, on_click=pressed)
-    return button.props(f'flat dense no-caps aria-label="{label}"')
-
-
 class Layer(ui.element, component="layer.js"):
-    """Shows shapes in an ``svg``; what users wrote is text in them, and nothing else.
+    """Shows shapes in an ``svg``; what users wrote is only text in them.
 
-    It alters what is there: shapes replaced twice a second would fill the browser's memory.
+    It alters the shapes there: replacing them twice a second would fill the browser's memory.
     """
 
     def __init__(self) -> None:
@@ -210,9 +143,9 @@ class Layer(ui.element, component="layer.js"):
         self.on("missed", self._show_all)
 
     def show(self, size: str, drawn: Shapes, *, anew: bool = False) -> None:
-        """Show these from now on, under that ``viewBox``; those that differ are sent.
+        """Show these in a ``viewBox`` of that size; those that differ are sent.
 
-        What is new comes to lie on top of what is there. ``anew``: all is drawn again, in order.
+        New shapes lie on top of the others. ``anew``: all are drawn again, in order.
         """
         before, anew = self._drawn, anew or not self._number
         self._size, self._drawn = size, drawn
@@ -226,16 +159,16 @@ class Layer(ui.element, component="layer.js"):
             self.props["differ"] = [self._number, anew, size, differ]
 
     def _show_all(self) -> None:
-        """A browser missed an update, as of several that wait for it the last alone is sent."""
+        """A browser missed an update: of several that wait for it, only the last is sent."""
         self.show(self._size, self._drawn, anew=True)
 
 
 class Dragging(ui.element, component="dragging.js"):
     """Shapes in it that have ``data-drag`` can be dropped on those that have ``data-drop``.
 
-    ``dropped`` is told from which, at which it was (empty if at none) and to which (empty: out of
-    it all, which only what was at one can be). ``data-name``, ``data-to`` and ``data-out`` are
-    what is said of each meanwhile.
+    ``dropped`` gets the dragged shape's name, the target it was at (empty: none) and the new
+    target (empty: outside of all, for what was at one). ``data-name``, ``data-to`` and
+    ``data-out`` are shown meanwhile.
     """
 
     def __init__(self, dropped: Callable[[str, str, str], Awaitable[None]]) -> None:
@@ -270,7 +203,9 @@ class PeriodChoice:
             self._length = ui.select(offered, value=FROM_TO if chosen else value)
             self._length.props(f'dense options-dense aria-label="{label}"')
             with ui.row().classes("items-center gap-2") as self._between:
-                self._since, self._until = (_moment_input(name) for name in ("from", "to"))
+                self._since, self._until = (ui.input(name) for name in ("from", "to"))
+                for moment in (self._since, self._until):
+                    moment.props("type=datetime-local step=1 dense stack-label").classes("w-52")
                 ui.button("Show", on_click=self._show).props("dense no-caps")
                 self._wrong = ui.label().classes("text-negative").props("role=alert")
         self._between.set_visibility(chosen is not None)
@@ -299,7 +234,7 @@ class PeriodChoice:
 
     def _write_down(self, since: float, until: float) -> None:
         for field, at in ((self._since, since), (self._until, until)):
-            field.value = datetime.fromtimestamp(at).strftime(_FORM)
+            field.value = datetime.fromtimestamp(at).isoformat(timespec="seconds")
 
     def _show(self) -> None:
         chosen = moments(self._since.value, self._until.value)
@@ -307,10 +242,6 @@ class PeriodChoice:
         if chosen:
             self._bounds = chosen
             self._on_change()
-
-
-def _moment_input(name: str) -> ui.input:
-    return ui.input(name).props("type=datetime-local step=1 dense stack-label").classes("w-52")
 
 
 def moments(since: str, until: str) -> tuple[float, float] | None:

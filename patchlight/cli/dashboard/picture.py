@@ -1,7 +1,7 @@
 """The picture of a lab as layers of shapes by name; only those that differ are sent to a browser.
 
-The lowest layer is the lab itself, which does not change; above it are the light, and what is
-measured. Whatever a mouse can click there has the keyboard's focus, too.
+The lowest layer is the lab itself, which does not change; above it are the light, and the
+measurements. What a mouse can click can also have the keyboard's focus.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,7 +60,7 @@ body.body--dark { --pl-ink: #eee; --pl-paper: #2a2a2c; --pl-page: #1d1d1d; --pl-
 
 
 class Measured(NamedTuple):
-    """What was measured of a host last: bits per second, and the share its GPU is busy."""
+    """The latest measurements of a host: bits per second, and the share its GPU is busy."""
 
     sends_bps: float | None = None
     gets_bps: float | None = None
@@ -85,7 +85,7 @@ class Picture:
 
     @property
     def least_width(self) -> int:
-        """In how many pixels of width it can be read; where there are fewer, it is scrolled."""
+        """The width in pixels below which it cannot be read, and is scrolled."""
         return round(_LEAST_SCALE * self._width)
 
     # -- layers --------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class Picture:
     # -- parts ---------------------------------------------------------------------------------
 
     def _lit_by_paths(self, view: LabView) -> dict[Endpoint, tuple[str, str]]:
-        """The colour of the light at a fibre's end, and what is said of it."""
+        """The colour of the light at a fibre's end, and a text on it."""
         lit: dict[Endpoint, tuple[str, str]] = {}
         for path in view.links.paths.values():
             job = view.job_of_path(path)
@@ -142,15 +142,13 @@ class Picture:
             words += f", light of {job}" if job else ""
             for end in (path.source, path.sink):
                 lit.setdefault(end, (colour, words))
-            for ocs, ports in path.through:
-                lit.setdefault(Endpoint(ocs, str(ports.inp)), (colour, words))
-                lit.setdefault(Endpoint(ocs, str(ports.out)), (colour, words))
+            for ocs, passed in path.through:
+                for port in (passed.inp, passed.out):
+                    lit.setdefault(Endpoint(ocs, str(port)), (colour, words))
         return lit
 
     def _lit_by_channels(self, view: LabView) -> dict[Endpoint, tuple[str, str]]:
-        """The same where wavelengths matter: light may be split, and several signals be on a fibre.
-
-        Each fibre by one of its ends."""
+        """The same by fibre end where wavelengths matter, with several signals on a fibre."""
         lit = {}
         for fibre in self._lab.fibres:
             there, back = view.signals_at(fibre.b), view.signals_at(fibre.a)
@@ -170,10 +168,8 @@ class Picture:
         if kind == "wavelength switch":  # beside its channels
             place = (x + 8, y + box.height * _INCH - 24)
         if is_server:
-            place, anchor = (
-                (self._at((box.centre, box.y))[0], y + box.height * _INCH + 17),
-                "middle",
-            )
+            place = (self._at((box.centre, box.y))[0], y + box.height * _INCH + 17)
+            anchor = "middle"
         parts = [shape("rect", "", css="pl-box", rx=6, **self._place(box))]
         if not is_server or self._layout.detailed:
             parts.append(text(*place, name, size, anchor=anchor, bold=True))
@@ -206,12 +202,8 @@ class Picture:
         seen, parts = measured.get(host.name, Measured()), list[Shape]()
         if job:
             colour = view.colours.get(job, NO_JOB)
-            look: Look = {
-                "fill": colour,
-                "fill_opacity": 0.16,
-                "stroke": colour,
-                "stroke_width": 2.5,
-            }
+            look: Look = {"fill": colour, "stroke": colour, "stroke_width": 2.5}
+            look["fill_opacity"] = 0.16
             parts.append(shape("rect", "", rx=4, **look, **self._place(box)))
         words = f"{host.name}: {f'in {job}' if job else 'free'}"
         if seen.busy is not None:
@@ -220,9 +212,8 @@ class Picture:
             width = max(0.0, min(1.0, seen.busy)) * (box.width - 0.08) * _INCH
             height = 5 if self._layout.detailed else 2
             size = {"width": tenths(width), "height": height}
-            parts.append(
-                shape("rect", "", css="pl-busy", x=tenths(x), y=tenths(y - height), **size)
-            )
+            place = {"x": tenths(x), "y": tenths(y - height)}
+            parts.append(shape("rect", "", css="pl-busy", **place, **size))
         if seen.sends_bps is not None:
             sends = format_rate(round(seen.sends_bps))
             words += f", {host.nic.name} sends {sends}"
@@ -292,7 +283,7 @@ def _lift(start: _Point, end: _Point) -> float:
 
 
 def circuit_words(circuit: Circuit) -> str:
-    """What there is to say of a circuit, in a line."""
+    """A line on a circuit."""
     words = [f"{circuit.ocs} {circuit.ports}: {circuit.condition}"]
     if circuit.source is not None:
         words.append(f"{circuit.source} to {circuit.sink}")
@@ -307,7 +298,7 @@ def circuit_words(circuit: Circuit) -> str:
 
 
 def channels_words(circuits: Sequence[Circuit]) -> str:
-    """Which channels go there: the one, or how many."""
+    """The channel of these circuits, or how many there are."""
     channels = sorted({circuit.channel for circuit in circuits})
     return channels[0] if len(channels) == 1 else f"{len(channels)} channels"
 
@@ -328,7 +319,7 @@ def _by_ports(view: LabView) -> list[list[Circuit]]:
 
 
 def about(words: str, device: str, parts: list[Shape], **name: str) -> Shape:
-    """A thing that says something of itself when the mouse is on it, and opens a device."""
+    """A group with a tooltip, which opens a device when clicked."""
     named = {f"data_{kind}": its for kind, its in name.items()}
     return shape("g", [shape("title", words), *parts], data_device=device, **named)
 
@@ -359,5 +350,5 @@ def shape(tag: str, inside: str | list[Shape], /, **attributes: str | float) -> 
 
 
 def tenths(pixels: float) -> float:
-    """As exactly as a picture needs it: no more digits are sent."""
+    """Rounded to what a picture needs: no more digits are sent."""
     return round(pixels, 1)

@@ -1,6 +1,5 @@
-"""What tables and cards of the dashboard say: rows and lines of text, made of values."""
+"""The rows and lines of text in the dashboard's tables and cards."""
 
-import time
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -14,15 +13,10 @@ Row = dict[str, Any]
 Answer = Mapping[str, Any]
 
 _MOST_MEETINGS, _MOST_GPUS = 3, 8
-# Of a change's stages, those in which the light of what it moves is away.
+# The stages of a change in which the circuits that it moves are down.
 _DARK_STAGES = ("break", "make", "verify")
 # In the order in which a change passes them.
 _STAGES = ("waiting", "read", "plan", "check", "drain", *_DARK_STAGES, "flows", "undrain")
-
-
-def ago(at: float, now: float | None = None) -> str:
-    """How long ago a Unix time was, as nobody needs to know exactly."""
-    return f"{span(max(0.0, (time.time() if now is None else now) - at))} ago"
 
 
 def job_row(job: Answer, view: LabView, iteration_s: float | None, sends_bps: float | None) -> Row:
@@ -53,7 +47,7 @@ def gpus_words(hosts: Sequence[str]) -> str:
 
 
 def light_words(job: Answer, view: LabView) -> str:
-    """Where the light of a job's NICs leads, and through what."""
+    """Where a job's NICs are connected to, and by which devices."""
     ways: dict[str, int] = {}
     for name in job["hosts"]:
         host = view.lab.host_names.get(name)
@@ -86,7 +80,7 @@ def change_row(change: Answer) -> Row:
         "why": harmless(change["why"]),
         "took": "" if ended is None else format_time(max(1e-6, ended - began)),
         "dark": format_time(dark) if (dark := dark_s(change)) else "",
-        "stages": stages_words(change),
+        "stages": _stages(change),
         "changes": changes_words(change["changes"]),
         "message": harmless(change["message"]),
         "can_undo": change["state"] == "committed"
@@ -96,18 +90,17 @@ def change_row(change: Answer) -> Row:
 
 
 def dark_s(change: Answer) -> float:
-    """For how long the light of what a change moved was away, in seconds."""
+    """For how long the circuits that a change moved were down, in seconds."""
     return float(sum(change["stages_s"].get(stage, 0.0) for stage in _DARK_STAGES))
 
 
-def stages_words(change: Answer, at_least_s: float = 0.0) -> str:
-    """What each stage of a change took, where it was so long."""
+def _stages(change: Answer, at_least_s: float = 0.0) -> str:
     stages = [(name, s) for name, s in change["stages_s"].items() if s >= at_least_s]
     return ", ".join(f"{name} {format_time(max(1e-6, spent))}" for name, spent in stages)
 
 
 def stage_rows(change: Answer, now: float) -> list[tuple[str, str]]:
-    """The stages of a change in words, and whether each is ``done``, ``now`` or ``next``."""
+    """The stages of a change as text, and whether each is ``done``, ``now`` or ``next``."""
     spent, progress = change["stages_s"], change.get("progress")
     current = progress["stage"] if progress else ""
     rows = [
@@ -134,19 +127,14 @@ def stage_rows(change: Answer, now: float) -> list[tuple[str, str]]:
 
 def changes_words(changes: Mapping[str, Answer]) -> str:
     """The cross-connects that a change breaks and makes, by circuit switch."""
-    words = []
-    for ocs, change in changes.items():
-        parts = [
-            f"{ocs}:",
-            *(f"−{c}" for c in change["breaks"]),
-            *(f"+{c}" for c in change["makes"]),
-        ]
-        words.append(" ".join(parts))
-    return "; ".join(words)
+    return "; ".join(
+        " ".join([f"{ocs}:", *(f"−{c}" for c in each["breaks"]), *(f"+{c}" for c in each["makes"])])
+        for ocs, each in changes.items()
+    )
 
 
 def last_change_lines(view: LabView, now: float) -> list[str]:
-    """What the latest change of circuits was, who wanted it, and what it cost."""
+    """The latest change of circuits, its user, and its times."""
     change = view.last_change
     lines = [
         f"change {c['id']} is under way: {progress_line(c['progress'])}"
@@ -156,7 +144,8 @@ def last_change_lines(view: LabView, now: float) -> list[str]:
     if change is None:
         return lines or ["no circuit was changed yet"]
     by = f" by {harmless(change['by'])}" if change["by"] else ""
-    lines.append(f"change {change['id']}: {change['state']} {ago(change['finished_at'], now)}{by}")
+    ago = span(max(0.0, now - change["finished_at"]))
+    lines.append(f"change {change['id']}: {change['state']} {ago} ago{by}")
     lines += [harmless(change["why"])] if change["why"] else []
     whole_s = change["finished_at"] - change["started_at"]
     broken, made = (
@@ -166,14 +155,14 @@ def last_change_lines(view: LabView, now: float) -> list[str]:
         f"{broken} cross-connects broken and {made} made in {format_time(max(1e-6, whole_s))}; "
         f"their light was away {format_time(max(1e-6, dark_s(change)))}"
     )
-    stages = stages_words(change, 1e-3)
+    stages = _stages(change, 1e-3)
     lines += [f"of that {stages}"] if stages else []
     lines += [harmless(change["message"])] if change["state"] != "committed" else []
     return lines
 
 
 def worries(view: LabView, stopped: Answer | None, trouble: str) -> list[str]:
-    """What is not well, what is worst first."""
+    """The faults, the worst first."""
     found = [trouble] if trouble else []
     if stopped is not None:
         why = f": {stopped['why']}" if stopped["why"] else ""
@@ -223,7 +212,7 @@ def _dbm(power: float | None) -> str:
 
 
 def device_rows(view: LabView, name: str) -> list[Row]:
-    """The ports of a device that have a fibre: where it leads, and what light is on it."""
+    """The ports of a device that have a fibre: its far end, and its light."""
     rows = []
     by_port: dict[tuple[str, int], list[Circuit]] = {}
     for circuit in view.circuits:
@@ -237,7 +226,12 @@ def device_rows(view: LabView, name: str) -> list[Row]:
             light = f"lit to {peer}"
         elif end.device in view.switch_maps:
             circuits = by_port.get((name, int(end.port)), ())
-            light = "; ".join(f"{c.ports} {c.condition}{_powers(c)}" for c in circuits)
+            parts = []
+            for c in circuits:
+                dbm = [f"{power:.1f}" for power in (c.in_dbm, c.out_dbm) if power is not None]
+                powers = f" ({' → '.join(dbm)} dBm)" if dbm else ""
+                parts.append(f"{c.ports} {c.condition}{powers}")
+            light = "; ".join(parts)
         at = (name, int(end.port)) if end.port.isdecimal() else ("", 0)
         locks = [lock for _, lock in view.locked_ports.get(at, ())]
         rows.append(
@@ -252,13 +246,8 @@ def device_rows(view: LabView, name: str) -> list[Row]:
     return rows
 
 
-def _powers(circuit: Circuit) -> str:
-    powers = [f"{p:.1f}" for p in (circuit.in_dbm, circuit.out_dbm) if p is not None]
-    return f" ({' → '.join(powers)} dBm)" if powers else ""
-
-
 def health_rows(view: LabView) -> list[Row]:
-    """Who of the lab's devices, agents and the controller's parts is there, and how."""
+    """The state of the lab's devices, its agents, and the controller's parts."""
     rows: list[Row] = []
 
     def add(name: str, kind: str, words: str, good: bool) -> None:
@@ -283,21 +272,18 @@ def health_rows(view: LabView) -> list[Row]:
             words += f"; failed {part['faults']} times, last: {part['last_fault']}"
         add(part["name"], "part of the controller", words, bool(part["running"]))
     engine = view.status.get("engine")
-    add(
-        "OpenFlow speaker",
-        "process",
-        f"engine {engine}" if engine else "does not run",
-        bool(engine),
-    )
+    words = f"engine {engine}" if engine else "does not run"
+    add("OpenFlow speaker", "process", words, bool(engine))
     return rows
 
 
 def event_row(event: Answer) -> Row:
-    """Something that happened, in a list."""
-    said = {
-        k: v for k, v in event.items() if k not in ("number", "at", "kind") and v not in ("", None)
-    }
-    words = ", ".join(f"{key}: {value}" for key, value in said.items())
+    """An event in a list."""
+    words = ", ".join(
+        f"{key}: {value}"
+        for key, value in event.items()
+        if key not in ("number", "at", "kind") and value not in ("", None)
+    )
     return {
         "id": event.get("number", f"skipped {event.get('first')}"),
         "at": when(event["at"]) if "at" in event else "",

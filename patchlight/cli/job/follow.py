@@ -14,19 +14,9 @@ import click
 from patchlight.cli.job import listing
 from patchlight.cli.job.listing import find_job, force_option, job_argument, outcome
 from patchlight.client.client import ControllerClient, ControllerError, NoAnswer
+from patchlight.console import rendering as out
 from patchlight.console.connection import complete_job, with_client
 from patchlight.console.options import Quantity
-from patchlight.console.rendering import (
-    Column,
-    Table,
-    json_option,
-    listing_options,
-    live,
-    numbers,
-    print_answer,
-    print_json,
-    say,
-)
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobState
 from patchlight.testbed.units import parse_time
@@ -55,12 +45,12 @@ def patiently(call: Callable[[], T]) -> T:
             answer = call()
         except NoAnswer as error:
             if not away:
-                say(f"waiting for the controller: {error.message}", err=True)
+                out.say(f"waiting for the controller: {error.message}", err=True)
             away = True
             time.sleep(_POLL_S)
         else:
             if away:
-                say("the controller answers again", err=True)
+                out.say("the controller answers again", err=True)
             return answer
 
 
@@ -73,9 +63,9 @@ def follow_job(client: ControllerClient, job_id: str, *, as_json: bool) -> None:
         reports, after = patiently(lambda: client.iterations(job_id, known))  # noqa: B023
         for r in reports:
             if as_json:
-                print_json(r, one_line=True)
+                out.print_json(r, one_line=True)
                 continue
-            say(
+            out.say(
                 f"rank {r['rank']} iteration {r['index']}: compute {r['compute_s']:.3f} s, "
                 f"communication {r['communication_s']:.3f} s"
             )
@@ -86,12 +76,12 @@ def follow_job(client: ControllerClient, job_id: str, *, as_json: bool) -> None:
         lines = "".join(f"\n  | {line}" for line in status["last_lines"])
         raise PatchlightError(f"job {job_id} {status['state']}: {status['message']}{lines}")
     if not as_json:
-        say(f"done in {listing.elapsed(status)}")
+        out.say(f"done in {listing.elapsed(status)}")
 
 
 @click.command()
 @job_argument
-@json_option
+@out.json_option
 @with_client
 def follow(client: ControllerClient, job: str, as_json: bool) -> None:
     """Show a job's iterations as they finish, until it ends; with --json one on a line."""
@@ -128,9 +118,9 @@ class _Output:
 
     def _line(self, worker: int, line: str, *, marked: bool) -> None:
         if self._as_json:
-            print_json({"worker": worker, "line": line}, one_line=True)
+            out.print_json({"worker": worker, "line": line}, one_line=True)
         else:
-            say(f"[{worker}] {line}" if marked else line)
+            out.say(f"[{worker}] {line}" if marked else line)
 
 
 @click.command()
@@ -139,7 +129,7 @@ class _Output:
 @click.option(
     "--worker", type=click.IntRange(min=0), metavar="RANK", help="Of one worker  [default: of all]."
 )
-@json_option
+@out.json_option
 @with_client
 def logs(
     client: ControllerClient, job: str, following: bool, worker: int | None, as_json: bool
@@ -169,7 +159,7 @@ def logs(
         time.sleep(_POLL_S)
     output.end(marked=several)
     if following or final:
-        say(outcome(status), err=True)
+        out.say(outcome(status), err=True)
 
 
 @click.command()
@@ -181,7 +171,7 @@ def logs(
     metavar="TIME",
     help="Wait no longer than this.",
 )
-@json_option
+@out.json_option
 @with_client
 def wait(
     client: ControllerClient, jobs: tuple[str, ...], timeout_s: float | None, as_json: bool
@@ -200,14 +190,14 @@ def wait(
                 left.remove(job_id)
                 ended.append(status)
                 if not as_json:
-                    say(outcome(status))
+                    out.say(outcome(status))
         if not left or (ends is not None and time.monotonic() >= ends):
             break
         time.sleep(_POLL_S if ends is None else min(_POLL_S, max(0, ends - time.monotonic())))
     if as_json:
-        print_json(ended)
+        out.print_json(ended)
     if left:
-        say(f"after {timeout_s:g} s these have not ended: {', '.join(left)}", err=True)
+        out.say(f"after {timeout_s:g} s these have not ended: {', '.join(left)}", err=True)
         sys.exit(_TIMED_OUT)
     if any(status["state"] != JobState.DONE for status in ended):
         sys.exit(_FAILED)
@@ -215,7 +205,7 @@ def wait(
 
 @click.command()
 @click.option("--once", is_flag=True, help="Print it once; so it is done where no terminal is.")
-@listing_options
+@out.listing_options
 @with_client
 def top(client: ControllerClient, once: bool, as_json: bool) -> None:
     """Show how fast the running jobs are, again each second. Ends with Ctrl-C.
@@ -225,9 +215,9 @@ def top(client: ControllerClient, once: bool, as_json: bool) -> None:
     With --json it is printed once.
     """
     if as_json:
-        print_json(_rows(client))
+        out.print_json(_rows(client))
     else:
-        live(lambda: _table(patiently(lambda: _rows(client))), _TOP_EVERY_S, once=once)
+        out.live(lambda: _table(patiently(lambda: _rows(client))), _TOP_EVERY_S, once=once)
 
 
 def _rows(client: ControllerClient) -> list[Answer]:
@@ -256,14 +246,14 @@ def pace(reports: Sequence[IterationReport]) -> Answer:
     }
 
 
-def _table(rows: list[Answer]) -> Table:
+def _table(rows: list[Answer]) -> out.Table:
     def figure(value: float | None, unit: str) -> str:
         return "" if value is None else f"{value:.3f}{unit}"
 
-    table = Table(
+    table = out.Table(
         "id",
-        *numbers("GPUs", "done", "in 1 s", "compute", "communicate", "predicted", "off"),
-        *(Column(name, wide=True) for name in ("user", "hosts", "message")),
+        *out.numbers("GPUs", "done", "in 1 s", "compute", "communicate", "predicted", "off"),
+        *(out.Column(name, wide=True) for name in ("user", "hosts", "message")),
         title="running jobs" if rows else "no job runs",
     )
     for row in rows:
@@ -288,18 +278,18 @@ def _table(rows: list[Answer]) -> Table:
 @click.command()
 @job_argument
 @force_option
-@json_option
+@out.json_option
 @with_client
 def stop(client: ControllerClient, job: str, force: bool, as_json: bool) -> None:
     """Stop a job and those submitted together with it."""
     status = client.stop(find_job(client, job), force=force)
-    print_answer(status, status["state"], as_json=as_json)
+    out.print_answer(status, status["state"], as_json=as_json)
 
 
 @click.command()
 @job_argument
 @force_option
-@json_option
+@out.json_option
 @with_client
 def restart(client: ControllerClient, job: str, force: bool, as_json: bool) -> None:
     """Begin a job again: one that has ended as a new job, one that runs where it is.
@@ -307,7 +297,7 @@ def restart(client: ControllerClient, job: str, force: bool, as_json: bool) -> N
     A synthetic job that runs goes on at its iteration, on whatever GPUs it gets now.
     """
     status = client.restart(find_job(client, job), force=force)
-    print_answer(status, f"{status['id']} {status['state']}", as_json=as_json)
+    out.print_answer(status, f"{status['id']} {status['state']}", as_json=as_json)
 
 
 @click.command()
@@ -316,7 +306,7 @@ def restart(client: ControllerClient, job: str, force: bool, as_json: bool) -> N
 @click.option(
     "--detach", is_flag=True, help="Begin it and do not wait: 'patchlight ocs watch ID' follows it."
 )
-@json_option
+@out.json_option
 @with_client
 def regroup(
     client: ControllerClient, jobs: tuple[str, ...], dry_run: bool, detach: bool, as_json: bool
@@ -331,27 +321,27 @@ def regroup(
     ids = [find_job(client, job) for job in jobs]
     if dry_run:
         found = client.preview_regroup(ids) if ids else client.defragmentation()
-        print_answer(found, lambda: _print_proposal(found), as_json=as_json)
+        out.print_answer(found, lambda: _print_proposal(found), as_json=as_json)
         return
     record = client.regroup(ids, detach=detach) if ids else client.defragment(detach=detach)
     if record is None:
-        print_answer(None, _NOTHING, as_json=as_json)
+        out.print_answer(None, _NOTHING, as_json=as_json)
     else:
         print_change(record, as_json=as_json)
 
 
 def _print_proposal(found: Mapping[str, Any] | None) -> None:
     if found is None:
-        say(_NOTHING)
+        out.say(_NOTHING)
         return
     for job, gain_s in found.get("gains_s", {}).items():
         cost_s = found["costs_s"].get(job)
         costs = f", {cost_s:.1f} s of cost counted in" if cost_s is not None else ""
         said = f"ends {gain_s:.1f} s sooner" if gain_s >= 0 else f"ends {-gain_s:.1f} s later"
-        say(f"{job} {said}{costs}")
+        out.say(f"{job} {said}{costs}")
     for ocs, pairs in (found.get("makes") or found.get("maps") or {}).items():
-        say(f"{ocs}: {', '.join(pairs)}")
+        out.say(f"{ocs}: {', '.join(pairs)}")
     if not found.get("makes", True):
-        say("The circuits are as they would be.")
+        out.say("The circuits are as they would be.")
     for objection in found.get("objections", ()):
-        say(f"against it: {objection}")
+        out.say(f"against it: {objection}")

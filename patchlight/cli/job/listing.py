@@ -8,19 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from patchlight.console import rendering as out
 from patchlight.console.connection import complete_job, with_client
-from patchlight.console.rendering import (
-    Cell,
-    Coloured,
-    Column,
-    Meaning,
-    Table,
-    listing_options,
-    numbers,
-    print_answer,
-    say,
-    when,
-)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.jobs import JobState
@@ -32,7 +21,7 @@ if TYPE_CHECKING:
 
 # So many are shown where several may be meant, or none is.
 _MOST = 12
-_MEANINGS: dict[str, Meaning] = {
+_MEANINGS: dict[str, out.Meaning] = {
     JobState.DONE: "good",
     JobState.RUNNING: "good",
     JobState.FAILED: "bad",
@@ -94,8 +83,8 @@ def elapsed(status: shapes.JobInList) -> str:
     return f"{(status['finished_at'] or time.time()) - status['started_at']:.1f} s"
 
 
-def _state(status: shapes.JobInList | shapes.StateOfJob) -> Coloured:
-    return Coloured(status["state"], _MEANINGS.get(status["state"], "caution"))
+def _state(status: shapes.JobInList | shapes.StateOfJob) -> out.Coloured:
+    return out.Coloured(status["state"], _MEANINGS.get(status["state"], "caution"))
 
 
 @click.command("list")
@@ -108,7 +97,7 @@ def _state(status: shapes.JobInList | shapes.StateOfJob) -> Coloured:
     "-n", "--last", type=click.IntRange(min=1), default=20, metavar="N", help="The latest so many."
 )
 @click.option("--all", "every", is_flag=True, help="All of them, however many.")
-@listing_options
+@out.listing_options
 @with_client
 def list_jobs(
     client: ControllerClient, last: int, every: bool, as_json: bool, **which: str | None
@@ -119,16 +108,16 @@ def list_jobs(
     left_out = not every and len(jobs) > last
     if left_out:
         del jobs[0]
-    table = Table(
-        Column("id", whole=True),
-        Column("state", whole=True),
-        *numbers("done", "time"),
+    table = out.Table(
+        out.Column("id", whole=True),
+        out.Column("state", whole=True),
+        *out.numbers("done", "time"),
         "message",
-        Column("workers", wide=True, right=True),
-        Column("user", wide=True),
-        Column("priority", wide=True, right=True),
-        Column("hosts", wide=True),
-        Column("submitted", wide=True),
+        out.Column("workers", wide=True, right=True),
+        out.Column("user", wide=True),
+        out.Column("priority", wide=True, right=True),
+        out.Column("hosts", wide=True),
+        out.Column("submitted", wide=True),
     )
     for status in jobs:
         table.add_row(
@@ -141,17 +130,19 @@ def list_jobs(
             status["by"],
             str(status["spec"]["priority"]),
             ", ".join(status["hosts"]),
-            when(status["submitted_at"]),
+            out.when(status["submitted_at"]),
         )
-    print_answer(jobs, table, as_json=as_json)
+    out.print_answer(jobs, table, as_json=as_json)
     if left_out:
-        say(f"these are the latest {last}: --last N shows more of them, --all shows all", err=True)
+        out.say(
+            f"these are the latest {last}: --last N shows more of them, --all shows all", err=True
+        )
 
 
 @click.command()
 @job_argument
 @click.option("--why", is_flag=True, help="Also its states so far, and what policies decided.")
-@listing_options
+@out.listing_options
 @with_client
 def show(client: ControllerClient, job: str, why: bool, as_json: bool) -> None:
     """All that is known of one job."""
@@ -161,17 +152,17 @@ def show(client: ControllerClient, job: str, why: bool, as_json: bool) -> None:
 
     def show_text() -> None:
         cells = (*_of_status(status), *_of_spec(status))
-        Table(Column("", whole=True), "", rows=(row for row in cells if row[1])).print()
+        out.Table(out.Column("", whole=True), "", rows=(row for row in cells if row[1])).print()
         for line in status["last_lines"]:
-            say(f"  | {line}")
+            out.say(f"  | {line}")
         if why:
             _print_why(states, decisions)
 
     answer = {**status, "states": states, "decisions": decisions} if why else status
-    print_answer(answer, show_text, as_json=as_json)
+    out.print_answer(answer, show_text, as_json=as_json)
 
 
-def _of_status(status: shapes.JobAnswer) -> Iterator[tuple[str, Cell]]:
+def _of_status(status: shapes.JobAnswer) -> Iterator[tuple[str, out.Cell]]:
     yield "id", status["id"]
     yield "state", _state(status)
     yield "message", status["message"]
@@ -179,7 +170,7 @@ def _of_status(status: shapes.JobAnswer) -> Iterator[tuple[str, Cell]]:
     yield "iterations", iterations(status)
     yield "hosts", ", ".join(status["hosts"])
     yield "workers", _degrees(status)
-    yield "submitted", when(status["submitted_at"])
+    yield "submitted", out.when(status["submitted_at"])
     yield "ran for", elapsed(status)
     yield "predicted", _predicted(status)
     yield "measured", _measured(status)
@@ -236,7 +227,7 @@ def _moved(move: shapes.LightMove) -> str:
     def pace(*seconds: float | None) -> str:
         return " → ".join(f"{s:.3f} s" if s is not None else "not known" for s in seconds)
 
-    at = f"{when(move['moved_at'])} by {move['policy']} (change {move['reconfiguration']})"
+    at = f"{out.when(move['moved_at'])} by {move['policy']} (change {move['reconfiguration']})"
     others = " (before, something else changed, too)" if move["unsettled_before"] else ""
     predicted = pace(move["predicted_before_s"], move["predicted_after_s"])
     measured = pace(move["measured_before_s"], move["measured_after_s"])
@@ -288,17 +279,19 @@ def _held_by(status: shapes.JobAnswer) -> str:
 
 
 def _print_why(states: list[shapes.StateOfJob], decisions: list[shapes.DecisionShape]) -> None:
-    say("")
-    was = ((when(was["at"]), _state(was), was["message"]) for was in states)
-    Table(Column("since", whole=True), Column("state", whole=True), "why", rows=was).print()
+    out.say("")
+    was = ((out.when(was["at"]), _state(was), was["message"]) for was in states)
+    out.Table(
+        out.Column("since", whole=True), out.Column("state", whole=True), "why", rows=was
+    ).print()
     if not decisions:
         return
-    say("")
-    took, digest = numbers("took"), Column("digest", wide=True)
-    table = Table(Column("decided", whole=True), "kind", "policy", *took, "answer", digest)
+    out.say("")
+    took, digest = out.numbers("took"), out.Column("digest", wide=True)
+    table = out.Table(out.Column("decided", whole=True), "kind", "policy", *took, "answer", digest)
     for row in decisions:
         table.add_row(
-            when(row["at"]),
+            out.when(row["at"]),
             str(row["kind"]),
             str(row["policy"]),
             f"{1000 * row['seconds']:.1f} ms",
@@ -315,10 +308,14 @@ def _print_weighed(decision: shapes.DecisionShape) -> None:
     """What a learned policy saw and weighed: its options and their scores, the best first."""
     weighed = decision["weighed"]
     saw = ", ".join(f"{value} {name}" for name, value in weighed["saw"].items())
-    say("")
+    out.say("")
     title = f"{decision['kind']}: {decision['policy']} saw {saw}"
-    table = Table(
-        *numbers("score"), "option", *numbers("lasts", "delays others"), "also of", title=title
+    table = out.Table(
+        *out.numbers("score"),
+        "option",
+        *out.numbers("lasts", "delays others"),
+        "also of",
+        title=title,
     )
     for option in weighed["options"]:
         seconds = (option["lasts_s"], option["delays_others_s"])

@@ -12,23 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from patchlight.console.connection import (
-    Complete,
-    complete_hosts,
-    connect,
-    controller_options,
-    lab_meant,
-)
+from patchlight.console import connection
+from patchlight.console import rendering as out
 from patchlight.console.options import complete_policy
-from patchlight.console.rendering import (
-    Column,
-    Table,
-    json_option,
-    numbers,
-    print_answer,
-    print_json,
-    say,
-)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.fields import FieldType, ListOf
 from patchlight.testbed.io.forms import MapOf, mapping_of, value_of
@@ -71,7 +57,7 @@ def _of_key(
     *flags: str,
     default: str = "",
     multiple: bool = False,
-    complete: Complete | None = None,
+    complete: connection.Complete | None = None,
 ) -> Any:
     key = KEYS[name]
     type: FieldType = key.type
@@ -93,7 +79,7 @@ def _of_key(
 _OPTIONS = (
     _of_key("workers", "N|auto"),
     _of_key("degrees", "N,N…"),
-    _of_key("hosts", "HOST,HOST…", complete=complete_hosts),
+    _of_key("hosts", "HOST,HOST…", complete=connection.complete_hosts),
     _of_key("gpu_models", "MODEL,MODEL…"),
     _of_key("trainer", "synthetic|torch|command"),
     _of_key("model", "NAME"),
@@ -168,8 +154,8 @@ class _WithProgram(click.Command):
 @_job_options
 @click.option("--dry-run", is_flag=True, help="Say what would come of it now, and queue nothing.")
 @click.option("--follow", is_flag=True, help="Wait for the end and show progress.")
-@json_option
-@controller_options
+@out.json_option
+@connection.controller_options
 def submit(
     job: str,
     dry_run: bool,
@@ -198,14 +184,14 @@ def submit(
         jobs = _named(job, given, lab_name, address)
     if follow and len(jobs.specs) > 1:
         raise BadInput("--follow is for one job: 'patchlight job wait' waits for several")
-    with connect(lab_name, address) as client:
+    with connection.connect(lab_name, address) as client:
         if dry_run:
             rows = client.preview(jobs)
-            print_answer(rows, lambda: _print_preview(rows), as_json=as_json)
+            out.print_answer(rows, lambda: _print_preview(rows), as_json=as_json)
             return
         statuses = client.submit(jobs)
         ids = "\n".join(status["id"] for status in statuses)
-        print_answer(statuses[0] if len(statuses) == 1 else statuses, ids, as_json=as_json)
+        out.print_answer(statuses[0] if len(statuses) == 1 else statuses, ids, as_json=as_json)
         if follow:
             from patchlight.cli.job.follow import follow_job
 
@@ -226,14 +212,14 @@ def _named(name: str, given: Overrides, lab_name: str | None, address: str | Non
         return jobs_of({"name": name, "iterations": _ITERATIONS}, given)
     values = {"iterations": _ITERATIONS, "gradient": _GRADIENT, **given.values}
     if "compute" not in values:
-        lab = lab_meant(lab_name, address)
+        lab = connection.lab_meant(lab_name, address)
         models = {gpu.model for server in lab.servers for gpu in server.gpus}
         values["compute"] = dict.fromkeys(sorted(models), _COMPUTE_S)
     return jobs_of({"name": name}, Overrides(values, given.sweep, given.array))
 
 
 def _print_preview(rows: Sequence[Preview]) -> None:
-    table = Table(Column("job", whole=True), "now", "circuits", *numbers("iteration"))
+    table = out.Table(out.Column("job", whole=True), "now", "circuits", *out.numbers("iteration"))
     for row in rows:
         now = f"starts on {', '.join(row['hosts'])}"
         if row["waits_for"]:
@@ -263,13 +249,13 @@ def check(files: tuple[str, ...]) -> None:
             jobs = read_jobs(file)
         except JobFileError as error:
             wrong = True
-            say(str(error))
+            out.say(str(error))
             continue
         names = ", ".join(spec.name for spec in jobs.specs[:5])
         more = f" and {len(jobs.specs) - 5} more" if jobs.specs[5:] else ""
         how = "start together" if jobs.together else "are submitted one by one"
         counted = "a job" if len(jobs.specs) == 1 else f"{len(jobs.specs)} jobs that {how}"
-        say(f"{file} is good: {counted}: {names}{more}")
+        out.say(f"{file} is good: {counted}: {names}{more}")
     if wrong:
         sys.exit(JobFileError.exit_code)
 
@@ -277,7 +263,7 @@ def check(files: tuple[str, ...]) -> None:
 @click.command()
 def schema() -> None:
     """Print the JSON Schema of job files, for editors."""
-    print_json(json_schema())
+    out.print_json(json_schema())
 
 
 def _overrides(

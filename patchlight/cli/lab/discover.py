@@ -1,4 +1,4 @@
-"""``patchlight lab discover``: what really hangs on the ports of circuit switches."""
+"""``patchlight lab discover``: what is really plugged into the ports of circuit switches."""
 
 from __future__ import annotations
 
@@ -11,43 +11,26 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from patchlight.cli.ocs.names import complete_any_port, ports_by_switch
-from patchlight.console.connection import (
-    NEWS_WITHIN_S,
-    address_option,
-    connect,
-    lab_meant,
-    running_lab_file,
-)
+from patchlight.console import connection
+from patchlight.console import rendering as out
 from patchlight.console.options import Quantity, complete_lab
-from patchlight.console.rendering import (
-    Coloured,
-    Column,
-    Meaning,
-    Table,
-    cannot_write,
-    console,
-    listing_options,
-    print_json,
-    progress_bar,
-    say,
-)
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.units import parse_time
 
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
-    from patchlight.testbed.wire.rest.lab import FoundPortAnswer, Search, SearchPlan, Wiring
+    from patchlight.testbed.wire.rest.lab import Search, SearchPlan, Wiring
 
 
 Answer = dict[str, Any]
 
 _RANGE = re.compile(r"(?P<before>.*?)(?P<first>\d{1,6})-(?P<last>\d{1,6})")
-_MEANINGS: dict[str, Meaning] = {"as said": "good", "differs": "bad", "not told": "caution"}
+_MEANINGS: dict[str, out.Meaning] = {"as said": "good", "differs": "bad", "not told": "caution"}
 
 
 @click.command()
 @click.argument("name", metavar="[LAB]", required=False, shell_complete=complete_lab)
-@address_option
+@connection.address_option
 @click.option(
     "--ports",
     "texts",
@@ -79,7 +62,7 @@ _MEANINGS: dict[str, Meaning] = {"as said": "good", "differs": "bad", "not told"
 @click.option("--restore", is_flag=True, help="Put circuits back that were left away.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@listing_options
+@out.listing_options
 def discover(
     name: str | None,
     address: str | None,
@@ -109,19 +92,25 @@ def discover(
                    differences and doubts in words, silent (why an end was not
                    probed, by its name), fibres (of the corrected lab file)
     """
-    ports = ports_by_switch(lab_meant(name, address), _expanded(texts)) if texts else {}
-    with connect(name, address) as client:
+    ports = ports_by_switch(connection.lab_meant(name, address), _expanded(texts)) if texts else {}
+    with connection.connect(name, address) as client:
         if restore:
             client.stop_discovery()
-            say("all circuits are as before")
+            out.say("all circuits are as before")
             return
-        text = client.lab_file() if address and not name else running_lab_file(name).read_text()
+        text = (
+            client.lab_file()
+            if address and not name
+            else connection.running_lab_file(name).read_text()
+        )
         preview = client.preview_discovery(ports, listen_s=listen_s, every_port=every_port)
         if dry_run:
-            _print_preview(preview, as_json=as_json)
+            out.print_answer(preview, _in_words(preview), as_json=as_json)
+            if preview["objections"]:
+                raise PatchlightError(f"it would be refused: {'; '.join(preview['objections'])}")
             return
         if not (yes or preview["objections"]):
-            say(_in_words(preview), err=True)
+            out.say(_in_words(preview), err=True)
             if not click.confirm("Go on?", err=True):
                 raise PatchlightError("not confirmed: nothing was changed")
         client.discover(ports, listen_s=listen_s, every_port=every_port)
@@ -131,10 +120,7 @@ def discover(
         raise PatchlightError(
             f"the wiring was not found out: {status['message']}", hint=status["hint"]
         )
-    if as_json:
-        print_json(status)
-    else:
-        _print_found(status, wiring)
+    out.print_answer(status, lambda: _print_found(status, wiring), as_json=as_json)
     if output is not None:
         _write_corrected(output, text, wiring["fibres"])
     if wiring["differences"]:
@@ -155,19 +141,19 @@ def _expanded(texts: tuple[str, ...]) -> Iterator[str]:
 
 
 def _followed(client: ControllerClient) -> Search:
-    """Wait until the search is over; with Ctrl-C it is broken off."""
+    """Wait until the search is over; Ctrl-C stops it."""
     try:
-        with progress_bar("rounds", console(stderr=True)) as tell:
+        with out.progress_bar("rounds", out.console(stderr=True)) as tell:
             status = client.discovery()
             while status["state"] in ("looking", "restoring"):
                 done = status["rounds_done"]
                 tell(done, done + status["rounds_left"])
-                status = client.discovery(status["step"], NEWS_WITHIN_S)
+                status = client.discovery(status["step"], connection.NEWS_WITHIN_S)
             return status
     except KeyboardInterrupt:
-        say("patchlight: broken off, and the circuits are put back", err=True)
+        out.say("patchlight: broken off, and the circuits are put back", err=True)
         client.stop_discovery()
-        say("patchlight: all circuits are as before", err=True)
+        out.say("patchlight: all circuits are as before", err=True)
         raise
 
 
@@ -180,42 +166,30 @@ def _in_words(preview: SearchPlan) -> str:
     )
 
 
-def _print_preview(preview: SearchPlan, *, as_json: bool) -> None:
-    if as_json:
-        print_json(preview)
-    else:
-        say(_in_words(preview))
-    if preview["objections"]:
-        raise PatchlightError(f"it would be refused: {'; '.join(preview['objections'])}")
-
-
 def _print_found(status: Search, wiring: Wiring) -> None:
-    table = Table(Column("port", whole=True), "fibre goes to", "lab file says", "")
+    table = out.Table(out.Column("port", whole=True), "fibre goes to", "lab file says", "")
     for row in wiring["ports"]:
         if row["verdict"] != "free":
             meaning = _MEANINGS[row["verdict"]]
             port = f"{row['ocs']}.{row['port']}"
-            cells = (_ends(row), row["said"] or "", Coloured(row["verdict"], meaning))
+            sends, hears = row["sends"], row["hears"]
+            ends = sends or ""
+            if hears not in (sends, None):
+                ends = f"{hears} (from {sends or 'nobody'})"
+            cells = (ends, row["said"] or "", out.Coloured(row["verdict"], meaning))
             table.add_row(port, *cells)
     table.print()
     for words in wiring["differences"]:
-        say(words, meaning="bad")
+        out.say(words, meaning="bad")
     for words in wiring["doubts"]:
-        say(f"not certain: {words}", meaning="caution")
+        out.say(f"not certain: {words}", meaning="caution")
     for row in wiring["ports"]:
         if row["verdict"] == "not told":
-            say(f"not told: {row['words']}", meaning="caution")
+            out.say(f"not told: {row['words']}", meaning="caution")
     count = len(wiring["differences"])
     found = f"{count or 'no'} difference{'' if count == 1 else 's'} from the lab file"
     took = f"{status['rounds_done']} rounds and {status['took_s']:.0f} s"
-    say(f"{found}, in {took}; all circuits are as before")
-
-
-def _ends(row: FoundPortAnswer) -> str:
-    sends, hears = row["sends"], row["hears"]
-    if sends == hears or hears is None:
-        return sends or ""
-    return f"{hears} (from {sends})" if sends else f"{hears} (from nobody)"
+    out.say(f"{found}, in {took}; all circuits are as before")
 
 
 def _write_corrected(output: Path, text: str, fibres: Sequence[tuple[str, str]]) -> None:
@@ -225,6 +199,6 @@ def _write_corrected(output: Path, text: str, fibres: Sequence[tuple[str, str]])
     try:
         output.write_text(new.text)
     except OSError as error:
-        raise cannot_write(f"the lab file {output}", error) from error
+        raise out.cannot_write(f"the lab file {output}", error) from error
     note = "" if new.keeps_comments else "; without the comments of the old one"
-    say(f"wrote {output}{note}", err=True)
+    out.say(f"wrote {output}{note}", err=True)

@@ -9,15 +9,8 @@ from typing import Any
 
 import click
 
-from patchlight.cli.lab.emulated import (
-    LabShell,
-    attached,
-    fibre_line,
-    fibre_row,
-    meant,
-    run_attached,
-    tune,
-)
+from patchlight.cli.lab import emulated
+from patchlight.console import rendering as out
 from patchlight.console.commands import require_root
 from patchlight.console.connection import complete_host, offline_lab, which_lab
 from patchlight.console.options import (
@@ -27,15 +20,6 @@ from patchlight.console.options import (
     complete_lab,
     lab_option,
     policy_options,
-)
-from patchlight.console.rendering import (
-    Coloured,
-    Column,
-    Table,
-    json_option,
-    listing_options,
-    print_json,
-    say,
 )
 from patchlight.emulation.fabric.lab_state import recorded_labs
 from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab
@@ -118,7 +102,7 @@ def up(lab: str, no_controller: bool, **options: Any) -> None:
     require_root(f"making the emulated lab {lab}")
     # A polite kill is undone like Ctrl-C.
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+        signal.signal(number, signal.default_int_handler)
     began = time.monotonic()
     lab = offline_lab(lab)
     policies = chosen_policies(options, lab)
@@ -128,18 +112,18 @@ def up(lab: str, no_controller: bool, **options: Any) -> None:
     shown = over_tls or bool(at and is_beyond_this_machine(at))
     if (options["servers"] == "ssh" or shown) and not no_controller:
         options |= _credentials(options["name"] or meant_lab.name, switches=over_tls)
-    emulated = EmulatedLab.from_file(
+    started = EmulatedLab.from_file(
         lab, controller=not no_controller, policies=policies, progress=_say, **options
     )
-    emulated.up()
+    started.up()
     _say(f"up in {time.monotonic() - began:.1f} s")
-    called = emulated.lab.name
-    if emulated.state.ssh_config is not None:
-        server = emulated.lab.servers[0].name
-        _say(f"no agent runs on the servers yet; runtime lab file: {emulated.run_dir}/lab.yaml")
+    called = started.lab.name
+    if started.state.ssh_config is not None:
+        server = started.lab.servers[0].name
+        _say(f"no agent runs on the servers yet; runtime lab file: {started.run_dir}/lab.yaml")
         _say(f"deploy to them: sudo {own_program()} deploy push {called}")
-        _say(f"log in: sudo ssh -F {emulated.state.ssh_config} {server}")
-    hosts = emulated.lab.hosts
+        _say(f"log in: sudo ssh -F {started.state.ssh_config} {server}")
+    hosts = started.lab.hosts
     if len(hosts) > 1:
         _say(
             f"try: sudo {own_program()} emulate exec --lab {called} {hosts[0].name} -- "
@@ -148,8 +132,7 @@ def up(lab: str, no_controller: bool, **options: Any) -> None:
 
 
 def _credentials(lab: str, *, switches: bool) -> dict[str, Path]:
-    """What shows the controller to the agents that this user deploys to servers of the lab, and
-    its ``switches`` to the controller."""
+    """Certificates: the controller's for the agents, and its switches' for the controller."""
     from patchlight.controller.access.authority import Authority, authority_folder
 
     authority = Authority(lab, authority_folder(lab))
@@ -160,12 +143,8 @@ def _credentials(lab: str, *, switches: bool) -> dict[str, Path]:
     return made
 
 
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 def _say(message: str) -> None:
-    say(message, err=True)
+    out.say(message, err=True)
 
 
 @emulate.command()
@@ -176,7 +155,7 @@ def down(lab: str | None, every: bool) -> None:
     if (lab is None) == (not every):
         raise BadInput("expected the name of a lab, or --all")
     require_root(f"taking {'all emulated labs' if every else f'the emulated lab {lab}'} down")
-    for name in recorded_labs() if lab is None else [meant(lab)]:
+    for name in recorded_labs() if lab is None else [emulated.meant(lab)]:
         if not down_lab(name) and lab is not None:
             hint = nearest(name, recorded_labs(), "the labs here:")
             raise BadInput(f"no emulated lab is called {name!r}: nothing was done", hint=hint)
@@ -185,75 +164,65 @@ def down(lab: str | None, every: bool) -> None:
 
 @emulate.command()
 @which_lab
-@listing_options
+@out.listing_options
 def status(lab: str | None, as_json: bool) -> None:
     """Say what of LAB is there. Exits with 0 if it is up, else with 1."""
-    state = lab_status(meant(lab))
+    state = lab_status(emulated.meant(lab))
     state["hosts"] = []
     if "run_dir" in state and (Path(state["run_dir"]) / "lab.yaml").exists():
-        emulated = EmulatedLab.attach(state["name"], half_there=True)
-        state["hosts"] = [{"name": h.name, "address": h.address} for h in emulated.hosts]
-    if as_json:
-        print_json(state)
-    else:
-        _print_status(state)
+        started = EmulatedLab.attach(state["name"], half_there=True)
+        state["hosts"] = [{"name": h.name, "address": h.address} for h in started.hosts]
+    out.print_answer(state, lambda: _print_status(state), as_json=as_json)
     if state["state"] != "up":
         click.get_current_context().exit(1)
 
 
 def _print_status(state: dict[str, Any]) -> None:
     if "run_dir" not in state:
-        say(f"lab {state['name']} is {': '.join([state['state'], *state['missing']])}")
+        out.say(f"lab {state['name']} is {': '.join([state['state'], *state['missing']])}")
         return
-    say(
+    out.say(
         f"lab {state['name']} is {state['state'].replace('-', ' ')}: {state['source']}, "
         f"scale {state['scale']:g}, packet switches: {state['fabric']} ({state['datapath']})"
     )
     for missing in state["missing"]:
-        say(f"  gone: {missing}")
+        out.say(f"  gone: {missing}")
     if state["state"] == "half-there":
         lost = only_processes(state["missing"])
         again = f"sudo {own_program()} emulate up"
-        say(
+        out.say(
             f"start what is gone: {again} {state['name']}"
             if lost
             else f"make it again: {again} {state['source']} --name {state['name']} --replace"
         )
     if state["ssh_config"]:
-        say(f"servers: sudo ssh -F {state['ssh_config']} SERVER")
+        out.say(f"servers: sudo ssh -F {state['ssh_config']} SERVER")
     if state["controller_api"]:
         at = state["controller_api"]
-        say(f"controller: {at if at.startswith('unix:') else f'http://{at}'}")
-    pid = Column("pid", whole=True, right=True)
-    table = Table(Column("process", whole=True), pid, "", Column("log", wide=True))
+        out.say(f"controller: {at if at.startswith('unix:') else f'http://{at}'}")
+    log = out.Column("log", wide=True)
+    table = out.Table(out.Column("process", whole=True), *out.numbers("pid"), "", log)
     for process in state["processes"]:
-        how = Coloured("running", "good") if process["running"] else Coloured("gone", "bad")
+        how = out.Coloured("running", "good") if process["running"] else out.Coloured("gone", "bad")
         table.add_row(process["name"], str(process["pid"]), how, process["log"])
     if state["processes"]:
         table.print()
-        say("")
-    hosts = Table(Column("host", whole=True), "address")
-    for host in state["hosts"]:
-        hosts.add_row(host["name"], host["address"])
-    hosts.print()
+        out.say("")
+    rows = ((host["name"], host["address"]) for host in state["hosts"])
+    out.Table(out.Column("host", whole=True), "address", rows=rows).print()
 
 
 @emulate.command("list")
-@listing_options
+@out.listing_options
 def list_labs(as_json: bool) -> None:
     """List the labs that are here."""
     labs = [lab_status(name) for name in recorded_labs()]
-    if as_json:
-        print_json(labs)
-        return
-    if not labs:
-        _say("no emulated lab is up")
-        return
-    table = Table(Column("lab", whole=True), "state", "source")
+    table = out.Table(out.Column("lab", whole=True), "state", "source")
     for item in labs:
-        state = Coloured(item["state"], "good" if item["state"] == "up" else "caution")
+        state = out.Coloured(item["state"], "good" if item["state"] == "up" else "caution")
         table.add_row(item["name"], state, item.get("source", ""))
-    table.print()
+    shown = table if labs else lambda: _say("no emulated lab is up")
+    out.print_answer(labs, shown, as_json=as_json)
 
 
 @emulate.command("exec", context_settings={"ignore_unknown_options": True})
@@ -263,7 +232,9 @@ def list_labs(as_json: bool) -> None:
 def execute(host: str, command: tuple[str, ...], lab_name: str | None) -> None:
     """Run a command as HOST: patchlight emulate exec gpu1 -- ping -c 1 192.168.10.12."""
     require_root(f"running a command as {host} of an emulated lab")
-    click.get_current_context().exit(run_attached(attached(lab_name).host(host), list(command)))
+    click.get_current_context().exit(
+        emulated.run_attached(emulated.attached(lab_name).host(host), list(command))
+    )
 
 
 @emulate.command()
@@ -271,7 +242,7 @@ def execute(host: str, command: tuple[str, ...], lab_name: str | None) -> None:
 def shell(lab: str | None) -> None:
     """Open a prompt for LAB, where 'gpu1 ping gpu2' works."""
     require_root("the prompt of an emulated lab")
-    LabShell(attached(lab)).run()
+    emulated.LabShell(emulated.attached(lab)).run()
 
 
 @emulate.command()
@@ -282,7 +253,7 @@ def shell(lab: str | None) -> None:
 @click.option("--jitter", type=Quantity(parse_time), help="By how much that varies.")
 @click.option("--packet-loss", type=Quantity(parse_share), help="Lose this share, like 0.1%.")
 @lab_option()
-@json_option
+@out.json_option
 def link(
     a: str,
     b: str,
@@ -307,14 +278,14 @@ def link(
     jitter_s, packet_loss (a share).
     """
     require_root(f"the fibre between {a} and {b} of an emulated lab")
-    wires = attached(lab_name).wires
+    wires = emulated.attached(lab_name).wires
     fibre = wires.between(a, b)
     if state is not None:
         wires.set_up(fibre, up=state == "up")
     if (delay, jitter, packet_loss) != (None, None, None):
         wires.impair(fibre, Impairment(delay or 0.0, jitter or 0.0, packet_loss or 0.0))
     found = wires.state(fibre)
-    print_json(fibre_row(found)) if as_json else say(fibre_line(found))
+    out.print_answer(emulated.fibre_row(found), emulated.fibre_line(found), as_json=as_json)
 
 
 @emulate.command()
@@ -328,7 +299,7 @@ def reboot(server: str, lab_name: str | None) -> None:
     require_root(f"rebooting {server} of an emulated lab")
     from patchlight.emulation.lab.services import reboot as reboot_server
 
-    lab = attached(lab_name)
+    lab = emulated.attached(lab_name)
     reboot_server(lab.lab, lab.plan, server, _say)
     _say(f"{server} has booted")
 
@@ -340,7 +311,7 @@ def reboot(server: str, lab_name: str | None) -> None:
 @click.option("--frames", type=click.IntRange(1), default=10_000_000, help="At most so many.")
 @click.option("--size", type=Quantity(parse_size), default="1GiB", help="At most so long a file.")
 @lab_option()
-@json_option
+@out.json_option
 def capture(
     host: str,
     output: Path | None,
@@ -359,16 +330,14 @@ def capture(
     that came too fast).
     """
     require_root(f"capturing what {host} of an emulated lab sends")
-    lab = attached(lab_name)
+    lab = emulated.attached(lab_name)
     path = output or Path(f"{lab.host(host).name}.pcap")
     _say(f"capturing {lab.host(host).name} into {path}")
     limits = {"most_frames": frames, "most_bytes": size}
     done = lab.capture(host, path, math.inf if seconds is None else seconds, **limits)
-    if as_json:
-        print_json({"file": str(path), **asdict(done)})
-        return
     missed = f", {done.dropped} more came too fast" if done.dropped else ""
-    say(f"wrote {path}: {done.frames} frames{missed}")
+    text = f"wrote {path}: {done.frames} frames{missed}"
+    out.print_answer({"file": str(path), **asdict(done)}, text, as_json=as_json)
 
 
-emulate.add_command(tune)
+emulate.add_command(emulated.tune)

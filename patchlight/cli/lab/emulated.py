@@ -4,7 +4,7 @@ import contextlib
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.emulation.lab.hosts import EmulatedHost
 from patchlight.emulation.lab.network import FibreState
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab.model import Endpoint, Host
+from patchlight.testbed.lab.model import Endpoint
 from patchlight.testbed.lab.spectrum import Channel
 from patchlight.testbed.lab.tuning import LightClient
 from patchlight.testbed.labfile.reader import read_lab
 from patchlight.testbed.units import format_rate, format_time, write_share
 
+_COMMANDS = ("nodes", "pingall", "iperf", "links", "link", "help")
 _HELP = """\
 HOST COMMAND …   run a command as a host; host names among its arguments become addresses:
                  gpu1 ping -c 3 gpu2
@@ -35,7 +36,6 @@ links            who lights up whom now, and what is down or delayed
 link A B         the fibre between A and B now; link A B down cuts it, link A B up splices it
 help             this text
 exit             leave (the lab stays up); Ctrl-D does too"""
-_COMMANDS = ("nodes", "pingall", "iperf", "links", "link", "help", "exit")
 
 
 def attached(lab: str | None) -> EmulatedLab:
@@ -57,7 +57,7 @@ def meant(lab: str | None) -> str:
 
 
 def fibre_line(state: FibreState) -> str:
-    """A fibre as it is now, in a line."""
+    """A fibre as it is now, on one line."""
     fibre, impairment = state.fibre, state.impairment
     parts = ["up" if state.up else "down"]
     if impairment.delay_s:
@@ -70,7 +70,7 @@ def fibre_line(state: FibreState) -> str:
 
 
 def fibre_row(state: FibreState) -> dict[str, Any]:
-    """The same for programs; times in seconds, the loss as a share."""
+    """A fibre as it is now, for JSON; times in seconds, the loss as a share."""
     fibre, impairment = state.fibre, state.impairment
     return {
         "a": str(fibre.a),
@@ -109,10 +109,8 @@ class LabShell:
         interactive = sys.stdin.isatty()
         if interactive:
             self._complete_names()
-            say(
-                f"lab {self._lab.lab.name}: {len(self._lab.hosts)} hosts; help lists "
-                "what can be typed"
-            )
+            hosts = len(self._lab.hosts)
+            say(f"lab {self._lab.lab.name}: {hosts} hosts; help lists what can be typed")
         for line in self._lines(interactive):
             try:
                 arguments = shlex.split(line)
@@ -141,28 +139,17 @@ class LabShell:
     def execute(self, arguments: Sequence[str]) -> int:
         """Do what one line says; the exit status of its command."""
         first, *rest = arguments
-        if first == "help":
-            say(_HELP)
-        elif first == "nodes":
-            self._print_nodes()
-        elif first == "links":
-            self._print_links()
-        elif first == "pingall":
-            self._pingall()
-        elif first == "iperf":
-            self._iperf(rest)
-        elif first == "link":
-            self._link(rest)
-        else:
-            return run_attached(self._lab.host(first), [self._addressed(word) for word in rest])
-        return 0
+        if first in _COMMANDS:
+            getattr(self, f"_{first}")(rest)
+            return 0
+        hosts = self._lab.lab.host_names
+        words = [str(hosts[word].nic.address) if word in hosts else word for word in rest]
+        return run_attached(self._lab.host(first), words)
 
-    def _addressed(self, word: str) -> str:
-        """A host's name becomes its address; any other word stays."""
-        host = self._lab.lab.host_names.get(word)
-        return str(host.nic.address) if host else word
+    def _help(self, words: Sequence[str]) -> None:
+        say(_HELP)
 
-    def _print_nodes(self) -> None:
+    def _nodes(self, words: Sequence[str]) -> None:
         table = Table(Column("host", whole=True), "GPU", "address", "NIC is in")
         for host in self._lab.hosts:
             try:
@@ -175,23 +162,20 @@ class LabShell:
             table.add_row(host.name, gpu.model if gpu else "", host.address, where)
         table.print()
 
-    def _print_links(self) -> None:
+    def _links(self, words: Sequence[str]) -> None:
         lab = self._lab.lab
         states = self._lab.wires.states(lab.fibres)
         if lab.coloured:
-            self._print_lights()
+            with self._lab.light as light:
+                for port, found in light.transceivers().items():
+                    receivers = ", ".join(found["to"])
+                    lit = f"{found['channel']} to {receivers}" if receivers else "dark"
+                    say(f"{port}  {lit}")
         else:
             self._print_circuits(states)
         for state in states:
             if not state.up or state.impairment:
                 say(f"fibre {fibre_line(state)}")
-
-    def _print_lights(self) -> None:
-        with self._lab.light as light:
-            for port, found in light.transceivers().items():
-                receivers = ", ".join(found["to"])
-                what = f"{found['channel']} to {receivers}" if receivers else "dark"
-                say(f"{port}  {what}")
 
     def _print_circuits(self, states: Sequence[FibreState]) -> None:
         from patchlight.testbed.lab.wiring import trace_links
@@ -215,7 +199,7 @@ class LabShell:
             if links.peer(host.endpoint) is None:
                 say(f"{host.endpoint}  dark")
 
-    def _pingall(self) -> None:
+    def _pingall(self, words: Sequence[str]) -> None:
         reached = self._lab.pingall()
         for source, target in reached.lost:
             say(f"{source} does not reach {target}")
@@ -228,7 +212,6 @@ class LabShell:
         say(f"{hosts[0]} to {hosts[1]}: {format_rate(rate_bps)}")
 
     def _link(self, words: Sequence[str]) -> None:
-
         if len(words) not in (2, 3) or words[2:] not in ([], ["up"], ["down"]):
             raise BadInput("expected two ports, hosts or devices: link A B [up|down]")
         wires = self._lab.wires
@@ -241,7 +224,7 @@ class LabShell:
         with contextlib.suppress(ImportError):
             import readline
 
-            names = [*self._names, *_COMMANDS]
+            names = [*self._names, *_COMMANDS, "exit"]
 
             def complete(text: str, state: int) -> str | None:
                 matches = [f"{name} " for name in names if name.startswith(text)]
@@ -277,16 +260,14 @@ def tune(port: str | None, channel: str | None, lab_name: str | None, as_json: b
     require_root("tuning transceivers")
     lab = attached(lab_name)
     with lab.light as light:
-        end = None if port is None else _end(port, lab.lab.host_names)
+        hosts, end = lab.lab.host_names, None
+        if port is not None:
+            end = hosts[port].endpoint if port in hosts else Endpoint.parse(port)
         if end is not None and channel == "off":
             light.darken(end)
         elif end is not None and channel is not None:
             light.tune(end, Channel.parse(channel))
         _print(light, end, as_json=as_json)
-
-
-def _end(port: str, hosts: Mapping[str, Host]) -> Endpoint:
-    return hosts[port].endpoint if port in hosts else Endpoint.parse(port)
 
 
 def _print(light: LightClient, end: Endpoint | None, *, as_json: bool) -> None:
@@ -297,9 +278,7 @@ def _print(light: LightClient, end: Endpoint | None, *, as_json: bool) -> None:
         print_json({"transceivers": transceivers, **losses})
         return
     table = Table(
-        Column("port", whole=True),
-        Column("THz", whole=True),
-        Column("", whole=True),
+        *(Column(heading, whole=True) for heading in ("port", "THz", "")),
         Column("band", wide=True),
         "received by",
         "destroyed on",

@@ -1,4 +1,4 @@
-"""A lab as it is lit, and ``patchlight lab topology``: that, for other schedulers."""
+"""``patchlight lab topology``: a lab as it is lit, for other schedulers."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ start_option = click.option(
 def lab_and_maps(
     lab_name: str | None, file: str | None, at_start: bool
 ) -> tuple[Lab, dict[str, PortMap], str]:
-    """The lab, or else the only one that is up; its maps, and where they are from, in words.
+    """The lab, or else the only one that is up; its maps, and a text on their origin.
 
-    Those in the file; else, where a lab of that name is up, those of now; else those of the start.
+    The maps are those in the file; else, where a lab of that name is up, those of now; else those
+    of the start.
     """
     name = lab_name or only_lab(labs_up())
     up = labs_up().get(name)
@@ -67,7 +68,7 @@ def _with_maps(lab_read: Lab, given: Mapping[str, Sequence[str]]) -> tuple[Lab, 
 
 
 def _as_it_is_now(lab_up: Lab) -> tuple[Lab, dict[str, PortMap], str]:
-    """A lab that is up, with the circuits that its controller has; else those of its file."""
+    """A lab that is up, with its controller's circuits, or else those of its file."""
     if not any(switch.driver for switch in lab_up.optical_switches):
         return lab_up, {}, "up; it has no circuits"
     try:

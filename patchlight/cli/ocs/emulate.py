@@ -1,4 +1,4 @@
-"""``patchlight ocs emulate`` and ``fault``: one emulated switch alone, to develop against."""
+"""``patchlight ocs emulate`` and ``fault``: one emulated switch alone, for development."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from patchlight.testbed.units import parse_loss, parse_time
 
 if TYPE_CHECKING:
     from patchlight.emulation.optical.device import EmulatedOcs, EmulatedWss
-    from patchlight.emulation.optical.emulated_switch import EmulatedSwitch
     from patchlight.emulation.optical.protocols.server import ProtocolServer
 
 
@@ -137,7 +136,7 @@ def emulate(
     if insertion_loss is not None:
         about["insertion_loss_db"] = parse_loss(insertion_loss)
     texts = [text for text in (circuits or "").split(",") if text.strip()]
-    device: EmulatedSwitch
+    device: EmulatedOcs | EmulatedWss
     if driver in WSS_DRIVERS or inputs is not None or outputs is not None:
         device = _wss(about, inputs, outputs, Grid.parse(grid), texts, state)
     else:
@@ -247,7 +246,7 @@ def fault(control: Path, fault: str) -> None:
 
 
 def send_fault(control: Path, request: object) -> dict[str, object]:
-    """What the emulated switch at that socket answers; ``PatchlightError`` if none does."""
+    """The answer of the emulated switch at that socket; ``PatchlightError`` without one."""
     try:
         with socket.socket(socket.AF_UNIX) as line:
             line.settimeout(_ANSWERS_WITHIN_S)
@@ -261,6 +260,3 @@ def send_fault(control: Path, request: object) -> dict[str, object]:
             f"no emulated switch answers at {control}: {error}",
             hint="start one with 'patchlight ocs emulate … --control SOCKET'",
         ) from error
-
-
-COMMANDS = (emulate, fault)

@@ -203,7 +203,12 @@ def read_map_file(path: str, lab: Lab) -> dict[str, list[str]]:
     taken: dict[tuple[str, str, int], list[Entry]] = {}
     for ocs, pair, one_way in rows:
         try:
-            name = lab.optical_switch(ocs or _lone_name(lab)).name
+            if not ocs:
+                driven = driven_switches(lab)
+                if len(driven) != 1:
+                    raise BadInput("say which OCS: the lab does not have just one")
+                ocs = driven[0].name
+            name = lab.optical_switch(ocs).name
             texts = maps.setdefault(name, [])
             if pair.value is not None:
                 text = cross_connect_text(lab, name, pair.value, one_way=one_way)
@@ -220,17 +225,15 @@ def _take(ocs: str, ways: AnyMap, taken: dict[tuple[str, str, int], list[Entry]]
     used = [(way, side, port) for way in ways for side, port in (("in", way.inp), ("out", way.out))]
     for way, side, port in used:
         for before in taken.get((ocs, side, port), ()):
-            if before != way and _share_light(before, way):
+            apart = (  # of a wavelength switch, on channels that do not overlap
+                isinstance(before, ChannelConnect)
+                and isinstance(way, ChannelConnect)
+                and not before.channel.overlaps(way.channel)
+            )
+            if before != way and not apart:
                 raise BadInput(f"{side}:{port} is used twice: {before} and {way}")
     for way, side, port in used:
         taken.setdefault((ocs, side, port), []).append(way)
-
-
-def _share_light(one: Entry, other: Entry) -> bool:
-    """Whether two entries of one port are of the same light: of a WSS, of one channel."""
-    if isinstance(one, ChannelConnect) and isinstance(other, ChannelConnect):
-        return one.channel.overlaps(other.channel)
-    return True
 
 
 def _yaml_rows(text: str, issues: FileIssues) -> Iterator[_Row]:
@@ -298,10 +301,3 @@ def _csv_rows(text: str, issues: FileIssues) -> Iterator[_Row]:
             continue
         ocs, a, b = row if len(row) == 3 else ("", *row)
         yield ocs, Located(f"{a}:{b}", where.line, 1), way in _ONE_WAY
-
-
-def _lone_name(lab: Lab) -> str:
-    switches = driven_switches(lab)
-    if len(switches) != 1:
-        raise BadInput("say which OCS: the lab does not have just one")
-    return switches[0].name

@@ -10,17 +10,7 @@ import click
 
 from patchlight.cli.ocs.names import complete_switch, driven_switches, place_anywhere, plugged_in
 from patchlight.cli.ocs.options import OcsTarget, say_changes, say_unreachable, target_options
-from patchlight.console.rendering import (
-    Coloured,
-    Column,
-    Meaning,
-    Table,
-    numbers,
-    print_answer,
-    print_json,
-    say,
-    when,
-)
+from patchlight.console import rendering as out
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.spectrum import Channel
@@ -31,7 +21,7 @@ if TYPE_CHECKING:
 
 Answer = dict[str, Any]
 
-_VERDICTS: dict[str, Meaning] = {
+_VERDICTS: dict[str, out.Meaning] = {
     "ok": "good",
     "degraded": "caution",
     "unverified": "quiet",
@@ -72,23 +62,23 @@ def list_switches(target: OcsTarget, as_json: bool) -> None:
         with target.client() as client:
             rows = [{**row} for row in client.circuit_switches()]
     except ControllerError as error:
-        say(f"as the lab file has them: {error.message}", err=True)
-    table = Table(
-        Column("OCS", whole=True),
-        Column("driver", whole=True),
-        *numbers("ports"),
+        out.say(f"as the lab file has them: {error.message}", err=True)
+    table = out.Table(
+        out.Column("OCS", whole=True),
+        out.Column("driver", whole=True),
+        *out.numbers("ports"),
         "answers",
         "alarms",
         "device",
-        Column("address", wide=True),
-        Column("switching time", wide=True, right=True),
+        out.Column("address", wide=True),
+        out.Column("switching time", wide=True, right=True),
     )
     for row in rows:
         words = row["words"]
-        answers = Coloured("", "quiet")
+        answers = out.Coloured("", "quiet")
         if row["reachable"] is not None:
             yes = row["reachable"]
-            answers = Coloured("yes", "good") if yes else Coloured(f"no: {words}", "bad")
+            answers = out.Coloured("yes", "good") if yes else out.Coloured(f"no: {words}", "bad")
         is_a = row["identity"] or {}
         device = " ".join(filter(None, (is_a.get(k) for k in ("vendor", "model", "software"))))
         # Nothing for none: not every device has such a list.
@@ -96,12 +86,12 @@ def list_switches(target: OcsTarget, as_json: bool) -> None:
         table.add_row(
             *(str(row[column]) for column in ("name", "driver", "ports")),
             answers,
-            Coloured(alarms, "caution"),
+            out.Coloured(alarms, "caution"),
             device or (words if row["reachable"] else ""),
             row["address"],
             f"{row['switching_time_s'] * 1e3:g} ms",
         )
-    print_answer(rows, table, as_json=as_json)
+    out.print_answer(rows, table, as_json=as_json)
 
 
 @click.command()
@@ -117,16 +107,20 @@ def show(switches: tuple[str, ...], with_power: bool, target: OcsTarget, as_json
     with target.client(names) as client:
         answers, locks = client.circuits(), client.locks()
     circuits = {name: answers[name] for name in names}
-    print_answer(
+    out.print_answer(
         circuits, lambda: _circuits_table(target.lab, circuits, locks).print(), as_json=as_json
     )
     say_unreachable(circuits)
 
 
-def _circuits_table(lab: Lab, circuits: dict[str, OcsMap], locks: list[Lock]) -> Table:
-    table = Table("OCS", Column("cross-connect", whole=True), "from", "to", "locked")
+def _circuits_table(lab: Lab, circuits: dict[str, OcsMap], locks: list[Lock]) -> out.Table:
+    table = out.Table("OCS", out.Column("cross-connect", whole=True), "from", "to", "locked")
     for name, answer in circuits.items():
-        held = {_place(lock): lock for lock in locks if lock["ocs"] == name}
+        held = {
+            Place(lock["port"], Channel.parse(lock["channel"]) if lock["channel"] else None): lock
+            for lock in locks
+            if lock["ocs"] == name
+        }
         for entry in parse_map(lab.optical_switch(name), answer["map"] or ()):
             locked = ", ".join(
                 f"{place} {lock['kind']} by {lock['by']}"
@@ -134,12 +128,8 @@ def _circuits_table(lab: Lab, circuits: dict[str, OcsMap], locks: list[Lock]) ->
                 if place.holds(entry)
             )
             ends = (plugged_in(lab, name, port) for port in (entry.inp, entry.out))
-            table.add_row(name, str(entry), *ends, Coloured(locked, "caution"))
+            table.add_row(name, str(entry), *ends, out.Coloured(locked, "caution"))
     return table
-
-
-def _place(lock: Lock) -> Place:
-    return Place(lock["port"], Channel.parse(lock["channel"]) if lock["channel"] else None)
 
 
 @click.command()
@@ -174,11 +164,13 @@ def _show_power(
 
 def _print_power(answers: dict[str, LightAnswer], *, as_json: bool) -> None:
     if as_json:
-        print_json(answers)
+        out.print_json(answers)
         return
-    powers = numbers("in", "out", "budget", "baseline")
-    crossed = Column("cross-connect", whole=True)
-    table = Table("OCS", crossed, *powers, "verdict", "light from", title="Optical power in dBm")
+    powers = out.numbers("in", "out", "budget", "baseline")
+    crossed = out.Column("cross-connect", whole=True)
+    table = out.Table(
+        "OCS", crossed, *powers, "verdict", "light from", title="Optical power in dBm"
+    )
     for name, answer in answers.items():
         for row in answer["circuits"]:
             measured = (row["in_dbm"], row["out_dbm"], row["expected_dbm"], row["baseline_dbm"])
@@ -186,12 +178,12 @@ def _print_power(answers: dict[str, LightAnswer], *, as_json: bool) -> None:
             table.add_row(
                 *(name, row["cross_connect"]),
                 *("" if dbm is None else f"{dbm:.1f}" for dbm in measured),
-                *(Coloured(words, meaning), row["source"] or ""),
+                *(out.Coloured(words, meaning), row["source"] or ""),
             )
     table.print()
     for name, answer in answers.items():
         for port, state in answer["ports"].items():
-            say(f"{name} {port} is {state['condition']} ({state['words']})")
+            out.say(f"{name} {port} is {state['condition']} ({state['words']})")
 
 
 @click.command()
@@ -233,7 +225,7 @@ def verify(switches: tuple[str, ...], accept: bool, target: OcsTarget, as_json: 
         kinds = Counter(row["verdict"] for answer in answers.values() for row in answer["circuits"])
         degraded = f", {kinds['degraded']} degraded" if kinds["degraded"] else ""
         what = "circuit" if kinds["ok"] == 1 else "circuits"
-        say(
+        out.say(
             f"{kinds['ok']} {what} verified{degraded}, {kinds['unverified']} unverified, "
             "none failed"
         )
@@ -259,11 +251,11 @@ def history(
         rows = [row for row in rows if name in row["changes"]][-last:]
     if number is not None and not as_json:
         say_changes(rows[0]["changes"])
-    table = Table(
-        *numbers("id"),
-        Column("when", whole=True),
+    table = out.Table(
+        *out.numbers("id"),
+        out.Column("when", whole=True),
         "who",
-        Column("from", wide=True),
+        out.Column("from", wide=True),
         *("what", "came to", "why"),
     )
     for row in rows:
@@ -271,9 +263,9 @@ def history(
             f"{ocs} −{len(c['breaks'])} +{len(c['makes'])}" for ocs, c in row["changes"].items()
         )
         state = row["state"]
-        came_to = Coloured(state, "good")
+        came_to = out.Coloured(state, "good")
         if state != "committed":
-            came_to = Coloured(f"{state}: {row['message']}", "bad")
-        who = (when(row["started_at"]), row.get("by", ""), row.get("origin", ""))
+            came_to = out.Coloured(f"{state}: {row['message']}", "bad")
+        who = (out.when(row["started_at"]), row.get("by", ""), row.get("origin", ""))
         table.add_row(str(row["id"]), *who, what or "nothing", came_to, row["why"])
-    print_answer(rows, table, as_json=as_json)
+    out.print_answer(rows, table, as_json=as_json)

@@ -20,18 +20,9 @@ from patchlight.cli.ocs.options import (
     why_option,
 )
 from patchlight.cli.ocs.view import named_switches, switches_argument
+from patchlight.console import rendering as out
 from patchlight.console.connection import NEWS_WITHIN_S
 from patchlight.console.options import FiniteFloat
-from patchlight.console.rendering import (
-    Coloured,
-    Meaning,
-    Table,
-    harmless,
-    print_answer,
-    print_json,
-    say,
-    when,
-)
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 if TYPE_CHECKING:
@@ -42,7 +33,7 @@ if TYPE_CHECKING:
 Answer = dict[str, Any]
 
 _POLL_S = 0.5
-_SEVERITIES: dict[str, Meaning] = {"critical": "bad", "major": "bad", "notice": "quiet"}
+_SEVERITIES: dict[str, out.Meaning] = {"critical": "bad", "major": "bad", "notice": "quiet"}
 _CIRCUIT_EVENTS = {
     *("circuits", "circuits-begun", "map", "baselines", "drift"),
     *("alarm", "unreachable", "reachable"),
@@ -77,13 +68,13 @@ def alarms(
         with target.client() as client:
             time.sleep(listen_s or 0)
             rows, silent = [{**alarm} for alarm in client.alarms(names)], []
-    table = Table("when", "OCS", "severity", "standing", "about", "words")
+    table = out.Table("when", "OCS", "severity", "standing", "about", "words")
     for row in rows:
-        severity = Coloured(row["severity"], _SEVERITIES.get(row["severity"], "caution"))
+        severity = out.Coloured(row["severity"], _SEVERITIES.get(row["severity"], "caution"))
         standing = "yes" if row["standing"] else ""
         cells = (row["ocs"], severity, standing, row["subject"], row["words"])
-        table.add_row(when(row["at"]), *cells)
-    print_answer(rows, table, as_json=as_json)
+        table.add_row(out.when(row["at"]), *cells)
+    out.print_answer(rows, table, as_json=as_json)
     say_unreachable({row["ocs"]: {"unreachable": row["message"]} for row in silent})
 
 
@@ -124,9 +115,9 @@ def watch(
         ):
             continue
         if as_json:
-            print_json(event, one_line=True)
+            out.print_json(event, one_line=True)
         else:
-            say(_event_line(event))
+            out.say(_event_line(event))
         left = None if left is None else left - 1
         if left == 0:
             return
@@ -155,15 +146,15 @@ def _follow_change(target: OcsTarget, number: int, *, as_json: bool) -> None:
 
     def tell(record: ChangeAnswer) -> None:
         if as_json:
-            print_json(record, one_line=True)
+            out.print_json(record, one_line=True)
         else:
             progress = record["progress"]
-            say(f"{when(progress['since'])}  {progress_line(progress)}")
+            out.say(f"{out.when(progress['since'])}  {progress_line(progress)}")
 
     with target.client() as client:
         record = _to_its_end(client, number, tell)
     if as_json:
-        print_json(record, one_line=True)
+        out.print_json(record, one_line=True)
     else:
         say_record(record, as_json=False)
     check_record(record)
@@ -180,7 +171,7 @@ def _to_its_end(
             step = record["progress"]["step"]
             record = client.reconfiguration(number, step, NEWS_WITHIN_S)
     except KeyboardInterrupt:
-        say(f"patchlight: change {number} goes on without being watched", err=True)
+        out.say(f"patchlight: change {number} goes on without being watched", err=True)
         raise
     return record
 
@@ -207,11 +198,11 @@ def _followed(target: OcsTarget, names: set[str] | None, since: int | None) -> I
             except ControllerError as error:
                 # Its journal keeps the events, so nothing is missed when it is back.
                 if not away:
-                    say(f"waiting for the controller: {error.message}", err=True)
+                    out.say(f"waiting for the controller: {error.message}", err=True)
                 events, away = [], True
             else:
                 if away:
-                    say("the controller answers again", err=True)
+                    out.say("the controller answers again", err=True)
                 away = False
             for event in events:
                 seen = event["number"]
@@ -230,12 +221,7 @@ def _watching(
 def _event_line(event: Answer) -> str:
     rest = {k: v for k, v in event.items() if k not in ("number", "at", "kind") and v}
     changes = rest.pop("changes", {})
-    words = ", ".join(
-        f"{key} {harmless(', '.join(map(str, value)) if isinstance(value, list) else str(value))}"
-        for key, value in rest.items()
-    )
-    lines = [f"{when(event['at'])}  {event['kind']}  {words}"]
+    texts = {k: ", ".join(map(str, v)) if isinstance(v, list) else str(v) for k, v in rest.items()}
+    words = ", ".join(f"{key} {out.harmless(text)}" for key, text in texts.items())
+    lines = [f"{out.when(event['at'])}  {event['kind']}  {words}"]
     return "\n".join(lines + [f"    {line}" for line in change_lines(changes)])
-
-
-COMMANDS = (alarms, watch, cancel)

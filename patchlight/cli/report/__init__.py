@@ -1,15 +1,51 @@
-"""``patchlight report``: what happened in a lab, as a page to keep or to pass on."""
+"""``patchlight report``: the records of a period, as one HTML page that loads nothing."""
 
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
 import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from patchlight.console.connection import connect, controller_options
-from patchlight.console.rendering import cannot_write, say
+from patchlight.console.connection import with_client
+from patchlight.console.rendering import cannot_write, harmless, say, span, when
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.units import parse_time
+from patchlight.testbed.units import format_time, parse_time
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from patchlight.client.client import ControllerClient
+    from patchlight.testbed.wire.rest.circuits import ChangeAnswer
+    from patchlight.testbed.wire.rest.jobs import JobInList
+    from patchlight.testbed.wire.rest.lab import Samples
+
+
+Answer = dict[str, Any]
+
+# The states of jobs and the ends of changes are elsewhere in a report.
+_TOLD_ELSEWHERE = ("job-", "circuits")
+_MOST_ROWS = 1000
+
+
+MOST_JOBS = 60
+_COLOURS = {"done": "#2e7d32", "failed": "#c62828", "stopped": "#757575"}
+_AT_WORK, _WAITING, _CHANGE = "#1565c0", "#b0bec5", "#ef6c00"
+MOST_EVENTS = 500
+
+_PAGE = Path(__file__).with_name("page.html.j2")
 
 
 @click.command()
@@ -27,8 +63,8 @@ from patchlight.testbed.units import parse_time
     metavar="FILE",
     help="Where the page is written.",
 )
-@controller_options
-def report(since: str, until: str, output: Path, lab_name: str | None, address: str | None) -> None:
+@with_client
+def report(client: ControllerClient, since: str, until: str, output: Path) -> None:
     """Write an HTML page on what happened in the lab: jobs, GPUs, changes of circuits, events.
 
     It is one file that loads nothing, with pictures in it, and goes back as far as the lab keeps
@@ -38,10 +74,7 @@ def report(since: str, until: str, output: Path, lab_name: str | None, address: 
     begins, ends = _moment(since, now, "--since"), _moment(until, now, "--until")
     if begins >= ends:
         raise BadInput(f"--since {since} is not before --until {until}")
-    from patchlight.cli.report.page import as_page, look_back
-
-    with connect(lab_name, address) as client:
-        period = look_back(client, begins, ends)
+    period = look_back(client, begins, ends)
     try:
         output.write_text(as_page(period), encoding="utf-8", errors="replace")
     except OSError as error:
@@ -63,3 +96,207 @@ def _moment(text: str, now: float, option: str) -> float:
             f"{option} {text}: expected how long ago, like 2h or 7d, or a date like "
             "'2026-11-22 14:30'"
         ) from error
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The times of one stage of changes, in seconds."""
+
+    name: str
+    count: int
+    mean_s: float
+    median_s: float
+    most_s: float
+
+
+@dataclass(frozen=True)
+class Period:
+    """From ``since`` until ``until`` (Unix time): records as the API gives them.
+
+    ``jobs`` are those that waited or ran then; ``samples`` are of the whole lab.
+    """
+
+    lab: str
+    since: float
+    until: float
+    jobs: list[JobInList]
+    changes: list[ChangeAnswer]
+    events: list[Answer]
+    samples: Samples
+
+    def stages(self) -> list[Stage]:
+        """The times of the stages of committed changes, in their order."""
+        took: dict[str, list[float]] = {}
+        for change in self.changes:
+            if change["state"] == "committed" and change["changes"]:
+                for name, seconds in change["stages_s"].items():
+                    took.setdefault(name, []).append(seconds)
+        return [Stage(n, len(s), fmean(s), median(s), max(s)) for n, s in took.items()]
+
+
+def look_back(client: ControllerClient, since: float, until: float) -> Period:
+    """A controller's records of a period."""
+    return Period(
+        lab=client.identity().name,
+        since=since,
+        until=until,
+        jobs=client.jobs(since=since, until=until),
+        changes=_all(partial(client.past_reconfigurations, since, until), "id"),
+        events=[
+            event
+            for event in _all(partial(client.past_events, since, until), "number")
+            if not event["kind"].startswith(_TOLD_ELSEWHERE)
+        ],
+        samples=client.samples(since, until, jobs=()),
+    )
+
+
+def _all(latest: Callable[..., list[Any]], number: str) -> list[Any]:
+    """All rows of a period, the oldest first, of a call that gives the latest before a number."""
+    rows = page = latest(last=_MOST_ROWS)
+    while len(page) == _MOST_ROWS:
+        page = latest(last=_MOST_ROWS, before=page[0][number])
+        rows = page + rows
+    return rows
+
+
+def as_page(period: Period) -> str:
+    """The page. Text of users and devices is never read as HTML."""
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"when": when, "span": span, "shown": harmless, "took": _took}
+    pictures = {
+        "timeline": timeline(period) if period.jobs else None,
+        "utilization": _band(period.samples, "busy", 1.0, "busy share of GPUs"),
+        "throughput": _band(period.samples, "sent_bps", 1e-9, "sent by a host (Gb/s)"),
+    }
+    return environment.from_string(_PAGE.read_text(encoding="utf-8")).render(
+        period=period,
+        stages=period.stages(),
+        # As far as GPUs report it.
+        energy_j=sum(sum(job.get("energy_j", {}).values()) for job in period.jobs),
+        made_at=time.time(),
+        most_jobs=MOST_JOBS,
+        most_events=MOST_EVENTS,
+        counts=_counts,
+        words_of=_words_of,
+        # Drawn here, with texts escaped.
+        **{name: drawn and Markup(drawn) for name, drawn in pictures.items()},
+    )
+
+
+def timeline(period: Period) -> str:
+    """The latest jobs as bars: waiting, then running; changes of circuits as lines."""
+    from matplotlib.figure import Figure
+
+    jobs = period.jobs[-MOST_JOBS:]
+    figure = Figure(figsize=(11, 1.2 + 0.22 * max(4, len(jobs))), layout="constrained")
+    axes = figure.add_subplot()
+    for row, job in enumerate(jobs):
+        ended = min(job["finished_at"] or period.until, period.until)
+        started = job["started_at"] if job["started_at"] is not None else ended
+        colour = _COLOURS.get(job["state"], _AT_WORK)
+        _bar(axes, row, max(job["submitted_at"], period.since), started, _WAITING)
+        _bar(axes, row, max(started, period.since), ended, colour)
+    for change in period.changes:
+        if change["state"] == "committed" and change["changes"]:
+            axes.axvline(_at(change["started_at"]), color=_CHANGE, linewidth=0.8)
+    axes.set_yticks(range(len(jobs)), [_plain(job["id"]) for job in jobs], fontsize=7)
+    axes.set_ylim(len(jobs) - 0.4, -0.6)
+    _time_axis(axes, period.since, period.until)
+    return _svg(figure)
+
+
+def _band(
+    samples: Samples, key: Literal["busy", "sent_bps"], factor: float, about: str
+) -> str | None:
+    """The mean of a sample, and its least and most; ``None`` without samples."""
+    from matplotlib.figure import Figure
+
+    width_s = samples["width_s"]
+    told = [(window["at"], spread) for window in samples["lab"] if (spread := window[key])]
+    if not told:
+        return None
+    # Both edges of a window, so that a single one can be seen, and a gap between windows.
+    edges: list[float] = []
+    values: list[Sequence[float]] = []
+    for at, spread in told:
+        if edges and at > edges[-1]:
+            edges.append(edges[-1])
+            values.append([math.nan] * 3)
+        edges += [at, at + width_s]
+        there = [factor * spread[name] for name in ("least", "most", "mean")]
+        values += [there, there]
+    times = [_at(edge) for edge in edges]
+    least, most, means = zip(*values, strict=True)
+    figure = Figure(figsize=(11, 3), layout="constrained")
+    axes = figure.add_subplot()
+    axes.fill_between(times, least, most, color=_AT_WORK, alpha=0.2, linewidth=0)
+    axes.plot(times, means, color=_AT_WORK, linewidth=1.5)
+    axes.set_ylabel(about)
+    axes.set_ylim(bottom=0)
+    _time_axis(axes, edges[0], edges[-1])
+    return _svg(figure)
+
+
+def _bar(axes: Axes, row: int, begin: float, end: float, colour: str) -> None:
+    if end > begin:
+        left = _at(begin)
+        axes.barh(row, _at(end) - left, left=left, color=colour, height=0.7)
+
+
+def _at(unix_time: float) -> float:
+    from matplotlib.dates import date2num
+
+    return float(date2num(datetime.fromtimestamp(unix_time)))  # type: ignore[no-untyped-call]
+
+
+def _time_axis(axes: Axes, since: float, until: float) -> None:
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+    locator = AutoDateLocator()  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_locator(locator)
+    shown = ConciseDateFormatter(locator)  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_formatter(shown)
+    axes.set_xlim(_at(since), _at(max(until, since + 1)))
+    axes.grid(axis="x", linewidth=0.3)
+
+
+def _plain(name: str) -> str:
+    """A name as text: to matplotlib, what is between dollars is a formula."""
+    return harmless(name).replace("$", r"\$")
+
+
+def _svg(figure: Figure) -> str:
+    import matplotlib as mpl
+
+    out = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "patchlight"}):
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(out, format="svg", metadata=nothing)
+    # A page may not have the declaration inside, which also names a file of another host.
+    return re.sub(r"^.*?(?=<svg)", "", out.getvalue(), count=1, flags=re.DOTALL)
+
+
+def _took(seconds: float) -> str:
+    return format_time(float(f"{seconds:.3g}"))
+
+
+def _counts(rows: Sequence[Mapping[str, Any]]) -> str:
+    counts = Counter(row["state"] for row in rows)
+    words = ", ".join(f"{count} {state}" for state, count in counts.items())
+    return f": {words}" if words else ""
+
+
+def _words_of(event: Mapping[str, Any]) -> str:
+    """An event's message, else all its fields."""
+    ocs = f"{event['ocs']}: " if event.get("ocs") else ""
+    words = event.get("message") or event.get("words")
+    if not words:
+        rest = {k: v for k, v in event.items() if k not in ("at", "kind", "number", "ocs") and v}
+        words = json.dumps(rest, ensure_ascii=False) if rest else ""
+    return harmless(f"{ocs}{words}")

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from patchlight.cli.dashboard import charts
+from patchlight.cli.dashboard import charts, dashboard
 from patchlight.cli.dashboard.auth import TurnedAway, Visitors
-from patchlight.cli.dashboard.command import dashboard
 from patchlight.cli.dashboard.lab_view import COLOURS, LabView, job_colours
 from patchlight.cli.dashboard.picture import Measured, Picture, Shapes
 from patchlight.cli.dashboard.texts import (

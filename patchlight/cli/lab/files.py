@@ -1,23 +1,112 @@
-"""``patchlight lab generate`` and ``lab init``: write labs of common shapes."""
+"""``patchlight lab`` commands on lab files: check them, generate them, print their schema."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from patchlight.console.options import Quantity
-from patchlight.console.rendering import print_document, say
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.console.options import Quantity, complete_lab
+from patchlight.console.rendering import cannot_write, json_option, print_document, print_json, say
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate import generate as shapes
 from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.labfile import reader
 from patchlight.testbed.labfile.schema import FABRICS
 from patchlight.testbed.labfile.values import KNOWN_DRIVERS
-from patchlight.testbed.labfile.writer import write_commented_lab, write_lab
+from patchlight.testbed.labfile.writer import json_schema, write_commented_lab, write_lab
 from patchlight.testbed.linux.processes import own_program
 from patchlight.testbed.units import parse_rate
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+@click.command()
+@click.argument("files", metavar="FILE…", nargs=-1, required=True, shell_complete=complete_lab)
+@click.option("--strict", is_flag=True, help="Warnings are mistakes.")
+@json_option
+def check(files: tuple[str, ...], strict: bool, as_json: bool) -> None:
+    """Print every mistake in lab files, one on a line: file:line:column: what is wrong.
+
+    What is likely forgotten is a warning: NICs without a fibre, switches that nothing joins,
+    servers without a management address, drivers that no emulated device speaks, a lab with
+    nothing but a name. Policies that the file names have to be there; the program of one in a file
+    is not run. Exit code 2 if there is a mistake.
+
+    \b
+    With --json, a list with an object for each file, with these keys:
+      file, good  good: there is no mistake in it
+      lab         its name, null if it could not be read
+      counts      how many devices and fibres of each kind, empty if it could not be read
+      issues      line, column, kind (mistake | warning), message
+    """
+    checked = [_check(file, strict=strict) for file in files]
+    if as_json:
+        print_json(checked)
+    for found in () if as_json else checked:
+        for issue in found["issues"]:
+            mark = "warning: " if issue["kind"] == "warning" else ""
+            say(f"{found['file']}:{issue['line']}:{issue['column']}: {mark}{issue['message']}")
+        if found["good"]:
+            say(f"{found['file']}: lab {found['lab']} is good: {in_words(found['counts'])}")
+    if not all(found["good"] for found in checked):
+        sys.exit(reader.LabFileError.exit_code)
+
+
+def _check(file: str, *, strict: bool) -> dict[str, Any]:
+    try:
+        path = reader.find_lab(file)
+    except BadInput:
+        path = Path(file)
+    lab_read, mistaken = None, strict
+    try:
+        lab_read, issues = reader.read_lab(path), reader.oversights(path)
+        if lab_read.policies.said:
+            from patchlight.controller.policies.registry import check_policy
+
+            if wrong := reader.policy_mistakes(path, check_policy):
+                mistaken, issues = True, wrong
+    except reader.LabFileError as error:
+        mistaken, issues = True, error.issues
+    kind = "mistake" if mistaken else "warning"
+    return {
+        "file": str(path),
+        "good": not (mistaken and issues),
+        "lab": None if lab_read is None else lab_read.name,
+        "counts": {} if lab_read is None else counts(lab_read),
+        "issues": [
+            {"line": i.line, "column": i.column, "kind": kind, "message": i.message} for i in issues
+        ],
+    }
+
+
+def counts(lab_read: Lab) -> dict[str, int]:
+    """How many devices and fibres of each kind a lab has."""
+    return {
+        "server": len(lab_read.servers),
+        "GPU": sum(len(server.gpus) for server in lab_read.servers),
+        "packet switch": len(lab_read.packet_switches),
+        "circuit switch": len(lab_read.circuit_switches),
+        **({"wavelength switch": len(wss)} if (wss := lab_read.wavelength_switches) else {}),
+        **({"passive part": len(parts)} if (parts := lab_read.passive_parts) else {}),
+        "fibre": len(lab_read.fibres),
+    }
+
+
+def in_words(counts: dict[str, int]) -> str:
+    """``2 servers, 1 packet switch``."""
+
+    def plural(name: str) -> str:
+        return f"{name}es" if name.endswith("ch") else f"{name}s"
+
+    return ", ".join(f"{n} {name if n == 1 else plural(name)}" for name, n in counts.items())
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON Schema of lab files, for editors."""
+    print_json(json_schema())
 
 
 _hosts = click.option("--hosts", type=click.IntRange(1), required=True, help="How many hosts.")
@@ -156,7 +245,6 @@ def _write(write: Callable[[Lab], str], made: Lab, output: str | None) -> None:
     try:
         Path(output).write_text(text, encoding="utf-8")
     except OSError as error:
-        message = f"cannot write the lab to {output}: {error.strerror}"
-        raise PatchlightError(message, hint="name a file in a folder you can write to") from error
+        raise cannot_write(f"the lab to {output}", error) from error
     hosts, switches = len(made.hosts), len(made.packet_switches)
     say(f"wrote {output}: lab {made.name}, {hosts} hosts, {switches} switches", err=True)

@@ -1,25 +1,90 @@
-"""What ``patchlight lab`` says of a lab: as JSON (stable) and as tables."""
+"""``patchlight lab show`` and ``graph``: a lab as it is lit, as JSON, tables, a picture."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from patchlight.console.rendering import Coloured, Column, Table
-from patchlight.testbed.lab.model import Endpoint, Host, Lab, PacketSwitch
+import click
+
+from patchlight.cli.lab.files import counts, in_words
+from patchlight.cli.lab.topology import lab_and_maps, map_option, start_option
+from patchlight.console import rendering as out
+from patchlight.console.connection import which_lab
+from patchlight.testbed.lab.model import Endpoint, Host, Lab
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.wiring import LightPath, Links, trace_links
 from patchlight.testbed.units import format_rate, format_time
 
 
-def maps_as_json(maps: Mapping[str, PortMap]) -> dict[str, list[str]]:
-    """The maps as map files have them."""
-    return {name: list(port_map.texts) for name, port_map in maps.items()}
+@click.command()
+@which_lab
+@out.listing_options
+@map_option
+@start_option
+def show(lab: str | None, as_json: bool, map_file: str | None, at_start: bool) -> None:
+    """Print a lab's devices, and who lights up whom.
+
+    The name of an emulated lab that is up shows its circuits and dark NICs of now.
+
+    \b
+    With --json, an object with these keys (rates in bits per second, null
+    without a limit; times in seconds; losses in decibels):
+      lab, network, fabric, scale
+      devices   name, kind (server | packet-switch | circuit-switch |
+                wavelength-switch | coupler | awg | multiplexer), ports,
+                fibres, and what is particular to the kind
+      hosts     name, server, gpu, model, nic, address, mac, rate_bps; and,
+                null or empty while dark: peer, peers (several where
+                light is split; then there is no peer), switch, link_rate_bps,
+                loss_db, channel (THz), via (a list of ocs, inp, out: all
+                devices that the light passes)
+      links     two-way links: a, b, rate_bps, loss_db, channel, via (from a on)
+      circuits  cross-connects by OCS: a-b both ways, a>b one way
+      spectra   ways of channels by wavelength switch, as the lab starts
+      dark      NICs, and switch ports with a fibre, without a two-way link
+    """
+    lab_read, maps, source = lab_and_maps(lab, map_file, at_start)
+    described = describe_lab(lab_read, maps)
+    if as_json:
+        out.print_json(described)
+        return
+    network = f", network {lab_read.network}" if lab_read.hosts else ""
+    out.say(f"{lab_read.name}{network}: {in_words(counts(lab_read))}; {source}\n")
+    for table in tables(lab_read, described):
+        table.print()
+        out.say("")
+    out.say(dark_line(described["dark"]))
+
+
+@click.command()
+@which_lab
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="Picture to write: .svg, .png or .pdf.",
+)
+@map_option
+@start_option
+def graph(lab: str | None, output: Path, map_file: str | None, at_start: bool) -> None:
+    """Draw a lab: servers, circuit switches, packet switches, and the lit circuits.
+
+    The name of an emulated lab that is up draws its circuits of now.
+    """
+    from patchlight.testbed.draw.drawing import draw_lab
+
+    out.save_picture(output, lambda: draw_lab(*lab_and_maps(lab, map_file, at_start)[:2]))
 
 
 def describe_lab(lab: Lab, maps: Mapping[str, PortMap]) -> dict[str, Any]:
-    """The lab and its links under these maps, in plain JSON values: the help of ``patchlight
-    lab show`` has the keys."""
+    """The lab and its links under these maps; the help of ``patchlight lab show`` has the keys."""
     links = trace_links(lab, maps)
+    # Every NIC, and packet-switch ports with a fibre.
+    ends = dict.fromkeys([*(host.endpoint for host in lab.hosts), *lab.fibre_ends])
+    optical = {device.name for device in (*lab.circuit_switches, *lab.sorting)}
     return {
         "lab": lab.name,
         "network": str(lab.network),
@@ -28,19 +93,10 @@ def describe_lab(lab: Lab, maps: Mapping[str, PortMap]) -> dict[str, Any]:
         "devices": list(_devices(lab)),
         "hosts": [_host(host, links, lab) for host in lab.hosts],
         "links": [{"a": str(a), "b": str(b), **_path(links.paths[a])} for a, b in links.pairs()],
-        "circuits": maps_as_json(maps),
+        "circuits": {name: list(port_map.texts) for name, port_map in maps.items()},
         "spectra": {w.name: list(w.initial.texts) for w in lab.wavelength_switches},
-        "dark": [str(end) for end in dark_ports(lab, links)],
+        "dark": [str(end) for end in ends if end.device not in optical and not links.peers(end)],
     }
-
-
-def dark_ports(lab: Lab, links: Links) -> tuple[Endpoint, ...]:
-    """NICs, and packet-switch ports with a fibre, whose light and somebody's meet nowhere now."""
-    optical = {device.name for device in (*lab.circuit_switches, *lab.sorting)}
-    ends = [host.endpoint for host in lab.hosts]
-    nics = set(ends)
-    ends += [end for end in lab.fibre_ends if end not in nics]
-    return tuple(end for end in ends if end.device not in optical and not links.peers(end))
 
 
 def _devices(lab: Lab) -> Iterable[dict[str, Any]]:
@@ -112,68 +168,69 @@ def _host(host: Host, links: Links, lab: Lab) -> dict[str, Any]:
     }
 
 
-def tables(lab: Lab, maps: Mapping[str, PortMap]) -> list[Table]:
-    """The same as tables for a terminal."""
-    described = describe_lab(lab, maps)
-    counted = (Column(name, whole=True, right=True) for name in ("ports", "fibres"))
-    name = Column("device", whole=True)
-    devices = Table(name, "kind", *counted, "particulars", title="Devices")
+def tables(lab: Lab, described: Mapping[str, Any]) -> Iterator[out.Table]:
+    """A described lab as tables for a terminal."""
+    devices = out.Table(
+        out.Column("device", whole=True),
+        "kind",
+        *out.numbers("ports", "fibres"),
+        "particulars",
+        title="Devices",
+    )
     for device in described["devices"]:
         kind = device["kind"].replace("-", " ")
         row = (device["name"], kind, device["ports"], device["fibres"], _particulars(device))
         devices.add_row(*map(str, row))
-    hosts = Table(
-        Column("host", whole=True),
+    yield devices
+    hosts = out.Table(
+        out.Column("host", whole=True),
         "GPU",
-        Column("NIC", wide=True),
+        out.Column("NIC", wide=True),
         "address",
-        Column("rate", whole=True, right=True),
+        *out.numbers("rate"),
         "lit onto",
         "through",
-        Column("loss", wide=True, right=True),
-        *([Column("THz", whole=True)] if lab.coloured else []),
+        out.Column("loss", wide=True, right=True),
+        *([out.Column("THz", whole=True)] if lab.coloured else []),
         title="Hosts",
     )
     for host in described["hosts"]:
-        up = host["peer"] is not None
+        up, peers = host["peer"] is not None, host["peers"]
+        lit_onto = peers[0] if len(peers) == 1 else f"{len(peers)} ports"
         hosts.add_row(
             host["name"],
             host["model"] or "none",
             host["nic"],
             host["address"],
             format_rate(host["rate_bps"]),
-            _lit_onto(host["peers"]),
+            lit_onto if peers else out.Coloured("dark", "bad"),
             _through(host["via"]) if up else "",
             f"{host['loss_db']:g} dB" if up else "",
             *([host["channel"] or ""] if lab.coloured else []),
         )
-    shown = [devices, hosts]
+    yield hosts
     if ways := [(name, way) for name, ways in described["spectra"].items() for way in ways]:
-        spectra = Table("device", "channel", title="Channels")
-        for name, way in ways:
-            spectra.add_row(name, way)
-        shown.append(spectra)
-    between = [link for link in described["links"] if _joins_switches(lab, link)]
-    if between:
-        numbers = (Column(name, whole=True, right=True) for name in ("rate", "loss"))
-        trunks = Table("link", *numbers, "through", title="Links between switches")
-        for link in between:
-            ends, loss = f"{link['a']} – {link['b']}", f"{link['loss_db']:g} dB"
-            trunks.add_row(ends, format_rate(link["rate_bps"]), loss, _through(link["via"]))
-        shown.append(trunks)
-    return shown
+        yield out.Table("device", "channel", title="Channels", rows=ways)
+    packet_switches = {switch.name for switch in lab.packet_switches}
+    trunks = [
+        (
+            f"{link['a']} – {link['b']}",
+            format_rate(link["rate_bps"]),
+            f"{link['loss_db']:g} dB",
+            _through(link["via"]),
+        )
+        for link in described["links"]
+        if {Endpoint.parse(link[end]).device for end in "ab"} <= packet_switches
+    ]
+    if trunks:
+        numeric = out.numbers("rate", "loss")
+        yield out.Table("link", *numeric, "through", title="Links between switches", rows=trunks)
 
 
-def _lit_onto(peers: Sequence[str]) -> str | Coloured:
-    if not peers:
-        return Coloured("dark", "bad")
-    return peers[0] if len(peers) == 1 else f"{len(peers)} ports"
-
-
-def dark_line(lab: Lab, maps: Mapping[str, PortMap]) -> str:
-    """One line that names the dark ports, ports of one device together."""
+def dark_line(dark: Iterable[str]) -> str:
+    """One line with the dark ports, by device."""
     by_device: dict[str, list[str]] = {}
-    for end in dark_ports(lab, trace_links(lab, maps)):
+    for end in map(Endpoint.parse, dark):
         by_device.setdefault(end.device, []).append(end.port)
     if not by_device:
         return "No port is dark."
@@ -206,8 +263,3 @@ def _particulars(device: Mapping[str, Any]) -> str:
 
 def _through(via: list[dict[str, Any]]) -> str:
     return ", ".join(f"{hop['ocs']} {hop['inp']}→{hop['out']}" for hop in via) or "fibre"
-
-
-def _joins_switches(lab: Lab, link: Mapping[str, Any]) -> bool:
-    ends = (Endpoint.parse(link["a"]), Endpoint.parse(link["b"]))
-    return all(isinstance(lab.device(end.device), PacketSwitch) for end in ends)
