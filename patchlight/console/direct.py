@@ -26,7 +26,7 @@ from patchlight.controller.changes.record import ChangeOptions, change_as_texts
 from patchlight.controller.changes.service import CircuitService
 from patchlight.controller.changes.transaction import Transactions
 from patchlight.controller.circuits.contract import AnyDriver, Drivers
-from patchlight.controller.circuits.registry import device_lock, open_driver, password_of
+from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.storage.store import Store, open_store
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.io.issues import joined, mistake_in_words
@@ -139,7 +139,7 @@ def direct_client(
         driven = [switch for switch in lab.optical_switches if switch.driver]
         names = {s.name for s in driven} if needs is None else set(needs(store))
         switches = [switch for switch in driven if switch.name in names]
-        stack.enter_context(device_lock.device_lock(switches, device_lock.DIRECT))
+        stack.enter_context(registry.device_lock(switches, registry.DIRECT))
         loop, drivers = stack.enter_context(drivers_on_loop(switches if talks else ()))
         hooks = _Direct()
         parts = CircuitParts(lab, drivers, store, hooks, hooks)
@@ -175,7 +175,7 @@ def refuse_beside_a_controller(lab: Lab) -> None:
             return
     if running != lab.name:
         return
-    raise device_lock.DeviceLocked(
+    raise registry.DeviceLocked(
         f"a controller of lab {running} runs at {address}: it holds the switches",
         hint="leave out --direct, or stop the controller first",
     )
@@ -198,7 +198,7 @@ def watching(
     driven = [switch for switch in lab.optical_switches if switch.driver]
     switches = [switch for switch in driven if not names or switch.name in names]
     refuse_beside_a_controller(lab)
-    device_lock.refuse_beside(switches, device_lock.CONTROLLER)
+    registry.refuse_beside(switches, registry.CONTROLLER)
     with contextlib.ExitStack() as stack:
         store = open_store(state_dir)
         stack.callback(store.close)
