@@ -1,8 +1,6 @@
-"""The drivers of optical switches that come with Patchlight: one row each, and no more.
+"""The drivers of optical switches that come with Patchlight: a row registers a driver.
 
-A row is all there is to registering a driver. The registry of drivers and that of emulated
-devices, the lab file's schema and checks, the conformance tests and the table of drivers in the
-documentation (``python -m patchlight.testbed.lab.ocs_drivers`` prints it) are made from these rows.
+``python -m patchlight.testbed.lab.ocs_drivers`` prints them as the table in the documentation.
 """
 
 from collections.abc import Iterable

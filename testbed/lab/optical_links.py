@@ -1,8 +1,4 @@
-"""Light followed channel by channel: where each transmitter's goes, and where two signals meet.
-
-All functions of values. Light spreads where a coupler splits it; wavelength switches and passive
-parts let its channel through or do not. A signal is one direction of one fibre's light.
-"""
+"""Signals traced channel by channel: where each transmitter's goes, and where two collide."""
 
 from __future__ import annotations
 
@@ -26,10 +22,9 @@ Entry = CrossConnect | ChannelConnect
 class LightPath(NamedTuple):
     """One direction: what ``source`` sends arrives at ``sink``.
 
-    ``hops`` are the cross-connects of circuit switches on the way, ``through`` are all devices that
-    it passes, ``lost_db`` is what was lost when the light leaves each. ``rate_bps`` is the slowest
-    of the fibres (``None``: none has a limit); ``loss_db`` is the sum of losses. ``channel`` is
-    ``None`` where the transmitter has no transceiver in the lab file.
+    ``hops`` are the cross-connects of circuit switches on the way; ``through`` also those of other
+    devices, each with the loss up to there in ``lost_db``. ``rate_bps`` ``None``: no limit.
+    ``channel`` ``None``: the transmitter has no transceiver in the lab file.
     """
 
     source: Endpoint
@@ -71,10 +66,7 @@ class Meeting(NamedTuple):
 
 @dataclass
 class _Found:
-    """Where one signal goes: the fibres that it is on by their end, and the paths that end well.
-
-    ``lost_db``: what it has lost where each of these fibres ends.
-    """
+    """Where one signal goes: its fibres with the loss at their ends, and the paths that arrive."""
 
     fibres: list[Endpoint] = field(default_factory=list)
     lost_db: list[float] = field(default_factory=list)
@@ -94,10 +86,7 @@ class _Ray(NamedTuple):
 
 
 class Light:
-    """All light of a lab under these maps.
-
-    ``channels``: what tunable transmitters send now; those in ``off`` send nothing.
-    """
+    """All light of a lab, with these channels of tunable transmitters and others ``off``."""
 
     def __init__(
         self,
@@ -165,10 +154,7 @@ class Light:
 
     @cached_property
     def destroyed(self) -> Mapping[Endpoint, tuple[Endpoint, ...]]:
-        """By transmitter, where its light meets another signal first on ways to its receivers.
-
-        The fibres by the end that light leaves.
-        """
+        """By transmitter, the fibres (by the end that light leaves) where its signal is lost."""
         met = {
             signal.source: dict.fromkeys(
                 self._destroyed_at(signal, fibres) for _, fibres in found.arrivals

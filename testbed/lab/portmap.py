@@ -1,9 +1,7 @@
 """Maps of optical switches: what all have in common, and the map of a circuit switch.
 
-A fibre pair plugged into port *n* of a switch brings light in at ``in:n`` and takes it
-away at ``out:n``. A cross-connect joins one input to one output; a duplex circuit between
-ports *a* and *b* is the two cross-connects ``a>b`` and ``b>a``. ``spectrum.py`` has the map of a
-wavelength switch.
+A fibre pair in port *n* of a switch ends at ``in:n`` and ``out:n``. A cross-connect joins one
+input to one output; a duplex circuit between ports *a* and *b* is ``a>b`` and ``b>a``.
 """
 
 from __future__ import annotations

@@ -87,12 +87,11 @@ class Waiting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What a user may have. ``None`` is what everybody may have, where that is said of one user.
+    """What a user may have; ``None``: as everybody, and without a limit.
 
-    ``share`` weighs the user's use where the order policy is *fair-share*: twice the share may
-    use twice as much (``None``: 1). ``gpus`` is the most at once, ``jobs`` the most that wait or
-    run, and once the user's jobs had ``gpu_hours`` in a window of the discipline's
-    ``quota_window_s``, none of them starts until the next (``None``: no limit).
+    ``share`` is the weight under the order policy *fair-share* (``None``: 1). ``gpus`` is the most
+    at once, ``jobs`` the most that wait or run. After ``gpu_hours`` in a window of
+    ``quota_window_s``, no job of the user starts until the next window.
     """
 
     share: float | None = None
@@ -179,13 +178,12 @@ KINDS: tuple[PolicyKind, ...] = get_args(PolicyKind)
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
-    """What is said of a lab's policies at one place; ``None`` is what is not said there.
+    """One source's choice of policies; ``None``: not chosen there. ``BadInput`` if out of bounds.
 
-    The policies are written as ``patchlight.controller.policies.registry.find`` reads them; an
-    empty one is none at all. One that has not answered after ``deadline_s`` is passed over. With
-    ``defragment`` light moves under running jobs, when a job has ended and every
-    ``defragment_every_s``, where that is predicted to gain more than ``minimum_gain_s`` over all
-    jobs together. ``BadInput`` for a value that is out of bounds.
+    A policy is a name for ``patchlight.controller.policies.registry.find``, empty for none. One
+    without an answer after ``deadline_s`` is skipped. With ``defragment``, circuits change under
+    running jobs when a job has ended and every ``defragment_every_s``, where that is predicted to
+    gain more than ``minimum_gain_s`` over all jobs.
     """
 
     placement: str | None = None
@@ -247,11 +245,11 @@ def full_path(policy: str, folder: Path) -> str:
 
 
 class Role(IntEnum):
-    """What somebody may do; each may do what those before it may, too.
+    """What a caller may do, each also what those before it may.
 
     A ``viewer`` looks. A ``user`` submits jobs, and stops their own. An ``operator`` changes
-    circuits, and everybody's jobs. An ``admin`` gives out tokens, reads the audit log, ends the
-    controller, and has it run programs of theirs as policies.
+    circuits and all jobs. An ``admin`` creates tokens, reads the audit log, stops the controller,
+    and lets it run their programs as policies.
     """
 
     NOBODY = 0
@@ -277,8 +275,8 @@ ROLES = tuple(str(role) for role in Role if role)
 class Access:
     """What users of the controller's machine may do, as the kernel says who they are.
 
-    Root, whoever runs the controller, and who did so by ``sudo`` are admins. The others are what
-    ``members`` says if they are in the ``group``, else what ``others`` says.
+    Root, the user who runs the controller, and who did so by ``sudo`` are admins; the others are
+    ``members`` if they are in the ``group``, else ``others``.
     """
 
     group: str = "patchlight"
@@ -301,11 +299,9 @@ class JumpHost(NamedTuple):
 class SshAccess:
     """Where a server's ``sshd`` answers, whom to log in as, and which host key it has.
 
-    ``address`` is a host's name or address (``None``: the host of the agent's); ``user`` and
-    ``identity`` (a private key's file) are left to the SSH client where they are ``None``;
-    ``host_key`` is the fingerprint of the server's key (``SHA256:…``), ``None`` where
-    ``known_hosts`` has it; ``legacy`` lets it have old algorithms. ``jump`` is a host to go
-    through, ``[user@]host[:port]``, and ``jump_host_key`` the fingerprint of its key.
+    ``address`` ``None``: the agent's host. ``user``, ``identity`` (a private key file) ``None``:
+    the SSH client decides. ``host_key`` is a fingerprint (``SHA256:…``), ``None``: ``known_hosts``
+    has it; ``legacy`` allows old algorithms. ``jump`` is ``[user@]host[:port]`` to go through.
     """
 
     address: str | None = None
@@ -334,13 +330,11 @@ WRITABLE = ":rw"
 
 @dataclass(frozen=True, slots=True)
 class WorkerPolicy:
-    """``None``: no limit of the lab's.
+    """What a worker may have of its server; ``None``: no limit of the lab.
 
-    ``images`` are patterns (``pytorch/*``); an image of a worker has to fit one. What it mounts has
-    to be in one of the folders ``mounts``, and what it writes, its checkpoint too, in one that ends
-    in ``:rw``. ``memory_bytes`` and ``cpus`` are the most of a server's that one worker may have.
-    ``user`` is whom workers run as: a user of the servers, or ``dynamic``, one for each person who
-    submits jobs.
+    Its image fits one of the patterns ``images`` (``pytorch/*``). It mounts folders below
+    ``mounts``, and writes only below those that end in ``:rw``, checkpoints too. ``user`` is whom
+    it runs as: a user of the servers, or ``dynamic``, one for each person who submits jobs.
     """
 
     images: tuple[str, ...] | None = None

@@ -1,8 +1,7 @@
-"""Channels of light, and the map of one wavelength switch: which channel goes from where to where.
+"""Channels of light, and the map of a wavelength switch.
 
 Frequencies are those of ITU-T G.694.1: 193.1 THz and steps of 6.25 GHz from there; a channel takes
-a whole number of slots of 12.5 GHz around its centre. So channels are whole numbers, and compare
-exactly.
+slots of 12.5 GHz around its centre. So channels are whole numbers, and compare exactly.
 """
 
 from __future__ import annotations
@@ -132,10 +131,7 @@ class Band(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The channels that a device knows: all that are ``spacing_ghz`` apart and as wide.
-
-    ``None``: a flexible grid, on which every channel is one.
-    """
+    """The channels of a device, ``spacing_ghz`` apart and as wide; ``None``: any (flexible)."""
 
     spacing_ghz: float | None = 50.0
 
@@ -192,10 +188,7 @@ class ChannelConnect(NamedTuple):
         return self._replace(inp=self.out, out=self.inp)
 
     def clashes(self, other: ChannelConnect) -> bool:
-        """Whether one map cannot have both: channels that overlap, of one input or at one output.
-
-        So do two entries of the same way and channel with different attenuations.
-        """
+        """Whether one map cannot have both: other entries of overlapping channels on one fibre."""
         same_fibre = self.inp == other.inp or self.out == other.out
         return same_fibre and self != other and self.channel.overlaps(other.channel)
 
@@ -226,10 +219,7 @@ class SpectrumMap(SwitchMap[ChannelConnect]):
 
     @classmethod
     def of(cls, ways: Iterable[ChannelConnect]) -> Self:
-        """A map of these; ``BadInput`` naming both where two channels meet on one fibre.
-
-        Light of one input goes to one output, and no two signals that overlap leave at one.
-        """
+        """A map of these; ``BadInput`` naming both where two channels meet on one fibre."""
         unique = sorted(set(ways))
         for clash in clashes(unique):
             raise BadInput(clash)

@@ -20,10 +20,9 @@ from patchlight.testbed.lab.wiring import Links
 
 @dataclass(frozen=True, slots=True)
 class NodeGpu:
-    """A GPU, its NIC (``None``: it has none), and the packet switch that it is lit to now.
+    """A GPU, its NIC, and the packet switch it is connected to now (``None``: dark).
 
-    ``switch`` is ``None`` while the NIC is dark; ``rate_bps`` is that of the slowest fibre on the
-    way, ``None`` where none has a limit.
+    ``rate_bps`` is that of the slowest fibre on the way, ``None`` without a limit.
     """
 
     name: str
@@ -35,10 +34,9 @@ class NodeGpu:
 
 @dataclass(frozen=True, slots=True)
 class TopologyNode:
-    """A server with GPUs. ``switch`` is the packet switch that most of its GPUs are lit to.
+    """A server with GPUs. ``switch`` is the packet switch that most of them are connected to.
 
-    Of equals it is the first in the lab file; ``None`` while all its NICs are dark. Schedulers
-    know one place for a node.
+    Of equals it is the first in the lab file; ``None`` while all its NICs are dark.
     """
 
     name: str

@@ -1,8 +1,4 @@
-"""Tune the transceivers of a lab that is emulated, from any program that may use its socket.
-
-The emulated light answers on a Unix socket: a JSON object a line, and one in answer. Standard
-library only, so that it costs next to nothing to be imported.
-"""
+"""Tune the transceivers of an emulated lab over its Unix socket: JSON lines both ways."""
 
 import json
 import socket

@@ -19,10 +19,9 @@ Value = str | int | float | bool | tuple[int, ...] | tuple[tuple[str, float], ..
 
 @dataclass(frozen=True, slots=True)
 class OcsFault:
-    """One object for an emulated device's control socket, and when it comes.
+    """One object for an emulated device's control socket, and when it applies.
 
-    ``after_s`` seconds after the device began to answer; or, if ``after_changes`` is not 0,
-    once so many commands that change something have come: it befalls the next one.
+    ``after_s`` seconds after the device's start; or, if not 0, after so many changing commands.
     """
 
     settings: tuple[tuple[str, Value], ...]
@@ -54,10 +53,9 @@ class OcsUser:
 
 @dataclass(frozen=True, slots=True)
 class Emulation:
-    """The emulation's share of an optical switch in a lab file; the controller reads none of it.
+    """What only the emulation of an optical switch reads in a lab file.
 
-    ``conflict_time_s``: new circuits take busy ports from the old ones, which takes so long
-    in all; ``None``: such a circuit is refused.
+    ``conflict_time_s``: how long a circuit takes that replaces others; ``None``: it is refused.
     """
 
     faults: tuple[OcsFault, ...] = ()
@@ -119,10 +117,8 @@ class Transceiver:
 class WavelengthSwitch:
     """A wavelength-selective switch: each channel of each input to an output of its own.
 
-    1×N, N×1 or N×M by ``inputs`` and ``outputs``. The fibre pair in port *n* brings light in at
-    ``in:n`` and takes away what leaves at ``out:n``, as far as there is such an input and output.
-    ``driver``, ``address``, ``user`` and ``password_env`` are as of an OCS; without a ``driver``
-    nobody changes it, and it is as the lab file says.
+    The fibre pair in port *n* ends at ``in:n`` and ``out:n``, as far as these exist. Without a
+    ``driver`` it stays as the lab file says.
     """
 
     name: str
@@ -147,11 +143,10 @@ class WavelengthSwitch:
 
 @dataclass(frozen=True, slots=True)
 class PassivePart:
-    """Glass that light passes as it is made. Ports are 1…``ports``.
+    """A passive optical device with ports 1…``ports``.
 
-    ``coupler``: what comes in at a port leaves at all others. ``awg``: the *k*-th channel, counted
-    from 0, leaves *k* ports further on, round and round. ``multiplexer``: the *k*-th channel goes
-    between port *k* + 2 and port 1, which has all of them.
+    ``coupler``: light of a port leaves at all others. ``awg``: the *k*-th channel, from 0, leaves
+    *k* ports further on, cyclically. ``multiplexer``: it goes between port *k* + 2 and port 1.
     """
 
     name: str

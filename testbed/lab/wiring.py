@@ -1,8 +1,7 @@
 """Maps of all optical switches of a lab, and the links between NICs and packet switches they make.
 
-All functions of values. Transmitters and receivers are NIC ports and packet-switch ports; circuit
-switches only pass light on. A lightpath is one direction, with a rate (its slowest part) and a
-loss (its fibres and the insertion loss of each OCS on the way); two make a link.
+A lightpath is one direction, with the rate of its slowest fibre and the loss of its fibres and
+switches; two make a link.
 """
 
 from __future__ import annotations
@@ -151,10 +150,7 @@ def spectra_of(maps: Mapping[str, AnyMap]) -> dict[str, SpectrumMap]:
 
 
 def with_spectra(lab: Lab, maps: Mapping[str, AnyMap]) -> Lab:
-    """The lab as if its file gave the wavelength switches these maps; one without lets nothing by.
-
-    So that whoever follows light with the maps of circuit switches alone follows it truly.
-    """
+    """The lab with these maps as initial maps of wavelength switches; one without is empty."""
     spectra = spectra_of(maps)
     now = tuple(
         replace(switch, initial=spectra.get(switch.name, SpectrumMap()))
@@ -180,9 +176,8 @@ _Across = Mapping[str, Mapping[int, int]]  # by OCS: outputs by input, or inputs
 class Links:
     """The lightpaths that port maps make; a link is up where they lead both ways.
 
-    Which light goes where is found here and nowhere else, and only when somebody asks. What
-    ends in an unconnected input, or at an output without a fibre, is no path; nor is what
-    goes round in circuit switches, where nobody sends into it.
+    Each is traced when first used. Light that ends at an unconnected input or an output without a
+    fibre is no path, nor is a loop in circuit switches.
     """
 
     def __init__(
@@ -196,10 +191,9 @@ class Links:
         self.light = Light(lab, self._maps, spectra) if lab.coloured else None
 
     def after(self, maps: Mapping[str, PortMap]) -> tuple[Links, frozenset[Endpoint]]:
-        """The links under other maps of circuit switches, and where light begins that then goes
-        another way.
+        """The links under other maps of circuit switches, and the sources of changed lightpaths.
 
-        Where wavelengths do not matter, only such light is followed anew.
+        Where wavelengths do not matter, only these are traced again.
         """
         links = Links(self._lab, maps, self._spectra)
         ours, theirs = self.paths, links.__dict__
@@ -259,9 +253,9 @@ class Links:
         return self.light.passed(path)
 
     def sources(self, ocs: str, cross_connects: Iterable[Entry]) -> Iterator[Endpoint]:
-        """Where the lightpaths begin that pass these entries of this switch's map.
+        """The sources of the lightpaths that pass these entries of this switch's map.
 
-        O(what is asked for), however large the lab, where wavelengths do not matter in it.
+        Where wavelengths do not matter, O(entries), not O(lab).
         """
         if self.light is not None:
             asked = {(ocs, c) for c in cross_connects}
@@ -285,10 +279,7 @@ class Links:
         return sink if sink is not None and self._sinks.get(sink) == endpoint else None
 
     def peers(self, endpoint: Endpoint) -> tuple[Endpoint, ...]:
-        """All who receive what is sent at ``endpoint`` and are received there.
-
-        Several where light is split; no link then, as ``peer`` says.
-        """
+        """All ends with lightpaths both ways to ``endpoint``: several where light is split."""
         if self.light is None:
             peer = self.peer(endpoint)
             return () if peer is None else (peer,)
@@ -333,10 +324,7 @@ class Links:
         return {c.name: c.insertion_loss_db for c in self._lab.circuit_switches}
 
     def _end(self, at: Endpoint, across: _Across) -> Endpoint | None:
-        """Who is there when light that is at ``at`` has passed all circuit switches.
-
-        With the inputs of outputs: where it came from. ``None`` if that is nobody.
-        """
+        """The end that light at ``at`` reaches through all circuit switches (or came from)."""
         begun = at
         while (there := across.get(at.device)) is not None:
             port = there.get(int(at.port))
@@ -356,10 +344,9 @@ class Links:
 def trace_links(
     lab: Lab, maps: Mapping[str, AnyMap], spectra: Mapping[str, SpectrumMap] | None = None
 ) -> Links:
-    """The lightpaths from every NIC and packet-switch port under these maps.
+    """The lightpaths under these maps; a switch without a map lets nothing through.
 
-    An OCS that has no map here lets nothing through, nor does a wavelength switch that has none in
-    ``spectra``, or among ``maps``; where neither has any they are as the lab file says.
+    Without any map of a wavelength switch, all of them are as in the lab file.
     """
     return Links(lab, circuits_of(maps), (spectra_of(maps) or None) if spectra is None else spectra)
 

@@ -20,35 +20,9 @@ from patchlight.testbed.io.fields import (
 )
 from patchlight.testbed.io.forms import MapOf, Number, YesNo
 from patchlight.testbed.io.issues import FileIssues, Located, nearest, short
+from patchlight.testbed.lab import spectrum, wavelengths
 from patchlight.testbed.lab.portmap import parse_cross_connects
-from patchlight.testbed.lab.spectrum import (
-    GRIDS,
-    Band,
-    Channel,
-    Grid,
-    SpectrumMap,
-    parse_channel_connects,
-)
-from patchlight.testbed.lab.wavelengths import (
-    PART_KINDS,
-    Emulation,
-    OcsFault,
-    OcsUser,
-    PassivePart,
-    Transceiver,
-    WavelengthSwitch,
-    channels_in,
-)
-from patchlight.testbed.labfile.values import (
-    DEVICE_NAME,
-    HOST_PORT,
-    LOSS,
-    POWER,
-    TIME,
-    USER_NAME,
-    VARIABLE_NAME,
-    WSS_DRIVER,
-)
+from patchlight.testbed.labfile import values as v
 
 MOST_PORTS = 4096
 _MOST = 100_000
@@ -71,7 +45,7 @@ class _Fault(Group):
             issues.at(fields["after_changes"], message)
         return located
 
-    def written(self, value: OcsFault) -> Any:
+    def written(self, value: wavelengths.OcsFault) -> Any:
         written = super().written(value)
         order = (*value.control, *TRIGGERS)
         return OneLine({key: written[key] for key in order if key in written})
@@ -90,7 +64,9 @@ def _words(text: str) -> str:
 
 def _circuit(text: str) -> str:
     # Which of the two fits is for the check of the whole file, as is which ports there are.
-    one_way, *back = (parse_channel_connects if "@" in text else parse_cross_connects)(text)
+    one_way, *back = (spectrum.parse_channel_connects if "@" in text else parse_cross_connects)(
+        text
+    )
     return str(one_way).replace(">", "-" if back else ">", 1)
 
 
@@ -177,12 +153,12 @@ FAULT = _Fault(
     ),
     Key(
         "after",
-        replace(TIME, example="30s"),
+        replace(v.TIME, example="30s"),
         "so long after the device began to answer",
         default="at once",
     ),
     Key("after_changes", _COUNT, "once so many commands that change something have come"),
-    make=lambda after_s=0.0, after_changes=0, **said: OcsFault.of(
+    make=lambda after_s=0.0, after_changes=0, **said: wavelengths.OcsFault.of(
         said, after_s=after_s, after_changes=after_changes
     ),
     said=lambda fault: {
@@ -193,15 +169,15 @@ FAULT = _Fault(
 )
 _EMULATED_USER = Group(
     "a user",
-    required("name", USER_NAME, "whom to log in as"),
+    required("name", v.USER_NAME, "whom to log in as"),
     Key(
         "password_env",
-        VARIABLE_NAME,
+        v.VARIABLE_NAME,
         "the environment variable that holds the password",
         default="any password will do",
     ),
     Key("read_only", YesNo("whether the user may only look"), "may look, not change"),
-    model=OcsUser,
+    model=wavelengths.OcsUser,
 )
 EMULATED = Key(
     "emulated",
@@ -216,37 +192,39 @@ EMULATED = Key(
         Key("users", ListOf(_EMULATED_USER, "users"), "who may log in besides 'user'"),
         Key(
             "conflict_time",
-            replace(TIME, example="500ms"),
+            replace(v.TIME, example="500ms"),
             "a Calient that takes busy ports from their circuits, and how long that takes",
             default="such a circuit is refused",
         ),
-        model=Emulation,
+        model=wavelengths.Emulation,
         block=True,
     ),
     "what its emulation alone heeds: faults, more users",
     example="{users: [{name: viewer, read_only: true}]}",
 )
 LOGIN = (
-    Key("user", USER_NAME, "whom to log in as"),
-    Key("password_env", VARIABLE_NAME, "the environment variable that holds the password"),
+    Key("user", v.USER_NAME, "whom to log in as"),
+    Key("password_env", v.VARIABLE_NAME, "the environment variable that holds the password"),
     Key("legacy_ssh", YesNo("whether it may use them"), "it may use old SSH algorithms"),
 )
 
-_CHANNEL = Text("a channel", Channel.parse, numbers=True, example="193.100")
-_BAND = Text("a band", Band.parse, example="191.350-196.100")
-_GRID = Text("a grid", Grid.parse, {"enum": list(GRIDS)}, example="50GHz")
-_TIME, _LOSS = replace(TIME, example="50ms"), replace(LOSS, example="6dB")
+_CHANNEL = Text("a channel", spectrum.Channel.parse, numbers=True, example="193.100")
+_BAND = Text("a band", spectrum.Band.parse, example="191.350-196.100")
+_GRID = Text("a grid", spectrum.Grid.parse, {"enum": list(spectrum.GRIDS)}, example="50GHz")
+_TIME, _LOSS = replace(v.TIME, example="50ms"), replace(v.LOSS, example="6dB")
 _PORTS = Whole("how many there are", 1, MOST_PORTS)
 _PART_PORTS = Whole("how many ports it has", 2, MOST_PORTS)
-_CROSS_CONNECT = Text("the way of a channel", parse_channel_connects, example="1>3@193.100")
+_CROSS_CONNECT = Text(
+    "the way of a channel", spectrum.parse_channel_connects, example="1>3@193.100"
+)
 
 
-def _transceiver(**said: Any) -> Transceiver:
+def _transceiver(**said: Any) -> wavelengths.Transceiver:
     if "channel" not in said:
-        grid, first = said.get("grid", Grid()), said["tunable"].first
+        grid, first = said.get("grid", spectrum.Grid()), said["tunable"].first
         wide = grid.spacing_ghz is not None
         said["channel"] = first._replace(slots=int(grid.spacing_ghz / 12.5)) if wide else first
-    return Transceiver(**said)
+    return wavelengths.Transceiver(**said)
 
 
 TRANSCEIVER = Group(
@@ -261,9 +239,9 @@ TRANSCEIVER = Group(
     Key("tunable", _BAND, "the channels that it can be tuned to, from and to", default="none"),
     Key("grid", _GRID, "which channels there are; flexible takes any"),
     Key("tuning_time", _TIME, "how long it is dark while it is tuned"),
-    Key("launch_power", POWER, "optical power it sends with", default="as its NIC or switch"),
-    Key("sensitivity", POWER, "the least power that it receives", default="not known"),
-    model=Transceiver,
+    Key("launch_power", v.POWER, "optical power it sends with", default="as its NIC or switch"),
+    Key("sensitivity", v.POWER, "the least power that it receives", default="not known"),
+    model=wavelengths.Transceiver,
     make=_transceiver,
 )
 
@@ -282,14 +260,16 @@ TRANSCEIVERS = MapOf(
 )
 
 
-def _wavelength_switch(*, cross_connects: Any = (), **said: Any) -> WavelengthSwitch:
+def _wavelength_switch(*, cross_connects: Any = (), **said: Any) -> wavelengths.WavelengthSwitch:
     ways = [way for item in cross_connects for way in item]
-    return WavelengthSwitch(**{"outputs": said["inputs"], "initial": SpectrumMap.of(ways), **said})
+    return wavelengths.WavelengthSwitch(
+        **{"outputs": said["inputs"], "initial": spectrum.SpectrumMap.of(ways), **said}
+    )
 
 
 WAVELENGTH_SWITCH = Group(
     "a wavelength switch",
-    required("name", DEVICE_NAME, "what it is called, like 'wss1'", example="wss1"),
+    required("name", v.DEVICE_NAME, "what it is called, like 'wss1'", example="wss1"),
     required("inputs", _PORTS, "how many inputs it has: of ports 1, 2, …", example="4"),
     Key("outputs", _PORTS, "how many outputs it has", default="as many as inputs", example="4"),
     Key("grid", _GRID, "which channels there are; flexible takes any"),
@@ -303,11 +283,11 @@ WAVELENGTH_SWITCH = Group(
         default="none",
         example='["1-3@193.100", "1>2@193.150-2dB"]',
     ),
-    Key("driver", WSS_DRIVER, "the driver that speaks to it", default="none: nobody changes it"),
-    Key("address", HOST_PORT, "where it answers: host:port; needed with a driver"),
+    Key("driver", v.WSS_DRIVER, "the driver that speaks to it", default="none: nobody changes it"),
+    Key("address", v.HOST_PORT, "where it answers: host:port; needed with a driver"),
     *LOGIN,
     EMULATED,
-    model=WavelengthSwitch,
+    model=wavelengths.WavelengthSwitch,
     make=_wavelength_switch,
     said=lambda switch: {
         "outputs": switch.outputs if switch.outputs != switch.inputs else None,
@@ -317,29 +297,33 @@ WAVELENGTH_SWITCH = Group(
 )
 
 
-def part_channels(part: Fields) -> tuple[Channel, ...]:
+def part_channels(part: Fields) -> tuple[spectrum.Channel, ...]:
     """The channels of a passive part's group; ``BadInput`` where its band is not on its grid."""
     band = part.value_of("channels")
-    return () if band is None else channels_in(band, part.value_of("grid", Grid()))
+    return (
+        ()
+        if band is None
+        else wavelengths.channels_in(band, part.value_of("grid", spectrum.Grid()))
+    )
 
 
 def _passive_part(
     *, ports: int = 0, channels: Any = None, grid: Any = None, loss_db: Any = None, **said: Any
-) -> PassivePart:
-    sorted_ = () if channels is None else channels_in(channels, grid or Grid())
-    return PassivePart(
+) -> wavelengths.PassivePart:
+    sorted_ = () if channels is None else wavelengths.channels_in(channels, grid or spectrum.Grid())
+    return wavelengths.PassivePart(
         ports=ports or len(sorted_) + 1, channels=sorted_, own_loss_db=loss_db, **said
     )
 
 
-def _said_of_part(part: PassivePart) -> dict[str, Any]:
+def _said_of_part(part: wavelengths.PassivePart) -> dict[str, Any]:
     first, last = (part.channels or (None,))[0], (part.channels or (None,))[-1]
     band = f"{first.thz_text}-{last.thz_text}" if first and last else None
-    grid = Grid(first.width_ghz) if first else Grid()
+    grid = spectrum.Grid(first.width_ghz) if first else spectrum.Grid()
     return {
         "ports": None if part.kind == "multiplexer" else part.ports,
         "channels": band,
-        "grid": None if grid == Grid() else grid,
+        "grid": None if grid == spectrum.Grid() else grid,
         "loss": part.own_loss_db,
     }
 
@@ -347,10 +331,10 @@ def _said_of_part(part: PassivePart) -> dict[str, Any]:
 PASSIVE_PART_LOSS = "of a coupler what it splits into, and 0.5dB; 4dB (awg), 3dB (multiplexer)"
 PASSIVE_PART = Group(
     "a passive part",
-    required("name", DEVICE_NAME, "what it is called, like 'mux1'", example="mux1"),
+    required("name", v.DEVICE_NAME, "what it is called, like 'mux1'", example="mux1"),
     required(
         "kind",
-        choice("a kind of passive part", *PART_KINDS),
+        choice("a kind of passive part", *wavelengths.PART_KINDS),
         "coupler (a port's light leaves at all others), awg (the k-th channel leaves k ports "
         "further on, k from 0) or multiplexer (port 1 has all channels, port k + 2 the k-th)",
         example="multiplexer",
@@ -370,7 +354,7 @@ PASSIVE_PART = Group(
     ),
     Key("grid", _GRID, "how far apart its channels are", default="50GHz"),
     Key("loss", _LOSS, "what light loses in it", default=PASSIVE_PART_LOSS, example="3dB"),
-    model=PassivePart,
+    model=wavelengths.PassivePart,
     make=_passive_part,
     said=_said_of_part,
 )

@@ -7,30 +7,12 @@ from typing import Any
 
 from patchlight.testbed.io.fields import Group, Key, ListOf, choice, required
 from patchlight.testbed.io.forms import Number, YesNo
-from patchlight.testbed.lab.model import (
-    CircuitSwitch,
-    Endpoint,
-    Fibre,
-    Gpu,
-    Lab,
-    Nic,
-    PacketSwitch,
-    Rendezvous,
-    Server,
-    default_mac,
-)
+from patchlight.testbed.lab import model
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from patchlight.testbed.lab.rules import SshAccess
 from patchlight.testbed.lab.wavelengths import Transceiver
+from patchlight.testbed.labfile import optical_schema as optical
 from patchlight.testbed.labfile import values as v
-from patchlight.testbed.labfile.optical_schema import (
-    EMULATED,
-    LOGIN,
-    PASSIVE_PART,
-    TRANSCEIVER,
-    TRANSCEIVERS,
-    WAVELENGTH_SWITCH,
-)
 from patchlight.testbed.labfile.sections import ACCESS, POLICIES, QUEUE, WORKERS
 
 FABRICS = ("openvswitch", "bridge")
@@ -39,39 +21,39 @@ PATHS = ("none", "nodes")
 LAUNCH_POWER = Key("launch_power", v.POWER, "optical power its ports send with")
 
 
-def _nic(*, address: IPv4Address, mac: str = "hardware", **said: Any) -> Nic:
-    own = default_mac(address)
+def _nic(*, address: IPv4Address, mac: str = "hardware", **said: Any) -> model.Nic:
+    own = model.default_mac(address)
     given = own if mac in ("hardware", "lab") else mac
-    return Nic(address=address, mac=given, lab_mac=mac in ("lab", own), **said)
+    return model.Nic(address=address, mac=given, lab_mac=mac in ("lab", own), **said)
 
 
-def _said_mac(nic: Nic) -> str | None:
-    if nic.mac != default_mac(nic.address):
+def _said_mac(nic: model.Nic) -> str | None:
+    if nic.mac != model.default_mac(nic.address):
         return nic.mac
     return "lab" if nic.lab_mac else None
 
 
 def _packet_switch(
     *, transceivers: Mapping[int, Transceiver] | None = None, **said: Any
-) -> PacketSwitch:
-    return PacketSwitch(transceivers=tuple(sorted((transceivers or {}).items())), **said)
+) -> model.PacketSwitch:
+    return model.PacketSwitch(transceivers=tuple(sorted((transceivers or {}).items())), **said)
 
 
 def _circuit_switch(
     *, cross_connects: Iterable[tuple[CrossConnect, ...]] = (), **said: Any
-) -> CircuitSwitch:
+) -> model.CircuitSwitch:
     initial = PortMap.of(one for listed in cross_connects for one in listed)
-    return CircuitSwitch(initial=initial, **said)
+    return model.CircuitSwitch(initial=initial, **said)
 
 
-def _fibre(*, ends: tuple[Endpoint, Endpoint], **said: Any) -> Fibre:
-    return Fibre(*ends, **said)
+def _fibre(*, ends: tuple[model.Endpoint, model.Endpoint], **said: Any) -> model.Fibre:
+    return model.Fibre(*ends, **said)
 
 
 def _lab(
     *, controller: Mapping[str, Any] | None = None, defaults: object = None, **said: Any
-) -> Lab:
-    return Lab(**(controller or {}), **said)
+) -> model.Lab:
+    return model.Lab(**(controller or {}), **said)
 
 
 GPU = Group(
@@ -79,13 +61,13 @@ GPU = Group(
     required("name", v.PART_NAME, "what the GPU is called, like 'gpu0'", example="gpu0"),
     required("model", v.MODEL, "the model, like 'Tesla M40'"),
     Key("uuid", v.UUID, "pins the physical GPU on a real server"),
-    model=Gpu,
+    model=model.Gpu,
 )
 RENDEZVOUS = Group(
     "a rendezvous",
     required("interface", v.INTERFACE, "the server's interface that it is made on", example="eno1"),
     required("address", v.INTERFACE_ADDRESS, "the worker's address there, with its network"),
-    model=Rendezvous,
+    model=model.Rendezvous,
 )
 NIC = Group(
     "a NIC",
@@ -132,13 +114,13 @@ NIC = Group(
     ),
     Key(
         "transceiver",
-        TRANSCEIVER,
+        optical.TRANSCEIVER,
         "the light of its port, where wavelengths matter",
         default="light without a channel",
         example="{tunable: 191.350-196.100, tuning_time: 1ms}",
     ),
     LAUNCH_POWER,
-    model=Nic,
+    model=model.Nic,
     make=_nic,
     said=lambda nic: {"mac": _said_mac(nic)},
 )
@@ -173,7 +155,7 @@ SERVER = Group(
         "it has no such GPUs: 'deploy push' has them emulated there",
     ),
     required("nics", ListOf(NIC, "NICs"), "its NIC ports in the lab's network"),
-    model=Server,
+    model=model.Server,
     block=True,
 )
 PACKET_SWITCH = Group(
@@ -183,12 +165,12 @@ PACKET_SWITCH = Group(
     required("ports", v.PACKET_PORTS, "how many ports it has", example="48"),
     Key(
         "transceivers",
-        TRANSCEIVERS,
+        optical.TRANSCEIVERS,
         "the light of its ports, where wavelengths matter, by port number",
         default="light without a channel",
     ),
     LAUNCH_POWER,
-    model=PacketSwitch,
+    model=model.PacketSwitch,
     make=_packet_switch,
 )
 CIRCUIT_SWITCH = Group(
@@ -209,7 +191,7 @@ CIRCUIT_SWITCH = Group(
     required("ports", v.CIRCUIT_PORTS, "how many duplex ports it has", example="320"),
     Key("switching_time", v.TIME, "how long a new circuit stays dark"),
     Key("insertion_loss", v.LOSS, "what a circuit through it loses"),
-    *LOGIN,
+    *optical.LOGIN,
     Key(
         "cross_connects",
         ListOf(v.CROSS_CONNECT, "cross-connects"),
@@ -217,8 +199,8 @@ CIRCUIT_SWITCH = Group(
         default="none",
         example="[1-7, 2>8]",
     ),
-    EMULATED,
-    model=CircuitSwitch,
+    optical.EMULATED,
+    model=model.CircuitSwitch,
     make=_circuit_switch,
     said=lambda switch: {"cross_connects": switch.initial.texts or None},
     block=True,
@@ -236,7 +218,7 @@ FIBRE = Group(
     Key("delay", v.TIME, "how long an emulation holds each packet, each way"),
     Key("jitter", v.TIME, "by how much that varies, up and down"),
     Key("packet_loss", v.SHARE, "what share of packets an emulation loses in it"),
-    model=Fibre,
+    model=model.Fibre,
     make=_fibre,
     said=lambda fibre: {"ends": (fibre.a, fibre.b)},
 )
@@ -307,7 +289,7 @@ CONTROLLER = Group(
         "what users of its machine may do, where they are not root",
         example="{group: optics, others: nobody}",
     ),
-    model=Lab,
+    model=model.Lab,
     make=dict,
 )
 LAB = Group(
@@ -373,20 +355,20 @@ LAB = Group(
     ),
     Key(
         "wavelength_switches",
-        ListOf(WAVELENGTH_SWITCH, "wavelength switches"),
+        ListOf(optical.WAVELENGTH_SWITCH, "wavelength switches"),
         "the wavelength-selective switches (WSS)",
         default="none",
         example="[{name: wss1, inputs: 4}]",
     ),
     Key(
         "passive_parts",
-        ListOf(PASSIVE_PART, "passive parts"),
+        ListOf(optical.PASSIVE_PART, "passive parts"),
         "couplers, AWG routers and multiplexers",
         default="none",
         example="[{name: mux1, kind: multiplexer, channels: 193.100-193.250}]",
     ),
     Key("fibres", ListOf(FIBRE, "fibres"), "the fibre pairs between ports", default="none"),
-    model=Lab,
+    model=model.Lab,
     make=_lab,
     said=lambda lab: {"controller": lab},
     block=True,

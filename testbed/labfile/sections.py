@@ -6,17 +6,7 @@ from typing import Any
 
 from patchlight.testbed import units
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.fields import (
-    FieldType,
-    Group,
-    Key,
-    ListOf,
-    Text,
-    Whole,
-    choice,
-    quantity,
-    required,
-)
+from patchlight.testbed.io.fields import Group, Key, ListOf, Text, Whole, choice, quantity, required
 from patchlight.testbed.io.forms import Number, YesNo
 from patchlight.testbed.io.issues import short
 from patchlight.testbed.lab.rules import (
@@ -44,17 +34,17 @@ ACCESS = Group(
 )
 
 
-def _whole(name: str, what: str) -> FieldType:
+def _whole(name: str, what: str) -> Whole:
     bounds = BOUNDS[name]
     return Whole(what, int(bounds.least), int(bounds.most))
 
 
-def _number(name: str, what: str) -> FieldType:
+def _number(name: str, what: str) -> Number:
     bounds = BOUNDS[name]
     return Number(what, above=bounds.least, highest=bounds.most)
 
 
-def _time_of(name: str, example: str) -> FieldType:
+def _time_of(name: str, example: str) -> Text:
     least, most, _ = BOUNDS[name]
 
     def take(text: str) -> float:
@@ -146,7 +136,7 @@ def _policy(text: str) -> str:
     raise BadInput(f"{short(text)!r} is no policy: expected a name, FILE.py:CLASS or FILE.onnx")
 
 
-def _time(field: str, example: str) -> FieldType:
+def _time(field: str, example: str) -> Text:
     def take(text: str) -> float:
         said: dict[str, Any] = {field: units.parse_time(text)}
         PolicyChoice(**said)  # refuses what is out of bounds
