@@ -13,9 +13,8 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from .compute import ComputeDevice, open_device
 from .control import ControlServer, Gate, Journal, StoppedAt
-from .task import TrainingError, TrainingTask, read_task
+from .task import ComputeDevice, TrainingError, TrainingTask, open_device, read_task
 
 
 def main() -> int:

@@ -23,10 +23,9 @@ from patchlight.testbed.graphs.builtin import build
 from patchlight.testbed.graphs.layers import A100
 from patchlight.testbed.graphs.torch_models import TorchLayers
 
-from .compute import ComputeDevice
 from .control import Gate, Journal, StoppedAt
 from .process_groups import ProcessGroups
-from .task import TrainingError, TrainingTask
+from .task import ComputeDevice, TrainingError, TrainingTask
 
 _LEARNING_RATE = 1e-3
 _KINDS = 10

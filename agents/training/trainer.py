@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .compute import ComputeDevice
 from .control import Gate, Journal, StoppedAt
 from .ring import Neighbours, RingError, join_ring
-from .task import TrainingError, TrainingTask
+from .task import ComputeDevice, TrainingError, TrainingTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from patchlight.agents.errors import GpuError
 from patchlight.agents.gpus import SocketGpus
-from patchlight.agents.training.compute import SocketGpu as GpuClient
+from patchlight.agents.training.task import SocketGpu as GpuClient
 from patchlight.agents.training.task import TrainingError
 from patchlight.emulation.lab.gpus import BusyMeter, gpu_uuid, serve
 from patchlight.testbed.jobs import LONGEST_COMPUTE_S
