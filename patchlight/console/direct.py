@@ -25,6 +25,7 @@ from patchlight.controller.changes.parts import CircuitParts, NoHooks
 from patchlight.controller.changes.record import ChangeOptions, change_as_texts
 from patchlight.controller.changes.service import CircuitService
 from patchlight.controller.changes.transaction import Transactions
+from patchlight.controller.circuits import registry
 from patchlight.controller.circuits.contract import AnyDriver, Drivers
 from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.storage.store import Store, open_store
