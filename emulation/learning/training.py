@@ -15,10 +15,10 @@ from torch import nn
 
 from patchlight.emulation.learning.afterstates import AfterstateLearner
 from patchlight.emulation.learning.config import Config, check
-from patchlight.emulation.learning.export import KEPT_EVERY_S, SAID_EVERY_S, RunFolder, RunLog
 from patchlight.emulation.learning.learner import Learner, RoundProgress, play
 from patchlight.emulation.learning.network import Likeness, likeness_of, of_this_network
 from patchlight.emulation.learning.policy_iteration import PolicyIterationLearner
+from patchlight.emulation.learning.run_folder import KEPT_EVERY_S, SAID_EVERY_S, RunFolder, RunLog
 from patchlight.emulation.learning.vector_episodes import layout_of
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 from patchlight.emulation.simulator.ramp.workloads import Workloads

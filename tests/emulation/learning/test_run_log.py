@@ -10,7 +10,8 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed: extra 'learn'")
 
-from patchlight.emulation.learning.export import TENSORBOARD, RunLog
+from patchlight.emulation.learning.export import TENSORBOARD
+from patchlight.emulation.learning.run_folder import RunLog
 
 
 def test_rows_and_what_is_left(tmp_path: Path) -> None:
