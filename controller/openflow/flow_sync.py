@@ -1,8 +1,7 @@
 """Keeps the flow tables of all packet switches as they are wanted.
 
-A wanted table is installed by reading the switch, and removing and adding what differs. It
-is held from then on: when a switch connects, and when its counters show that an entry of
-ours is missing, its flows are read and mended.
+To install a table, the switch is read, and what differs is removed and added. It is checked again
+when a switch connects, and when its counters show that an entry of ours is missing.
 """
 
 from __future__ import annotations
@@ -193,15 +192,13 @@ class FlowSync:
                 self._mend_soon(known)
         elif datapath_id not in self.wanted:
             return
-        elif kind == "switch-up" or (kind == "counters" and self._differs(datapath_id, event)):
+        elif kind == "switch-up":
             self._mend_soon(datapath_id)
-
-    def _differs(self, datapath_id: int, event: Message) -> bool:
-        flows = event.get("flows")
-        expected = self._expected.get(datapath_id)
-        if flows is None or expected is None or self._lock(datapath_id).locked():
-            return False
-        return {flow["cookie"] for flow in flows} != expected
+        elif kind == "counters" and (flows := event.get("flows")) is not None:
+            cookies = {flow["cookie"] for flow in flows}
+            expected = self._expected.get(datapath_id, cookies)
+            if cookies != expected and not self._lock(datapath_id).locked():
+                self._mend_soon(datapath_id)
 
     def _mend_soon(self, datapath_id: int) -> None:
         if datapath_id not in self._mending:

@@ -202,8 +202,8 @@ class PacketSwitches:
 class UnknownSwitches:
     """Counts connections of switches that are not the lab's; time is an argument (Unix seconds).
 
-    The first is an event at once, those after it are added up, and told of once a minute at most:
-    whoever connects again and again is not to fill the journal.
+    The first is an event at once. Later ones are added up and reported once a minute at most, so
+    that a switch that keeps connecting cannot fill the journal.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """Topology policies that engineer circuits from traffic, between NICs or packet switches.
 
-What is joined are *sites* (``engineering.traffic``): NICs at an OCS, or packet switches with ports
-there. All of them keep what can be kept: circuits that are wanted and there stay, and those of
-others are broken only where their ports are needed.
+They join *sites* (``engineering.traffic``): NICs at an OCS, or packet switches with ports there.
+Circuits that are wanted and exist stay; those of others are broken only where their ports are
+needed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,17 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from patchlight.controller.policies.contract import ClusterView
-from patchlight.controller.policies.engineering import abstract
+from patchlight.controller.policies.engineering import abstract, traffic
 from patchlight.controller.policies.engineering.paths import Wish, plan_paths
-from patchlight.controller.policies.engineering.traffic import (
-    CircuitSite,
-    Matrix,
-    between_sites,
-    fitted,
-    of_cluster,
-    order_of,
-    sites_of,
-)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import PortMap
 
@@ -32,14 +23,14 @@ _WORTH = 20.0
 Groups = Sequence[Sequence[int]]
 
 
-def sites_to_join(cluster: ClusterView) -> tuple[CircuitSite, ...]:
+def sites_to_join(cluster: ClusterView) -> tuple[traffic.CircuitSite, ...]:
     """The sites of the cluster's lab; ``BadInput`` where it has no circuit switches."""
     if cluster.lab is None or not cluster.lab.circuit_switches:
         raise BadInput(
             "cannot engineer a topology: this cluster has no circuit switches",
             hint="use topology 'keep', or a lab with an OCS",
         )
-    return sites_of(cluster.lab)
+    return traffic.sites_of(cluster.lab)
 
 
 def circuits_for(
@@ -67,7 +58,7 @@ def circuits_for(
     ours = {frozenset(group) for group in groups}
     for job in cluster.rings:
         if frozenset(job.ring) not in ours:
-            ring = abstract.ring_of(order_of(job.ring, sites), len(sites))
+            ring = abstract.ring_of(traffic.order_of(job.ring, sites), len(sites))
             wishes += [
                 Wish(sites[a].name, (sites[b].name,), worth=_WORTH)
                 for a, b in np.argwhere(np.triu(np.where(topology > 0, 0, ring))).tolist()
@@ -114,14 +105,14 @@ class Matching(_Engineered):
     def circuits(self, cluster: ClusterView, groups: Groups) -> Mapping[str, PortMap]:
         """The maps that change; ``NoLight`` where ports do not do."""
         sites = sites_to_join(cluster)
-        traffic = of_cluster(cluster)
+        rates = traffic.of_cluster(cluster)
         if self._measured and cluster.measured:
-            traffic = _as_counted(cluster, traffic)
+            rates = _as_counted(cluster, rates)
         among = np.zeros((len(sites), len(sites)), np.bool_)
         for group in groups:
-            numbers = order_of(group, sites)
+            numbers = traffic.order_of(group, sites)
             among[np.ix_(numbers, numbers)] = True
-        demand = np.where(among, between_sites(traffic, sites), 0.0)
+        demand = np.where(among, traffic.between_sites(rates, sites), 0.0)
         wanted = abstract.degree_constrained(demand, _degrees(cluster, sites))
         return circuits_for(cluster, wanted, groups)
 
@@ -141,16 +132,18 @@ class Totient(_Engineered):
     def circuits(self, cluster: ClusterView, groups: Groups) -> Mapping[str, PortMap]:
         """The maps that change; ``NoLight`` where ports do not do."""
         sites = sites_to_join(cluster)
-        traffic = between_sites(of_cluster(cluster), sites)
+        rates = traffic.between_sites(traffic.of_cluster(cluster), sites)
         wanted, degrees = np.zeros((len(sites), len(sites)), np.int64), _degrees(cluster, sites)
         for group in groups:
             order = _order(cluster, sites, group)
             left = np.asarray(degrees) - wanted.sum(axis=1)
-            wanted += abstract.totient(order, traffic, left.tolist(), self._rings)
+            wanted += abstract.totient(order, rates, left.tolist(), self._rings)
         return circuits_for(cluster, wanted, groups)
 
 
-def _order(cluster: ClusterView, sites: Sequence[CircuitSite], group: Sequence[int]) -> list[int]:
+def _order(
+    cluster: ClusterView, sites: Sequence[traffic.CircuitSite], group: Sequence[int]
+) -> list[int]:
     """The sites of a job in the order of its ring; ``BadInput`` for a GPU that is at none."""
     there = {gpu for site in sites for gpu in site.gpus}
     for gpu in group:
@@ -159,22 +152,22 @@ def _order(cluster: ClusterView, sites: Sequence[CircuitSite], group: Sequence[i
                 f"no light reaches {cluster.shape.gpus[gpu].name}: neither its NIC nor the packet "
                 "switch that it is plugged into has a fibre to a circuit switch"
             )
-    return order_of(group, sites)
+    return traffic.order_of(group, sites)
 
 
-def _degrees(cluster: ClusterView, sites: Sequence[CircuitSite]) -> list[int]:
+def _degrees(cluster: ClusterView, sites: Sequence[traffic.CircuitSite]) -> list[int]:
     """How many ports of each site can be used."""
     barred = cluster.barred
     return [sum(port not in barred.get(ocs, ()) for ocs, port in site.ports) for site in sites]
 
 
-def _as_counted(cluster: ClusterView, traffic: Matrix) -> Matrix:
+def _as_counted(cluster: ClusterView, rates: traffic.Matrix) -> traffic.Matrix:
     """The traffic fitted to what was counted, of the GPUs whose ports were."""
     numbers = sorted(cluster.measured)
     sent, received = np.asarray([cluster.measured[gpu] for gpu in numbers]).T
-    found = traffic.copy()
-    inside = traffic[np.ix_(numbers, numbers)]
+    found = rates.copy()
+    inside = rates[np.ix_(numbers, numbers)]
     # What has not been sent yet is still to come: jobs that begin keep what is expected of them.
-    counted = fitted(inside, sent, received)
+    counted = traffic.fitted(inside, sent, received)
     found[np.ix_(numbers, numbers)] = np.where(counted > 0, counted, inside)
     return found

@@ -1,8 +1,8 @@
-"""The files of a user's policies: a Python file, or an ONNX model with its card.
+"""The files of users' policies: a Python file, or an ONNX model with its card.
 
-A Python file is executed, as any program that its user runs. Files that other programs pickled are
-never loaded. A card is a JSON file of the model's name, read as data and checked key by key; what
-it has to say is up to the kind of model: ``learned`` and ``options.policies``.
+A Python file is run, as any program of its user. Pickled files are never loaded. A card is a JSON
+file of the model's name, read as data and checked key by key. A model that weighs options has an
+``OptionsCard``; that of a partition policy is in ``learned``.
 """
 
 import hashlib

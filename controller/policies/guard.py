@@ -1,11 +1,10 @@
-"""Policies that may fail: whatever they do, there is a decision.
+"""Policies that may fail: a fault is reported, and the default policy decides in its place.
 
-A guarded policy that raises, answers nonsense or takes too long is reported, and the default
-decides in its place. In the lab a policy of a user is asked in a process of its own
-(``policy_process``), one of ours in a thread (``alone``): one that does not come back in time is
-left alone, and not asked again until it does. In the simulator it is asked directly, which costs
-next to nothing; there one that is late is reported, but its answer counts, as a result must not
-hang on the machine's speed.
+A fault is an exception, an answer that makes no sense, or no answer in time. In the lab a user's
+policy runs in its own process (``policy_process``), one of ours in a thread (``alone``): one that
+is late is left alone, and is not called again until it has finished. The simulator calls policies
+directly; one that is late there is reported, but its answer counts, as a result must not depend on
+the machine's speed.
 """
 
 import itertools

@@ -1,12 +1,9 @@
 """Order policies: which waiting job is next: the lowest, of equals the one that came first.
 
-A policy whose answer depends on nothing but the job and its progress says so by ``stable``: it
-need not be asked again while the job waits. If its answer for a job that runs never rises but when
-the GPU-seconds that the job had pass certain amounts, ``rises_at`` has these, ascending: then
-few running jobs need to be asked about to find the one that is furthest behind.
-
-A policy whose answer depends on nothing but the job's user and what users had says so by
-``by_user``: it is asked once for each user.
+``stable``: the answer depends on the job and its progress alone, so the policy is called once while
+the job waits. ``rises_at``: the answer for a running job rises only where its GPU-seconds pass
+these amounts, ascending; then few running jobs are examined to find the one furthest behind.
+``by_user``: the answer depends on the job's user and what users had; it is called once per user.
 """
 
 import math

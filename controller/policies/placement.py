@@ -33,7 +33,7 @@ class FirstFit:
 
 
 class _ByGroup:
-    """Takes GPUs of the servers or racks in which they are free."""
+    """Takes GPUs by server or rack: of the group with the least room left over, else of few."""
 
     by: Literal["server", "rack"]
 
@@ -46,21 +46,14 @@ class _ByGroup:
             return None
         return self._take(cluster, free, self._groups.look(cluster.shape, job, free), workers)
 
-    def _take(
-        self, cluster: ClusterView, free: int, groups: FreeGroups, workers: int
-    ) -> Sequence[int]:
-        raise NotImplementedError
+    def _take(self, cluster: ClusterView, free: int, groups: FreeGroups, workers: int) -> list[int]:
+        return groups.lowest(groups.packed(workers))
 
 
 class BestFit(_ByGroup):
     """The server that holds the job with the least room left over, else as few as possible."""
 
     by = "server"
-
-    def _take(
-        self, cluster: ClusterView, free: int, groups: FreeGroups, workers: int
-    ) -> Sequence[int]:
-        return groups.lowest(groups.packed(workers))
 
 
 class Consolidated(_ByGroup):
@@ -72,9 +65,7 @@ class Consolidated(_ByGroup):
 
     by = "rack"
 
-    def _take(
-        self, cluster: ClusterView, free: int, groups: FreeGroups, workers: int
-    ) -> Sequence[int]:
+    def _take(self, cluster: ClusterView, free: int, groups: FreeGroups, workers: int) -> list[int]:
         return _as_ring(cluster, free, groups.lowest(groups.packed(workers)), workers)
 
 
@@ -83,9 +74,7 @@ class RackAware(_ByGroup):
 
     by = "rack"
 
-    def _take(
-        self, cluster: ClusterView, free: int, groups: FreeGroups, workers: int
-    ) -> Sequence[int]:
+    def _take(self, cluster: ClusterView, free: int, groups: FreeGroups, workers: int) -> list[int]:
         sites, found = cluster.shape.gpus, list[int]()
         for rack, count in groups.packed(workers):
             gpus, servers = groups.gpus[rack], dict[int, int]()
@@ -103,7 +92,7 @@ def _as_ring(cluster: ClusterView, free: int, found: list[int], workers: int) ->
         for rack in cluster.shape.rack_gpus:
             free &= ~rack
         found = found + lowest(free, workers - len(found))
-    # They come rack by rack: more there is to do only where racks are not all equally far apart.
+    # They come rack by rack: the order of racks matters only where some are nearer than others.
     return found if cluster.lab is None else ring_order(cluster, found)
 
 
@@ -130,9 +119,7 @@ class FragmentationAware(_ByGroup):
 
     by = "server"
 
-    def _take(
-        self, cluster: ClusterView, free: int, groups: FreeGroups, workers: int
-    ) -> Sequence[int]:
+    def _take(self, cluster: ClusterView, free: int, groups: FreeGroups, workers: int) -> list[int]:
         wanted = [each.workers for each in cluster.recent] or [workers]
         fragment = _fragments(wanted, groups.most)
         taken, fitting = groups.whole(workers)

@@ -1,10 +1,10 @@
-"""Policies of users in a process of their own, which can be ended at the deadline.
+"""Policies of users in their own process, which is ended at the deadline.
 
-``PolicyProcess`` is the controller's end. The other end is this module run as a program: it
-makes the policy, and answers what comes through a socket pair. Questions are pickled; answers are
-JSON, as a user's code may write them: what it writes is never run here, and an ``explanation`` that
-is not of the form below, or is very long, counts as nothing. A policy that holds the
-interpreter, ends its process or takes its memory so stops nobody else.
+``PolicyProcess`` is the controller's end. The other end is this module run as a program: it makes
+the policy and answers through a socket pair. Requests are pickled; answers are JSON, as a user's
+code may write them, so nothing that it writes is run here. An ``explanation`` of another form than
+below, or a very long one, is ignored. A policy that blocks the interpreter, ends its process or
+takes its memory stops nothing else.
 """
 
 import contextlib
@@ -25,14 +25,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from patchlight.controller.policies import guard
 from patchlight.controller.policies.contract import ClusterShape, PlacedDegree, PolicyKind
-from patchlight.controller.policies.guard import (
-    CHECKS,
-    PolicyElsewhere,
-    PolicyFailed,
-    answer_of,
-    raised,
-)
+from patchlight.controller.policies.guard import PolicyElsewhere, PolicyFailed
 from patchlight.controller.policies.registry import load_policy
 from patchlight.testbed.errors import BadInput, PatchlightError, in_words
 from patchlight.testbed.lab.model import Lab
@@ -187,7 +182,7 @@ class PolicyProcess(PolicyElsewhere):
             late = f"no answer within {self._deadline_s:g} s: its process was ended"
             # Once more, as the other end is the user's.
             answer, told = self._receive(self._deadline_s, late)
-            return CHECKS[self._kind](answer, *arguments), checked_explanation(told)
+            return guard.CHECKS[self._kind](answer, *arguments), checked_explanation(told)
         finally:
             if self._connection.closed:
                 self._start()  # while nobody waits for it
@@ -251,7 +246,7 @@ def _serve(connection: Connection) -> None:
             policy.check_fits(shape, lab)
     except BaseException as error:  # a file that is run may raise anything
         hint = error.hint if isinstance(error, PatchlightError) else None
-        words = in_words(error) if isinstance(error, Exception) else raised(error)
+        words = in_words(error) if isinstance(error, Exception) else guard.raised(error)
         reply(False, words, hint)
         return
     reply(True, None, None)
@@ -260,12 +255,12 @@ def _serve(connection: Connection) -> None:
         # The controller ends who is late; should it be gone, the kernel does.
         signal.setitimer(signal.ITIMER_REAL, 5.0 + 2.0 * deadline_s)
         try:
-            answer = answer_of(policy, kind, *arguments)
+            answer = guard.answer_of(policy, kind, *arguments)
             parts: tuple[bool, Any, Any] = (True, _as_json(answer), explanation_of(policy))
         except PolicyFailed as error:
             parts = (False, error.message, None)
         except BaseException as error:
-            parts = (False, f"it raised {raised(error)}", None)
+            parts = (False, f"it raised {guard.raised(error)}", None)
         signal.setitimer(signal.ITIMER_REAL, 0)
         reply(*parts)
 

@@ -1,7 +1,7 @@
-"""In which order a job's GPUs form its ring, and which packet switch each NIC can be joined to.
+"""In which order a job's GPUs form its ring, and to which packet switch each NIC can be connected.
 
-A ring that visits each packet switch once crosses into it once and out of it once: two crossings
-for each group, the fewest there can be. Which switch follows which matters from four on.
+A ring that visits each packet switch once crosses two links for each switch, the fewest possible.
+From four switches on, their order matters.
 """
 
 import itertools
@@ -86,10 +86,10 @@ def _hops(start: str, trunks: Trunks) -> dict[str, int]:
     found, waiting = {start: 0}, deque([start])
     while waiting:
         here = waiting.popleft()
-        for _, beside in trunks[here]:
-            if beside not in found:
-                found[beside] = found[here] + 1
-                waiting.append(beside)
+        for _, neighbour in trunks[here]:
+            if neighbour not in found:
+                found[neighbour] = found[here] + 1
+                waiting.append(neighbour)
     return found
 
 
@@ -121,11 +121,11 @@ def _along_a_tree(names: Sequence[str], trunks: Trunks) -> list[str]:
     waiting = deque(names[:1])
     while waiting:
         here = waiting.popleft()
-        for _, beside in trunks[here]:
-            if beside not in seen:
-                seen.add(beside)
-                children.setdefault(here, []).append(beside)
-                waiting.append(beside)
+        for _, neighbour in trunks[here]:
+            if neighbour not in seen:
+                seen.add(neighbour)
+                children.setdefault(here, []).append(neighbour)
+                waiting.append(neighbour)
     stack = list(names[:1])
     while stack:
         here = stack.pop()

@@ -1,7 +1,7 @@
 """Sets of GPUs as integers with a bit for each, and the free GPUs of servers or racks.
 
-Only groups in which a GPU was taken or given back since the last decision are looked at again: in
-large clusters a decision takes about as long as what it changes.
+Only groups in which a GPU was taken or given back since the last decision are examined again: in
+large clusters a decision takes time in proportion to what it changes.
 """
 
 import struct

@@ -1,7 +1,7 @@
-"""Runs OpenFlow applications on the chosen engine: ours, and those the user named.
+"""Runs OpenFlow applications on the chosen engine: ours, and those of the user.
 
-Import only after ``speaker.choose``. Takes the place of ``ryu-manager``, which OS-Ken lacks
-and which can neither report a taken port nor pick a class out of a module.
+Import only after ``speaker.choose``. Replaces ``ryu-manager``, which OS-Ken lacks and which can
+neither report a taken port nor pick a class out of a module.
 """
 
 import importlib

@@ -8,7 +8,7 @@ of a lab: serialising is what limits how fast flows can be installed.
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -378,14 +378,14 @@ class Traffic:
         elif kind == ofp.OFPT_ECHO_REPLY and xid == counts.echo_xid:
             counts.echo_s, counts.echo_xid = now - counts.echo_at, None
 
-    def message(self, waiting: Callable[[int], int]) -> dict[str, Any]:
-        """The event that tells of it; ``waiting`` is how much is still to be sent to a switch."""
+    def message(self, waiting: Mapping[int, int]) -> dict[str, Any]:
+        """The event with the counts; ``waiting`` messages are still to be sent to each switch."""
         shown = ("connections", "sent", "received", "errors", "echo_s")
         switches = [
             {
                 "datapath_id": number,
                 **{name: getattr(each, name) for name in shown},
-                "waiting": waiting(number),
+                "waiting": waiting.get(number, 0),
             }
             for number, each in self._counts.items()
         ]

@@ -18,14 +18,7 @@ from ryu.ofproto import ofproto_v1_3_parser as parser
 from patchlight.controller.openflow.flowtable import COOKIE_MARK, COOKIE_MASK, Message
 from patchlight.controller.openflow.speaker.switch import Switch, SwitchGone, Traffic
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.linux.credentials import (
-    controller_name,
-    new_context,
-    read_credentials,
-    stamp,
-    switch_name,
-    switches_name,
-)
+from patchlight.testbed.linux import credentials
 
 LOG = logging.getLogger(__name__)
 
@@ -62,13 +55,15 @@ class TlsAuth:
 
     def __init__(self, folder: Path, lab: str, switches: Mapping[int, str]) -> None:
         self._folder, self._lab = folder, lab
-        self._names = {number: switch_name(name, lab) for number, name in switches.items()}
-        self._stamp = stamp(folder)
+        self._names = {
+            number: credentials.switch_name(name, lab) for number, name in switches.items()
+        }
+        self._stamp = credentials.stamp(folder)
         self._context = self._new_context()
 
     def admit(self, connection: Any) -> "TlsConnection":
         """Shake hands; ``NotLetIn`` with what is wrong. The connection is closed then."""
-        if (found := stamp(self._folder)) != self._stamp:
+        if (found := credentials.stamp(self._folder)) != self._stamp:
             with suppress(BadInput):  # half of it is there: the one that we have is still good
                 self._context, self._stamp = self._new_context(), found
         connection.settimeout(_HANDSHAKE_WITHIN_S)
@@ -80,16 +75,16 @@ class TlsAuth:
 
     def is_for(self, connection: "TlsConnection", datapath_id: int) -> bool:
         """Whether the certificate at the other end is that of the switch with this id."""
-        good = (self._names.get(datapath_id), switches_name(self._lab))
+        good = (self._names.get(datapath_id), credentials.switches_name(self._lab))
         return any(name in good for name in connection.names)
 
     def _new_context(self) -> ssl.SSLContext:
-        credentials = read_credentials(self._folder)
-        credentials.check(controller_name(self._lab))
-        context = new_context(server=True)
+        own = credentials.read_credentials(self._folder)
+        own.check(credentials.controller_name(self._lab))
+        context = credentials.new_context(server=True)
         # Switches in the field know no newer one.
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        credentials.load_into(context)
+        own.load_into(context)
         return context
 
 
@@ -330,13 +325,10 @@ class SwitchRegistry:
     def tell_traffic(self) -> None:
         """Tell of it once a second, for ever."""
         while True:
-            self._publish(self._traffic.message(self._waiting))
+            queues = {number: s.datapath.send_q for number, s in self._switches.items()}
+            waiting = {number: queue.qsize() for number, queue in queues.items() if queue}
+            self._publish(self._traffic.message(waiting))
             eventlet.sleep(_PERIOD_S)
-
-    def _waiting(self, datapath_id: int) -> int:
-        switch = self._switches.get(datapath_id)
-        queue = switch.datapath.send_q if switch is not None else None
-        return queue.qsize() if queue else 0
 
     # -- counters ---------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
-"""The cluster as a graph: GPUs, servers, packet switches and OCSs, and what joins them.
+"""The cluster as a graph: GPUs, servers, packet switches and OCSs, and what connects them.
 
-What stays while the circuits stay is made once; what changes with each decision is filled in.
-Rates, times and counts are squeezed, so that one scale serves small labs and large ones.
+The part that depends on the circuits alone is made once; each decision fills in the rest. Rates,
+times and counts are squeezed, so that one scale serves small labs and large ones.
 """
 
 import math
@@ -93,11 +93,8 @@ class ClusterGraph:
 
     def __post_init__(self) -> None:
         shape, network = self.shape, self.network
-        self.gpus, self.servers, self.racks = (
-            len(shape.gpus),
-            len(shape.servers),
-            len(shape.racks),
-        )
+        self.gpus, self.servers = len(shape.gpus), len(shape.servers)
+        self.racks = len(shape.racks)
         if self.plugs is None and network is not None:
             self.plugs = FixedFibres(network, shape.racks)
         ocses = 0 if self.plugs is None else len(self.plugs.switching)
@@ -157,10 +154,8 @@ class ClusterGraph:
 
     def _between_switches(self, network: LabNetwork) -> _Edges:
         rack = {name: self.first_rack + n for n, name in enumerate(self.shape.racks)}
-        ends: list[tuple[int, int]] = []
-        for link in network.trunks:
-            self._trunks.append(link)
-            ends.append((rack[link[0]], rack[link[1]]))
+        self._trunks += network.trunks
+        ends = [(rack[link[0]], rack[link[1]]) for link in network.trunks]
         links = np.zeros((len(ends), EDGE_FEATURES), np.float32)
         links[:, _PACKETS] = 1.0
         links[:, _EDGE_RATE] = [rate_feature(network.capacity_bps[link]) for link in self._trunks]

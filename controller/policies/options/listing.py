@@ -1,8 +1,7 @@
-"""The candidate answers of each kind of decision, and what each would lead to.
+"""The candidate answers of each kind of decision, with what each would lead to.
 
-The heart is the same for all kinds: an answer is a change of the cluster, and a model says what the
-cluster is worth then. Which answers there are does not hang on the model: those of the built-in
-policies, and some more of their kind.
+They do not depend on a model: they are the answers of the built-in policies, and some more of
+their kind.
 """
 
 import math
@@ -25,7 +24,6 @@ from patchlight.controller.policies.degrees import GiveAndTake, shrink_for
 from patchlight.controller.policies.options.outlook import Outlook, Prospect, Resizing
 from patchlight.controller.policies.ring_order import ring_order
 from patchlight.controller.policies.sets import lowest, members, pack
-from patchlight.testbed.lab.model import Lab
 
 MOST_OPTIONS = 24
 """A model is shown no more than so many options."""
@@ -79,11 +77,14 @@ class Listing:
         for name, ring in self._rings(cluster, job, workers):
             known = rings.setdefault(frozenset(ring), (ring, set()))
             known[1].update([name] if name else [])
-        found = [
-            self._placed(outlook, job, ring, frozenset(names)) for ring, names in rings.values()
-        ]
+        found = []
+        for ring, names in rings.values():
+            prospect = outlook.of(outlook.load_of(job, ring), ring)
+            words, proposers = _named(cluster, ring), frozenset(names)
+            found.append(Option(ring, words, tuple(ring), prospect, len(ring), 0, proposers))
         if with_circuits and workers > 1:
-            switching_s = _switching_s(cluster.lab)
+            switches = () if cluster.lab is None else cluster.lab.circuit_switches
+            switching_s = max((ocs.switching_time_s for ocs in switches), default=0.0)
             choices = {
                 (choice.rack, frozenset(choice.gpus)): choice
                 for each in (job, *_of_one_model(cluster, job))
@@ -94,17 +95,8 @@ class Listing:
                 switch = cluster.shape.racks[choice.rack]
                 prospect = outlook.of(outlook.load_of(job, choice.gpus), choice.gpus, switching_s)
                 words = f"{_named(cluster, choice.gpus)}, all lit to {switch}"
-                found.append(
-                    Option(
-                        choice.gpus,
-                        words,
-                        tuple(choice.gpus),
-                        prospect,
-                        workers,
-                        choice.moves,
-                        frozenset(["regroup"]),
-                    )
-                )
+                gpus, moves, proposers = choice.gpus, choice.moves, frozenset(["regroup"])
+                found.append(Option(gpus, words, tuple(gpus), prospect, workers, moves, proposers))
         waits = list(_waits(outlook, job, workers)) if found else []
         return found[: MOST_OPTIONS - len(waits)] + waits
 
@@ -135,14 +127,6 @@ class Listing:
             of_model = BUILT_IN["consolidated"].place(cluster, alike, workers)
             if of_model is not None:
                 yield "", list(of_model)
-
-    @staticmethod
-    def _placed(
-        outlook: Outlook, job: JobView, ring: list[int], proposers: frozenset[str]
-    ) -> Option:
-        prospect = outlook.of(outlook.load_of(job, ring), ring)
-        words = _named(outlook.cluster, ring)
-        return Option(ring, words, tuple(ring), prospect, len(ring), 0, proposers)
 
     def degrees(self, outlook: Outlook, job: JobView, legal: Sequence[int]) -> list[Option]:
         """Into how many parts a job can be split now, the least first; refusing it is none of them.
@@ -291,11 +275,6 @@ def _some(degrees: Sequence[int]) -> Sequence[int]:
 
 def _by_server(cluster: ClusterView, gpus: int) -> list[int]:
     return [part for server in cluster.shape.server_gpus if (part := gpus & server)]
-
-
-def _switching_s(lab: Lab | None) -> float:
-    switches = () if lab is None else lab.circuit_switches
-    return max((ocs.switching_time_s for ocs in switches), default=0.0)
 
 
 def _named(cluster: ClusterView, ring: Sequence[int]) -> str:

@@ -1,7 +1,7 @@
-"""What a model that weighs options is shown: schema ``patchlight.options`` version 3, as arrays.
+"""What a model that weighs options sees: schema ``patchlight.options`` version 3, as arrays.
 
-Nothing in it has a fixed size: not the cluster, not the job's graph, not the number of options. Of
-a large graph, operations that follow each other are joined until there are few enough.
+No size is fixed: not the cluster's, not that of the job's graph, not the number of options. In a
+large graph, operations that follow each other are joined until there are few enough.
 """
 
 import math
@@ -12,17 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from patchlight.controller.policies.contract import KINDS, ClusterView, JobView, PolicyKind
-from patchlight.controller.policies.options.cluster_graph import (
-    EDGE_FEATURES,
-    NODE_FEATURES,
-    ClusterGraph,
-    FixedFibres,
-    bits,
-    squeezed,
-)
+from patchlight.controller.policies.options import cluster_graph
+from patchlight.controller.policies.options.cluster_graph import ClusterGraph, bits, squeezed
 from patchlight.controller.policies.options.listing import BUILT_IN, Option
 from patchlight.controller.policies.options.outlook import HORIZON_S, Networks, Outlook
-from patchlight.controller.prediction.network import LabNetwork
 from patchlight.testbed.graphs.model import ComputationGraph
 from patchlight.testbed.lab.model import Lab
 
@@ -51,9 +44,9 @@ the best one, as a part of what jobs last in the mean. Of a job that could be ne
 later others begin, whoever else waits."""
 MOST_COST = 20.0
 ARRAYS: Mapping[str, tuple[str, int]] = {
-    "nodes": ("float32", NODE_FEATURES),
+    "nodes": ("float32", cluster_graph.NODE_FEATURES),
     "edges": ("int64", 2),
-    "links": ("float32", EDGE_FEATURES),
+    "links": ("float32", cluster_graph.EDGE_FEATURES),
     "options": ("float32", OPTION_FEATURES),
     "touched": ("int64", 2),
     "amounts": ("float32", 2),
@@ -125,7 +118,7 @@ class Observer:
     def __init__(self) -> None:
         self._networks = Networks()
         self._graphs: list[tuple[object, ClusterGraph]] = []
-        self._plugs: tuple[Lab, Sequence[str], FixedFibres] | None = None
+        self._plugs: tuple[Lab, Sequence[str], cluster_graph.FixedFibres] | None = None
         self._jobs = JobGraphs()
 
     def outlook(self, cluster: ClusterView) -> Outlook:
@@ -160,16 +153,15 @@ class Observer:
         for known, graph in self._graphs:
             if known is key:
                 return graph
-        plugs = None if network is None else self._plugs_of(network, cluster.shape.racks)
+        plugs, racks = None, cluster.shape.racks
+        if network is not None:
+            seen = self._plugs
+            if seen is None or seen[0] is not network.lab or seen[1] != racks:
+                self._plugs = seen = network.lab, racks, cluster_graph.FixedFibres(network, racks)
+            plugs = seen[2]
         graph = ClusterGraph(cluster.shape, network, cluster.circuits, plugs)
         self._graphs = [(key, graph), *self._graphs[: _KEPT - 1]]
         return graph
-
-    def _plugs_of(self, network: LabNetwork, racks: Sequence[str]) -> FixedFibres:
-        lab, known = network.lab, self._plugs
-        if known is None or known[0] is not lab or known[1] != racks:
-            self._plugs = known = lab, racks, FixedFibres(network, racks)
-        return known[2]
 
 
 def typical_s(cluster: ClusterView, options: Sequence[Option]) -> float:
@@ -237,13 +229,16 @@ def _options(
             if rack >= 0 and taken:
                 after[rack] = (free_now & ~taken & racks[rack]).bit_count()
         partly = sum(0 < n < r.bit_count() for n, r in zip(after, racks, strict=True))
+        lasts_s, alone_s = prospect.lasts_s, prospect.alone_s
+        slowed = alone_s > 0 and lasts_s == lasts_s
+        excess = squeezed(lasts_s / alone_s - 1, 1.0) if slowed else 0.0
         one = cluster.shape.gpus[option.gpus[0]].model if option.gpus else ""
         values = (
             min((cost_s - best_s) / unit_s, MOST_COST) if known else 0.0,
             float(known),
             float(prospect.stuck),
             squeezed(prospect.lasts_s, unit_s) if known else 0.0,
-            _excess(prospect.lasts_s, prospect.alone_s),
+            excess,
             math.tanh(prospect.delays_s / unit_s) if known else 0.0,
             math.tanh(prospect.queue_s / unit_s) if known else 0.0,
             squeezed(prospect.dark_s, unit_s),
@@ -260,11 +255,6 @@ def _options(
         )
         found[row] = values
     return found
-
-
-def _excess(lasts_s: float, alone_s: float) -> float:
-    """How much longer a job takes than alone, squeezed."""
-    return squeezed(lasts_s / alone_s - 1, 1.0) if alone_s > 0 and lasts_s == lasts_s else 0.0
 
 
 def _state(kind: PolicyKind, cluster: ClusterView, job: JobView | None, unit_s: float) -> Array:

@@ -1,9 +1,9 @@
-"""What an option would lead to, in a moment: for the jobs that run, and for those that wait.
+"""A fast prediction of what an option leads to, for the jobs that run and for those that wait.
 
-Links are taken to be shared evenly by all edges on them: ``policies.cheapest`` plays the jobs to
-their ends, which takes milliseconds for each wiring, here a ring costs some microseconds for each
-edge. Jobs that wait begin in turn as soon as enough GPUs are free. Left out: that links are shared
-out again whenever a job ends, and which GPUs a placement policy would choose.
+All edges of rings on a link share it evenly: ``policies.cheapest`` simulates the jobs to their
+ends, which takes milliseconds for each wiring; here a ring takes some microseconds for each edge.
+Jobs that wait begin in turn as soon as enough GPUs are free. Left out: that links are shared again
+whenever a job ends, and which GPUs a placement policy would choose.
 """
 
 import heapq
@@ -189,8 +189,7 @@ class Outlook:
                 own_bps, shares = self._split(network, demand)
         if load is None:
             return Prospect(dark_s=dark_s or 0.0)
-        alone_unit_s = load.unit_s(own_bps)
-        units = load.units if load.units < math.inf else HORIZON_S / max(alone_unit_s, 1e-9)
+        alone_unit_s, units = _alone(load, own_bps)
         lasts_s, delays_s, held_gpu_s = units * alone_unit_s, 0.0, 0.0
         if network is not None and shares and load.ring_bits:
             rate_bps = self._rate_bps(network, own_bps, shares, shares)
@@ -212,21 +211,16 @@ class Outlook:
         begin now: those, and as many as come meanwhile, begin so much later.
         """
         own_bps = UNLIMITED_BPS if self.network is None else self.network.nic_bps
-        alone_unit_s = load.unit_s(own_bps)
-        units = load.units if load.units < math.inf else HORIZON_S / max(alone_unit_s, 1e-9)
+        alone_unit_s, units = _alone(load, own_bps)
         alone_s = units * alone_unit_s
         idle_gpu_s = self._held_gpu_s(members(self.cluster.free), wait_s)
         held_gpu_s = idle_gpu_s + self._held_gpu_s(ring, alone_s)
         queue_s = self._behind * held_gpu_s / self._speeds_sum
-        queue_s += (held_up + self._jobs_per_s * wait_s) * wait_s
-        return Prospect(wait_s + alone_s, alone_s, queue_s=queue_s)
-
-    @property
-    def _jobs_per_s(self) -> float:
-        """How often jobs come, from the recent ones."""
         recent = self.cluster.recent
         span_s = self.cluster.now_s - recent[0].arrived_s if recent else 0.0
-        return len(recent) / span_s if span_s > 0 else 0.0
+        jobs_per_s = len(recent) / span_s if span_s > 0 else 0.0
+        queue_s += (held_up + jobs_per_s * wait_s) * wait_s
+        return Prospect(wait_s + alone_s, alone_s, queue_s=queue_s)
 
     def _held_gpu_s(self, ring: Sequence[int], lasts_s: float) -> float:
         """What these GPUs could do meanwhile, in seconds of a GPU of the fastest model."""
@@ -275,6 +269,12 @@ class Outlook:
                 found += later_s
                 held_gpu_s += going.workers * later_s
         return found, held_gpu_s
+
+
+def _alone(load: Load, own_bps: float) -> tuple[float, float]:
+    """A unit's seconds on links that the job shares with nobody, and how many units are left."""
+    unit_s = load.unit_s(own_bps)
+    return unit_s, load.units if load.units < math.inf else HORIZON_S / max(unit_s, 1e-9)
 
 
 class Resizing:
