@@ -5,10 +5,9 @@ from typing import Any, Literal
 
 
 class PatchlightError(Exception):
-    """Something Patchlight was asked to do could not be done.
+    """An operation failed: the message says which, on what, and why; ``hint`` what to do next.
 
-    The message says what was being done, to what, and what came back; ``hint`` says
-    what to do next. ``exit_code`` is what the command line ends with.
+    The command line ends with ``exit_code``.
     """
 
     exit_code = 1
@@ -29,13 +28,13 @@ class BadInput(PatchlightError):
 
 
 class OutcomeUnknown(PatchlightError):
-    """A device was told to change and did not say what came of it: read it again first."""
+    """A device did not report the result of a change: read it again first."""
 
     exit_code = 3
 
 
 def in_words(error: Exception) -> str:
-    """What happened, for a record or a report: an error's message, or what kind of bug it is."""
+    """An error's message for a record or a report; of an unexpected one also its type."""
     if isinstance(error, PatchlightError):
         return error.message
     return f"unexpected {type(error).__name__}: {error}"
@@ -44,17 +43,13 @@ def in_words(error: Exception) -> str:
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 
 Outcome = Literal["nothing-done", "failed", "unknown"]
-"""What came of a request: nothing; what ``detail`` says; or nobody knows what."""
+"""The result of a request: nothing was done, ``detail`` happened, or it is not known."""
 
 
 def problem(
     status: int, detail: str, hint: str | None = None, outcome: Outcome = "nothing-done"
 ) -> dict[str, Any]:
-    """The body of an answer with that HTTP status.
-
-    ``title`` is that of the status, ``detail`` says what is wrong in this case, ``hint`` what may
-    help.
-    """
+    """The body of an answer with that HTTP status."""
     return {
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,

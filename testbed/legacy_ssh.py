@@ -1,8 +1,4 @@
-"""SSH with devices whose firmware has no algorithm that is still safe, for those allowed by name.
-
-OpenSSH and paramiko left out host keys signed with SHA-1 (``ssh-rsa``) and the key exchanges of
-SHA-1. Who allows them for a device trusts the network up to it.
-"""
+"""SSH with old firmware that has only SHA-1 (``ssh-rsa``, key exchanges), for allowed devices."""
 
 import logging
 from hashlib import sha1

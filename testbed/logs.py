@@ -1,8 +1,6 @@
-"""The log of a process, on standard error. Whoever reaches its ports cannot fill it.
+"""The log of a process, on standard error, with a limit that clients on the network cannot exceed.
 
-Much of what is logged answers something from the network: a switch that speaks no OpenFlow, a
-garbled key exchange, a device's alarms. The libraries that read it log as they like, some with a
-traceback. So the limit stands where all messages come by: at the handler, not at single loggers.
+Libraries log what they receive, some with a traceback, so the limit is at the handler.
 """
 
 import asyncio
@@ -26,10 +24,9 @@ def log_to_stderr(level: int | str, form: str) -> None:
 
 
 class Sparing(logging.Filter):
-    """Lets ten messages a minute through of each kind, and says how many it left out.
+    """Passes ten messages a minute of each line of code, and counts the others.
 
-    Messages are of one kind if the same line of code logs them: that is nothing that a sender can
-    vary. ``clock`` gives seconds.
+    ``clock`` gives seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -57,10 +54,9 @@ class Sparing(logging.Filter):
 
 
 def log_trouble(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """An event loop's exception handler: logs all but what is known to mean nothing.
+    """An event loop's exception handler without a harmless error of anyio.
 
-    anyio, which httpx uses, wakes a read from a Unix socket even if that was cancelled in the
-    same turn of the loop: ``InvalidStateError`` then, and nothing is lost.
+    It wakes a read from a Unix socket that was cancelled in the same turn: ``InvalidStateError``.
     """
     woken = getattr(getattr(context.get("handle"), "_callback", None), "__self__", None)
     is_late = isinstance(woken, asyncio.Future) and woken.cancelled()

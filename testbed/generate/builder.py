@@ -113,7 +113,7 @@ class LabBuilder:
         return ends
 
     def circuit(self, a: str, b: str) -> None:
-        """Have the lab start with light both ways between two ports whose fibres end on one OCS."""
+        """Connect two ports at the start, both ways; their fibres end on one OCS."""
         self._circuits.append((a, b))
 
     def lab(self) -> Lab:

@@ -22,6 +22,7 @@ EXPECTED = "a job file: 'patchlight job schema' has its keys"
 _INSTEAD = ({"workers", "hosts"}, {"deadline", "requirement"})
 _FIELDS = {key.name: key.field for key in JOB.keys}
 _KEYS = {field_name: key for key, field_name in _FIELDS.items()}
+_OF_FILES = {key.name for key in OF_FILES.keys}
 
 JobGiven = JobSpec | Mapping[str, Any] | str | os.PathLike[str]
 """A job: as a value, as a mapping with a job file's keys, or a job file by its path."""
@@ -41,10 +42,9 @@ class JobBatch:
 
 @dataclass(frozen=True)
 class Overrides:
-    """What a command line says of a job beside its file, in place of what stands there.
+    """Options of a command line that replace keys of a job file.
 
-    ``values`` has what ``plain`` makes of keys; ``sweep`` the values of each key, with their
-    spellings.
+    ``values`` are as ``plain`` makes them; ``sweep`` has each key's values with their spellings.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -217,7 +217,10 @@ class _Reader:
         mounts = tuple(m if isinstance(m, Mount) else Mount(**m) for m in values.get("mounts", ()))
         named = {_FIELDS[key]: value for key, value in values.items()}
         spec = JobSpec(**{**named, "mounts": mounts})
-        mistakes = [_in_keys(words) for words in contradictions(spec)]
+        mistakes = [
+            re.sub(r"\w+", lambda word: _KEYS.get(word[0], word[0]), words)
+            for words in contradictions(spec)
+        ]
         if spec.trainer == "torch" and spec.gradient_bytes:
             mistakes.append("gradient: only for jobs without a model, whose own is known")
         if not {"workers", "hosts", "degrees"} & values.keys():
@@ -250,13 +253,5 @@ def _of_array(values: Mapping[str, Any], number: int) -> dict[str, Any]:
     return {"seed": values.get("seed", 0) + number - 1}
 
 
-_OF_FILES = {key.name for key in OF_FILES.keys}
-
-
 def _nameable(text: str) -> str:
     return re.sub("[^A-Za-z0-9_.-]", "-", text.replace("µ", "u"))
-
-
-def _in_keys(words: str) -> str:
-    """What is said of a spec's fields, said of a file's keys."""
-    return re.sub(r"\w+", lambda word: _KEYS.get(word[0], word[0]), words)

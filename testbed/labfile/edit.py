@@ -1,6 +1,6 @@
 """A lab file's text with host keys or fibres changed; all else stays as its owner wrote it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import yaml
@@ -32,24 +32,19 @@ def with_host_keys(text: str, servers: Mapping[str, str], jumps: Mapping[str, st
                 changes.append(_put(ssh, "host_key", fingerprint))
             else:
                 changes.append(_put(server, "ssh", f"{{host_key: {fingerprint}}}"))
-    for ssh in _ssh_groups(root):
+    for owner in (_values(root).get("defaults"), *_items(_values(root).get("servers"))):
+        ssh = _values(owner).get("ssh")
         fingerprint = jumps.get(_text(_values(ssh).get("jump")))
-        if fingerprint is not None:
+        if isinstance(ssh, yaml.MappingNode) and fingerprint is not None:
             changes.append(_put(ssh, "jump_host_key", fingerprint))
-    written = text
-    for start, end, new in sorted(set(changes), reverse=True):
-        written = written[:start] + new + written[end:]
-    _check(text, written, servers, jumps)
-    return written
-
-
-def _check(text: str, written: str, servers: Mapping[str, str], jumps: Mapping[str, str]) -> None:
-    """Whatever the file looks like: it says what it said, and the fingerprints."""
+    written = _with(text, changes)
     before = parse_lab(text)
-    expected = before.with_changes(
-        servers=tuple(_vouched_for(server, servers, jumps) for server in before.servers)
-    )
-    if _read(written) != expected:
+    expected = tuple(_vouched_for(server, servers, jumps) for server in before.servers)
+    try:
+        is_right = parse_lab(written) == before.with_changes(servers=expected)
+    except FileError:
+        is_right = False
+    if not is_right:
         lines = [f"{name}: host_key: {key}" for name, key in servers.items()]
         lines += [f"jump {name}: jump_host_key: {key}" for name, key in jumps.items()]
         raise BadInput(
@@ -58,27 +53,19 @@ def _check(text: str, written: str, servers: Mapping[str, str], jumps: Mapping[s
             hint="A range or an alias stands for several: write the servers out one by one, or "
             "use --known-hosts.",
         )
+    return written
+
+
+def _with(text: str, changes: Iterable[_Change]) -> str:
+    for start, end, new in sorted(set(changes), reverse=True):
+        text = text[:start] + new + text[end:]
+    return text
 
 
 def _vouched_for(server: Server, servers: Mapping[str, str], jumps: Mapping[str, str]) -> Server:
     host_key = servers.get(server.name, server.ssh.host_key)
     jump_host_key = jumps.get(server.ssh.jump or "", server.ssh.jump_host_key)
     return replace(server, ssh=replace(server.ssh, host_key=host_key, jump_host_key=jump_host_key))
-
-
-def _read(text: str) -> Lab | None:
-    try:
-        return parse_lab(text)
-    except FileError:
-        return None
-
-
-def _ssh_groups(root: yaml.Node | None) -> Iterator[yaml.MappingNode]:
-    owners = [_values(root).get("defaults"), *_items(_values(root).get("servers"))]
-    for owner in owners:
-        ssh = _values(owner).get("ssh")
-        if isinstance(ssh, yaml.MappingNode):
-            yield ssh
 
 
 def _put(group: yaml.MappingNode, key: str, value: str) -> _Change:
@@ -97,7 +84,7 @@ def _put(group: yaml.MappingNode, key: str, value: str) -> _Change:
 
 @dataclass(frozen=True, slots=True)
 class Rewired:
-    """The new text, and whether it is the old one but for its fibres; else it was written anew."""
+    """The new text; without ``keeps_comments`` the whole file was written again."""
 
     text: str
     keeps_comments: bool
@@ -106,8 +93,8 @@ class Rewired:
 def rewired(text: str, fibres: Sequence[tuple[str, str]]) -> Rewired:
     """The lab file ``text`` with fibres between these pairs of ends, and no others.
 
-    A fibre of the file follows its end that is no circuit switch's, and keeps what it says besides.
-    ``LabFileError`` for a text that is no lab file.
+    A fibre of the file follows its end that is not at a circuit switch, and keeps its other keys.
+    ``LabFileError`` for a text with mistakes.
     """
     lab = parse_lab(text)
     wanted = _with_fibres(lab, fibres)
@@ -152,7 +139,7 @@ def _edited(text: str, lab: Lab, wanted: Lab) -> str | None:
     ends_of = wanted.fibre_ends
     switches = {switch.name for switch in lab.circuit_switches}
     left = _pairs(wanted)
-    edits: list[tuple[int, int, str]] = []
+    edits: list[_Change] = []
     gone: list[yaml.Node] = []
     for item, fibre in zip(listed.value, lab.fibres, strict=True):
         ends = _values(item).get("ends")
@@ -163,14 +150,15 @@ def _edited(text: str, lab: Lab, wanted: Lab) -> str | None:
         if frozenset((fibre.a, fibre.b)) in left:
             left.discard(frozenset((fibre.a, fibre.b)))
             continue
-        kept = [at for at, end in enumerate((fibre.a, fibre.b)) if end.device not in switches]
-        moved = next((at for at in kept if (fibre.a, fibre.b)[at] in ends_of), None)
-        pair = None if moved is None else _pair_of((fibre.a, fibre.b)[moved], wanted)
-        if moved is None or pair not in left:
+        both = (fibre.a, fibre.b)
+        kept = [at for at, end in enumerate(both) if end.device not in switches]
+        moved = next((at for at in kept if both[at] in ends_of), None)
+        other = None if moved is None else ends_of[both[moved]][0]
+        if moved is None or other is None or frozenset((both[moved], other)) not in left:
             gone.append(item)
             continue
-        left.discard(pair)
-        node, other = ends.value[1 - moved], ends_of[(fibre.a, fibre.b)[moved]][0]
+        left.discard(frozenset((both[moved], other)))
+        node = ends.value[1 - moved]
         quote = node.style or ""
         edits.append((node.start_mark.index, node.end_mark.index, f"{quote}{other}{quote}"))
     lines = _line_starts(text)
@@ -187,13 +175,7 @@ def _edited(text: str, lab: Lab, wanted: Lab) -> str | None:
         new = [fibre for fibre in wanted.fibres if frozenset((fibre.a, fibre.b)) in left]
         written = "".join(f"{indent}- {{ends: [{f.a}, {f.b}]}}\n" for f in new)
         edits.append((after, after, written if text[after - 1 : after] == "\n" else f"\n{written}"))
-    for begin, end, words in sorted(edits, reverse=True):
-        text = text[:begin] + words + text[end:]
-    return text
-
-
-def _pair_of(end: Endpoint, lab: Lab) -> frozenset[Endpoint]:
-    return frozenset((end, lab.fibre_ends[end][0]))
+    return _with(text, edits)
 
 
 def _line_starts(text: str) -> list[int]:

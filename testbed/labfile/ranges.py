@@ -1,8 +1,7 @@
 """Short forms of a lab file: ranges, fibres in a line, and defaults, written out.
 
-``server[1-4]`` stands for four names, ``server[1-2].nic[0-1]`` for the four of each with each.
-It is done on YAML nodes, before anything is read: every copy keeps the place of what it was made
-of, so mistakes in it are told at their line and column, and the schema knows nothing of it.
+It works on YAML nodes before they are read: every copy keeps the position of its source, so that
+mistakes have their line and column, and the schema needs no ranges.
 """
 
 import re
@@ -73,11 +72,7 @@ class _Spread:
         self._known: dict[int, tuple[yaml.Node, list[yaml.Node]]] = {}
 
     def items(self, key: str, node: yaml.Node, copy: int = 0, copies: int = 1) -> yaml.Node:
-        """A list of things, each as often as its ranges say.
-
-        ``copy`` of ``copies`` is the one of their owners that these belong to. Any other node comes
-        back as it is.
-        """
+        """A list with its ranges written out, of owner ``copy`` of ``copies``; else the node."""
         if key not in ITEMS or not isinstance(node, yaml.SequenceNode):
             return node
         made: list[yaml.Node] = []

@@ -1,6 +1,7 @@
 """The keys of a lab file about its use: access, the queue, policies, and what workers may have."""
 
 import re
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -130,10 +131,13 @@ QUEUE = Group(
 )
 
 
-def _policy(text: str) -> str:
-    if text.strip() and text.isprintable() and len(text) <= 1000:
-        return text
-    raise BadInput(f"{short(text)!r} is no policy: expected a name, FILE.py:CLASS or FILE.onnx")
+def _printable(longest: int, refusal: str) -> Callable[[str], str]:
+    def take(text: str) -> str:
+        if text.strip() and text.isprintable() and len(text) <= longest:
+            return text
+        raise BadInput(f"{short(text)!r} is no {refusal}")
+
+    return take
 
 
 def _time(field: str, example: str) -> Text:
@@ -145,7 +149,8 @@ def _time(field: str, example: str) -> Text:
     return quantity(take, units.TIME, "a time", example)
 
 
-POLICY = Text("a policy", _policy, {"minLength": 1, "maxLength": 1000}, example="regroup")
+_POLICY = _printable(1000, "policy: expected a name, FILE.py:CLASS or FILE.onnx")
+POLICY = Text("a policy", _POLICY, {"minLength": 1, "maxLength": 1000}, example="regroup")
 POLICIES = Group(
     "who decides in the lab",
     *(
@@ -182,7 +187,6 @@ POLICIES = Group(
 
 
 _USER = r"^[A-Za-z_][A-Za-z0-9_.-]{0,31}$"
-_LEAST_BYTES, _MOST_BYTES = 16 * 2**20, 2**44
 
 
 def _folder(text: str) -> str:
@@ -194,12 +198,6 @@ def _folder(text: str) -> str:
     raise BadInput(f"{short(text)!r} is no folder of the servers: expected one like {example}")
 
 
-def _image_pattern(text: str) -> str:
-    if text.strip() and text.isprintable() and len(text) <= 255:
-        return text
-    raise BadInput(f"{short(text)!r} is no pattern of images: expected one like 'pytorch/*'")
-
-
 def _user(text: str) -> str:
     if re.match(_USER, text):
         return text
@@ -208,13 +206,14 @@ def _user(text: str) -> str:
 
 def _memory(text: str) -> int:
     size = units.parse_size(text)
-    if _LEAST_BYTES <= size <= _MOST_BYTES:
+    if 16 * 2**20 <= size <= 2**44:
         return size
     raise BadInput(f"{short(text)!r} is out of bounds: expected 16MiB to 16TiB")
 
 
 _FOLDER = Text("a folder", _folder, {"pattern": "^/"}, example="/srv/data")
-_PATTERN = Text("a pattern of images", _image_pattern, {"minLength": 1}, example="pytorch/*")
+_IMAGES = _printable(255, "pattern of images: expected one like 'pytorch/*'")
+_PATTERN = Text("a pattern of images", _IMAGES, {"minLength": 1}, example="pytorch/*")
 WORKERS = Group(
     "what jobs' workers may have",
     Key(
