@@ -71,8 +71,7 @@ def write_graph(graph: model.ComputationGraph, path: str | Path) -> None:
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+')
 
-Place = tuple[str | int, ...]
-"""The keys and indices that lead to a value in a JSON text."""
+Place = tuple[str | int, ...]  # the keys and indices that lead to a value in a JSON text
 
 
 class JsonText:
