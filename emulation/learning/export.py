@@ -1,4 +1,4 @@
-"""Writes the two files of a model from a trained scorer: ``NAME.onnx`` and its card, ``NAME.json``."""
+"""Writes a trained scorer as the two files of a model: ``NAME.onnx`` and its card ``NAME.json``."""
 
 import copy
 import hashlib
