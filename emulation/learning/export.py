@@ -199,5 +199,4 @@ def code_version() -> str:
         return "unknown"
 
 
-CHECKPOINT, CONFIG = "checkpoint.pt", "config.json"
 PROGRESS, TENSORBOARD = "progress.csv", "tensorboard"

@@ -28,8 +28,7 @@ from patchlight.controller.policies.observation import (
 )
 from patchlight.emulation.learning.config import Config, Network, read_config
 from patchlight.emulation.learning.episode_arrays import EpisodeJobs
-from patchlight.emulation.learning.export import CHECKPOINT, CONFIG
-from patchlight.emulation.learning.run_folder import read_checkpoint
+from patchlight.emulation.learning.run_folder import CHECKPOINT, CONFIG, read_checkpoint
 from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE
 from patchlight.emulation.simulator.ramp.scenario import Scenario
 from patchlight.testbed.errors import BadInput

@@ -14,9 +14,10 @@ from typing import Any
 
 from patchlight.emulation.experiments.pac_ml.episodes import PolicyFaults, make_policy
 from patchlight.emulation.learning.config import Config
-from patchlight.emulation.learning.export import CHECKPOINT, export, of_runs
+from patchlight.emulation.learning.export import export, of_runs
 from patchlight.emulation.learning.learner import play
 from patchlight.emulation.learning.network import OptionScorer
+from patchlight.emulation.learning.run_folder import CHECKPOINT
 from patchlight.emulation.learning.training import TrainingRun, scenarios_of
 from patchlight.emulation.simulator.ramp.episode_result import mean_and_interval, paired_difference
 from patchlight.emulation.simulator.ramp.lossnetwork import run_episode

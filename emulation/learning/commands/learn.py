@@ -288,9 +288,10 @@ def export(runs: tuple[Path, ...], output: Path, name: str | None, notes: str) -
     needed()
     import torch
 
-    from patchlight.emulation.learning.export import CONFIG, of_runs
     from patchlight.emulation.learning.export import export as write_model
+    from patchlight.emulation.learning.export import of_runs
     from patchlight.emulation.learning.labs.config import is_for_labs
+    from patchlight.emulation.learning.run_folder import CONFIG
 
     torch.set_num_threads(1)  # With several threads a fit gives other weights than training did.
     run, *others = runs
