@@ -2,6 +2,7 @@
 # make lab-demo  servers with an sshd each: deploy to them, train, regroup, take it all away
 # make test      every check that CI runs
 # make os-ken    the OpenFlow tests and a lab where Ryu is not installed; make test does this first
+# make core      the core's tests in a copy without the wings
 # make coverage  the tests that need no root, and which lines they ran
 # make bench     the benchmarks; writes benchmarks.json
 # make house     size and structure of the source, beside their limits
@@ -22,7 +23,7 @@ LAB_DEMO_ARGS ?=
 # The variable silences a notice about a successor of mkdocs.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-.PHONY: demo lab-demo test os-ken bytecode coverage bench house audit release lint docs clean
+.PHONY: demo lab-demo test core os-ken bytecode coverage bench house audit release lint docs clean
 
 demo:
 	@deploy/bootstrap.sh
@@ -46,6 +47,10 @@ test: $(if $(PYTEST_ARGS),,os-ken)
 	    echo "make test: the tests of rehearsal servers try again" >&2; done
 	$(ROOT_RUN) $(ONE_THREAD) deploy/with-docker-engine.sh $(BIN)/python -m pytest -p no:cacheprovider \
 	    $(PYTEST_ARGS)
+
+core:
+	@deploy/bootstrap.sh --test
+	@$(ONE_THREAD) tests/core.sh --quiet --numprocesses=4
 
 os-ken:
 	@deploy/bootstrap.sh --test
