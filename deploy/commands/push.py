@@ -38,8 +38,7 @@ from patchlight.deploy.commands.options import (
 from patchlight.testbed.errors import BadInput
 
 if TYPE_CHECKING:
-    from patchlight.deploy.check import Workers
-    from patchlight.deploy.check_devices import Finding
+    from patchlight.deploy.check_machine import Finding, Workers
     from patchlight.deploy.push import Pushed
     from patchlight.deploy.ssh import Passwords
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from patchlight.deploy.check import judge
-from patchlight.deploy.check_devices import Finding
+from patchlight.deploy.check_machine import Finding
 from patchlight.deploy.facts import DockerFacts, NicFacts, ServerFacts
 from patchlight.deploy.host_keys import HostKeyRefused
 from patchlight.deploy.ssh import Unreachable

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from patchlight.deploy.check import Workers, judge
-from patchlight.deploy.check_devices import Finding
+from patchlight.deploy.check import judge
+from patchlight.deploy.check_machine import Finding, Workers
 from patchlight.deploy.facts import (
     DockerFacts,
     GpuFacts,

@@ -13,7 +13,7 @@ import paramiko
 import pytest
 
 from patchlight.deploy.check import check_servers
-from patchlight.deploy.check_devices import Finding
+from patchlight.deploy.check_machine import Finding
 from patchlight.deploy.remote import as_root
 from patchlight.deploy.ssh import Connections, Passwords, logged_in
 from patchlight.testbed.lab.model import Lab, Server
