@@ -1,4 +1,4 @@
-"""What one machine lacks: software, disk space, a Docker engine, the time, GPUs and NICs of its lab."""
+"""What one machine lacks: software, disk space, Docker, the time, the GPUs and NICs of its lab."""
 
 import re
 from collections import Counter
