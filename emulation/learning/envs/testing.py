@@ -103,6 +103,8 @@ def _gymnasium(recipe: EnvironmentRecipe) -> str:
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         check_env(recipe.make(), skip_render_check=True)
+    # A ResourceWarning is about what another part of the program left to the garbage collector.
+    heard = [each for each in heard if not issubclass(each.category, ResourceWarning)]
     said = [str(each.message) for each in heard if "check_env" not in str(each.message)]
     return said[0] if said else ""
 
