@@ -16,5 +16,5 @@ cp -r "$metadata" build/core/
 modules=${wings//\//.}
 sed -i -E "/= patchlight\.($modules)[.:]/d" "build/core/${metadata##*/}/entry_points.txt"
 cd build/core
-PYTHONPATH=$copy "$python" -m pytest -p no:cacheprovider \
-    -m "not root and not ovs and not docker and not prometheus and not browser and not wings" --ignore=tests/test_lock.py "$@"
+PYTHONPATH=$copy "$python" -m pytest -p no:cacheprovider --ignore=tests/test_lock.py \
+    -m "not root and not ovs and not docker and not prometheus and not browser and not wings" "$@"
