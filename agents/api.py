@@ -30,10 +30,7 @@ _REQUEST_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 class AgentMetrics:
-    """The counters of one agent; the other metrics are looked up for each request.
-
-    ``certificate_end``: when the agent's certificate ends, in Unix time, if it has one.
-    """
+    """One agent's metrics. ``certificate_end``: when its certificate ends, in Unix time."""
 
     def __init__(self, service: AgentService, certificate_end: float | None = None) -> None:
         self.registry = prometheus_client.CollectorRegistry()
@@ -128,10 +125,8 @@ _USUAL_LOG_BYTES, _MOST_LOG_BYTES = 64 * 1024, 1024 * 1024
 
 
 def make_app(service: AgentService, lab: str, metrics: AgentMetrics) -> FastAPI:
-    """The API of ``service``, for the controller of the lab, and its metrics for Prometheus.
-
-    The connection identifies the client: its Unix socket, or the name in its certificate.
-    """
+    """The API, for clients on the Unix socket and those with a certificate of the lab's controller,
+    and the metrics for Prometheus."""
 
     @asynccontextmanager
     async def life(_app: FastAPI) -> AsyncIterator[None]:
@@ -156,10 +151,8 @@ def make_app(service: AgentService, lab: str, metrics: AgentMetrics) -> FastAPI:
 
 
 class _Admission:
-    """Refuses clients that may not use the API, and counts the requests of all others.
-
-    Starlette's own kind of middleware would add a task and a pair of streams to each request.
-    """
+    """Refuses clients that may not use the API, and counts all other requests. Starlette's own kind
+    of middleware would add a task and a pair of streams to each."""
 
     def __init__(self, app: ASGIApp, lab: str, metrics: AgentMetrics) -> None:
         self._app, self._metrics = app, metrics

@@ -126,10 +126,8 @@ class PciPlace:
 
 
 class Pairings:
-    """The pairs of GPU and NIC of one server: which CPUs are near them, and which pairs are far.
-
-    Read from sysfs; tested with trees of files, and on no server with GPUs.
-    """
+    """A server's pairs of GPU and NIC, as sysfs has them: which CPUs are near, and which pairs are
+    far. Tested with trees of files, and on no server with GPUs."""
 
     def __init__(self, server: Server, gpus: GpuBackend, sysfs: Path = Path("/sys")) -> None:
         self._server, self._gpus, self._sysfs = server, gpus, sysfs

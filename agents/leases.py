@@ -80,10 +80,8 @@ class LeaseBook:
         private_folder(directory)
 
     def write(self, lease: Lease) -> None:
-        """Put a lease on record; on return it survives a crash of the agent or the machine.
-
-        ``AgentError`` if it cannot be written; what was on record before then still is.
-        """
+        """Put a lease on record, to survive any crash; after an ``AgentError`` the one before is
+        still there."""
         known, spec = self._specs.get(lease.spec.id, (None, ""))
         if known is not lease.spec:  # its JSON is most of the work: made once
             spec = lease.spec.model_dump_json()
@@ -169,11 +167,8 @@ class Claims:
         self._lab, self._folder = lab, folder
 
     def take(self, worker: str, namespace: str, things: Mapping[str, str]) -> None:
-        """Claim all of these for a worker, or none; again is harmless.
-
-        ``things``: their names in messages, by keys that are the same in every lab. ``Conflict``
-        names the lab that has one; ``AgentError`` if a claim cannot be written.
-        """
+        """Claim all ``things`` for a worker, or none: names for messages, by keys that are the same
+        in every lab. ``Conflict`` names the lab that has one."""
         pid = os.getpid()
         own = Holder(self._lab, worker, namespace, pid, process_start(pid))
         with self._locked():

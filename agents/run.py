@@ -111,10 +111,8 @@ def run_agent(options: Options) -> None:
 
 @contextlib.contextmanager
 def _only_agent(state: Path) -> Iterator[None]:
-    """Hold the state folder: two agents would take each other's NICs back.
-
-    ``PatchlightError`` if others can put files into it.
-    """
+    """Hold the state folder, which no other user may write to: two agents would take each other's
+    NICs back."""
     try:
         # As root it ends the processes, and removes the namespaces, that its records name.
         private_folder(state)
@@ -134,12 +132,8 @@ def _only_agent(state: Path) -> Iterator[None]:
 
 
 def open_listener(address: str, own: Credentials | None) -> socket.socket:
-    """A bound socket for ``unix:PATH`` or ``host:port``.
-
-    ``BadInput`` for an invalid address, for TCP without certificates (every user of the machine
-    reaches loopback, too), and for certificates with a Unix socket. ``PatchlightError`` if the
-    address is taken.
-    """
+    """A bound socket for ``unix:PATH`` or ``host:port``. ``BadInput`` for TCP without certificates
+    (every user of the machine reaches loopback, too), and for certificates with a Unix socket."""
     if address.startswith("unix:"):
         if own is not None:
             raise BadInput(
@@ -175,12 +169,9 @@ def credentials_of(folder: Path, server: Server, lab: Lab) -> Credentials:
 
 
 def make_runner(choice: str, options: BackendOptions) -> Runner:
-    """The runner of that name; ``auto`` is Docker where an engine is, else processes.
-
-    An entry point of the group ``patchlight.worker_backends`` is one more.
-    ``tests/agents/test_worker_backends.py`` says what such a one has to do. ``BadInput`` if there
-    is none of that name, or an installed one cannot be imported.
-    """
+    """The runner of that name: ``auto``, ``docker``, ``process``, or an entry point of the group
+    ``patchlight.worker_backends`` (see ``tests/agents/test_worker_backends.py``); else
+    ``BadInput``."""
     if choice == "auto":
         choice = "docker" if engine_is_there() else "process"
     if choice == "process":
@@ -221,11 +212,8 @@ def engine_is_there() -> bool:
 
 
 def gpu_backend(choice: str, server: Server, rate_hz: float = SAMPLES_PER_S) -> GpuBackend:
-    """``"nvml"``, or ``"socket:DIR"`` for GPUs that answer at ``DIR/<server>.<gpu>.sock``.
-
-    ``rate_hz``: how often a second NVML is read, 0.1 to 100; GPUs behind sockets are read when
-    their readings are wanted. ``BadInput`` otherwise.
-    """
+    """``"nvml"``, read ``rate_hz`` times a second (0.1 to 100), or ``"socket:DIR"`` for GPUs that
+    answer at ``DIR/<server>.<gpu>.sock``; else ``BadInput``."""
     if not 0.1 <= rate_hz <= 100:
         raise BadInput(f"--gpu-rate {rate_hz:g}: expected 0.1 to 100 readings a second")
     kind, _, directory = choice.partition(":")

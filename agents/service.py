@@ -64,10 +64,8 @@ class AgentService:
         self._under_way: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Take over what an earlier agent left, then be ready for work.
-
-        ``AgentError`` if that was the agent of another lab or server.
-        """
+        """Take over what an earlier agent left; ``AgentError`` if that was of another lab or
+        server."""
         leases = self._book.read()
         for lease in leases:
             if not lease.namespace.startswith(self._site.namespace_of("")):
@@ -119,10 +117,7 @@ class AgentService:
         return await self.status()
 
     async def create(self, spec: worker_api.WorkerSpec) -> tuple[worker_api.WorkerStatus, bool]:
-        """Make a worker: its status, and whether it is new.
-
-        The same spec again makes no second one. On an error nothing of it is left.
-        """
+        """Make a worker: its status, and whether it is new. The same spec makes no second one."""
         while (known := self._workers.get(spec.id)) is not None:
             if known.spec != spec:
                 raise Conflict(
@@ -182,10 +177,8 @@ class AgentService:
         return worker.status()
 
     async def delete(self, name: str) -> worker_api.WorkerStatus:
-        """Stop it, take its NIC and GPU back and forget it. A worker not here counts as stopped.
-
-        That one is not made later either: the request to make it may still be under way.
-        """
+        """Stop it, take its NIC and GPU back and forget it. One not here counts as stopped, and is
+        not made later: the request to make it may still be under way."""
         worker = self._workers.get(name)
         if worker is None:
             self._unwanted.append(name)

@@ -117,10 +117,8 @@ class Tenancy:
 
     @property
     def nic_problem(self) -> NicProblem | None:
-        """What is wrong with its NIC now; ``None`` if nothing is, or before it has one.
-
-        Reads its RDMA device, too, into ``rdma`` and a file for the worker's program.
-        """
+        """What is wrong with its NIC now, if anything. Reads its RDMA device, too, into ``rdma``
+        and a file for the worker's program."""
         if (place := self.place) is None:
             return None
         problem = status.problem_of(place.namespace, place.state.interface)
@@ -132,10 +130,8 @@ class Tenancy:
         return status.rdma_problem(self.rdma, place.address)
 
     async def until_lit(self) -> None:
-        """Wait until its NIC can be used, as long as the lab file allows, else raise ``NicDark``.
-
-        Where the file names no time, this waits for an RDMA device only: TCP waits by itself.
-        """
+        """Wait until its NIC can be used, or raise ``NicDark``. Where the lab file names no time,
+        only an RDMA device is waited for: TCP waits by itself."""
         relock_s = self._nic.relock_s if self._nic else None
         if relock_s is None and self.lease.nic_state.rdma is None:
             return
@@ -206,10 +202,8 @@ class Tenancy:
         return running
 
     async def count_energy(self) -> None:
-        """Read the energy that the GPU used since the worker has it, if it has a counter.
-
-        A counter that the agent keeps itself begins with the agent.
-        """
+        """Read what the GPU used since the worker has it, if it has a counter. A counter that the
+        agent keeps itself begins with the agent."""
         lease = self._lease
         if lease is None or lease.gpu_energy_j is None or self._spec.gpu is None:
             return
@@ -221,11 +215,8 @@ class Tenancy:
                 self.energy_j = told.energy_j - lease.gpu_energy_j
 
     async def end(self, running: RunningWorker | None) -> str:
-        """Take back all that the worker had, and end it; the result says what was lost.
-
-        An error if something cannot be taken back: it stays leased, as no other worker may get it
-        in that state.
-        """
+        """Take back all that the worker had, and end it; says what was lost. What cannot be taken
+        back is an error, and stays leased: no other worker may get it in that state."""
         try:
             if running is not None:
                 await running.dispose()

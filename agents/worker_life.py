@@ -59,10 +59,8 @@ class LeasedWorker:
         self._watching = asyncio.create_task(self._watch())
 
     async def abandon(self, why: str) -> bool:
-        """Clear up after a launch that failed or was cut short; whether nothing is left of it.
-
-        A worker that cannot be cleared up stays in the status.
-        """
+        """Clear up after a failed launch; whether nothing is left. What cannot be cleared up stays
+        in the status."""
         try:
             await self.tenancy.end(None)
         except Exception as exc:

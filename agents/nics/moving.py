@@ -180,10 +180,8 @@ def _set_up(state: NicState, network: WorkerNetwork) -> None:
 
 
 def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
-    """Move the NIC from ``namespace`` to ``home`` if it is there, and put its state back.
-
-    Harmless again, and where the NIC never left. ``NicGone`` if it is in neither.
-    """
+    """Move the NIC home if it is in ``namespace``, and put its state back; harmless again.
+    ``NicGone`` if it is in neither."""
 
     def fetch() -> None:
         with rtnetlink(state.interface, "taking back") as ip:
@@ -330,10 +328,8 @@ def _check_mtu(ip: Any, index: int, state: NicState, mtu: int | None) -> None:
 
 
 def make_macvlan(ip: Any, index: int, name: str, namespace: Path) -> None:
-    """Make a macvlan of the name ``name`` on an interface of here, in another namespace.
-
-    Mode ``bridge``: those on one NIC reach each other. It ends with its namespace.
-    """
+    """Make a macvlan in another namespace, on an interface of here, in mode ``bridge``: those on
+    one NIC reach each other. It ends with its namespace."""
     (link,) = ip.get_links(index)
     parent = link.get_attr("IFLA_IFNAME")
     if not link["flags"] & _IFF_UP:

@@ -57,10 +57,8 @@ class Gid:
 
 
 def rdma_device_of(interface: str, root: Path = SYSFS) -> RdmaDevice | None:
-    """The RDMA device of a network interface, if it has one.
-
-    Both are on one PCI device; one made of software (``rxe``) names its interface itself.
-    """
+    """The RDMA device on the interface's PCI device, or one made of software (``rxe``) that names
+    it."""
     nic = root / "class/net" / interface
     for device in sorted((root / _CLASS).glob("*")):
         both = [each / "device" for each in (nic, device)]
@@ -274,10 +272,8 @@ class WorkerNetwork:
 
 
 def name_inside(interface: str, mode: NicMode, vlan: int | None) -> str:
-    """What the interface with the address is called in the worker.
-
-    A virtual function is put into its VLAN by its port; others get a tagged interface.
-    """
+    """What the interface with the address is called in the worker. A virtual function is put into
+    its VLAN by its port; others get a tagged interface."""
     return interface if vlan is None or mode == "sriov" else f"vlan{vlan}"
 
 

@@ -100,10 +100,8 @@ def rdma_problem(status: RdmaStatus | None, address: IPv4Address) -> NicProblem 
 
 
 def facts_of(namespace: Path, interface: str, port: tuple[Path, str]) -> dict[str, Any]:
-    """What an interface is and counted, named as the fields of a ``NicStatus``; empty if gone.
-
-    ``port``, a namespace and an interface, is the NIC itself, which knows of priorities and pauses.
-    """
+    """What an interface is and counted, as fields of a ``NicStatus``; empty if gone. ``port``:
+    namespace and interface of the NIC itself, which knows of priorities and pauses."""
 
     def of_port() -> tuple[Priorities | None, dict[str, int]]:
         return read_priorities(port[1]), devices.pause_frames(port[1])
@@ -196,11 +194,9 @@ class Ear:
 
 
 def probe(names: Mapping[str, str], token: str, listen_s: float) -> dict[str, Ear]:
-    """Send and hear for ``listen_s`` on these interfaces, by the names that probes give them.
-
-    Blocks, in the calling thread's network namespace. ``NicError`` without the right to open
-    such sockets; the failure of one NIC is its ``problem``.
-    """
+    """Send and hear probes for ``listen_s`` on these interfaces of the thread's namespace, by probe
+    names. The failure of one NIC is its ``problem``; ``NicError``: no right to open such
+    sockets."""
     ears = {name: Ear(interface) for name, interface in names.items()}
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
         senders: dict[str, socket.socket] = {}

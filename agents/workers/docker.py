@@ -48,10 +48,8 @@ _log = logging.getLogger("patchlight.agent")
 
 
 class DockerRunner:
-    """Runs workers on the Docker engine of ``$DOCKER_HOST`` (default: the host's).
-
-    They run as ``user`` (see ``ProcessRunner``), or as root where that is another user outside.
-    """
+    """Runs workers on the Docker engine of ``$DOCKER_HOST``, as ``user`` (see ``ProcessRunner``),
+    or as root where that is another user outside."""
 
     name = "docker"
     _mapped_root: limits.WorkerUser | None = None

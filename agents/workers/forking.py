@@ -10,6 +10,7 @@ It has one thread. It starts again, with nothing but what workers need, for the 
 """
 
 import argparse
+import ctypes
 import gc
 import importlib.util
 import json
@@ -27,7 +28,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.linux.credentials import give_up
 from patchlight.testbed.linux.namespaces import enter
 from patchlight.testbed.linux.processes import ARGUMENTS, ENVIRONMENT, process_start, show
 from patchlight.testbed.linux.sockets import BACKLOG, bind_unix
@@ -36,7 +36,14 @@ _DEADLINE_S = 30.0
 _LONGEST_ORDER = 1 << 20
 # Room for what workers are to be shown with: the last argument, and a variable.
 _ROOM = " " * 16_000
+_SET_DUMPABLE, _DROP_BOUND, _NO_NEW_PRIVILEGES = 4, 24, 38
+_VERSION_3 = 0x20080522
+_libc = ctypes.CDLL(None, use_errno=True)
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+class RightsKept(PatchlightError):
+    """The kernel would not take a right away."""
 
 
 class NotForked(PatchlightError):
@@ -66,9 +73,7 @@ class ForkRequest:
 
 def fork(path: Path, order: ForkRequest) -> tuple[int, int]:
     """Have a worker forked: its keeper's number and start time (clock ticks since boot).
-
-    ``OSError`` if nobody forks at ``path``; ``NotForked`` says why there is no worker.
-    """
+    ``OSError`` if nobody forks at ``path``; ``NotForked`` says why there is no worker."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_DEADLINE_S)
         connection.connect(str(path))
@@ -172,6 +177,34 @@ def _confine(order: ForkRequest) -> None:
         os.dup2(descriptor, number)
     os.close(null)
     os.close(output)
+
+
+def give_up(uid: int, gid: int) -> None:
+    """Be this user for good, without other groups and capabilities, even as root: as ``setpriv
+    --reuid --regid --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all``."""
+    try:
+        with open("/proc/sys/kernel/cap_last_cap") as file:
+            last = int(file.read())
+        for capability in range(last + 1):
+            _prctl(_DROP_BOUND, capability)
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+        header = (ctypes.c_uint32 * 2)(_VERSION_3, 0)
+        none = (ctypes.c_uint32 * 6)()  # effective, permitted and inheritable, 2 x 32 of each
+        if _libc.capset(header, none):
+            raise OSError(ctypes.get_errno(), "capset")
+        _prctl(_NO_NEW_PRIVILEGES, 1)
+        # As after the start of a program: its own files in /proc are this user's.
+        _prctl(_SET_DUMPABLE, 1)
+    except OSError as error:
+        raise RightsKept(f"giving up rights: {os.strerror(error.errno or 0)}") from error
+
+
+def _prctl(option: int, value: int) -> None:
+    zero = ctypes.c_ulong(0)
+    if _libc.prctl(option, ctypes.c_ulong(value), zero, zero, zero):
+        raise OSError(ctypes.get_errno(), "prctl")
 
 
 def _keep(order: ForkRequest, train: Any) -> int:

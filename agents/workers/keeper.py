@@ -180,10 +180,8 @@ def bound_output(path: Path) -> None:
 
 
 def read_output(path: Path, after: int, limit: int) -> LogPart:
-    """At most ``limit`` bytes after the first ``after``, as text; nothing before it began.
-
-    A character at the end that is only half there comes with the next part.
-    """
+    """At most ``limit`` bytes after the first ``after``, as text. A character that is only half
+    there comes with the next part."""
     try:
         with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -261,11 +259,8 @@ def read_state(directory: Path) -> LastReport:
 def final_report(
     last: LastReport, exit_info: ExitInfo, ending: Ending | None = None, *, foreign: bool = False
 ) -> LastReport:
-    """What became of a worker that has ended: its last report, unless its exit contradicts it.
-
-    A worker that ends without having reported how it failed is known by its exit code. Of a
-    ``foreign`` program no reports are expected: exit code 0 is success.
-    """
+    """What became of a worker: its last report, unless its exit code contradicts it. A ``foreign``
+    program need not report: exit code 0 is success."""
     if foreign and exit_info.exit_code == 0 and last.state is not WorkerState.STOPPED:
         last = replace(last, state=WorkerState.DONE)
     if exit_info.exit_code == 0 and last.state is WorkerState.DONE:
@@ -282,11 +277,8 @@ def final_report(
 
 
 class ReportReader:
-    """Reads a worker's reports as they are written, each line once.
-
-    Reports that were fetched are dropped; while too many were not, no more are read. Lines of
-    a ``foreign`` program that are not reports are skipped, with one warning in the log.
-    """
+    """Reads a worker's reports, each line once. Those that were fetched are dropped; while too many
+    were not, no more are read. Lines of a ``foreign`` program that are no reports are skipped."""
 
     def __init__(self, directory: Path, *, foreign: bool = False) -> None:
         self._path = directory / "reports.jsonl"
@@ -339,11 +331,8 @@ class ReportReader:
 
 
 def fills_disk(directory: Path) -> str:
-    """Why a worker has to end for the size of its folder; empty if it has not.
-
-    It may have as much as it leaves free on that disk, and a little in any case: so the server has
-    room for its other workers whatever one of them does.
-    """
+    """Why a worker has to end for the size of its folder, or nothing. It may have as much as it
+    leaves free on that disk, so the server has room for its other workers."""
     used = files.used_bytes(directory)
     try:
         disk = os.statvfs(directory)
@@ -367,10 +356,8 @@ def has_control(directory: Path) -> bool:
 
 
 async def tell(directory: Path, request: Mapping[str, Any], deadline_s: float = 5.0) -> int:
-    """Send a running worker a request; gives the iteration it is at.
-
-    ``Conflict`` if the worker is not up yet or refuses, ``AgentError`` if it does not answer.
-    """
+    """Send a running worker a request; the iteration it is at. ``Conflict`` if it is not up yet or
+    refuses, ``AgentError`` if it does not answer."""
     not_up = Conflict("the worker is not up yet", hint="wait until it is ready")
     try:
         # What has that name now, and no link that the worker puts there instead.

@@ -27,12 +27,9 @@ _log = logging.getLogger("patchlight.agent")
 
 
 class ProcessRunner(contract.Runner):
-    """Runs workers as children of this process that go on when it ends.
-
-    ``user`` is whom they run as: a user of this machine, or ``dynamic``, one for each person who
-    submits jobs to the ``lab``. With ``fork_from``, workers of ours are forked there
-    (``forking.py``).
-    """
+    """Runs workers as children that outlive this process, as ``user`` of this machine, or
+    ``dynamic``: one for each person who submits jobs to the ``lab``. ``fork_from``: where ours are
+    forked."""
 
     name = "process"
 
@@ -181,10 +178,8 @@ def _environment(
 def _write_program(
     program: programs.WorkerProgram, launch: contract.WorkerLaunch, user: limits.WorkerUser
 ) -> list[str]:
-    """The command that runs the program: nothing of a job stands in it, nor in what runs before.
-
-    Its variables and folder are set by a script that the worker's user alone can read, and does.
-    """
+    """The command that runs the program, without anything of a job in it: variables and folder are
+    set by a script that the worker's user alone can read."""
     variables = _environment(program, launch, user).items()
     lines = [
         f"cd {shlex.quote(program.directory)} || exit 126",

@@ -81,10 +81,8 @@ def hosts_file(launch: WorkerLaunch) -> str:
 
 
 def publish(folder: Path, place: NicPlace, rdma: RdmaStatus | None) -> None:
-    """Write the present state of a worker's network into its folder, whole or not at all.
-
-    The worker may have put anything there: it is replaced, never followed.
-    """
+    """Write the state of a worker's network into its folder, whole or not at all. What the worker
+    may have put there is replaced, never followed."""
     told = {
         "interface": place.inside,
         "address": str(place.address),
@@ -108,11 +106,8 @@ _DEFAULTS = {"PYTHONUNBUFFERED": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THRE
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlaces:
-    """Paths as a worker itself sees them.
-
-    ``folder`` is its own; ``code`` is a folder of Python's path with the training code, ``numpy``
-    one with NumPy, where that is known; ``data`` is the folder of its samples.
-    """
+    """Paths as the worker sees them: its ``folder``, the training ``code`` and ``numpy`` (folders
+    of Python's path), the folder ``data`` of its samples."""
 
     folder: str
     code: str
@@ -125,10 +120,8 @@ class WorkerPlaces:
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgram:
-    """A worker's program. ``gated``: it begins only when the worker is started.
-
-    ``needs_numpy_alone``: it is our synthetic trainer, without any other package.
-    """
+    """A worker's program. ``gated``: it waits for the start outside of it; ``needs_numpy_alone``:
+    it is our synthetic trainer, without any other package."""
 
     command: tuple[str, ...]
     environment: dict[str, str]

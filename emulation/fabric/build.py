@@ -227,10 +227,8 @@ class OpenVSwitch:
         return f"unix:{self.directory}/db.sock"
 
     def start(self, start: Callable[[Sequence[LabService]], None]) -> bool:
-        """Have ``start`` start the database and the switch daemon, each until it answers.
-
-        Returns whether the database is new. An old one has its switches, without flows.
-        """
+        """Have ``start`` start the database and the switch daemon, each until it answers. Whether
+        the database is new: an old one has its switches, without flows."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         database = self.directory / "conf.db"
         is_new = not database.exists()
@@ -266,11 +264,8 @@ class OpenVSwitch:
         )
 
     def add_bridges(self, plan: FabricPlan, datapath: str, *, learning: bool) -> None:
-        """Make every packet switch with its ports, and check that each got its number.
-
-        ``learning`` switches find routes themselves; others carry nothing until a controller
-        programs them.
-        """
+        """Make every packet switch with its ports. ``learning`` ones find routes themselves; others
+        carry nothing until a controller programs them."""
         commands: list[list[str]] = []
         for bridge in plan.bridges:
             name = bridge.name
@@ -287,13 +282,9 @@ class OpenVSwitch:
         self.check_ports(plan)
 
     def set_controller(self, plan: FabricPlan, address: str, tls: Path | None = None) -> None:
-        """Have every switch connect to a controller at ``host:port``.
-
-        ``tls``: over TLS, with the certificate in that folder (``credentials``).
-
-        Best once it listens: after a refusal Open vSwitch tries again in 1, 2, 4 and 8 s,
-        ``max_backoff`` or not, because it heeds that only after the first success.
-        """
+        """Have every switch connect to ``host:port``, with the certificate in the folder ``tls``.
+        Best once it listens: refused, Open vSwitch tries again in 1, 2, 4 and 8 s, and heeds
+        ``max_backoff`` only after the first success."""
         command = [] if tls is None else ["--", *set_tls(tls)]
         target = f"{'tcp' if tls is None else 'ssl'}:{address}"
         for bridge in plan.bridges:

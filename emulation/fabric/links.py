@@ -42,11 +42,8 @@ HELD_DARK = "held dark"
 
 @dataclass(frozen=True, slots=True)
 class LinkEnd:
-    """One end of a veth pair to be made.
-
-    ``index`` is the interface index to give it (``None``: the kernel chooses); ``namespace``
-    an open descriptor, ``None`` for the one that the request is sent in.
-    """
+    """One end of a veth pair to be made; ``namespace`` is an open descriptor (``None``: where the
+    request is sent), ``index`` the kernel's choice if ``None``."""
 
     name: str
     index: int | None = None
@@ -57,10 +54,7 @@ class LinkEnd:
 
 @dataclass(frozen=True, slots=True)
 class KernelLink:
-    """An interface as the kernel shows it. ``peer_*`` are set where its other end is elsewhere.
-
-    ``rx_packets`` came in since it was made.
-    """
+    """An interface as the kernel shows it; ``peer_*`` are set where its other end is elsewhere."""
 
     index: int
     name: str
@@ -93,10 +87,8 @@ def _end(end: LinkEnd) -> bytes:
 
 
 def add_veth(a: LinkEnd, b: LinkEnd) -> Request:
-    """Make a veth pair, each end in its namespace with its name and MAC, and ``a`` up if wanted.
-
-    ``b`` cannot be up: the kernel opens it before it is one of a pair, and refuses.
-    """
+    """Make a veth pair, ``a`` up if wanted; ``b`` cannot be: the kernel opens it before it is one
+    of a pair, and refuses."""
     body = _end(a) + _kind("veth", attribute(_VETH_INFO_PEER, _end(b)))
     doing = f"making the link {a.name} – {b.name}"
     return Request(_NEWLINK, F_CREATE | F_EXCL, body, doing)
@@ -282,10 +274,8 @@ def _ingress(kind: int, flags: int, index: int) -> Request:
 
 
 def redirect(path: str, inp: int, outs: Sequence[int]) -> list[Request]:
-    """Every frame that enters at interface ``inp`` leaves at all the interfaces ``outs``.
-
-    ``path`` is what an error calls it. There must be none on ``inp`` yet.
-    """
+    """Every frame that enters at ``inp``, which must have no redirect yet, leaves at all ``outs``;
+    ``path`` is for errors."""
     requests = []
     for first in range(0, len(outs), _ACTIONS):
         some = outs[first : first + _ACTIONS]

@@ -78,12 +78,9 @@ def interface_name(lab: Lab, endpoint: Endpoint) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PlannedEnd:
-    """One end of a fibre: an interface in a namespace.
-
-    ``rate_bps`` limits what it sends (already divided by the lab's scale; ``None``: no limit).
-    ``bridge`` is the packet switch that it is a port of. ``impairment`` is what its fibre does to
-    what it sends.
-    """
+    """One end of a fibre: an interface in a namespace, perhaps a port of a ``bridge``. ``rate_bps``
+    (``None``: no limit) and ``impairment`` are of what it sends; the rate is divided by the lab's
+    scale."""
 
     namespace: str
     name: str
@@ -179,11 +176,9 @@ def plan_fabric(lab: Lab) -> FabricPlan:
 
 
 def _check_can_be_emulated(lab: Lab) -> None:
-    """``BadInput`` where a lab with wavelengths has a fibre that is not emulated there.
-
-    Frames pass all fibres between two optical devices at once, and take the rate, delay and loss
-    of those at NICs and packet switches.
-    """
+    """``BadInput`` where a fibre between two optical devices is slower, or delays or loses packets:
+    frames pass all such fibres at once, with the rate, delay and loss of those at NICs and packet
+    switches."""
     if not lab.coloured:
         return
     inner = [f for f in lab.fibres if not any(is_end(lab, e.device) for e in (f.a, f.b))]
@@ -213,10 +208,8 @@ def _rate_bps(lab: Lab, fibre: Fibre) -> int | None:
 
 
 def with_swapped(plan: FabricPlan, lab: Lab, swaps: Sequence[Sequence[str]]) -> FabricPlan:
-    """The plan with the fibres at these pairs of ports swapped.
-
-    ``BadInput`` for a port that no fibre of the lab ends on, and in a lab with wavelengths.
-    """
+    """The plan with the fibres at these pairs of ports swapped; ``BadInput`` for a port without a
+    fibre, and in a lab with wavelengths."""
     if lab.coloured and swaps:
         raise BadInput(
             f"fibres of lab {lab.name} cannot be swapped: its light is followed by wavelength, as "
@@ -248,11 +241,8 @@ def _nic(lab: Lab, endpoint: Endpoint) -> Nic | None:
 def _without_queues_of_light(
     lab: Lab, cables: Sequence[tuple[PlannedEnd, PlannedEnd]]
 ) -> list[tuple[PlannedEnd, PlannedEnd]]:
-    """The cables without limits where light comes out that no transmitter can be faster than.
-
-    Each channel is as fast as its transmitter, and a receiver separates channels: several do not
-    share its rate. Where a transmitter is faster, the limit stays.
-    """
+    """The cables without limits where no transmitter is faster. A receiver separates channels:
+    several do not share its rate."""
     light = light_namespace(lab.name)
     directed = (pair for cable in cables for pair in (cable, cable[::-1]))
     into_light = (a.rate_bps or inf for a, b in directed if b.namespace == light != a.namespace)

@@ -79,11 +79,8 @@ class _Starting:
 
 
 class Supervisor:
-    """Starts services and records them in the lab's state; ``say`` gets messages about slow ones.
-
-    A lab keeps real time: what else runs on the machine should disturb its switches and workers
-    as little as may be, so they are favoured. What an agent starts inherits this.
-    """
+    """Starts services and records them in the lab's state; ``say`` gets messages about slow ones. A
+    lab keeps real time: its processes, and what they start, run before others of the machine."""
 
     def __init__(
         self, state: LabState, say: Callable[[str], None], *, real_time: bool = False
@@ -159,10 +156,8 @@ class Supervisor:
     def wait_for_all(
         self, name: str, count: Callable[[], int], total: int, what: str, quiet_s: float = 30.0
     ) -> None:
-        """Wait until a started service has ``total`` of something; ``what`` names it.
-
-        ``ServiceNotStarted`` if for ``quiet_s`` seconds there are not more of them.
-        """
+        """Wait until a service has ``total`` of something (``what``); ``ServiceNotStarted`` if for
+        ``quiet_s`` seconds there are not more."""
         done = count()
         progress = ProgressWatch(lambda: done)
         while done < total:
@@ -266,11 +261,8 @@ class Nursery:
     def fork(
         self, argv: Sequence[str], environment: Mapping[str, str], log: Path, namespace: Path | None
     ) -> int:
-        """The number of a new process: ``python -m MODULE …`` as in ``argv``, writing to ``log``.
-
-        It leads its own session, and has this environment from the start, of which ``/proc``
-        shows the first entries at least. ``OSError`` if the nursery has ended.
-        """
+        """The number of a new process, ``python -m MODULE …`` as in ``argv``, in its own session,
+        with this environment, writing to ``log``. ``OSError`` if the nursery has ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         request = {

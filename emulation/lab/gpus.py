@@ -145,10 +145,8 @@ def gpu_uuid(lab: Lab, server: str, gpu: str) -> str:
 
 
 async def serve(lab: Lab, directory: Path, stop: asyncio.Event, *, by_server: bool = False) -> None:
-    """Serve every GPU of the lab until ``stop`` is set; then remove the sockets.
-
-    ``by_server``: in a folder for each server.
-    """
+    """Serve the lab's GPUs until ``stop`` is set (``by_server``: in a folder for each server); then
+    remove the sockets."""
     servers: dict[Path, asyncio.Server] = {}
     try:
         for server in lab.servers:

@@ -89,10 +89,8 @@ class HostNic:
         )
 
     def move(self, origin: Path | int, target: Path, *, several_nics: bool) -> None:
-        """Move it between namespaces, and set up again what a move loses: address, routes, limit.
-
-        ``origin`` may be an open descriptor; ``several_nics``: the target has others, too.
-        """
+        """Move it, and set up again what a move loses: address, routes, limit. ``origin`` may be an
+        open descriptor; ``several_nics``: the target has others, too."""
         end = self.end
         fd = namespaces.open_namespace(target)
         try:

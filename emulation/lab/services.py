@@ -307,11 +307,9 @@ class LabServices:
 
 
 def reboot(lab: Lab, plan: FabricPlan, name: str, say: Callable[[str], None]) -> None:
-    """End all that runs on a server at once, and boot it; returns when its sshd answers.
-
-    NICs that workers had are the server's again, as after a reset. ``BadInput`` if the lab has no
-    such server, or its servers do not boot; ``LabBusy`` while the lab is being made.
-    """
+    """Cut a server's power, boot it, and return when its sshd answers; NICs of workers are the
+    server's again. ``BadInput`` if the lab has no such server; ``LabBusy`` while the lab is being
+    made."""
     server = lab.device(name)
     if not isinstance(server, Server):
         raise BadInput(f"{name} is not a server of lab {lab.name}")

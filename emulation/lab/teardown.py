@@ -136,10 +136,8 @@ def left_half(state: states.LabState | None, name: str) -> AlreadyThere:
 
 
 def remove_lab(lab: str) -> bool:
-    """Remove everything of a lab; ``False`` if nothing was there. The caller holds its lock.
-
-    Raises ``NotRemoved`` if something would not go.
-    """
+    """Remove everything of a lab, or raise ``NotRemoved``; ``False`` if nothing was there. The
+    caller holds its lock."""
     directory = states.run_dir(lab)
     state = _recorded(lab)
     if state is None:

@@ -145,12 +145,9 @@ class KernelFibres:
 
 
 class LightRequests:
-    """Takes one JSON object a line and answers each with one, in order on each connection.
-
-    ``tune`` (a port; ``channel``, ``null`` for dark; ``wait`` until it is tuned), ``circuits``
-    and ``spectrum`` (a switch; ``lit``: all that it lets through now), ``arriving`` (a device),
-    ``look``.
-    """
+    """Answers JSON lines: ``tune`` (a port; ``channel``, ``null`` for dark; ``wait`` until it is
+    tuned), ``circuits`` and ``spectrum`` (a switch; ``lit``: all that it lets through),
+    ``arriving``, ``look``."""
 
     def __init__(self, light: EmulatedLight) -> None:
         self._light = light

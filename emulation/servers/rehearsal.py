@@ -76,10 +76,8 @@ def management_namespace(lab: str) -> str:
 
 
 def choose_network(servers: int, taken: Iterable[IPv4Network]) -> IPv4Network:
-    """The first network with room for so many servers that overlaps with none of ``taken``.
-
-    At least a /24; ``NoManagementNetwork`` if there is no such network.
-    """
+    """The first network, at least a /24, with room for so many servers that overlaps with none of
+    ``taken``; else ``NoManagementNetwork``."""
     bits = (_FIRST_SERVER + servers).bit_length()  # room for the broadcast address too
     length = min(_LONGEST, 32 - bits)
     if length < _SHORTEST:
@@ -99,11 +97,8 @@ def choose_network(servers: int, taken: Iterable[IPv4Network]) -> IPv4Network:
 
 
 def make_network(lab: Lab, made: Callable[[str, int], None]) -> ManagementNetwork:
-    """Choose the network of a lab's servers, and make its switch and this machine's end.
-
-    ``made`` gets the namespace and its inode. If it fails, what was made so far stays for the
-    caller to remove.
-    """
+    """Choose the network of a lab's servers, and make its switch and this machine's end. ``made``
+    gets the namespace and its inode; after an error the caller removes what was made."""
     namespaces.prepare_directory()
     with _one_at_a_time(), Netlink() as here:
         taken = [lab.network, *links.list_destinations(here)]
@@ -188,10 +183,8 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """The rehearsal servers of a lab, not yet booted.
-
-    ``lab`` is the runtime lab with their management addresses, users and keys.
-    """
+    """The servers of a lab, not yet booted, and the runtime lab with their addresses, users and
+    keys."""
 
     lab: Lab
     base: Path
@@ -208,10 +201,8 @@ class Rehearsal:
 
 
 def server_service(lab: str, base: Path, server: str, address: IPv4Address) -> LabService:
-    """The first process of a server, that all others of it descend from: it boots the server.
-
-    Makes its control groups where the server has a Docker engine; ``CgroupError`` if it cannot.
-    """
+    """The process that boots a server, and that all others of it descend from. Where it has a
+    Docker engine its control groups are made, or ``CgroupError``."""
     own = ["--mount", "--pid", "--uts", "--ipc"]
     if machines.has_docker(base):
         machines.make_groups(lab, server)

@@ -60,10 +60,8 @@ def new_key() -> SshKey:
 def write_client_files(
     folder: Path, user: str, identity: SshKey, servers: Mapping[str, tuple[IPv4Address, SshKey]]
 ) -> None:
-    """Write the files of OpenSSH's client: ``identity`` (0600), ``known_hosts`` and ``config``.
-
-    ``servers`` has each server's address and host key. ``ssh -F folder/config SERVER`` logs in.
-    """
+    """Write OpenSSH's ``identity`` (0600), ``known_hosts`` and ``config`` for servers by address
+    and host key: ``ssh -F folder/config SERVER``."""
     folder.mkdir(mode=0o700)
     private = folder / "identity"
     private.touch(mode=0o600)
@@ -174,10 +172,8 @@ def has_docker(base: Path) -> bool:
 
 
 def check_overlay(base: Path, trial: Path) -> None:
-    """Raise ``NoRehearsalServers`` where no server's root can be mounted over ``base``.
-
-    ``trial`` is a folder to be made beside the servers' disks, and removed again.
-    """
+    """``NoRehearsalServers`` where no root can be mounted over ``base``; ``trial`` is a folder to
+    make beside the servers' disks and remove."""
     layers = {"upperdir": trial / "upper", "workdir": trial / "work"}
     root = trial / "root"
     for folder in (*layers.values(), root):
@@ -244,10 +240,8 @@ def make_groups(lab: str, server: str, root: Path = GROUPS) -> None:
 def remove_groups(
     lab: str, server: str = "", root: Path = GROUPS, deadline_s: float = 10.0
 ) -> None:
-    """Remove what is left of a lab's groups, or of one server's; its processes have ended.
-
-    ``CgroupError`` if a process is still in one of them.
-    """
+    """Remove the groups of a lab, or of one server; ``CgroupError`` if a process is still in
+    one."""
     ends = time.monotonic() + deadline_s
     for hierarchy in _hierarchies(root):
         top = hierarchy / OURS / lab / server

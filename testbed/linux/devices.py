@@ -87,11 +87,8 @@ class Distance(IntEnum):
 def distance(
     path: Sequence[str], node: int | None, other: Sequence[str], other_node: int | None
 ) -> Distance | None:
-    """By what is above both; ``None`` where the machine does not say.
-
-    ``path``: the folders in ``/sys/devices``, the bus's root first and the device last; ``node`` is
-    the NUMA node.
-    """
+    """By what is above both in ``/sys/devices`` (folders, root first, device last) and by NUMA
+    node; ``None`` where the machine does not say."""
     above = zip(path[:-1], other[:-1], strict=False)
     shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], above)))
     if shared > 1:
@@ -112,10 +109,8 @@ _COUNTERS = struct.Struct("=8Q")
 
 @dataclass(frozen=True, slots=True)
 class LinkReading:
-    """An interface now, and its counters since it was made.
-
-    ``carrier_changes`` counts ups and downs: one that was down between two looks shows.
-    """
+    """An interface now, and its counters since it was made. ``carrier_changes`` counts ups and
+    downs: one that was down between two looks shows."""
 
     mac: str
     mtu: int

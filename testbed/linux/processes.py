@@ -57,10 +57,8 @@ def processor_ticks(pid: int) -> int:
 
 
 def session_processor_ticks(session: int) -> int:
-    """The processor time of all processes of a session that run now, in clock ticks.
-
-    Fewer than before when one of them has ended: what tells of work is that it changes.
-    """
+    """The clock ticks of all processes of a session that run now; fewer than before when one has
+    ended."""
     ticks = 0
     for pid in process_ids():
         with suppress(OSError):
@@ -198,10 +196,8 @@ _TELL_S = 5.0
 
 
 class ProgressWatch:
-    """Watches a ``sign``: anything that changes as long as there is progress.
-
-    It is looked at once a second at most.
-    """
+    """Watches a ``sign``, once a second at most: anything that changes as long as there is
+    progress."""
 
     def __init__(self, sign: Callable[[], object]) -> None:
         self._sign, self._last = sign, sign()

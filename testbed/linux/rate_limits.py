@@ -59,10 +59,8 @@ class LimitNotKept(PatchlightError):
 
 @dataclass(frozen=True, slots=True)
 class SavedLimit:
-    """A ``tbf`` at the root, a ``netem`` below it or alone, or both.
-
-    ``options`` and ``netem`` are the kernel's own attributes of each, in hex; empty: there is none.
-    """
+    """A ``tbf`` at the root (``options``), a ``netem`` below it or alone, or both: the kernel's
+    attributes in hex; empty for none."""
 
     options: str = ""
     netem: str = ""
@@ -157,10 +155,8 @@ def read_limits(netlink: Netlink) -> dict[int, float]:
 
 
 def save_limit(netlink: Netlink, index: int, name: str) -> SavedLimit | None:
-    """The token bucket of an interface, and its ``netem``; ``None`` if it has neither.
-
-    ``LimitNotKept`` for a queueing discipline that would be lost when the interface moves.
-    """
+    """The token bucket and ``netem`` of an interface, if any; ``LimitNotKept`` for another
+    discipline, which would be lost in a move."""
     saved = None
     for qdisc in _qdiscs(netlink):
         if qdisc.index != index or qdisc.handle == 0 or qdisc.kind in _KERNEL_QDISCS:
@@ -253,10 +249,8 @@ NOT_IMPAIRED = Impairment()
 def impair_request(
     index: int, name: str, impairment: Impairment, rate_bps: float | None
 ) -> Request:
-    """Impair what the interface sends, in place of an impairment that is there.
-
-    ``rate_bps`` is its limit, which has to be set first; ``None``: it has none.
-    """
+    """Impair what the interface sends, instead of as before. ``rate_bps`` is its limit, set before;
+    ``None``: it has none."""
     held_s = impairment.delay_s + impairment.jitter_s + _QUEUE_S
     packets = _MOST_PACKETS if rate_bps is None else round(rate_bps * held_s / 8 / _FRAME_BYTES)
     packets = min(max(packets, _LEAST_PACKETS), _MOST_PACKETS)
