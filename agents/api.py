@@ -55,7 +55,8 @@ class AgentMetrics:
         )
         for level in ("warning", "error"):
             self._records.labels(level)
-        self.registry.register(_State(service, certificate_end))
+        self._service, self._certificate_end = service, certificate_end
+        self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
     async def count(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,17 +86,12 @@ class AgentMetrics:
 
         return Counting(logging.WARNING)
 
-
-class _State:
-    def __init__(self, service: AgentService, certificate_end: float | None) -> None:
-        self._service, self._certificate_end = service, certificate_end
-
     def collect(self) -> Iterator[Metric]:
+        """What is looked up for each request."""
         service, now = self._service, time.monotonic()
         gauge = _gauge("info", "Which agent this is.", "server", "version", "api", "workers")
-        gauge.add_metric(
-            [service.server, VERSION, str(agent_status.API_VERSION), service.worker_kind], 1
-        )
+        site, api = service.site, str(agent_status.API_VERSION)
+        gauge.add_metric([site.server.name, VERSION, api, site.runner.name], 1)
         yield gauge
         workers = Counter(worker.state for worker in service.workers())
         gauge = _gauge("workers", "Workers by state.", "state")

@@ -136,7 +136,9 @@ class _Work:
                 namespaces.set_sysctl(f"ipv4/conf/{scope}/rp_filter", 0)
         if name not in self._servers:
             # Few, and each an end of many links: kept open. Servers are many, with few links.
-            self._open[name] = _open(name, self._opened)
+            self._open[name] = self._opened.enter_context(
+                namespaces.opened(namespaces.namespace_path(name))
+            )
         requests, made_here = [links.set_up(links.LOOPBACK, "lo")], []
         with ExitStack() as opened:
             for near, far in self._cables[name]:
@@ -160,7 +162,10 @@ class _Work:
     def _link(self, near: PlannedEnd, far: PlannedEnd, opened: ExitStack) -> Request:
         namespace = None
         if far.namespace != near.namespace:
-            namespace = self._open.get(far.namespace) or _open(far.namespace, opened)
+            namespace = self._open.get(far.namespace)
+            namespace = namespace or opened.enter_context(
+                namespaces.opened(namespaces.namespace_path(far.namespace))
+            )
         return links.add_veth(
             links.LinkEnd(near.name, near.index, near.mac, up=near.up),
             links.LinkEnd(far.name, far.index, far.mac, namespace),
@@ -182,12 +187,6 @@ class _Work:
                 self.limited[end.namespace].append(limit)
             requests += _impair(end)
         return requests
-
-
-def _open(name: str, opened: ExitStack) -> int:
-    descriptor = namespaces.open_namespace(namespaces.namespace_path(name))
-    opened.callback(os.close, descriptor)
-    return descriptor
 
 
 def _impair(end: PlannedEnd) -> list[Request]:

@@ -52,11 +52,6 @@ def switch_port_name(switch: str, port: str) -> str:
     return fitted(switch, f"-{port}")
 
 
-def bridge_name(switch: str) -> str:
-    """The bridge of a packet switch."""
-    return fitted(switch, "")
-
-
 def fitted(name: str, ending: str) -> str:
     """``name + ending`` in 15 bytes: the same names always give the same result."""
     if len((name + ending).encode()) <= _LONGEST_NAME:
@@ -153,7 +148,7 @@ def plan_fabric(lab: Lab) -> FabricPlan:
     bridges = tuple(
         PlannedBridge(
             switch=switch.name,
-            name=bridge_name(switch.name),
+            name=fitted(switch.name, ""),
             index=next(indexes[fabric]),
             datapath_id=switch.datapath_id,
             ports=tuple(
@@ -274,7 +269,7 @@ def _end(
         mac=nic.mac if nic else None,
         address=IPv4Interface((nic.address, lab.network.prefixlen)) if nic else None,
         rate_bps=rate_bps,
-        bridge=bridge_name(endpoint.device) if is_switch else None,
+        bridge=fitted(endpoint.device, "") if is_switch else None,
         impairment=impairment,
     )
 

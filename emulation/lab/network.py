@@ -124,7 +124,7 @@ class Wires:
         end, namespace = min(self._ends(fibre), key=lambda pair: pair[0].address is not None)
         with Netlink(namespace) as netlink:
             link = links.list_links(netlink)[end.name]
-            requests = [(links.set_up if up else links.set_down)(link.index, end.name)]
+            requests = [links.set_up(link.index, end.name, up=up)]
             if link.alias:
                 # The emulated light checks again whether any comes out of the fibre.
                 requests.insert(0, links.set_alias(link.index, ""))

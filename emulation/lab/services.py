@@ -335,9 +335,7 @@ def boot_again(
             with suppress(HostUnreachable):
                 if (place := nic.find()) != home:
                     # Held open: an emulated NIC is lost with its namespace.
-                    descriptor = namespaces.open_namespace(place)
-                    stack.callback(os.close, descriptor)
-                    away.append((nic, descriptor))
+                    away.append((nic, stack.enter_context(namespaces.opened(place))))
         _power_off(state, name)
         for nic, descriptor in away:
             nic.move(descriptor, home, several_nics=len(server.nics) > 1)

@@ -346,29 +346,23 @@ def _end_namespaces(lab: str, present: dict[str, int]) -> None:
             namespaces.delete(name)
         return
     with namespaces.kept_namespace():
-        last = namespaces.open_namespace(namespaces.namespace_path(ordered[-1]))
-        try:
-            namespaces.unshare_namespace()
-            with Netlink() as netlink:
+        namespaces.unshare_namespace()
+        with Netlink() as netlink:
+            with namespaces.opened(namespaces.namespace_path(ordered[-1])) as last:
                 here = links.LinkEnd("gone", 10)
                 there = links.LinkEnd("pl-gone", namespace=last)
                 netlink.run([links.add_veth(here, there)])
                 for name in ordered:
                     namespaces.delete(name)
-                os.close(last)
-                last = -1
-                deadline = time.monotonic() + _DEADLINE_S
-                while time.monotonic() < deadline:
-                    try:
-                        netlink.run([links.set_alias(10, "gone")])
-                    except KernelRefused as error:
-                        if error.code == errno.ENODEV:
-                            return
-                        raise
-                    time.sleep(0.01)
-        finally:
-            if last >= 0:
-                os.close(last)
+            deadline = time.monotonic() + _DEADLINE_S
+            while time.monotonic() < deadline:
+                try:
+                    netlink.run([links.set_alias(10, "gone")])
+                except KernelRefused as error:
+                    if error.code == errno.ENODEV:
+                        return
+                    raise
+                time.sleep(0.01)
     raise NotRemoved(
         f"removing the namespaces of lab {lab}: their names are gone, but something outside "
         "Patchlight still uses one of them",

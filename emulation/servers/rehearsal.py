@@ -104,24 +104,23 @@ def make_network(lab: Lab, made: Callable[[str, int], None]) -> ManagementNetwor
         taken = [lab.network, *links.list_destinations(here)]
         network = choose_network(len(lab.servers), taken)
         management = ManagementNetwork(lab.name, network, tuple(s.name for s in lab.servers))
-        machine = namespaces.open_namespace(namespaces.process_namespace())
-        try:
-            with namespaces.kept_namespace():
-                name = management_namespace(lab.name)
-                made(name, namespaces.create_here(name))
-                namespaces.set_sysctl("ipv6/conf/all/disable_ipv6", 1)
-                near = links.LinkEnd("machine", _MACHINE, up=True)
-                far = links.LinkEnd(management.interface, namespace=machine)
-                with Netlink() as switch:
-                    switch.run(
-                        [
-                            links.add_bridge("bridge", _BRIDGE),
-                            links.add_veth(near, far),
-                            links.set_master(_MACHINE, _BRIDGE, "machine"),
-                        ]
-                    )
-        finally:
-            os.close(machine)
+        with (
+            namespaces.opened(namespaces.process_namespace()) as machine,
+            namespaces.kept_namespace(),
+        ):
+            name = management_namespace(lab.name)
+            made(name, namespaces.create_here(name))
+            namespaces.set_sysctl("ipv6/conf/all/disable_ipv6", 1)
+            near = links.LinkEnd("machine", _MACHINE, up=True)
+            far = links.LinkEnd(management.interface, namespace=machine)
+            with Netlink() as switch:
+                switch.run(
+                    [
+                        links.add_bridge("bridge", _BRIDGE),
+                        links.add_veth(near, far),
+                        links.set_master(_MACHINE, _BRIDGE, "machine"),
+                    ]
+                )
         namespaces.set_sysctl(f"ipv6/conf/{management.interface}/disable_ipv6", 1)
         index = links.list_links(here)[management.interface].index
         here.run(
@@ -141,17 +140,11 @@ def join_servers(management: ManagementNetwork, servers: Iterable[Server]) -> No
         for number, server in enumerate(servers, _FIRST_PORT):
             path = namespaces.namespace_path(namespace_name(management.lab, server.name))
             name = interface_of(server)
-            namespace = namespaces.open_namespace(path)
-            try:
-                port = links.LinkEnd(f"port{number}", number, up=True)
-                bridge.run(
-                    [
-                        links.add_veth(port, links.LinkEnd(name, _SERVER_NIC, namespace=namespace)),
-                        links.set_master(number, _BRIDGE, port.name),
-                    ]
-                )
-            finally:
-                os.close(namespace)
+            port = links.LinkEnd(f"port{number}", number, up=True)
+            with namespaces.opened(path) as namespace:
+                there = links.LinkEnd(name, _SERVER_NIC, namespace=namespace)
+                plugged = links.set_master(number, _BRIDGE, port.name)
+                bridge.run([links.add_veth(port, there), plugged])
             address = IPv4Interface((management.addresses[server.name], prefix))
             with Netlink(path) as inside:
                 inside.run(

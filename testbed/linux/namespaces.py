@@ -56,9 +56,9 @@ def process_namespace() -> Path:
     return Path(f"/proc/{os.getpid()}/ns/net")
 
 
-def own_inode() -> int | None:
+def own_inode() -> int:
     """The number of the namespace that this thread is in."""
-    return inode(_OWN)
+    return os.stat(_OWN).st_ino
 
 
 def prepare_directory() -> None:
@@ -78,14 +78,11 @@ def prepare_directory() -> None:
 @contextmanager
 def kept_namespace() -> Iterator[None]:
     """Bring this thread back into its present namespace at the end of the block."""
-    own = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        yield
-    finally:
+    with opened(_OWN) as own:
         try:
-            enter(own)
+            yield
         finally:
-            os.close(own)
+            enter(own)
 
 
 @contextmanager
@@ -103,29 +100,30 @@ def inside(namespace: Path | str | int, function: Callable[[], T]) -> T:
         return function()
 
 
-def open_namespace(path: Path | str) -> int:
-    """A descriptor of the namespace at ``path``; closing it is the caller's."""
+@contextmanager
+def opened(path: Path | str) -> Iterator[int]:
+    """A descriptor of the namespace at ``path``, which keeps it alive."""
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise NamespaceError(
             f"cannot enter the network namespace {path}: {error.strerror}",
             hint="`ip netns list` shows those that are there",
         ) from error
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def enter(namespace: Path | str | int) -> None:
     """Move this thread into a namespace, by path or open descriptor, for good. Threads that it
     starts afterwards begin there too."""
-    if isinstance(namespace, int):
-        if _libc.setns(namespace, _CLONE_NEWNET):
-            raise _failed("entering a network namespace")
-        return
-    fd = open_namespace(namespace)
-    try:
-        enter(fd)
-    finally:
-        os.close(fd)
+    if not isinstance(namespace, int):
+        with opened(namespace) as descriptor:
+            enter(descriptor)
+    elif _libc.setns(namespace, _CLONE_NEWNET):
+        raise _failed("entering a network namespace")
 
 
 def unshare_namespace() -> None:
@@ -140,10 +138,7 @@ def create_here(name: str) -> int:
     with _reserved(name) as path:
         unshare_namespace()
         _bind(_OWN, path)
-    made = own_inode()
-    if made is None:
-        raise NamespaceError(f"making the network namespace {name}: it cannot be read back")
-    return made
+    return own_inode()
 
 
 def create(name: str) -> Path:

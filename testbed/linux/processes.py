@@ -44,7 +44,7 @@ def may_run(pid: int) -> bool:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with suppress(OSError):
                 # One that waits for a disk or a child (D) hears of its signals on its way back.
-                if _stat_at(f"/proc/{pid}/task/{thread}/stat")[0] in ("R", "S"):
+                if _stat(f"{pid}/task/{thread}")[0] in ("R", "S"):
                     return True
     return False
 
@@ -97,13 +97,9 @@ def _ticks(stat: list[str]) -> int:
     return int(stat[11]) + int(stat[12])
 
 
-def _stat(pid: int) -> list[str]:
-    return _stat_at(f"/proc/{pid}/stat")
-
-
-def _stat_at(path: str) -> list[str]:
+def _stat(process: int | str) -> list[str]:
     # The name of the command, in parentheses, may hold anything, parentheses too.
-    return Path(path).read_text(errors="replace").rpartition(")")[2].split()
+    return Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 # Which fields of /proc/self/stat after the name say where arguments and environment are.
@@ -130,9 +126,7 @@ def show_again(which: slice, before: bytes) -> None:
 
 def _place(which: slice) -> tuple[int, int]:
     """Where this process's arguments or environment are in its memory, and in how many bytes."""
-    with open("/proc/self/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    start, end = map(int, fields[which])
+    start, end = map(int, _stat("self")[which])
     return start, end - start
 
 
