@@ -21,10 +21,8 @@ from patchlight.agents.errors import AgentError, Conflict
 from patchlight.agents.service import VERSION, AgentService
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.io.issues import joined, mistake_in_words
-from patchlight.testbed.linux.credentials import controller_name, prometheus_name
-from patchlight.testbed.linux.sockets import UNIX_CLIENT
+from patchlight.testbed.linux import credentials, sockets
 from patchlight.testbed.wire import agent_status, worker_api
-from patchlight.testbed.wire.worker_api import WorkerState
 
 _REQUEST_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
@@ -95,7 +93,7 @@ class AgentMetrics:
         yield gauge
         workers = Counter(worker.state for worker in service.workers())
         gauge = _gauge("workers", "Workers by state.", "state")
-        for state in WorkerState:
+        for state in worker_api.WorkerState:
             gauge.add_metric([state], workers[state])
         yield gauge
         gauge = _gauge("leases", "GPUs and NICs that workers have.", "kind")
@@ -152,7 +150,8 @@ class _Admission:
 
     def __init__(self, app: ASGIApp, lab: str, metrics: AgentMetrics) -> None:
         self._app, self._metrics = app, metrics
-        self._controller, self._reader = controller_name(lab), prometheus_name(lab)
+        self._controller = credentials.controller_name(lab)
+        self._reader = credentials.prometheus_name(lab)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -160,7 +159,7 @@ class _Admission:
             return
         who = scope["client"][0] if scope["client"] else ""
         reads_metrics = who == self._reader and scope["path"] == "/metrics"
-        if who in (UNIX_CLIENT, self._controller) or reads_metrics:
+        if who in (sockets.UNIX_CLIENT, self._controller) or reads_metrics:
             await self._metrics.count(self._app, scope, receive, send)
             return
         words = f"a certificate for {who[:80]} opens nothing here"

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 from patchlight.agents.errors import GpuError
 from patchlight.testbed.lab.model import Nic, Server
-from patchlight.testbed.linux.devices import Distance, distance
-from patchlight.testbed.linux.processes import cpu_list, cpus_of
+from patchlight.testbed.linux import devices, processes
 from patchlight.testbed.wire.agent_status import GpuTelemetry
 
 
@@ -119,10 +118,10 @@ class PciPlace:
     node: int | None
     cpus: frozenset[int]
 
-    def distance(self, other: "PciPlace") -> Distance:
+    def distance(self, other: "PciPlace") -> devices.Distance:
         """The distance to the other one; an unknown node counts as the same."""
-        found = distance(self.parts, self.node, other.parts, other.node)
-        return Distance.NODE if found is None else found
+        found = devices.distance(self.parts, self.node, other.parts, other.node)
+        return devices.Distance.NODE if found is None else found
 
 
 class Pairings:
@@ -139,7 +138,7 @@ class Pairings:
         place = (self._gpu(gpu) if gpu else None) or self._nic(nic)
         allowed = os.sched_getaffinity(0)
         near = place.cpus & allowed if place else frozenset()
-        return "" if near == allowed else cpu_list(near)
+        return "" if near == allowed else processes.cpu_list(near)
 
     def problem(self, gpu: str) -> str:
         """What is wrong with the distance of a GPU to its NIC, as text; empty if nothing is."""
@@ -155,7 +154,7 @@ class Pairings:
                     f"{gpu} and its NIC {own.name} are {away.in_words}, {gpu} and {nic.name} "
                     f"{place.distance(other).in_words}: pair these in the lab file, if you can"
                 )
-        if away is Distance.FAR:
+        if away is devices.Distance.FAR:
             return (
                 f"{gpu} is at NUMA node {place.node} and its NIC {own.name} at node {beside.node}: "
                 "what they exchange crosses the processors"
@@ -183,7 +182,7 @@ def _place(sysfs: Path, link: str) -> PciPlace | None:
     try:
         parts = folder.relative_to(os.path.realpath(sysfs / "devices")).parts
         node = int((folder / "numa_node").read_text())
-        cpus = cpus_of((folder / "local_cpulist").read_text())
+        cpus = processes.cpus_of((folder / "local_cpulist").read_text())
     except (OSError, ValueError):
         return None
     return PciPlace(parts, node if node >= 0 else None, cpus)

@@ -19,9 +19,7 @@ from patchlight.agents.gpus import GpuBackend, SocketGpus
 from patchlight.agents.workers.contract import BackendOptions, Runner
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab, Server
-from patchlight.testbed.linux.credentials import Credentials, agent_name, read_credentials
-from patchlight.testbed.linux.files import private_folder
-from patchlight.testbed.linux.sockets import bind_unix, listen, split_address
+from patchlight.testbed.linux import credentials, files, sockets
 from patchlight.testbed.logs import log_to_stderr
 
 SAMPLES_PER_S = 10.0
@@ -115,7 +113,7 @@ def _only_agent(state: Path) -> Iterator[None]:
     NICs back."""
     try:
         # As root it ends the processes, and removes the namespaces, that its records name.
-        private_folder(state)
+        files.private_folder(state)
         (state / "lock").touch(mode=0o600)  # whoever could open it could hold it
         lock = (state / "lock").open("w")
     except OSError as exc:
@@ -131,7 +129,7 @@ def _only_agent(state: Path) -> Iterator[None]:
         yield
 
 
-def open_listener(address: str, own: Credentials | None) -> socket.socket:
+def open_listener(address: str, own: credentials.Credentials | None) -> socket.socket:
     """A bound socket for ``unix:PATH`` or ``host:port``. ``BadInput`` for TCP without certificates
     (every user of the machine reaches loopback, too), and for certificates with a Unix socket."""
     if address.startswith("unix:"):
@@ -140,9 +138,9 @@ def open_listener(address: str, own: Credentials | None) -> socket.socket:
                 f"--tls is for TCP, and {address} is for this user alone",
                 hint="leave out --tls, or listen at host:port",
             )
-        return bind_unix(Path(address.removeprefix("unix:")), "agent")
+        return sockets.bind_unix(Path(address.removeprefix("unix:")), "agent")
     try:
-        host, port = split_address(address)
+        host, port = sockets.split_address(address)
         resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
     except BadInput as exc:
         raise BadInput(f"--listen {address!r}: expected unix:PATH or host:port") from exc
@@ -155,15 +153,15 @@ def open_listener(address: str, own: Credentials | None) -> socket.socket:
             hint="give --tls FOLDER, made with 'patchlight deploy certificates LAB --output DIR'; "
             "or listen at unix:PATH, which is for this user alone",
         )
-    return listen(f"{resolved}:{port}")
+    return sockets.listen(f"{resolved}:{port}")
 
 
-def credentials_of(folder: Path, server: Server, lab: Lab) -> Credentials:
+def credentials_of(folder: Path, server: Server, lab: Lab) -> credentials.Credentials:
     """The certificate of the agent of ``server``; ``BadInput`` if the folder has none for it."""
     # In another process: the library that reads certificates takes 10 MiB.
     with multiprocessing.get_context("fork").Pool(1) as elsewhere:
-        found = elsewhere.apply(read_credentials, (folder,))
-    found.check(agent_name(server.name, lab.name))
+        found = elsewhere.apply(credentials.read_credentials, (folder,))
+    found.check(credentials.agent_name(server.name, lab.name))
     _log.info("certificate for %s, until %s", found.name, f"{found.not_after:%Y-%m-%d}")
     return found
 

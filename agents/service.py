@@ -10,15 +10,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from patchlight.agents import path_nodes, tenancy
 from patchlight.agents.errors import AgentError, BadRequest, Conflict, GpuError, NotHere
 from patchlight.agents.gpus import GpuBackend, Pairings
 from patchlight.agents.leases import Claims, LeaseBook
 from patchlight.agents.nics.status import idle_status, leased_status, nic_of, probe
-from patchlight.agents.path_nodes import PathNodes
-from patchlight.agents.tenancy import AgentSite
 from patchlight.agents.worker_life import LeasedWorker
-from patchlight.agents.workers.contract import Runner
-from patchlight.agents.workers.limits import permitted
+from patchlight.agents.workers import contract, limits
 from patchlight.testbed.errors import in_words
 from patchlight.testbed.lab.model import Gpu, Lab, Nic, Server
 from patchlight.testbed.linux import namespaces
@@ -40,7 +38,7 @@ class AgentService:
         self,
         lab: Lab,
         server: Server,
-        runner: Runner,
+        runner: contract.Runner,
         gpus: GpuBackend,
         state: Path,
         light: Path | None = None,
@@ -50,11 +48,11 @@ class AgentService:
         self._runner, self._gpus = runner, gpus
         self.seen_at: dict[tuple[str, str], float] = {}
         """When a GPU or NIC (kind, name) was last seen to be well, on the monotonic clock."""
-        self.paths = PathNodes(server, state / "paths", light)
+        self.paths = path_nodes.PathNodes(server, state / "paths", light)
         self._book = LeaseBook(state / "leases")
         home = namespaces.process_namespace()
         self._pairings = Pairings(server, gpus)
-        self.site = AgentSite(
+        self.site = tenancy.AgentSite(
             *(lab, server, runner, gpus, self._pairings, self._book),
             *(Claims(lab.name), home, state / "workers", self.paths),
         )
@@ -138,7 +136,7 @@ class AgentService:
                 f"rank {spec.rank} is at {own.address} in the ring, but {nic.name} of "
                 f"{self._server.name} has {nic.address}"
             )
-        permitted(spec, self.site.lab.workers)
+        limits.permitted(spec, self.site.lab.workers)
         for kind, name, holder in (
             ("NIC", spec.nic, self._holder(nic=spec.nic)),
             ("GPU", spec.gpu, self._holder(gpu=spec.gpu) if spec.gpu else None),

@@ -22,7 +22,6 @@ from patchlight.agents.nics.state import NicState, gid_of, is_rdma_active
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Nic, Server
 from patchlight.testbed.linux import devices, namespaces
-from patchlight.testbed.linux.devices import Priorities, read_link, read_priorities, sysfs
 from patchlight.testbed.wire import probe_frames
 from patchlight.testbed.wire.agent_status import NicCounters, NicStatus, RdmaStatus
 
@@ -74,7 +73,7 @@ def rdma_status(place: NicPlace) -> RdmaStatus | None:
         return None
 
     def look() -> RdmaStatus:
-        with sysfs() as root:
+        with devices.sysfs() as root:
             gid = gid_of(place.inside, place.address, root)
             return RdmaStatus(
                 device=device.name,
@@ -103,11 +102,11 @@ def facts_of(namespace: Path, interface: str, port: tuple[Path, str]) -> dict[st
     """What an interface is and counted, as fields of a ``NicStatus``; empty if gone. ``port``:
     namespace and interface of the NIC itself, which knows of priorities and pauses."""
 
-    def of_port() -> tuple[Priorities | None, dict[str, int]]:
-        return read_priorities(port[1]), devices.pause_frames(port[1])
+    def of_port() -> tuple[devices.Priorities | None, dict[str, int]]:
+        return devices.read_priorities(port[1]), devices.pause_frames(port[1])
 
     try:
-        reading = namespaces.inside(namespace, lambda: read_link(interface))
+        reading = namespaces.inside(namespace, lambda: devices.read_link(interface))
         priorities, pauses = namespaces.inside(port[0], of_port)
     except (OSError, PatchlightError):  # it has just left, or the namespace has
         return {}

@@ -19,11 +19,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from patchlight.agents.errors import LaunchError
-from patchlight.agents.workers import keeper
+from patchlight.agents.workers import keeper, programs
 from patchlight.agents.workers.contract import WorkerLaunch
-from patchlight.agents.workers.keeper import last_lines
 from patchlight.agents.workers.limits import WorkerUser
-from patchlight.agents.workers.programs import hostname
 from patchlight.testbed.linux.processes import Cgroups, cpus_of
 from patchlight.testbed.wire.worker_api import TorchTask
 
@@ -140,7 +138,7 @@ def begin(
         said = stack.enter_context(os.fdopen(told, "rb"))
         saying = stack.enter_context(os.fdopen(tell, "wb"))
         rules = stack.enter_context(_readable(refused_calls()))
-        own = [*_APART, "--chdir", "/", "--hostname", hostname(launch)]
+        own = [*_APART, "--chdir", "/", "--hostname", programs.hostname(launch)]
         own += [*_view(launch, user, code), "--seccomp", str(rules)]
         words = "\0".join([*own, "--info-fd", str(saying.fileno())])
         arguments = stack.enter_context(_readable(words.encode(errors="surrogateescape")))
@@ -170,7 +168,7 @@ def begin(
             child.wait()
             if not isinstance(error, (KeyError, ValueError)):
                 raise
-            why = " | ".join(last_lines(log)) or "bubblewrap does not say why"
+            why = " | ".join(keeper.last_lines(log)) or "bubblewrap does not say why"
             raise LaunchError(f"confining worker {launch.spec.id}: {why}") from error
 
 

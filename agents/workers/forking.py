@@ -28,9 +28,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.linux.namespaces import enter
+from patchlight.testbed.linux import namespaces, sockets
 from patchlight.testbed.linux.processes import ARGUMENTS, ENVIRONMENT, process_start, show
-from patchlight.testbed.linux.sockets import BACKLOG, bind_unix
 
 _DEADLINE_S = 30.0
 _LONGEST_ORDER = 1 << 20
@@ -101,8 +100,8 @@ def main() -> None:
 
 
 def _begin_anew_when_wanted(path: Path) -> NoReturn:
-    listener = bind_unix(path, "process that forks workers")
-    listener.listen(BACKLOG)
+    listener = sockets.bind_unix(path, "process that forks workers")
+    listener.listen(sockets.BACKLOG)
     select.select([listener], [], [])
     folders = [str(Path(__file__).absolute().parents[3])]
     found = importlib.util.find_spec("numpy")
@@ -162,7 +161,7 @@ def _confine(order: ForkRequest) -> None:
             file.write("0")
     if order.cpus:
         os.sched_setaffinity(0, order.cpus)
-    enter(order.namespace)
+    namespaces.enter(order.namespace)
     if order.processes is not None:
         resource.setrlimit(resource.RLIMIT_NPROC, (order.processes, order.processes))
     os.chdir(order.folder)

@@ -29,7 +29,6 @@ from patchlight.agents.gpus import PhysicalGpu
 from patchlight.agents.workers.contract import ExitInfo
 from patchlight.testbed.io.issues import mistakes_in_words
 from patchlight.testbed.linux import files
-from patchlight.testbed.linux.files import open_plain
 from patchlight.testbed.units import format_size
 from patchlight.testbed.wire.worker_api import LogPart, Report, WorkerState
 
@@ -153,7 +152,7 @@ def open_gate(folder: Path) -> bool:
 def exit_code(folder: Path) -> int:
     """What the program ended with; 137 (killed) if its keeper could not write it."""
     try:
-        with open_plain(folder / EXIT) as file:
+        with files.open_plain(folder / EXIT) as file:
             text = file.read(16).decode("ascii")
         return int(text) if text.endswith("\n") else 137
     except (OSError, ValueError):
@@ -171,7 +170,7 @@ def bound_output(path: Path) -> None:
     try:
         if path.lstat().st_size <= MOST_KEPT_BYTES:
             return
-        with open_plain(path, change=True) as file:
+        with files.open_plain(path, change=True) as file:
             size = os.fstat(file.fileno()).st_size
             if size - files.first_kept(file.fileno()) > MOST_KEPT_BYTES:
                 files.give_back(file.fileno(), size - MOST_KEPT_BYTES // 2)
@@ -183,7 +182,7 @@ def read_output(path: Path, after: int, limit: int) -> LogPart:
     """At most ``limit`` bytes after the first ``after``, as text. A character that is only half
     there comes with the next part."""
     try:
-        with open_plain(path) as file:
+        with files.open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
             offset = min(max(after, files.first_kept(file.fileno())), size)
             data = os.pread(file.fileno(), limit, offset)
@@ -204,7 +203,7 @@ def read_output(path: Path, after: int, limit: int) -> LogPart:
 def last_lines(path: Path, count: int = 20) -> tuple[str, ...]:
     """The last lines of the output; none if it cannot be read."""
     try:
-        with open_plain(path) as file:
+        with files.open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
             data = os.pread(file.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
     except OSError:
@@ -247,7 +246,7 @@ ON_REQUEST = Ending(WorkerState.STOPPED, "stopped on request")
 def read_state(directory: Path) -> LastReport:
     """The worker's last report of itself; "starting" before there is any."""
     try:
-        with open_plain(directory / "state.json") as file:
+        with files.open_plain(directory / "state.json") as file:
             return _STATE.validate_json(file.read(_LARGEST_STATE_BYTES))
     except FileNotFoundError:
         return LastReport()
@@ -302,7 +301,7 @@ class ReportReader:
     def read(self) -> None:
         """Read on."""
         try:
-            with open_plain(self._path) as file:
+            with files.open_plain(self._path) as file:
                 end = file.seek(self._offset) + _READ_AT_ONCE_BYTES
                 while self._offset < end and len(self._reports) < _MOST_UNASKED:
                     line = file.readline(_LONGEST_REPORT_BYTES)

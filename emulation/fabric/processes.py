@@ -27,9 +27,7 @@ from typing import Any, NoReturn
 
 from patchlight.emulation.fabric.lab_state import MARK, LabState, ProcessRecord, is_running
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.linux import processes
-from patchlight.testbed.linux.namespaces import enter, entered
-from patchlight.testbed.linux.processes import ProgressWatch, process_start
+from patchlight.testbed.linux import namespaces, processes
 
 _LAST_LINES = 15
 
@@ -66,12 +64,12 @@ class _Starting:
     service: LabService
     record: ProcessRecord
     child: subprocess.Popen[bytes] | None
-    progress: ProgressWatch
+    progress: processes.ProgressWatch
 
     def ended(self) -> str:
         """How it has ended; empty if it has not."""
         if self.child is None:
-            is_there = process_start(self.record.pid) == self.record.started
+            is_there = processes.process_start(self.record.pid) == self.record.started
             return "" if is_there else "ended"
         if (status := self.child.poll()) is None:
             return ""
@@ -120,12 +118,12 @@ class Supervisor:
             except OSError as error:
                 raise ServiceNotStarted(f"starting {service.name}: {error}") from error
             processes.favour(pid, real_time=self._real_time)
-            started = process_start(pid) or 0
+            started = processes.process_start(pid) or 0
             record = ProcessRecord(service.name, pid, started, str(log), service.abrupt)
             others = [each for each in self._state.processes if each.name != service.name]
             self._state.processes = [*others, record]
             self._state.save()
-            progress = ProgressWatch(partial(_work_of, pid, log))
+            progress = processes.ProgressWatch(partial(_work_of, pid, log))
             self._starting.append(_Starting(service, record, child, progress))
 
     def missing(self, services: Sequence[LabService]) -> list[LabService]:
@@ -159,7 +157,7 @@ class Supervisor:
         """Wait until a service has ``total`` of something (``what``); ``ServiceNotStarted`` if for
         ``quiet_s`` seconds there are not more."""
         done = count()
-        progress = ProgressWatch(lambda: done)
+        progress = processes.ProgressWatch(lambda: done)
         while done < total:
             if progress.quiet_s() > quiet_s:
                 why = f"{done} of {total} {what}, and no more in {quiet_s:g} s"
@@ -198,7 +196,7 @@ def _spawn(
 ) -> subprocess.Popen[bytes]:
     # A process begins in the namespace of the thread that makes it. In a session of its
     # own, Ctrl-C at the terminal reaches the builder alone.
-    inside = entered(service.namespace) if service.namespace else nullcontext()
+    inside = namespaces.entered(service.namespace) if service.namespace else nullcontext()
     with log.open("ab") as output, inside:
         return subprocess.Popen(
             service.argv,
@@ -323,7 +321,7 @@ def _become(
         os.dup2(descriptor, number)
     os.closerange(3, max(null, output) + 1)
     if namespace is not None:
-        enter(namespace)
+        namespaces.enter(namespace)
     # As in a new process: python -m MODULE ARGUMENTS.
     sys.argv = [argv[2], *argv[3:]]
     processes.show(processes.ARGUMENTS, argv)

@@ -29,7 +29,6 @@ from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.lab.tuning import LIGHT_SOCKET
 from patchlight.testbed.linux import deploy_file, docker_engine, namespaces, rate_limits
-from patchlight.testbed.linux.namespaces import namespace_path
 from patchlight.testbed.linux.processes import process_start
 from patchlight.testbed.linux.sockets import listen, unix_socket_answers
 from patchlight.testbed.units import format_rate
@@ -116,7 +115,7 @@ class LabServices:
                 self._launch_controller(supervisor)
             supervisor.wait()
             return
-        switches = build.OpenVSwitch(self._run_dir / "ovs", namespace_path(plan.fabric))
+        switches = build.OpenVSwitch(self._run_dir / "ovs", namespaces.namespace_path(plan.fabric))
         if self._state.phase != "up":
             count = len(plan.bridges)
             self._say(f"starting Open vSwitch ({self.datapath} datapath), {count} switches")
@@ -153,7 +152,7 @@ class LabServices:
     def _launch_controller(self, supervisor: Supervisor) -> None:
         options = {
             "--state": self._run_dir / "controller",
-            "--openflow-netns": namespace_path(fabric_namespace(self._lab.name)),
+            "--openflow-netns": namespaces.namespace_path(fabric_namespace(self._lab.name)),
             "--api": self._lab.controller_api,
             "--engine": self._options.engine,
             "--tls": self._options.tls,
@@ -271,7 +270,7 @@ class LabServices:
                 f"agent-{server.name}",
                 "patchlight.agents",
                 options,
-                namespace=namespace_path(namespace_name(self._lab.name, server.name)),
+                namespace=namespaces.namespace_path(namespace_name(self._lab.name, server.name)),
                 ready=partial(unix_socket_answers, path),
             )
 

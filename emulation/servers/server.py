@@ -19,8 +19,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.linux import deploy_file
-from patchlight.testbed.linux.processes import CgroupError
+from patchlight.testbed.linux import deploy_file, processes
 
 _PREFIX = "server-base: "
 USER = "admin"
@@ -231,7 +230,7 @@ def make_groups(lab: str, server: str, root: Path = GROUPS) -> None:
                     if (group / file).exists():
                         (group / file).write_text(str(weight))
     except OSError as error:
-        raise CgroupError(
+        raise processes.CgroupError(
             f"making control groups for {server}: {error.strerror} ({error.filename})",
             hint="A machine where cgroups can be written is needed; leave out --docker elsewhere.",
         ) from error
@@ -254,7 +253,7 @@ def remove_groups(
                     break
                 except OSError as error:
                     if error.errno != errno.EBUSY or time.monotonic() > ends:
-                        raise CgroupError(
+                        raise processes.CgroupError(
                             f"removing the cgroup {folder}: {error.strerror}",
                             hint="End the processes that cgroup.procs in it names.",
                         ) from error
