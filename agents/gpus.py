@@ -171,18 +171,14 @@ class Pairings:
         return self._place(f"class/net/{nic.interface or nic.name}/device")
 
     def _place(self, link: str) -> PciPlace | None:
-        if (known := self._places.get(link)) is None and (known := _place(self._sysfs, link)):
-            self._places[link] = known
-        return known
-
-
-def _place(sysfs: Path, link: str) -> PciPlace | None:
-    """The PCI device that is there, if one is: a virtual NIC has none."""
-    folder = Path(os.path.realpath(sysfs / link))
-    try:
-        parts = folder.relative_to(os.path.realpath(sysfs / "devices")).parts
-        node = int((folder / "numa_node").read_text())
-        cpus = processes.cpus_of((folder / "local_cpulist").read_text())
-    except (OSError, ValueError):
-        return None
-    return PciPlace(parts, node if node >= 0 else None, cpus)
+        """The PCI device that is there, if one is: a virtual NIC has none."""
+        if link not in self._places:
+            folder = Path(os.path.realpath(self._sysfs / link))
+            try:
+                parts = folder.relative_to(os.path.realpath(self._sysfs / "devices")).parts
+                node = int((folder / "numa_node").read_text())
+                cpus = processes.cpus_of((folder / "local_cpulist").read_text())
+            except (OSError, ValueError):
+                return None
+            self._places[link] = PciPlace(parts, node if node >= 0 else None, cpus)
+        return self._places[link]

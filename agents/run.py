@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import signal
 import socket
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -171,7 +170,8 @@ def make_runner(choice: str, options: BackendOptions) -> Runner:
     ``patchlight.worker_backends`` (see ``tests/agents/test_worker_backends.py``); else
     ``BadInput``."""
     if choice == "auto":
-        choice = "docker" if engine_is_there() else "process"
+        named = os.environ.get("DOCKER_HOST") or Path("/var/run/docker.sock").is_socket()
+        choice = "docker" if named else "process"
     if choice == "process":
         from patchlight.agents.workers.process import ProcessRunner
 
@@ -197,16 +197,6 @@ def make_runner(choice: str, options: BackendOptions) -> Runner:
         ) from error
     made: Runner = load(options)
     return made
-
-
-def engine_is_there() -> bool:
-    """Whether a Docker engine was named in the environment or has its usual socket."""
-    if os.environ.get("DOCKER_HOST"):
-        return True
-    try:
-        return stat.S_ISSOCK(Path("/var/run/docker.sock").stat().st_mode)
-    except OSError:
-        return False
 
 
 def gpu_backend(choice: str, server: Server, rate_hz: float = SAMPLES_PER_S) -> GpuBackend:

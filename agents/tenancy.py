@@ -225,14 +225,10 @@ class Tenancy:
 
     async def claim_again(self) -> None:
         """Claim for this agent what a worker of an earlier agent has."""
-        spec, name = self._spec, self.lease.namespace
-
-        def take() -> None:
-            things = self._site.things_of(spec, self.lease.nic_state.interface)
-            self._site.claims.take(spec.id, name, things)
-
+        spec, lease = self._spec, self.lease
         try:
-            await asyncio.to_thread(take)
+            things = self._site.things_of(spec, lease.nic_state.interface)
+            await asyncio.to_thread(self._site.claims.take, spec.id, lease.namespace, things)
         except (PatchlightError, OSError) as exc:
             _log.error("worker %s: %s", spec.id, in_words(exc))
 

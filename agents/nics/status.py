@@ -74,12 +74,11 @@ def rdma_status(place: NicPlace) -> RdmaStatus | None:
 
     def look() -> RdmaStatus:
         with devices.sysfs() as root:
-            gid = gid_of(place.inside, place.address, root)
             return RdmaStatus(
                 device=device.name,
                 port=device.port,
                 active=is_rdma_active(device, root),
-                gid=gid.status if gid else None,
+                gid=gid_of(place.inside, place.address, root),
             )
 
     return namespaces.inside(place.namespace, look)

@@ -22,7 +22,7 @@ from patchlight.agents.errors import LaunchError
 from patchlight.agents.workers import keeper, programs
 from patchlight.agents.workers.contract import WorkerLaunch
 from patchlight.agents.workers.limits import WorkerUser
-from patchlight.testbed.linux.processes import Cgroups, cpus_of
+from patchlight.testbed.linux.processes import cpus_of
 from patchlight.testbed.wire.worker_api import TorchTask
 
 ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
@@ -251,13 +251,6 @@ def _devices(launch: WorkerLaunch) -> Iterator[str]:
             )
         yield from (f"/dev/{each}" for each in (f"nvidia{launch.gpu.minor}", *_NVIDIA))
     yield from map(str, launch.rdma_devices)
-
-
-def most_processes(launch: WorkerLaunch, user: WorkerUser, cgroups: Cgroups) -> int | None:
-    """How many processes its user may have; ``None`` for root and where a cgroup counts. That
-    counts better: a user's count has the processes of its other workers, and ended ones, in it."""
-    counted = user.is_root or "pids" in cgroups.controllers
-    return None if counted else launch.limits.processes
 
 
 def _become(user: WorkerUser, limits: Sequence[str]) -> list[str]:

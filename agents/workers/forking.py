@@ -11,6 +11,7 @@ It has one thread. It starts again, with nothing but what workers need, for the 
 
 import argparse
 import ctypes
+import functools
 import gc
 import importlib.util
 import json
@@ -86,6 +87,13 @@ def fork(path: Path, order: ForkRequest) -> tuple[int, int]:
     return int(answer["pid"]), int(answer["started"])
 
 
+@functools.cache
+def numpy_folder() -> str | None:
+    """The folder of Python's path that has NumPy in it; it is not imported here."""
+    found = importlib.util.find_spec("numpy")
+    return str(Path(found.origin).parent.parent) if found and found.origin else None
+
+
 def main() -> None:
     """Fork workers until it is ended."""
     parser = argparse.ArgumentParser(prog="patchlight.agents.workers.forking", description=__doc__)
@@ -103,10 +111,7 @@ def _begin_anew_when_wanted(path: Path) -> NoReturn:
     listener = sockets.bind_unix(path, "process that forks workers")
     listener.listen(sockets.BACKLOG)
     select.select([listener], [], [])
-    folders = [str(Path(__file__).absolute().parents[3])]
-    found = importlib.util.find_spec("numpy")
-    if found is not None and found.origin is not None:
-        folders.append(str(Path(found.origin).parent.parent))
+    folders = filter(None, [str(Path(__file__).absolute().parents[3]), numpy_folder()])
     listener.set_inheritable(True)
     # What packages run at each start of Python is left out, as it is for a worker's program.
     command = [sys.executable, "-sS", "-m", "patchlight.agents.workers.forking"]

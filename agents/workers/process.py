@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import functools
-import importlib.util
 import logging
 import os
 import shlex
@@ -81,7 +80,7 @@ class ProcessRunner(contract.Runner):
             folder=str(folder),
             code=str(folder / "python"),
             python=sys.executable,
-            numpy=_numpy_folder(),
+            numpy=forking.numpy_folder(),
             gpu_socket=str(launch.gpu_socket) if launch.gpu_socket else None,
             checkpoint=launch.spec.checkpoint,
             data=launch.spec.task.data if isinstance(launch.spec.task, TorchTask) else None,
@@ -100,7 +99,10 @@ class ProcessRunner(contract.Runner):
         namespaces.create(launch.namespace)
         try:
             groups = self._cgroups.make(launch.namespace, launch.limits)
-            most = confinement.most_processes(launch, user, self._cgroups)
+            # A cgroup counts better than the kernel for a user: that has the processes of its
+            # other workers in it, and ended ones. Root's are not counted.
+            counted = user.is_root or "pids" in self._cgroups.controllers
+            most = None if counted else launch.limits.processes
             if self._fork_from is not None and _can_be_forked(program, launch, user):
                 limits.hand_over(user, folder)
                 with contextlib.suppress(OSError):  # nobody is there: it is slower without
@@ -139,17 +141,10 @@ class ProcessRunner(contract.Runner):
                     await asyncio.to_thread(self._cgroups.remove, name, 0.0)
 
 
-@functools.cache
-def _numpy_folder() -> str | None:
-    """The folder of Python's path that has NumPy in it; it is not imported here."""
-    found = importlib.util.find_spec("numpy")
-    return str(Path(found.origin).parent.parent) if found and found.origin else None
-
-
 def _code() -> list[Path]:
     """The folders of Python, its packages and our training code, wherever they are installed."""
     python = Path(os.path.realpath(sys.executable)).parents[1]
-    numpy = _numpy_folder()
+    numpy = forking.numpy_folder()
     prefixes = {Path(sys.prefix), Path(sys.base_prefix), python, *([Path(numpy)] if numpy else [])}
     return [*sorted(prefixes), programs.TRAINING, programs.TRAINING.parents[1] / "testbed"]
 

@@ -61,16 +61,6 @@ def fitted(name: str, ending: str) -> str:
     return f"{kept}~{digest}{ending}"
 
 
-def interface_name(lab: Lab, endpoint: Endpoint) -> str:
-    """The name of the interface at ``endpoint``, in its device's namespace."""
-    device = lab.device(endpoint.device)
-    if isinstance(device, Server):
-        return endpoint.port
-    if isinstance(device, PacketSwitch) or lab.coloured:
-        return switch_port_name(device.name, endpoint.port)
-    return f"p{endpoint.port}"
-
-
 @dataclass(frozen=True, slots=True)
 class PlannedEnd:
     """One end of a fibre: an interface in a namespace, perhaps a port of a ``bridge``. ``rate_bps``
@@ -258,13 +248,17 @@ def _end(
     impairment: Impairment = NOT_IMPAIRED,
 ) -> PlannedEnd:
     nic = _nic(lab, endpoint)
-    is_switch = isinstance(lab.device(endpoint.device), PacketSwitch)
+    device = lab.device(endpoint.device)
+    is_switch = isinstance(device, PacketSwitch)
     passes_light_on = lab.coloured and not is_end(lab, endpoint.device)
     where = "fabric" if is_switch else "light" if passes_light_on else endpoint.device
+    name = endpoint.port if isinstance(device, Server) else f"p{endpoint.port}"
+    if is_switch or passes_light_on:
+        name = switch_port_name(endpoint.device, endpoint.port)
     namespace = namespace_name(lab.name, where)
     return PlannedEnd(
         namespace=namespace,
-        name=interface_name(lab, endpoint),
+        name=name,
         index=next(indexes[namespace]),
         mac=nic.mac if nic else None,
         address=IPv4Interface((nic.address, lab.network.prefixlen)) if nic else None,

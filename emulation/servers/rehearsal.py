@@ -132,26 +132,6 @@ def make_network(lab: Lab, made: Callable[[str, int], None]) -> ManagementNetwor
     return management
 
 
-def join_servers(management: ManagementNetwork, servers: Iterable[Server]) -> None:
-    """Give each server, whose namespace is there, its interface in the network."""
-    prefix = management.network.prefixlen
-    switch = namespaces.namespace_path(management_namespace(management.lab))
-    with Netlink(switch) as bridge:
-        for number, server in enumerate(servers, _FIRST_PORT):
-            path = namespaces.namespace_path(namespace_name(management.lab, server.name))
-            name = interface_of(server)
-            port = links.LinkEnd(f"port{number}", number, up=True)
-            with namespaces.opened(path) as namespace:
-                there = links.LinkEnd(name, _SERVER_NIC, namespace=namespace)
-                plugged = links.set_master(number, _BRIDGE, port.name)
-                bridge.run([links.add_veth(port, there), plugged])
-            address = IPv4Interface((management.addresses[server.name], prefix))
-            with Netlink(path) as inside:
-                inside.run(
-                    [links.add_address(_SERVER_NIC, address, name), links.set_up(_SERVER_NIC, name)]
-                )
-
-
 def interface_of(server: Server) -> str:
     """A server's management interface: ``mgmt0``, or the first name that no NIC of it has."""
     taken = {nic.name for nic in server.nics}
@@ -185,7 +165,20 @@ class Rehearsal:
 
     def join(self) -> None:
         """Put every server, whose namespace is there, into the management network."""
-        join_servers(self.management, self.lab.servers)
+        management = self.management
+        switch = namespaces.namespace_path(management_namespace(management.lab))
+        with Netlink(switch) as bridge:
+            for number, server in enumerate(self.lab.servers, _FIRST_PORT):
+                path = namespaces.namespace_path(namespace_name(management.lab, server.name))
+                name, port = interface_of(server), links.LinkEnd(f"port{number}", number, up=True)
+                with namespaces.opened(path) as namespace:
+                    there = links.LinkEnd(name, _SERVER_NIC, namespace=namespace)
+                    plugged = links.set_master(number, _BRIDGE, port.name)
+                    bridge.run([links.add_veth(port, there), plugged])
+                at = management.addresses[server.name], management.network.prefixlen
+                addressed = links.add_address(_SERVER_NIC, IPv4Interface(at), name)
+                with Netlink(path) as inside:
+                    inside.run([addressed, links.set_up(_SERVER_NIC, name)])
 
     def services(self) -> list[LabService]:
         """One process for each server, that all others of it descend from."""
@@ -197,7 +190,7 @@ def server_service(lab: str, base: Path, server: str, address: IPv4Address) -> L
     """The process that boots a server, and that all others of it descend from. Where it has a
     Docker engine its control groups are made, or ``CgroupError``."""
     own = ["--mount", "--pid", "--uts", "--ipc"]
-    if machines.has_docker(base):
+    if (base / "usr/sbin/dockerd").exists():
         machines.make_groups(lab, server)
     # Whenever this process ends, the server ends as in a power cut.
     gpus, disk = states.run_dir(lab) / "gpus" / server, states.disk_dir(lab) / server

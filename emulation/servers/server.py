@@ -165,11 +165,6 @@ def server_base(say: Callable[[str], None], *, docker: bool = False) -> Path:
     return Path(folder)
 
 
-def has_docker(base: Path) -> bool:
-    """Whether servers with this root file system have a Docker engine."""
-    return (base / "usr/sbin/dockerd").exists()
-
-
 def check_overlay(base: Path, trial: Path) -> None:
     """``NoRehearsalServers`` where no root can be mounted over ``base``; ``trial`` is a folder to
     make beside the servers' disks and remove."""
