@@ -1,6 +1,10 @@
-"""The errors of an agent, each with the HTTP status of its answer."""
+"""The errors of an agent, each with the HTTP status of its answer, and its log."""
+
+import logging
 
 from patchlight.testbed.errors import PatchlightError
+
+log = logging.getLogger("patchlight.agent")
 
 
 class AgentError(PatchlightError):

@@ -1,8 +1,5 @@
-"""Reads a server's GPUs, and finds how near each is to its NIC.
-
-Two backends: NVML for NVIDIA GPUs (``nvml.py``), and GPUs that answer on Unix sockets, as emulated
-ones do.
-"""
+"""Reads a server's GPUs behind Unix sockets (NVIDIA's: ``nvml.py``), and how near each is to its
+NIC."""
 
 import asyncio
 import json

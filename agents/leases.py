@@ -11,7 +11,6 @@ import errno
 import fcntl
 import hashlib
 import json
-import logging
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -20,14 +19,13 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
-from patchlight.agents.errors import AgentError, Conflict
+from patchlight.agents.errors import AgentError, Conflict, log
 from patchlight.agents.nics.state import NicState
 from patchlight.agents.workers.contract import WorkerHandle
 from patchlight.testbed.linux import files, namespaces, processes
 from patchlight.testbed.wire.worker_api import WorkerSpec, WorkerState
 
 CLAIMS = Path("/run/patchlight-claims")
-_log = logging.getLogger("patchlight.agent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +44,10 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One worker's GPU and NIC, and what is known of the worker.
-
-    ``nic_state`` is how the NIC was before it was given. ``created_at`` is Unix time. Once there is
-    a ``handle``, the worker has been launched and has its NIC; ``frozen``: it was stopped while
-    circuits move. ``returned``: its GPU and NIC are back. ``gpu_energy_j`` is the GPU's counter of
-    energy at the beginning, if it has one.
-    """
+    """One worker's GPU and NIC. ``nic_state``: the NIC before it was given; ``created_at``: Unix
+    time; ``handle``: set once it has been launched and has its NIC; ``frozen``: stopped while
+    circuits move; ``returned``: all is back; ``gpu_energy_j``: the GPU's counter at the
+    beginning."""
 
     spec: WorkerSpec
     namespace: str
@@ -124,7 +119,7 @@ class LeaseBook:
             except Exception as exc:
                 aside = path.with_suffix(".unreadable")
                 os.replace(path, aside)
-                _log.error(
+                log.error(
                     "the lease %s cannot be read (%s) and was set aside: see which NIC it names, "
                     "and put that back by hand: %s",
                     path,
@@ -156,11 +151,9 @@ class Holder:
 
 
 class Claims:
-    """What the workers of one agent have, as the agents of other labs on this machine see it.
-
-    A claim is a file named after a GPU or NIC, in a folder that only root can open and that goes
-    with the boot. It counts as long as the agent or a process of the worker runs.
-    """
+    """What the workers of one agent have, for agents of other labs on this machine. A claim is a
+    file in a folder of root's that goes with the boot, and counts as long as the agent or a process
+    of the worker runs."""
 
     def __init__(self, lab: str, folder: Path = CLAIMS) -> None:
         self._lab, self._folder = lab, folder

@@ -178,11 +178,9 @@ class PathNode:
                 self._take(self._node.done())
 
     async def drained(self, before: int, patience_s: float) -> None:
-        """Wait until no node needs this node's signal, and report the same to its receiver.
-
-        Of no use: the node ``before``, which sends to this one, needs its acknowledgements no more,
-        or has given its path back since this one has its own. Returns in time in any case.
-        """
+        """Wait until the node ``before``, which sends to this one, needs no more acknowledgements
+        from it or has given its path back, and tell the receiver the same. Returns in time in any
+        case."""
         ends_s = time.monotonic() + patience_s
         while isinstance(path := self.doing, Lit):
             word = Message("drained", self._node.bounds.epoch, self._number, path.destination, 0)

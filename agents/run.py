@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from patchlight.agents.errors import AgentError
+from patchlight.agents.errors import AgentError, log
 from patchlight.agents.gpus import GpuBackend, SocketGpus
 from patchlight.agents.workers.contract import BackendOptions, Runner
 from patchlight.testbed.errors import BadInput, PatchlightError
@@ -24,7 +24,6 @@ from patchlight.testbed.logs import log_to_stderr
 SAMPLES_PER_S = 10.0
 """How often NVIDIA GPUs are read."""
 WORKER_BACKENDS = "patchlight.worker_backends"
-_log = logging.getLogger("patchlight.agent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +160,7 @@ def credentials_of(folder: Path, server: Server, lab: Lab) -> credentials.Creden
     with multiprocessing.get_context("fork").Pool(1) as elsewhere:
         found = elsewhere.apply(credentials.read_credentials, (folder,))
     found.check(credentials.agent_name(server.name, lab.name))
-    _log.info("certificate for %s, until %s", found.name, f"{found.not_after:%Y-%m-%d}")
+    log.info("certificate for %s, until %s", found.name, f"{found.not_after:%Y-%m-%d}")
     return found
 
 

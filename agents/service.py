@@ -1,7 +1,6 @@
 """The agent of one server: its workers, and which of them has which GPU and NIC."""
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Coroutine
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from patchlight.agents import path_nodes, tenancy
-from patchlight.agents.errors import AgentError, BadRequest, Conflict, GpuError, NotHere
+from patchlight.agents.errors import AgentError, BadRequest, Conflict, GpuError, NotHere, log
 from patchlight.agents.gpus import GpuBackend, Pairings
 from patchlight.agents.leases import Claims, LeaseBook
 from patchlight.agents.nics.status import idle_status, leased_status, nic_of, probe
@@ -28,7 +27,6 @@ MOST_ENDED = 200
 _LOOK_S = 1.0
 # Read from the disk and parsed each time; an agent is asked for its status every second.
 VERSION = version("patchlight")
-_log = logging.getLogger("patchlight.agent")
 
 
 class AgentService:
@@ -77,9 +75,9 @@ class AgentService:
         self.paths.open()
         for gpu in self._server.gpus:
             if problem := (await self._gpu_status(gpu)).problem:
-                _log.warning("no worker gets GPU %s: %s", gpu.name, problem)
+                log.warning("no worker gets GPU %s: %s", gpu.name, problem)
             if far := self._pairings.problem(gpu.name):
-                _log.warning("%s", far)
+                log.warning("%s", far)
         await self._runner.sweep({each.handle.container for each in leases if each.handle})
         for lease in sorted(leases, key=lambda each: each.created_at):
             worker = LeasedWorker(self.site, lease.spec, lease)
@@ -90,7 +88,7 @@ class AgentService:
                 else:
                     await worker.adopt()
             except Exception as exc:
-                _log.error("taking over worker %s: %s", lease.spec.id, in_words(exc))
+                log.error("taking over worker %s: %s", lease.spec.id, in_words(exc))
         self._looking = asyncio.create_task(self._look_after())
 
     async def close(self) -> None:
@@ -291,10 +289,10 @@ class AgentService:
             for worker in list(self._workers.values()):
                 try:
                     if ending := await worker.look(time.time()):
-                        _log.warning("ending worker %s: %s", worker.spec.id, ending.message)
+                        log.warning("ending worker %s: %s", worker.spec.id, ending.message)
                         self._begin(worker.end(ending))
                 except Exception as exc:
-                    _log.error("looking after worker %s: %s", worker.spec.id, in_words(exc))
+                    log.error("looking after worker %s: %s", worker.spec.id, in_words(exc))
             ended = [each for each in self._workers.values() if each.is_done]
             for worker in ended[:-MOST_ENDED]:
                 await self._forget(worker)

@@ -1,18 +1,15 @@
-"""Gives one worker its GPU, NIC, network namespace and folder, and takes them back.
-
-Each step is on record before it is done, so that all is given back whatever happens meanwhile.
-"""
+"""Gives a worker its GPU, NIC, namespace and folder, each step on record first, and takes them
+back."""
 
 import asyncio
 import contextlib
-import logging
 import time
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
-from patchlight.agents.errors import AgentError, Conflict, GpuError, NicDark, NicError, NicGone
+from patchlight.agents.errors import AgentError, Conflict, GpuError, NicDark, NicError, NicGone, log
 from patchlight.agents.gpus import GpuBackend, Pairings
 from patchlight.agents.leases import Claims, Lease, LeaseBook
 from patchlight.agents.nics import moving, status
@@ -30,7 +27,6 @@ RELOCK_WITH_RDMA_S = 10.0
 """So long an RDMA port and its GID may take to be back, where the lab file does not say."""
 
 _LOOK_AGAIN_S = 0.02
-_log = logging.getLogger("patchlight.agent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +226,7 @@ class Tenancy:
             things = self._site.things_of(spec, lease.nic_state.interface)
             await asyncio.to_thread(self._site.claims.take, spec.id, lease.namespace, things)
         except (PatchlightError, OSError) as exc:
-            _log.error("worker %s: %s", spec.id, in_words(exc))
+            log.error("worker %s: %s", spec.id, in_words(exc))
 
     def _take_back(self) -> str:
         lost = self._take_nic_back() if self._lease is not None else ""
@@ -238,7 +234,7 @@ class Tenancy:
             self._site.claims.give_up(self._site.namespace_of(self._spec.id))
         except PatchlightError as exc:
             # All of it is back; other labs may wait until this agent ends.
-            _log.error("worker %s: %s", self._spec.id, exc)
+            log.error("worker %s: %s", self._spec.id, exc)
         return lost
 
     def _take_nic_back(self) -> str:
@@ -249,7 +245,7 @@ class Tenancy:
             moving.take_nic_back(lease.nic_state, namespace, self._site.home)
         except NicGone:
             lost = status.GONE.format(lease.nic_state.interface)
-            _log.error("worker %s: %s", self._spec.id, lost)
+            log.error("worker %s: %s", self._spec.id, lost)
         except NicError:
             # A namespace that still has the NIC is kept: a virtual one would die with it.
             if not moving.is_in(namespace, lease.nic_state.interface):
@@ -267,7 +263,7 @@ class Tenancy:
         try:
             self.record(**changes)
         except AgentError as exc:
-            _log.error("%s", exc)
+            log.error("%s", exc)
             self._lease = replace(self.lease, **changes)
 
     def _write(self, lease: Lease) -> None:

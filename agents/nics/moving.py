@@ -6,8 +6,6 @@ set up inside (``give_nic``), and all of it is put back at home (``take_nic_back
 here block; they run in the calling thread's namespace unless their docstring says otherwise.
 """
 
-from __future__ import annotations
-
 import errno
 import time
 from dataclasses import replace
@@ -105,11 +103,8 @@ def read_nic(access: NicAccess) -> NicState:
 
 
 def give_nic(state: NicState, namespace: Path, network: WorkerNetwork) -> None:
-    """Move a NIC from here to ``namespace`` and set it up there; its address comes last.
-
-    It keeps its name, rate limit and checksum setting. ``NicError`` if any of it does not
-    hold after being set; the NIC may then be on either side: take it back.
-    """
+    """Move a NIC with its rate limit and checksum setting to ``namespace`` and set it up there; its
+    address comes last. After a ``NicError`` it may be on either side: take it back."""
     interface = state.interface
     with rtnetlink(interface, f"moving to {namespace}") as ip:
         index = index_of(ip, interface)
@@ -277,11 +272,8 @@ def _set_sysctl(key: str, value: str | int) -> None:
 
 
 def block_egress(namespace: Path, interface: str) -> None:
-    """Let no packet leave a worker's namespace: what its kernel would still send is dropped.
-
-    Connections live on and send it again after ``unblock_egress``. On return the NIC's queue is
-    empty; ``NicError`` if that takes too long. Again is harmless.
-    """
+    """Drop what a worker's kernel would still send, until the NIC's queue is empty (``NicError`` if
+    that takes too long). Connections live on, and send it again after ``unblock_egress``."""
 
     def queued_packets() -> int:
         with rtnetlink(interface, "reading the queue of") as ip:

@@ -6,8 +6,6 @@ RoCE v2, it holds an IPv4-mapped address, and its network device is in the worke
 ``root`` is the ``/sys`` of that namespace.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Iterator, Mapping
@@ -109,11 +107,8 @@ class FunctionState:
 
 @dataclass(frozen=True, slots=True)
 class NicState:
-    """All that a NIC loses or may lose on its way to a worker and back.
-
-    ``interface`` is what goes (``mode``: in which access), or for a macvlan what it is made on.
-    ``rdma`` is the RDMA device that it uses, which goes too where ``rdma_moves``.
-    """
+    """All that a NIC loses, or may lose, on its way to a worker and back. ``interface`` is what
+    goes, or what a macvlan is made on; ``rdma`` goes too where ``rdma_moves``."""
 
     interface: str
     mac: str
@@ -133,10 +128,8 @@ class NicState:
 
 @dataclass(frozen=True, slots=True)
 class NicAccess:
-    """What of a NIC a worker gets: ``interface`` itself, or for a macvlan one made on it.
-
-    ``rdma`` is the RDMA device that it uses; where ``rdma_moves``, nobody else sees it meanwhile.
-    """
+    """What of a NIC a worker gets: ``interface``, or a macvlan on it, and the RDMA device; where
+    ``rdma_moves``, nobody else sees that meanwhile."""
 
     mode: NicMode
     interface: str
@@ -146,11 +139,9 @@ class NicAccess:
 
 
 def access_of(nic: Nic, sys: Path, sharing: NamespaceMode | None) -> NicAccess:
-    """The way for a NIC, by the lab file and by what ``sys``, its namespace's ``/sys``, shows.
-
-    ``sharing`` is how namespaces share RDMA devices (``None``: the kernel has none). ``NicError``
-    where the server cannot do what the lab file says.
-    """
+    """The way for a NIC, by the lab file, ``sys`` (its namespace's ``/sys``), and how namespaces
+    share RDMA devices (``None``: not at all). ``NicError`` where the server cannot do what the lab
+    file says."""
     interface, mode = nic.interface or nic.name, nic.mode
     if mode == "auto":
         virtual = not (sys / "class/net" / interface / "device").exists()
@@ -211,11 +202,9 @@ def _functions(port: str, sys: Path) -> list[tuple[int, Path]]:
 
 @dataclass(frozen=True, slots=True)
 class WorkerNetwork:
-    """What a worker's NIC is to be like. ``mac`` and ``mtu`` are ``None`` where they stay.
-
-    ``neighbours`` are static (address, MAC), ``routes`` (network, gateway). ``window_bytes`` is how
-    much peers may send ahead over TCP (``None``: as the kernel sees fit).
-    """
+    """What a worker's NIC is to be like: ``mac`` and ``mtu`` (``None``: as before), static
+    ``neighbours`` (address, MAC), ``routes`` (network, gateway), how much peers may send ahead over
+    TCP."""
 
     address: str
     prefix: int

@@ -1,8 +1,5 @@
-"""Joining the ring: rank r connects to rank r+1 and accepts rank r−1.
-
-Peers start in any order, and their light may not be on yet: connecting is tried again until
-the deadline. A handshake checks that both ends belong to the same job and neighbour ranks.
-"""
+"""Joining the ring: rank r connects to rank r+1, again until the deadline, as its light may not be
+on yet, and accepts rank r−1. A handshake checks that both belong to the same job."""
 
 from __future__ import annotations
 
@@ -47,12 +44,9 @@ class Neighbours:
     window_bytes: int | None = None
 
     def drain(self, deadline_s: float) -> None:
-        """Wait until the next worker's kernel has acknowledged all that was sent.
-
-        The NIC leaves the worker's namespace as soon as the worker ends, and with it
-        whatever is still in the send queue; so nobody may end before this. A next worker that
-        has closed the connection had all it needed: it ends only after its last sum.
-        """
+        """Wait until the next worker's kernel has all that was sent, or has closed: it ends only
+        after its last sum. The NIC leaves as soon as the worker ends, and what is in the send queue
+        with it."""
         end = time.monotonic() + deadline_s
         closed = select.poll()
         closed.register(self.to_next, 0)

@@ -186,12 +186,9 @@ class ReplicasDiffer(TrainingError):
 
 
 class GradientExchange:
-    """The gradient's sum over all ranks, bucket by bucket, as DDP has them ready.
-
-    ``computed_at`` is when the first bucket was, ``released_at`` when it could be sent and
-    ``last_at`` when the last one was ready (time.monotonic); ``sent_bytes`` is what a ring
-    all-reduce of them all sends, 2(n−1)/n of their bytes.
-    """
+    """The gradient's sum over all ranks, bucket by bucket: when (time.monotonic) the first was
+    computed and could be sent, and the last was ready. ``sent_bytes``: what a ring all-reduce
+    sends, 2(n−1)/n of all bytes."""
 
     def __init__(self, groups: ProcessGroups, gate: Gate, device: ComputeDevice) -> None:
         self._groups, self._gate, self._device = groups, gate, device

@@ -56,11 +56,8 @@ class WorkerLaunch:
 
 @dataclass(frozen=True, slots=True)
 class WorkerHandle:
-    """Enough to find a worker again, for an agent that did not start it.
-
-    ``pid`` with ``started`` (clock ticks since boot), so that a reused number is told apart; or
-    ``container``. ``boot`` is the boot that it was started in: none of it outlives that.
-    """
+    """Enough to find a worker again: ``pid`` and when it ``started`` (clock ticks since boot), as
+    numbers are reused, or ``container``; none of it outlives its ``boot``."""
 
     pid: int | None = None
     started: int | None = None
@@ -110,11 +107,9 @@ class RunningWorker(Protocol):
 
 
 class Runner(Protocol):
-    """Launches workers: a network namespace, kept under a name, with a program in it.
-
-    Workers outlive the runner. ``gpu_access`` says how they get an NVIDIA GPU, once it is open;
-    ``worker_user`` whom they run as, where that is a user of the server.
-    """
+    """Launches workers, which outlive it: a network namespace, kept under a name, with a program in
+    it. ``gpu_access``: how they get an NVIDIA GPU, once it is open; ``worker_user``: whom they run
+    as."""
 
     name: str
     gpu_access: str = ""

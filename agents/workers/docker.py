@@ -1,10 +1,7 @@
 """Workers as Docker containers: no network of their own, no privileges, one NIC moved in."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
-import logging
 import os
 import re
 import threading
@@ -19,7 +16,7 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import LogConfig, Mount, Ulimit
 
 from patchlight import testbed
-from patchlight.agents.errors import LaunchError
+from patchlight.agents.errors import LaunchError, log
 from patchlight.agents.workers import keeper, limits, programs
 from patchlight.agents.workers.contract import ExitInfo, RunningWorker, WorkerHandle, WorkerLaunch
 from patchlight.testbed.errors import PatchlightError
@@ -43,7 +40,6 @@ _ENGINE_RESTARTED = (
 )
 # The engine says no, or is not there: requests' errors are OSErrors.
 _REFUSED = (DockerException, OSError)
-_log = logging.getLogger("patchlight.agent")
 
 
 class DockerRunner:
@@ -80,7 +76,7 @@ class DockerRunner:
         self._mapped_root = mapped_root(engine)
         if self._mapped_root is not None:
             self.worker_user = f"{self._mapped_root.name}, which is root in the containers"
-        _log.info("containers run as this user of the server: %s", self.worker_user)
+        log.info("containers run as this user of the server: %s", self.worker_user)
 
     def _check_image(self, image: str) -> None:
         try:

@@ -13,7 +13,6 @@ be any program: what it puts there may be anything, and of any kind.
 import asyncio
 import codecs
 import json
-import logging
 import os
 import stat
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from patchlight.agents.errors import AgentError, Conflict
+from patchlight.agents.errors import AgentError, Conflict, log
 from patchlight.agents.gpus import PhysicalGpu
 from patchlight.agents.workers.contract import ExitInfo
 from patchlight.testbed.io.issues import mistakes_in_words
@@ -118,12 +117,10 @@ def kept(
     gpu: PhysicalGpu | None = None,
     root: str = "",
 ) -> list[str]:
-    """The command that runs ``program`` under the keeper; ``folder`` as the worker sees it.
-
-    ``gated``: not before the start. ``waited_for``: somebody else learns the exit code, so that
-    a program without a gate may take the keeper's place. Where the worker does not see the ``gpu``,
-    or sees another one beside it, nothing is run; ``root`` is before ``/dev`` and ``/proc`` then.
-    """
+    """The command that runs ``program`` under the keeper. ``folder`` is as the worker sees it;
+    ``gated``: not before the start; ``waited_for``: somebody else learns the exit code. Nothing
+    runs where the worker sees another GPU than ``gpu``; ``root``: before ``/dev`` and ``/proc``
+    then."""
     mode = "gated" if gated else "direct" if waited_for else "kept"
     only = ("", "") if gpu is None else (gpu.uuid, "" if gpu.minor is None else str(gpu.minor))
     return ["sh", "-c", _KEEPER, "patchlight-keeper", folder, mode, *only, root, *program]
@@ -216,7 +213,6 @@ _LONGEST_REPORT_BYTES = 16 * 1024
 _READ_AT_ONCE_BYTES, _MOST_UNASKED = 2**20, 10_000
 _ALWAYS_ITS_OWN_BYTES = 256 * 2**20
 _LONGEST_MESSAGE = 4096
-_log = logging.getLogger("patchlight.agent")
 
 
 @checked_dataclass(frozen=True, slots=True)
@@ -326,7 +322,7 @@ class ReportReader:
     def _warn(self, exc: Exception) -> None:
         if not self._warned:
             self._warned = True
-            _log.warning("%s: not all of it are reports: %s", self._path, exc)
+            log.warning("%s: not all of it are reports: %s", self._path, exc)
 
 
 def fills_disk(directory: Path) -> str:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import functools
-import logging
 import os
 import shlex
 import signal
@@ -12,7 +11,7 @@ import sys
 from collections.abc import Container, Sequence
 from pathlib import Path
 
-from patchlight.agents.errors import BadRequest, LaunchError
+from patchlight.agents.errors import BadRequest, LaunchError, log
 from patchlight.agents.workers import confinement, contract, forking, keeper, limits, programs
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import CommandTask
@@ -22,7 +21,6 @@ from patchlight.testbed.linux.processes import Cgroups, boot_id, cpus_of, proces
 from patchlight.testbed.wire.worker_api import SyntheticTask, TorchTask
 
 _INHERITED = ("PATH", "LANG", "PATCHLIGHT_RUN")
-_log = logging.getLogger("patchlight.agent")
 
 
 class ProcessRunner(contract.Runner):
@@ -49,7 +47,7 @@ class ProcessRunner(contract.Runner):
         await asyncio.to_thread(confinement.check_possible)
         unlimited = {"memory", "pids"} - set(self._cgroups.controllers)
         if unlimited:
-            _log.warning(
+            log.warning(
                 "no limits for workers on %s: this machine lets nobody make such cgroups",
                 ", ".join(sorted(unlimited)),
             )

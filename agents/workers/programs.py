@@ -1,8 +1,5 @@
-"""Makes a worker's command, its environment and the files that describe its network.
-
-Every worker gets the variables that launchers call the rendezvous: its rank, the number of ranks,
-where the others are, and which interface leads to them.
-"""
+"""Makes a worker's command, its network's files, and its variables, among them what launchers call
+the rendezvous: its rank, where the other ranks are, and which interface leads to them."""
 
 import json
 import os
@@ -27,12 +24,9 @@ _LONGEST_HOSTNAME = 64
 
 
 def network_environment(launch: WorkerLaunch, folder: str) -> dict[str, str]:
-    """The variables of a worker's network; ``folder`` is its own, as it sees it.
-
-    A job cannot change these. The index of the GID is not among them, as a change of circuits may
-    change it. NCCL 2.21 or newer finds it by the address; for others it is in the file
-    ``PATCHLIGHT_NETWORK``.
-    """
+    """The variables of a worker's network, which a job cannot change; ``folder`` is its own, as it
+    sees it. The index of the GID, which a change of circuits may change, is not among them: NCCL
+    2.21 or newer finds it by the address; for others it is in the file ``PATCHLIGHT_NETWORK``."""
     # Gloo sends its gradients over the interface that it is given, NCCL those that cannot go by
     # RDMA. So a second interface is given to NCCL only beside an RDMA device, and to Gloo never.
     interface = f"={launch.interface}"  # this one, and none whose name begins so

@@ -40,13 +40,9 @@ _NETLINK_GENERIC, _GENL_CONTROL, _GET_FAMILY, _FAMILY_NAME = 16, 16, 3, 2
 def build_links(
     plan: FabricPlan, made: Callable[[str, int], None], *, offload: bool, bridges: bool
 ) -> None:
-    """Make the namespaces and links of a plan.
-
-    ``made`` gets each namespace and its inode; ``offload`` leaves checksum offload on; ``bridges``
-    makes the packet switches too, as Linux bridges (else the caller makes them, and limits their
-    ports with ``limit_switch_ports``). Raises ``PatchlightError``; what was made so far stays for
-    the caller to remove.
-    """
+    """Make a plan's namespaces (``made`` gets name and inode of each), links, and with ``bridges``
+    its packet switches as Linux bridges; else the caller makes those, and limits their ports.
+    ``offload`` leaves checksum offload on. After an error the caller removes what was made."""
     namespaces.prepare_directory()
     with ExitStack() as opened:
         work = _Work(plan, opened, offload=offload)

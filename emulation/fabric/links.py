@@ -267,11 +267,10 @@ def redirect(path: str, inp: int, outs: Sequence[int]) -> list[Request]:
     requests = []
     for first in range(0, len(outs), _ACTIONS):
         some = outs[first : first + _ACTIONS]
+        is_last = first + _ACTIONS >= len(outs)
+        end = (_EGRESS_REDIRECT, _STOLEN) if is_last else (_EGRESS_MIRROR, _TO_NEXT_FILTER)
         actions = [_mirred(out, _EGRESS_MIRROR, _TO_NEXT_ACTION) for out in some[:-1]]
-        if first + _ACTIONS < len(outs):
-            actions.append(_mirred(some[-1], _EGRESS_MIRROR, _TO_NEXT_FILTER))
-        else:
-            actions.append(_mirred(some[-1], _EGRESS_REDIRECT, _STOLEN))
+        actions.append(_mirred(some[-1], *end))
         listed = (attribute(n, action) for n, action in enumerate(actions, 1))
         options = (attribute(_U32_SEL, _MATCH_ALL), attribute(_U32_ACT, listed))
         body = _filter_on(inp, first // _ACTIONS) + attribute(_OPTIONS, options)

@@ -49,11 +49,8 @@ class NeedsRoot(PatchlightError):
 
 
 class EmulatedLab:
-    """An emulated lab: made by ``from_file`` (not yet up) or ``attach`` (up already).
-
-    ``lab`` is the runtime lab: that of the file, with the management addresses of the emulated
-    devices and the scale. As a context manager it is up inside the block.
-    """
+    """An emulated lab, from a file (not yet up) or by ``attach``; up inside a ``with`` block.
+    ``lab`` is the runtime lab, with the emulated devices' management addresses and the scale."""
 
     def __init__(
         self,

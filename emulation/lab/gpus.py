@@ -28,11 +28,8 @@ _NAMESPACE = uuid.UUID("6f0c2f50-4a8a-5d0b-8f3e-70617463686c")
 
 
 class BusyMeter:
-    """When a GPU was busy. Times are seconds on any one clock, passed in.
-
-    Utilisation is defined as in NVML: the part of the past sample period in which at least one
-    kernel was executing; the period here is one second.
-    """
+    """When a GPU was busy, in seconds on any one clock. Utilisation is as in NVML: the part of the
+    past sample period, here one second, in which at least one kernel was executing."""
 
     def __init__(self, window_s: float = 1.0) -> None:
         self._window_s = window_s

@@ -6,8 +6,6 @@ any of them, and would reach its neighbour NIC without any network in between; s
 namespace, which borrows the NIC and gives it back at the end.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shlex

@@ -1,8 +1,5 @@
-"""The processes of an emulated lab, the order they start in, and a server's reboot.
-
-Optical switches, GPUs, agents and packet switches start in parallel; the controller, which calls
-all of them, starts when they answer.
-"""
+"""The processes of an emulated lab, and a server's reboot. The controller starts when optical
+switches, GPUs, agents and packet switches, which it calls, answer."""
 
 import os
 import signal

@@ -1,14 +1,12 @@
-"""What of an emulated lab is there, and its removal: processes, containers, namespaces and files.
-
-Works from the lab's record, and where that was lost from the names and marks that all parts of a
-lab carry. It needs neither a running part of the lab nor the lab file.
-"""
+"""What of an emulated lab is there, and its removal, by the lab's record, or else by the names and
+marks that all parts of a lab carry. It needs neither a running part nor the lab file."""
 
 import ctypes
 import errno
 import json
 import os
 import resource
+import select
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -19,10 +17,12 @@ from typing import Any
 from urllib.parse import quote
 
 from patchlight.emulation.fabric import lab_state as states
+from patchlight.emulation.fabric import links
 from patchlight.emulation.fabric.plan import fabric_namespace, namespace_prefix
 from patchlight.emulation.servers.server import remove_groups
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux import docker_engine, files, namespaces, processes
+from patchlight.testbed.linux.netlink import KernelRefused, Netlink
 
 _PIDFD_GETFD = 438  # the same number on every architecture
 _CLOSING_THREADS = 32
@@ -45,11 +45,8 @@ class NotRemoved(PatchlightError):
 
 
 def lab_status(name: str) -> dict[str, Any]:
-    """A lab's state for people and programs, as plain values.
-
-    ``state`` is ``up``, ``making``, ``half-there`` (``missing`` lists the rest), ``down``,
-    or ``unreadable`` where another version of Patchlight wrote it.
-    """
+    """A lab's state as plain values: ``up``, ``making``, ``half-there`` (``missing`` lists the
+    rest), ``down``, or ``unreadable`` where another version of Patchlight wrote it."""
     try:
         state = states.read_state(name)
     except PatchlightError as error:
@@ -96,12 +93,9 @@ def only_processes(missing: list[str]) -> bool:
 
 
 def clear_the_way(lab: str, *, replace: bool, say: Callable[[str], None]) -> states.LabState | None:
-    """Remove what is left of a lab of that name; ``AlreadyThere`` unless that may be done.
-
-    With ``replace`` the lab is removed; one from before the machine booted in any case. A lab that
-    only lacks processes is left as it is, and its state returned: they can be started again. The
-    caller holds the lab's lock.
-    """
+    """Remove a lab of that name if ``replace`` says so, or if it is from before the machine booted;
+    else ``AlreadyThere``. One that only lacks processes stays: its state, for them to be started.
+    The caller holds the lab's lock."""
     remove_forgotten_disks()
     if not is_there(lab):
         return None
@@ -289,8 +283,6 @@ def _kill(pid: int, number: signal.Signals) -> None:
 
 def _wait_for_any(pids: set[int], timeout_s: float) -> None:
     """Return once one of the processes has ended, or the time is over."""
-    import select
-
     fds = []
     poll = select.poll()
     for pid in pids:
@@ -327,14 +319,8 @@ def _remove_containers(lab: str, engine: str) -> None:
 
 
 def _end_namespaces(lab: str, present: dict[str, int]) -> None:
-    """Delete the namespaces and wait until the kernel has removed them.
-
-    The kernel does that later, by itself. A veth pair between the last namespace and one of
-    ours shows when: the pair goes with the namespace, after those that were deleted before.
-    """
-    from patchlight.emulation.fabric import links
-    from patchlight.testbed.linux.netlink import KernelRefused, Netlink
-
+    """Delete the namespaces and wait until the kernel has removed them, which it does later, in
+    order: a veth pair between the last one and one of ours goes with it."""
     fabric = fabric_namespace(lab)
     # Intended but never mounted: an empty file in /run/netns.
     real = [name for name in present if namespaces.is_one(namespaces.namespace_path(name))]

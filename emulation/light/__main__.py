@@ -64,12 +64,9 @@ async def _run(lab: Lab, path: Path) -> None:
 
 
 class KernelFibres:
-    """Interfaces of one namespace (needs root). Raises ``KernelRefused``.
-
-    Each fibre that a device of light is at has an end there, named like its port: ``wss1-3``. A
-    fibre between two such devices has both; no frame passes it, but it can be cut. The way of a
-    transmitter's frames is one redirect.
-    """
+    """Interfaces of one namespace, named like ports (``wss1-3``): an end of each fibre of a device
+    of light. A fibre between two such devices has both; no frame passes it, but it can be cut. The
+    way of a transmitter's frames is one redirect. Needs root; raises ``KernelRefused``."""
 
     def __init__(self, lab: Lab, namespace: Path) -> None:
         self._namespace = namespace

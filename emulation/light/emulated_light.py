@@ -1,8 +1,5 @@
-"""All light of one lab: where it goes now, followed at every change, and what was lost in it.
-
-A change of a laser, a map or a fibre is followed through the whole lab. Then the redirects of those
-transmitters change whose frames go elsewhere.
-"""
+"""All light of one lab, followed through it at every change of a laser, a map or a fibre; the
+redirects of those transmitters change whose frames go elsewhere."""
 
 import asyncio
 from collections import Counter

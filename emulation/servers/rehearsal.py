@@ -214,13 +214,9 @@ def service_name(server: str) -> str:
 def prepare_rehearsal(
     lab: Lab, state: states.LabState, say: Callable[[str], None], *, docker: bool = False
 ) -> Rehearsal:
-    """Make the parts of rehearsal servers that come before their NICs: base, network, keys, disks.
-
-    With ``docker`` each has a Docker engine, which starts with the server.
-
-    Raises ``NoRehearsalServers`` where this machine can have no such servers, and what the parts
-    raise; what was made so far stays for the caller to remove.
-    """
+    """Make what comes before the NICs of rehearsal servers (with ``docker``: and their engines):
+    base, network, keys, disks. ``NoRehearsalServers`` where this machine can have none; what was
+    made so far stays for the caller to remove."""
     if not lab.servers:
         raise BadInput(f"lab {lab.name} has no servers: expected some, with --servers ssh")
     base = machines.server_base(say, docker=docker)

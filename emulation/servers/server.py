@@ -1,7 +1,6 @@
 """The parts of a rehearsal server: root file system, SSH keys, control groups (cgroups)."""
 
 import base64
-import errno
 import hashlib
 import os
 import shutil
@@ -85,11 +84,8 @@ def make_disk(
     *,
     docker: bool,
 ) -> None:
-    """Make the folders of an overlay mount, and the server's own files in ``disk/upper``.
-
-    ``names`` are the servers' management addresses, for ``/etc/hosts``. Owner and mode of these
-    folders replace those in the base. With ``docker`` there is a folder for the engine's data.
-    """
+    """Make the folders of an overlay mount, and the server's own files in ``disk/upper``, whose
+    owners and modes replace the base's. ``names``: the servers' addresses, for ``/etc/hosts``."""
     upper, home = disk / "upper", disk / "upper/home" / USER
     disk.mkdir(mode=0o700, parents=True)
     for folder in (upper, disk / "root", upper / "etc", upper / "etc/ssh", upper / "home"):
@@ -126,11 +122,8 @@ class NoRehearsalServers(PatchlightError):
 
 
 def server_base(say: Callable[[str], None], *, docker: bool = False) -> Path:
-    """The folder of the root file system, made if it is missing (once, about a minute).
-
-    With ``docker`` it has a Docker engine. ``say`` gets a message at each step. Raises
-    ``NoRehearsalServers`` where it cannot be made.
-    """
+    """The folder of the root file system (with a Docker engine), made if it is missing, in about a
+    minute. ``say`` gets a message at each step. ``NoRehearsalServers`` where it cannot be made."""
     script = str(deploy_file("server-base.sh"))
     command = ["bash", script, *(["--docker"] if docker else [])]
     lines: list[str] = []
@@ -241,18 +234,7 @@ def remove_groups(
         top = hierarchy / OURS / lab / server
         folders = [top, *top.rglob("*/")] if top.is_dir() else []
         for folder in sorted(folders, reverse=True):
-            while folder.exists():
-                try:
-                    folder.rmdir()
-                except FileNotFoundError:
-                    break
-                except OSError as error:
-                    if error.errno != errno.EBUSY or time.monotonic() > ends:
-                        raise processes.CgroupError(
-                            f"removing the cgroup {folder}: {error.strerror}",
-                            hint="End the processes that cgroup.procs in it names.",
-                        ) from error
-                    time.sleep(0.01)  # its last process is about to end
+            processes.remove_group(folder, ends, "End the processes that cgroup.procs in it names.")
         for folder in (hierarchy / OURS / lab, hierarchy / OURS):
             with suppress(OSError):
                 folder.rmdir()  # the last one

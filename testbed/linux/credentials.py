@@ -1,8 +1,5 @@
-"""Reads the TLS certificates of a lab's programs.
-
-``ca.pem`` is the certificate of the lab's authority, ``cert.pem`` the program's own with its name
-in the lab, ``key.pem`` the key that goes with it. Names have nothing to do with addresses.
-"""
+"""Reads a program's TLS certificates: ``ca.pem`` is that of the lab's authority, ``cert.pem`` its
+own with its name in the lab (not an address), ``key.pem`` the key that goes with it."""
 
 import ssl
 import stat

@@ -248,11 +248,9 @@ def set_tx_checksum(interface: str, on: bool) -> None:
 
 
 def settle_link(interface: str) -> bool:
-    """Have the kernel act on the interface's carrier now; whether it has one.
-
-    The kernel notes that a link came up and acts on it (opens its queue, lets a bridge port
-    forward) later, in lots of a hundred a second. Asking for the link state makes it act at once.
-    """
+    """Whether the interface has a carrier. The kernel acts on a link that came up (opens its queue,
+    lets a bridge port forward) later, in lots of a hundred a second; this question makes it act at
+    once."""
     return bool(_ethtool(interface, _GET_LINK, 0))
 
 

@@ -62,11 +62,9 @@ def own_inode() -> int:
 
 
 def prepare_directory() -> None:
-    """Make ``/run/netns`` as ``ip netns`` makes it: its own shared mount.
-
-    If it stayed a plain directory, a later ``ip netns add`` would mount it over itself and
-    hide a second copy of every mount in it, which would keep deleted namespaces alive.
-    """
+    """Make ``/run/netns`` its own shared mount, as ``ip netns`` does: that would mount it over a
+    plain directory, and hide a second copy of every mount in it, which keeps deleted namespaces
+    alive."""
     DIRECTORY.mkdir(parents=True, exist_ok=True)
     directory, shared = str(DIRECTORY), _MS_SHARED | _MS_REC
     if _mount(None, directory, shared):

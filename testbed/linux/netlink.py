@@ -1,9 +1,5 @@
-"""rtnetlink in batches, many requests in one system call, and static neighbours set that way.
-
-``attribute`` encodes what is in a message. One ``sendmsg`` carries a batch, the kernel works
-through it in order and answers what failed and the last one, so a batch costs two
-system calls however long it is.
-"""
+"""rtnetlink in batches: one ``sendmsg`` carries many requests, the kernel works through them in
+order and answers what failed and the last one, so a batch costs two system calls."""
 
 import errno
 import os

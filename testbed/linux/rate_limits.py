@@ -68,13 +68,10 @@ class TokenBucket:
 
 
 def token_bucket(rate_bps: float) -> TokenBucket:
-    """A bucket that holds a link to ``rate_bps``.
-
-    The burst is what may leave at once: two frames, or what the rate sends in one timer tick,
-    so that the rate is reached whatever the timer. The queue behind it holds 50 ms, and 64 KiB
-    at least, so that one TCP connection can fill the link (its window must cover the queue's
-    delay, and a loss must not empty it).
-    """
+    """A bucket that holds a link to ``rate_bps``. Its burst, two frames or what the rate sends in
+    one timer tick, lets the rate be reached whatever the timer. The queue holds 50 ms, and 64 KiB
+    at least, so that one TCP connection can fill the link: its window must cover the queue's
+    delay."""
     rate = max(1, round(rate_bps / 8))
     burst = max(2 * _FRAME_BYTES, round(rate * _TICK_S))
     limit = burst + max(_LEAST_QUEUE_BYTES, round(rate * _QUEUE_S))
