@@ -34,9 +34,8 @@ from patchlight.console.rendering import (
     say_written,
     wide_option,
 )
-from patchlight.emulation.experiments.commands.architectures import architectures
 from patchlight.emulation.experiments.commands.oddl import oddl
-from patchlight.emulation.experiments.commands.pac_ml import pac_ml_load
+from patchlight.emulation.experiments.commands.pac_ml import architectures, pac_ml_load
 from patchlight.testbed.jobs import JobStatus
 
 
@@ -250,7 +249,7 @@ def pac_ml(
     """
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.experiments.commands.pac_ml import print_tables
-    from patchlight.emulation.experiments.pac_ml import report, run
+    from patchlight.emulation.experiments.pac_ml import results, run
     from patchlight.emulation.experiments.pac_ml.variation import Variation
     from patchlight.emulation.results import check_output
     from patchlight.emulation.simulator.executors import Engine
@@ -270,9 +269,9 @@ def pac_ml(
     out = console()
     with progress_bar("episodes", out) as tell:
         result = run.run_experiment(options, say, tell)
-    files = report.write_report(result, folder)
+    files = results.write_report(result, folder)
     print_tables(result)
-    for words in report.faults_of(result):
+    for words in results.faults_of(result):
         say(words, meaning="caution")
     if not result["comparable"]:
         say(

@@ -57,7 +57,7 @@ ENVIRONMENTS: tuple[Registered, ...] = (
         "patchlight/Placement-v0",
         "on which server the next job begins",
         "queue",
-        f"{_HERE}.placement:PlacementEnv",
+        f"{_HERE}.topology:PlacementEnv",
     ),
     Registered(
         "patchlight/Schedule-v0",
@@ -75,7 +75,7 @@ ENVIRONMENTS: tuple[Registered, ...] = (
         "patchlight/Elasticity-v0",
         "which running job gets more or fewer GPUs",
         "queue",
-        f"{_HERE}.elasticity:ElasticityEnv",
+        f"{_HERE}.ramp_servers:ElasticityEnv",
     ),
     Registered(
         "patchlight/OperationPlacement-v0",

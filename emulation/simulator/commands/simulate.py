@@ -30,7 +30,7 @@ from patchlight.console.rendering import (
     progress_bar,
     say,
 )
-from patchlight.emulation.simulator.commands.chakra import simulate_chakra
+from patchlight.emulation.simulator.commands.compare import simulate_chakra
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.rules import Discipline
 
