@@ -29,7 +29,6 @@ from patchlight.console.rendering import (
     give_to_caller,
     harmless,
     progress_bar,
-    results_folder,
     say,
     say_written,
     wide_option,
@@ -103,6 +102,7 @@ def ofc2022(output: Path | None, cases: str | None, dashboard: bool, **chosen: A
     from patchlight.console.commands import running_dashboard
     from patchlight.deploy.docker import engine_with_image
     from patchlight.emulation.experiments.ofc2022.run import Ofc2022Options, run_experiment
+    from patchlight.emulation.results import results_folder
 
     real = chosen["trainer"] == "torch"
     if cases is None:
@@ -251,7 +251,7 @@ def pac_ml(
     from patchlight.emulation.experiments.commands.pac_ml import print_tables
     from patchlight.emulation.experiments.pac_ml import results, run
     from patchlight.emulation.experiments.pac_ml.variation import Variation
-    from patchlight.emulation.results import check_output
+    from patchlight.emulation.results import results_folder
     from patchlight.emulation.simulator.executors import Engine
 
     options = run.PacMlOptions(
@@ -265,7 +265,6 @@ def pac_ml(
     # Before a folder is made: wrong input leaves nothing.
     options.variation.check_models(run.find_profiles(options.profiles).graphs)
     folder = results_folder(output, "pac-ml")
-    check_output(folder)
     out = console()
     with progress_bar("episodes", out) as tell:
         result = run.run_experiment(options, say, tell)

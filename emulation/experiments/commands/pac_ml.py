@@ -19,7 +19,6 @@ from patchlight.console.rendering import (
     listing_options,
     print_json,
     progress_bar,
-    results_folder,
     say,
     say_written,
 )
@@ -239,7 +238,7 @@ def pac_ml_load(
     An episode has 1,001 jobs at every load. Prints a table, and writes a plot and result.json.
     """
     from patchlight.emulation.experiments.pac_ml import load
-    from patchlight.emulation.results import check_output
+    from patchlight.emulation.results import results_folder
     from patchlight.emulation.simulator.executors import Engine
 
     try:
@@ -247,7 +246,6 @@ def pac_ml_load(
     except ValueError:
         raise BadInput("--intervals are seconds joined by commas, like 800,1000,1300") from None
     folder = results_folder(output, "pac-ml-load")
-    check_output(folder)
     options = load.LoadOptions(
         names, tuple(intervals_s), engine=Engine("processes", processes or 0), **chosen
     )
@@ -319,7 +317,7 @@ def architectures(
     """
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.experiments.architectures import run
-    from patchlight.emulation.results import check_output
+    from patchlight.emulation.results import results_folder
 
     given: dict[str, Any] = {"networks": networks} if networks else {}
     if prices is not None:
@@ -327,7 +325,6 @@ def architectures(
     count = jobs or (_QUICK_JOBS if quick else _JOBS)
     options = run.ArchitectureOptions(jobs=count, **given, **chosen)
     folder = results_folder(output, "architectures")
-    check_output(folder)
     with progress_bar("networks", console(stderr=as_json)) as tell:
         result = run.run_experiment(options, tell)
     files = run.write_report(result, folder)

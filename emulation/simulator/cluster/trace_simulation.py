@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from patchlight.emulation.results import check_output, policy_files, provenance
+from patchlight.emulation.results import policy_files, provenance
 from patchlight.emulation.simulator.cluster.cluster import (
     Cluster,
     LabCluster,
@@ -134,7 +134,6 @@ def simulate_trace(
     jobs, notes = _jobs(options, cluster, communication)
     _check_users(settings, jobs, cluster)
     runs = options.combinations
-    check_output(folder)
     began = time.monotonic()
     origin = provenance([settings.seed], _files(options))
     interrupted = False

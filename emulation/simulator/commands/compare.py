@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from patchlight.console.rendering import (
     listing_options,
     print_json,
     progress_bar,
-    results_folder,
     say,
 )
 from patchlight.testbed.errors import BadInput
@@ -86,7 +84,7 @@ def compare(
     table has the mean completion time over that of the best of these, by the size of labs, and the
     95th percentile over that of the same pair.
     """
-    from patchlight.emulation.results import cannot_write, check_output, provenance, write_result
+    from patchlight.emulation.results import provenance, results_folder, write_report
     from patchlight.emulation.simulator.executors import Engine
     from patchlight.emulation.simulator.randomlabs import Drawn, PlayedPolicies, built_in, by_size
     from patchlight.emulation.simulator.randomlabs import compare as run_comparison
@@ -95,7 +93,6 @@ def compare(
     if not 0 < load <= 10:
         raise BadInput(f"--load {load:g}: expected more than 0, and 10 at most")
     folder = results_folder(output, "compare")
-    check_output(folder)
     wanted = [PlayedPolicies.parse(text, order) for text in policies]
     pairs = tuple(PlayedPolicies.parse(text, order) for text in others) or built_in(order)
     drawn = Drawn(jobs, load, largest, trace)
@@ -121,10 +118,7 @@ def compare(
         "labs": [each._asdict() for each in results],
         "provenance": origin,
     }
-    try:
-        written = write_result(result, folder)
-    except OSError as error:
-        raise cannot_write(folder, error) from error
+    written, *_ = write_report(result, folder)
     if as_json:
         print_json(rows)
         return
@@ -181,7 +175,7 @@ def simulate_chakra(context: click.Context, given: dict[str, Any]) -> None:
 
     ``BadInput`` without a network, and for options that are about the jobs of a queue.
     """
-    from patchlight.emulation.results import cannot_write, check_output, write_result
+    from patchlight.emulation.results import results_folder, write_report
     from patchlight.emulation.simulator.network import Failure, Slowness, Trouble, network_of
     from patchlight.emulation.simulator.network.chakra import result_of_chakra
     from patchlight.emulation.simulator.network.chakra_file import files_of_ranks
@@ -205,8 +199,7 @@ def simulate_chakra(context: click.Context, given: dict[str, Any]) -> None:
         prefix, at, begins = str(text).rpartition("@+")
         name, begins_s = (prefix, parse_time(begins)) if at else (str(text), 0.0)
         traces.append((name, files_of_ranks(Path(name)), begins_s))
-    folder = given["output"] or Path("results") / time.strftime("chakra-%Y%m%d-%H%M%S")
-    check_output(folder)
+    folder = results_folder(given["output"], "chakra")
     trouble = Trouble(
         [Slowness.parse(text) for text in given["slow"]],
         [Failure.parse(text) for text in given["fail"]],
@@ -214,10 +207,7 @@ def simulate_chakra(context: click.Context, given: dict[str, Any]) -> None:
     )
     result = result_of_chakra(network_of(given["network"]), traces, trouble, given["skip_bad"])
     result |= {"slow": list(given["slow"]), "fail": list(given["fail"])}
-    try:
-        write_result(result, folder)
-    except OSError as error:
-        raise cannot_write(folder, error) from error
+    write_report(result, folder)
     if given["as_json"]:
         print_json(result)
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -238,9 +237,10 @@ def run_simulation(
     ``PatchlightError`` at the end if a policy failed and ``strict``; ``KeyboardInterrupt`` if
     only some runs are finished.
     """
+    from patchlight.emulation.results import results_folder
     from patchlight.emulation.simulator.cluster.trace_simulation import simulate_trace
 
-    folder = output or Path("results") / time.strftime("simulate-%Y%m%d-%H%M%S")
+    folder = results_folder(output, "simulate")
     out = console(stderr=as_json)
     with progress_bar("jobs" if len(options.combinations) == 1 else "runs", out) as tell:
         simulation = simulate_trace(options, folder, tell)
