@@ -245,7 +245,7 @@ def pac_ml(
 
     Parsonson, Shabka, Ottino, Zervas, "Partitioning Distributed Compute Jobs …" (PAC-ML),
     2023. Prints blocking rates beside the published ones and writes plots and result.json
-    (see docs/pac-ml.md). Simulated; needs no root.
+    (see docs/results/pac-ml.md). Simulated; needs no root.
     """
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.experiments.commands.pac_ml import print_tables

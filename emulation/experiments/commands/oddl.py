@@ -140,7 +140,7 @@ def oddl(
     W. Li et al., J. Opt. Commun. Netw., 2024. With packets: four emulated nodes beside the same
     four on an ideal switch, and what tuning and control cost; needs root. With --flows: up to 1,024
     nodes beside a fat-tree, SiP-Ring and an ideal switch; quicker with the extra 'fast'. Writes
-    plots and result.json (see docs/oddl.md).
+    plots and result.json (see docs/results/oddl.md).
     """
     _refuse_the_others(context, _OF_PACKETS if flows else _OF_FLOWS, flows=flows)
     of_packets = {name: chosen.pop(name) for name in _OF_PACKETS}
