@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from patchlight.controller.openflow import flowtable
-from patchlight.controller.openflow.flowtable import DEFAULT_DEADLINE_S, VERSION, Message
+from patchlight.controller.openflow.flowtable import (
+    DEFAULT_DEADLINE_S,
+    VERSION,
+    Message,
+    SpeakerOptions,
+)
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 from patchlight.testbed.linux.processes import ProgressWatch, processor_ticks
 
@@ -38,55 +40,6 @@ Callback = Callable[[Message], None]
 
 class SpeakerFailed(PatchlightError):
     """The speaker process could not be started, or ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class SwitchTls:
-    """That switches come over TLS: the folder with the controller's certificate, the lab's name,
-    and what its packet switches are called, in the order of their datapath ids."""
-
-    folder: Path
-    lab: str
-    switches: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SpeakerOptions:
-    """How to start the speaker.
-
-    ``listen`` is where switches connect to, in the network namespace ``netns`` (a path) if
-    given; ``datapath_ids`` are the lab's packet switches; ``engine`` is ``ryu``, ``os-ken``
-    or ``None`` for the first that is installed; ``apps`` are users' applications; ``counters``
-    has the switches' counters read, and told, once a second; with ``tls`` only switches that
-    show a certificate get in.
-    """
-
-    socket: Path
-    datapath_ids: tuple[int, ...]
-    listen: str = "127.0.0.1:6653"
-    netns: str | None = None
-    engine: str | None = None
-    apps: tuple[str, ...] = ()
-    counters: bool = True
-    tls: SwitchTls | None = None
-
-    def command(self) -> list[str]:
-        """The command line that starts the speaker."""
-        words = [sys.executable, "-m", "patchlight.controller.openflow.speaker", "--until-eof"]
-        words += ["--socket", str(self.socket), "--listen", self.listen]
-        words += ["--lab-datapaths", ",".join(map(str, self.datapath_ids))]
-        if self.netns:
-            words += ["--netns", self.netns]
-        if self.engine:
-            words += ["--engine", self.engine]
-        if not self.counters:
-            words.append("--no-counters")
-        if self.tls is not None:
-            words += ["--tls", str(self.tls.folder), "--lab", self.tls.lab]
-            words += ["--switches", ",".join(self.tls.switches)]
-        for app in self.apps:
-            words += ["--ryu-app", app]
-        return words
 
 
 class SpeakerProcess:

@@ -1,4 +1,4 @@
-"""What the controller and the OpenFlow speaker exchange: messages, flow entries and flow tables.
+"""What the controller and the OpenFlow speaker exchange: options, messages, flow entries, tables.
 
 A flow entry is ours if the high bits of its cookie carry Patchlight's mark. Only such
 entries are ever removed or replaced: what another application put into a switch stays.
@@ -12,9 +12,11 @@ is no reply. Nothing here imports an OpenFlow engine, so both sides can import i
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from patchlight.testbed.errors import BadInput, PatchlightError
@@ -209,6 +211,50 @@ def held_by_others(have: FlowTable, want: FlowTable) -> tuple[FlowEntry, ...]:
         for key, entry in want.by_key().items()
         if (old := have_by_key.get(key)) is not None and not old.is_ours
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchTls:
+    """That switches come over TLS: the folder with the controller's certificate, the lab's name,
+    and what its packet switches are called, in the order of their datapath ids."""
+
+    folder: Path
+    lab: str
+    switches: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeakerOptions:
+    """How to start the speaker.
+
+    ``listen`` is where switches connect to, in the network namespace ``netns`` (a path) if
+    given; ``datapath_ids`` are the lab's packet switches; ``engine`` is ``ryu``, ``os-ken``
+    or ``None`` for the first that is installed; ``apps`` are users' applications; ``counters``
+    has the switches' counters read, and told, once a second; with ``tls`` only switches that
+    show a certificate get in.
+    """
+
+    socket: Path
+    datapath_ids: tuple[int, ...]
+    listen: str = "127.0.0.1:6653"
+    netns: str | None = None
+    engine: str | None = None
+    apps: tuple[str, ...] = ()
+    counters: bool = True
+    tls: SwitchTls | None = None
+
+    def command(self) -> list[str]:
+        """The command line that starts the speaker; ``from_command`` reads its last word."""
+        program = "patchlight.controller.openflow.speaker"
+        return [sys.executable, "-m", program, json.dumps(asdict(self), default=str)]
+
+    @classmethod
+    def from_command(cls, text: str) -> SpeakerOptions:
+        """The options in the last word of a ``command``."""
+        fields = json.loads(text)
+        if tls := fields["tls"]:
+            fields["tls"] = SwitchTls(Path(tls["folder"]), tls["lab"], tuple(tls["switches"]))
+        return cls(**{**fields, "socket": Path(fields["socket"])})
 
 
 class ProtocolError(PatchlightError):

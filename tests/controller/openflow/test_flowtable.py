@@ -112,8 +112,8 @@ def test_old_ways_go_first_where_they_change_on_two_switches() -> None:
 # process of its own: choosing an engine patches the process that does it.
 COMPARE_MESSAGES = """
 import sys
-from patchlight.controller.openflow import speaker
-speaker.choose(sys.argv[1])
+from patchlight.controller.openflow.speaker.__main__ import choose
+choose(sys.argv[1])
 from ryu.ofproto import ofproto_protocol
 from ryu.ofproto import ofproto_v1_3 as ofp, ofproto_v1_3_parser as parser
 from patchlight.controller.openflow.speaker import switch as messages
