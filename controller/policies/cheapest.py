@@ -18,8 +18,12 @@ from functools import cached_property
 from typing import NamedTuple
 
 from patchlight.controller.policies.contract import ClusterView, JobView, RingOfJob
-from patchlight.controller.policies.placement import Consolidated, FirstFit, RegroupPlacement
-from patchlight.controller.policies.ring_order import ring_order
+from patchlight.controller.policies.placement import (
+    Consolidated,
+    FirstFit,
+    RegroupPlacement,
+    ring_order,
+)
 from patchlight.controller.policies.topology import CannotRegroup, regroup
 from patchlight.controller.prediction.network import LabNetwork, RingWork, completions_s, units_s
 from patchlight.controller.prediction.sharing import Load, training_load
@@ -148,13 +152,15 @@ class Prices:
 
         Circuits of all other jobs stay.
         """
-        cluster, failed = self._cluster, self._cluster.failed
+        cluster = self._cluster
         locked = self._ports_of([job for job in self._all if job not in groups])
-        for ocs, ports in cluster.barred.items():
-            locked.setdefault(ocs, set()).update(ports - failed.get(ocs, frozenset()))
+        for ocs, ports in cluster.locked.items():
+            locked.setdefault(ocs, set()).update(ports)
         names = [[cluster.shape.gpus[gpu].name for gpu in group.ring] for group in groups]
         try:
-            wanted = regroup(self._lab, cluster.circuits, names, locked=locked, failed=failed)
+            wanted = regroup(
+                self._lab, cluster.circuits, names, locked=locked, failed=cluster.failed
+            )
         except CannotRegroup:
             return None
         return {ocs: each for ocs, each in wanted.items() if each != cluster.circuits[ocs]}
@@ -187,6 +193,13 @@ def placed(cluster: ClusterView, job: JobView, ring: Sequence[int], nic_bps: flo
         share = job.communication if workers > 1 else 0.0
         load = Load(job.sequential_s / workers, 1.0 - share, share * nic_bps)
     return RingOfJob(job.name, tuple(ring), load, waits=True)
+
+
+def jobs_to_light(cluster: ClusterView, groups: Sequence[Sequence[int]]) -> list[RingOfJob]:
+    """The jobs with these rings that still wait for their circuits; all if none does."""
+    known = {job.ring: job for job in cluster.rings}
+    asked = [known.get(tuple(ring), RingOfJob("", tuple(ring), waits=True)) for ring in groups]
+    return [job for job in asked if job.waits] or asked
 
 
 def _load(job: RingOfJob) -> Load:
@@ -252,9 +265,7 @@ class CheapestTopology:
         lab = cluster.lab
         if lab is None:
             raise BadInput("cannot choose circuits: this cluster has no circuit switches")
-        known = {job.ring: job for job in cluster.rings}
-        asked = [known.get(tuple(ring), RingOfJob("", tuple(ring), waits=True)) for ring in groups]
-        new = [job for job in asked if job.waits] or asked
+        new = jobs_to_light(cluster, groups)
         prices = Prices(cluster, lab, cluster.rings)
         if any(job.load is None for job in new):
             return prices.regrouped(new) or _KEEP

@@ -260,6 +260,12 @@ class ClusterView(NamedTuple):
         """The GPUs that a job can have, as a set."""
         return self.shape.everything & ~self.occupied
 
+    @property
+    def locked(self) -> Mapping[str, frozenset[int]]:
+        """The ports whose circuits may be neither broken nor made."""
+        failed = self.failed
+        return {ocs: ports - failed.get(ocs, frozenset()) for ocs, ports in self.barred.items()}
+
     def free_for(self, job: JobView) -> int:
         """The GPUs that this job can have: free, and of a model that it can run on."""
         return self.free & self.gpus_of_models(job.gpu_models) if job.gpu_models else self.free

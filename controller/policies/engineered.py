@@ -64,9 +64,8 @@ def circuits_for(
                 for a, b in np.argwhere(np.triu(np.where(topology > 0, 0, ring))).tolist()
             ]
     assert cluster.lab is not None  # or there were no sites
-    failed = cluster.failed
-    staying = {ocs: ports - failed.get(ocs, frozenset()) for ocs, ports in cluster.barred.items()}
-    return plan_paths(cluster.lab, cluster.circuits, wishes, locked=staying, failed=failed)
+    locked, failed = cluster.locked, cluster.failed
+    return plan_paths(cluster.lab, cluster.circuits, wishes, locked=locked, failed=failed)
 
 
 class _Engineered:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from patchlight.controller.policies import placement
-from patchlight.controller.policies.cheapest import Prices
+from patchlight.controller.policies.cheapest import Prices, jobs_to_light
 from patchlight.controller.policies.contract import (
     ClusterView,
     ElasticJob,
@@ -22,7 +22,7 @@ from patchlight.controller.policies.contract import (
 )
 from patchlight.controller.policies.degrees import GiveAndTake, shrink_for
 from patchlight.controller.policies.options.outlook import Outlook, Prospect, Resizing
-from patchlight.controller.policies.ring_order import ring_order
+from patchlight.controller.policies.placement import ring_order
 from patchlight.controller.policies.sets import lowest, members, pack
 
 MOST_OPTIONS = 24
@@ -170,9 +170,7 @@ class Listing:
     def circuits(self, outlook: Outlook, groups: Sequence[Sequence[int]]) -> list[Option]:
         """Which circuits jobs can have: as they are, or each of the new ones under one switch."""
         cluster, lab = outlook.cluster, outlook.cluster.lab
-        known = {job.ring: job for job in cluster.rings}
-        asked = [known.get(tuple(ring), RingOfJob("", tuple(ring), waits=True)) for ring in groups]
-        new = [job for job in asked if job.waits] or asked
+        new = jobs_to_light(cluster, groups)
         gpus = tuple(gpu for job in new for gpu in job.ring)
         keep = Option({}, "keep the circuits", gpus, _together(outlook, new, None))
         spread = any(len({cluster.shape.gpus[gpu].rack for gpu in job.ring}) > 1 for job in new)

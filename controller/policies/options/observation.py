@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from patchlight.controller.policies.cheapest import HORIZON_S
 from patchlight.controller.policies.contract import KINDS, ClusterView, JobView, PolicyKind
 from patchlight.controller.policies.options import cluster_graph
 from patchlight.controller.policies.options.cluster_graph import ClusterGraph, bits, squeezed
 from patchlight.controller.policies.options.listing import BUILT_IN, Option
-from patchlight.controller.policies.options.outlook import HORIZON_S, Networks, Outlook
+from patchlight.controller.policies.options.outlook import Networks, Outlook
 from patchlight.testbed.graphs.model import ComputationGraph
 from patchlight.testbed.lab.model import Lab
 
