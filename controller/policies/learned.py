@@ -165,16 +165,12 @@ class LearnedPartition:
 
 def load_learned(path: Path) -> LearnedPartition:
     """The policy in an ONNX file with its card beside it; ``CardError`` says what is wrong."""
-    content = files.model_bytes(path)
-    card = read_card(path.with_suffix(".json"))
-    files.check_digest(card.sha256, content, path)
+    card, session = files.open_model(path, read_card)
     if card.kind != "partition":
         raise CardError(f"model {card.name!r} is of kind {card.kind!r}: expected 'partition'")
-    seen = card.observation_schema, card.observation_version
     is_known = card.observation_version in observation.VERSIONS
     version = card.observation_version if is_known else observation.VERSION
-    files.check_schema(card.name, seen, (observation.SCHEMA, version))
-    session = files.open_session(content, path)
+    files.check_schema(card, observation.SCHEMA, version)
     _check_session(card, session, path)
     return LearnedPartition(card, session)
 
