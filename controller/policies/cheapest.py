@@ -1,13 +1,11 @@
 """Prices of circuits: the cheapest placement with its circuits, and jobs worth regrouping.
 
 A price is when jobs end, and the dark time before. Links are shared max-min fair, and again at each
-end (``patchlight.controller.prediction``). The placement asks for each of a few places what the job
-and those that run would cost there, under the circuits as they are and regrouped; the topology then
-makes the circuits that were cheaper for the place that was taken. Both ask ``Prices``: they agree.
+end (``patchlight.controller.prediction``). Placement and topology ask the same ``Prices``, so that
+the topology makes the circuits that the place was chosen for.
 
-Jobs that were spread over the switches stay so after others have ended and made room.
-``defragment`` finds those worth regrouping: their GPUs stay, and their circuits move at the end of
-an iteration, where the gain is more than the cost.
+Jobs that were spread over the switches stay so after others have ended and made room:
+``defragment`` finds those worth regrouping. Their GPUs stay.
 """
 
 import itertools
@@ -50,11 +48,11 @@ _KEEP: Maps = {}
 
 
 class WiringPrice(NamedTuple):
-    """What a wiring costs. Compared, the cheaper one is the smaller.
+    """What a wiring costs; the cheaper one is the smaller.
 
-    ``stuck`` counts the jobs whose rings have no way, ``total_s`` is the sum of the times to the
-    ends of the others; ``completions_s`` has each job's, infinity for one that is stuck. ``dark_s``
-    is how long the circuits that change are dark; ``cross_connects`` counts those that are made.
+    ``stuck`` counts the jobs whose rings have no way; ``total_s`` sums up the times to the ends of
+    the others, ``completions_s`` has each job's, infinity for a stuck one. Circuits that change are
+    dark for ``dark_s``, and ``cross_connects`` of them are made.
     """
 
     stuck: int
@@ -67,10 +65,8 @@ class WiringPrice(NamedTuple):
 class Prices:
     """Prices of wirings of a lab's cluster with the jobs that run on it.
 
-    ``jobs`` are those that count: running ones whose rings and loads are known, and any that wait
-    for their circuits. Others are taken not to be there. ``overhead_s`` is how long a change keeps
-    running jobs waiting beside its dark time. ``network`` has the present links, where somebody
-    knows them already.
+    Those of ``jobs`` count whose rings and loads are known. A change keeps running jobs waiting for
+    ``overhead_s`` beside its dark time. ``network`` has the present links, if they are known.
     """
 
     def __init__(
@@ -114,8 +110,8 @@ class Prices:
     def of(self, maps: Maps) -> WiringPrice:
         """The price of these maps of the OCSs that change; empty is that of what is lit now.
 
-        Circuits are dark one OCS after the other. A running job whose light moves finishes its
-        iteration first, and its NICs are dark for as long: both are in its time.
+        Circuits are dark one OCS after the other. A running job whose circuits move finishes its
+        iteration first: that, too, is in its time.
         """
         dark_s, cross_connects, network = 0.0, 0, self.network
         moved: Collection[Endpoint] = ()
@@ -181,8 +177,7 @@ class Prices:
 def placed(cluster: ClusterView, job: JobView, ring: Sequence[int], nic_bps: float) -> RingOfJob:
     """A job that would get these GPUs, in this order.
 
-    ``nic_bps`` is the rate at which its communication was measured, where that is a part of its
-    time.
+    ``nic_bps`` is the rate at which its communication was measured, if that is part of its time.
     """
     load: Load | None = None
     workers = len(ring)
@@ -274,11 +269,11 @@ class CheapestTopology:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A change of circuits under running jobs.
+    """A change of circuits under running jobs that regroups ``jobs``.
 
-    ``jobs`` are those that are regrouped. ``gains_s`` says for every job how much sooner it is
-    predicted to end, less than 0 for later; each regrouped job's cost, ``costs_s``, is counted in
-    already: the iteration that it ends first, its dark time, and what else a change takes.
+    ``gains_s`` says of every job how much sooner it is predicted to end (negative: later), each
+    regrouped job's cost ``costs_s`` included: the iteration that it ends first, the dark time, and
+    what else a change takes.
     """
 
     maps: Maps
@@ -299,9 +294,8 @@ def defragment(
 ) -> Proposal | None:
     """The set of running jobs whose regrouping gains most; ``None`` where it gains too little.
 
-    Of jobs whose loads are not known nothing can be gained, and their light stays. Circuits of
-    ``cluster.barred`` ports stay, too. A change is taken to keep jobs waiting for ``overhead_s``
-    beside the dark time of its circuits.
+    Circuits of ``cluster.barred`` ports, and of jobs whose loads are not known, stay. A change
+    keeps jobs waiting for ``overhead_s`` beside the dark time of its circuits.
     """
     lab = cluster.lab
     if lab is None:

@@ -1,10 +1,9 @@
 """Policies that may fail: a fault is reported, and the default policy decides in its place.
 
 A fault is an exception, an answer that makes no sense, or no answer in time. In the lab a user's
-policy runs in its own process (``policy_process``), one of ours in a thread (``alone``): one that
-is late is left alone, and is not called again until it has finished. The simulator calls policies
-directly; one that is late there is reported, but its answer counts, as a result must not depend on
-the machine's speed.
+policy runs in its own process (``policy_process``), one of ours in a thread (``alone``), and is not
+called again until it has finished. In the simulator the answer of a late one counts: a result must
+not depend on the machine's speed.
 """
 
 import itertools

@@ -40,9 +40,9 @@ _rounds: list[_Rounds] = []  # The last few: placements ask for many rings of on
 def ring_order(cluster: ClusterView, gpus: Sequence[int]) -> list[int]:
     """These GPUs as a ring that crosses as few links between packet switches as possible.
 
-    Those under one switch stay together, in the order that they came in; dark ones come last.
-    Between four and eight switches it is the shortest round of all, on trees also beyond: each
-    link of the tree is then crossed once each way. Without a lab racks are all equally far apart.
+    Those under one switch stay together in their order; dark ones come last. Up to eight
+    switches it is the shortest round of all, on trees also beyond. Without a lab racks are equally
+    far apart.
     """
     if len(gpus) < 3:
         return list(gpus)  # There is only one such ring.
@@ -230,9 +230,8 @@ class FragmentationAware(_ByGroup):
 
     Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation
     Gradient Descent", USENIX ATC 2023, for jobs that take whole GPUs: a server's free GPUs are a
-    fragment for a job that wants more than there are. How much of a server is fragment is the mean
-    over the jobs that came lately. A job that wants more GPUs than a server has counts as one that
-    wants a whole server, as that is what it takes first.
+    fragment for a job that wants more than there are, in the mean over the jobs that came lately.
+    A job that wants more GPUs than a server has counts as one that wants a whole server.
     """
 
     by_rack = False

@@ -2,15 +2,12 @@
 
 *regroup* brings each job's NICs under one packet switch. The idea of Yan et al. (OFC 2022): the
 OCS sits between NICs and ToRs, so a job whose GPUs are spread over the racks can be lit onto one
-ToR and its ring stays off the inter-ToR link. Pure: a lab, the present maps and the groups go in,
-the wanted maps come out.
+ToR and its ring stays off the inter-ToR link.
 """
 
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from types import MappingProxyType
 
 from patchlight.controller.policies.contract import ClusterView
@@ -42,7 +39,7 @@ class CannotRegroup(PatchlightError):
 
 @dataclass(frozen=True, slots=True)
 class SwitchUplinks:
-    """What the policy sees: which NIC can be joined to which switch, and to which it is now."""
+    """Which NIC can be joined to which packet switch, and to which it is now."""
 
     ports: Mapping[Uplinks, tuple[int, ...]]  # the usable ones of these
     nics: Mapping[Endpoint, _Port]  # a NIC's OCS and its port there
@@ -71,7 +68,7 @@ class SwitchUplinks:
 
 
 def survey(lab: Lab, maps: Mapping[str, PortMap], locked: Ports, failed: Ports) -> SwitchUplinks:
-    """What there is to see of a lab under these maps, as ``regroup`` has to look at it."""
+    """What ``regroup`` has to know of a lab under these maps."""
     broken = {ocs: set(ports) for ocs, ports in failed.items() if ports}
     fixed = with_other_ends(maps, locked)
     none = frozenset[int]()
@@ -123,82 +120,19 @@ def regroup(
     failed: Ports = NO_PORTS,
     switches: Collection[str] = (),
 ) -> dict[str, PortMap]:
-    """The maps under which each group of hosts is lit onto one packet switch.
+    """The maps that light each group of hosts onto one packet switch, of ``switches`` if any.
 
-    With ``switches`` it is one of these.
-
-    Few NICs move: one that is under its group's switch keeps its circuit, and NICs of no
-    group move only where their port is needed. Circuits of ``locked`` ports are neither
-    broken nor made; ``failed`` ports get no circuit, and a NIC that is lit through one on the
-    packet switch's side counts as dark. ``maps`` may lack a circuit switch whose map is not
-    known. Raises ``CannotRegroup`` saying which group fits nowhere, ``BadInput`` for a host
-    that the lab does not have.
+    Few NICs move: one that is under its group's switch keeps its circuit, and NICs of no group move
+    only where their port is needed. Circuits of ``locked`` ports are neither broken nor made;
+    ``failed`` ports get no circuit, and a NIC that is lit through one on the packet switch's side
+    counts as dark. Maps that are not known may be missing. ``CannotRegroup`` says which group fits
+    nowhere, ``BadInput`` which host the lab does not have.
     """
     if lab.has_trunks:
         return _regroup_over_trunks(lab, maps, groups, locked, failed, switches)
     site, members = _surveyed(lab, maps, groups, locked, failed)
     chosen = _choose_switches(site, members, switches)
     return _rewire(site, maps, dict(zip(members, chosen, strict=True)))
-
-
-class OneGroup:
-    """The packet switches onto any of which ``regroup`` can light a group of hosts, and how.
-
-    Maps are made only when somebody asks, but in labs where light goes over several OCSs.
-    """
-
-    def __init__(
-        self, lab: Lab, maps: Mapping[str, PortMap], group: Sequence[str], *, locked: Ports
-    ) -> None:
-        self._lab, self._maps, self._found = lab, maps, dict[str, dict[str, PortMap]]()
-        names = lab.switch_names
-        self.switches: tuple[str, ...] = ()
-        if lab.has_trunks:
-            for switch in names:
-                with suppress(CannotRegroup):
-                    found = _regroup_over_trunks(lab, maps, [group], locked, NO_PORTS, (switch,))
-                    self._found[switch] = found
-            self.switches = tuple(self._found)
-            return
-        self._group, self._locked = tuple([lab.host(name).endpoint for name in group]), locked
-        shut, stays, need = with_other_ends(maps, locked), False, dict[str, int]()
-        for nic in self._group:
-            ocs, port = lab.host_plugs.get(nic, ("", 0))
-            if ocs not in maps:
-                return
-            stays = stays or port in shut.get(ocs, ())
-            need[ocs] = need.get(ocs, 0) + 1
-        if stays:
-            site = self._site
-            self.switches = tuple(s for s in names if site.takes(self._group, s, site.room))
-            return
-        # Nobody has to stay where he is: only ports count.
-        for ocs, count in need.items():
-            closed, ports_of = shut.get(ocs, set()), lab.facing_ports[ocs]
-            names = tuple(
-                [
-                    switch
-                    for switch in names
-                    if len(ports := ports_of.get(switch, ())) - len(closed.intersection(ports))
-                    >= count
-                ]
-            )
-        self.switches = names
-
-    @cached_property
-    def _site(self) -> SwitchUplinks:
-        return survey(self._lab, self._maps, self._locked, NO_PORTS)
-
-    def onto(self, switch: str) -> dict[str, PortMap]:
-        """The maps that change so that the group is lit onto one of ``switches``."""
-        found = self._found.get(switch)
-        if found is None:
-            plugs = self._lab.host_plugs
-            lit = [lit_onto(self._lab, self._maps, plugs[nic]) for nic in self._group]
-            if all(at is not None and at[0] == switch for at in lit):
-                return {}
-            found = _rewire(self._site, self._maps, {self._group: switch})
-        return {ocs: each for ocs, each in found.items() if each != self._maps.get(ocs)}
 
 
 def _surveyed(
