@@ -12,12 +12,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from patchlight.controller.openflow import flowtable
-from patchlight.controller.openflow.flowtable import (
-    DEFAULT_DEADLINE_S,
-    VERSION,
-    Message,
-    SpeakerOptions,
-)
+from patchlight.controller.openflow.flowtable import Message, SpeakerOptions
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 from patchlight.testbed.linux.processes import ProgressWatch, processor_ticks
 
@@ -217,7 +212,7 @@ class Speaker:
         return lambda: self._subscribers.remove(callback)
 
     async def request(
-        self, operation: str, *, deadline_s: float = DEFAULT_DEADLINE_S, **fields: Any
+        self, operation: str, *, deadline_s: float = flowtable.DEFAULT_DEADLINE_S, **fields: Any
     ) -> Any:
         """The result of one operation of the protocol.
 
@@ -231,9 +226,9 @@ class Speaker:
             )
         number, began, good = next(self._numbers), time.monotonic(), False
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
-        message = {"v": VERSION, "id": number, "op": operation, "deadline_s": deadline_s, **fields}
+        head = {"v": flowtable.VERSION, "id": number, "op": operation, "deadline_s": deadline_s}
         try:
-            self._writer.write(flowtable.encode(message))
+            self._writer.write(flowtable.encode({**head, **fields}))
             async with asyncio.timeout(deadline_s + _GRACE_S):
                 await self._writer.drain()
                 reply = await answer

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
@@ -151,10 +152,14 @@ class FlowEntry:
 
 
 class FlowChange(NamedTuple):
-    """What turns one table into another. An add whose key is taken by us replaces the entry."""
+    """What turns one table into another. An add whose key is taken by us replaces the entry.
+
+    ``held`` are wanted entries whose key another application's entry holds: theirs stays.
+    """
 
     removes: tuple[FlowEntry, ...]
     adds: tuple[FlowEntry, ...]
+    held: tuple[FlowEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,32 +190,41 @@ class FlowTable:
 
 
 def diff(have: FlowTable, want: FlowTable) -> FlowChange:
-    """The smallest change that turns our entries in ``have`` into ``want``.
-
-    Entries of others in ``have`` are never removed. A wanted entry whose key one of them
-    holds is left out, for adding it would overwrite theirs: see ``held_by_others``.
-    """
+    """The smallest change that turns our entries in ``have`` into ``want``; others' stay."""
     have_by_key, want_by_key = have.by_key(), want.by_key()
-    return FlowChange(
-        removes=tuple(
-            entry for key, entry in have_by_key.items() if entry.is_ours and key not in want_by_key
-        ),
-        adds=tuple(
-            entry
-            for key, entry in want_by_key.items()
-            if (old := have_by_key.get(key)) is None or (old.is_ours and old != entry)
-        ),
-    )
+    removes, adds, held = [], [], []
+    for key, entry in have_by_key.items():
+        if entry.is_ours and key not in want_by_key:
+            removes.append(entry)
+    for key, entry in want_by_key.items():
+        old = have_by_key.get(key)
+        if old is None or (old.is_ours and old != entry):
+            adds.append(entry)
+        elif not old.is_ours:
+            held.append(entry)
+    return FlowChange(tuple(removes), tuple(adds), tuple(held))
 
 
-def held_by_others(have: FlowTable, want: FlowTable) -> tuple[FlowEntry, ...]:
-    """The wanted entries whose key another application's entry in ``have`` holds."""
-    have_by_key = have.by_key()
-    return tuple(
-        entry
-        for key, entry in want.by_key().items()
-        if (old := have_by_key.get(key)) is not None and not old.is_ours
-    )
+def removals_first(
+    have: Mapping[int, FlowTable], changes: Mapping[int, FlowChange]
+) -> dict[int, tuple[FlowEntry, ...]]:
+    """What to remove from each switch before anything is added to any.
+
+    The entries that are to go, and the old one behind each replacement whose match is touched on
+    other switches too: on one switch alone, the switch replaces an entry without a gap.
+    """
+    touched: Counter[Match] = Counter()
+    for change in changes.values():
+        touched.update({entry.match for entry in (*change.removes, *change.adds)})
+    first: dict[int, tuple[FlowEntry, ...]] = {}
+    for i, change in changes.items():
+        old = have[i].by_key()
+        replaced = (
+            old[e.key] for e in change.adds if e.key in old and touched[e.match] > 1 and e.match
+        )
+        if entries := (*change.removes, *replaced):
+            first[i] = entries
+    return first
 
 
 @dataclass(frozen=True, slots=True)

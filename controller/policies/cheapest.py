@@ -15,13 +15,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from patchlight.controller.policies import placement
 from patchlight.controller.policies.contract import ClusterView, JobView, RingOfJob
-from patchlight.controller.policies.placement import (
-    Consolidated,
-    FirstFit,
-    RegroupPlacement,
-    ring_order,
-)
 from patchlight.controller.policies.topology import CannotRegroup, regroup
 from patchlight.controller.prediction.network import LabNetwork, RingWork, completions_s, units_s
 from patchlight.controller.prediction.sharing import Load, training_load
@@ -220,13 +215,17 @@ class CheapestPlacement:
     """
 
     def __init__(self) -> None:
-        self._places = (RegroupPlacement(), Consolidated(), FirstFit())
+        self._places = (
+            placement.RegroupPlacement(),
+            placement.Consolidated(),
+            placement.FirstFit(),
+        )
 
     def place(self, cluster: ClusterView, job: JobView, workers: int) -> Sequence[int] | None:
         """As the contract says."""
         lab = cluster.lab
         found = [policy.place(cluster, job, workers) for policy in self._places]
-        rings = [ring_order(cluster, ring) for ring in found if ring is not None]
+        rings = [placement.ring_order(cluster, ring) for ring in found if ring is not None]
         if lab is None or not lab.circuit_switches or not rings:
             return None if not rings else rings[0]
         best: tuple[WiringPrice, list[int]] | None = None
