@@ -20,8 +20,13 @@ from patchlight.controller.policies import contract
 from patchlight.controller.policies.contract import ElasticJob, Frozen, Progress, QueuedJob
 from patchlight.controller.policies.options.outlook import Networks
 from patchlight.controller.policies.registry import DEFAULTS
-from patchlight.controller.prediction.network import LabNetwork, RingWork, units_s
-from patchlight.controller.prediction.sharing import Load, training_load
+from patchlight.controller.prediction.network import (
+    LabNetwork,
+    Load,
+    RingWork,
+    training_load,
+    units_s,
+)
 from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.lab.rules import Waiting, WaitReason
 from patchlight.testbed.lab.wiring import trace_links

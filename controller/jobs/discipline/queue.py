@@ -8,8 +8,7 @@ from patchlight.controller.jobs.discipline import contract
 from patchlight.controller.jobs.discipline.contract import EPSILON_S, JobFate, QueueEntry
 from patchlight.controller.jobs.discipline.standings import Place, Victims, WaitingLine
 from patchlight.controller.policies.contract import ClusterView, ElasticJob, QueuedJob
-from patchlight.controller.prediction.network import LabNetwork, RingWork, units_s
-from patchlight.controller.prediction.sharing import Load
+from patchlight.controller.prediction.network import LabNetwork, Load, RingWork, units_s
 from patchlight.testbed.lab.rules import Discipline, Waiting, WaitReason
 
 E = TypeVar("E", bound=QueueEntry)
