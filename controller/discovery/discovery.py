@@ -15,6 +15,7 @@ from patchlight.controller.discovery.search import LIGHT, Findings, Heard, OcsPo
 from patchlight.controller.discovery.window import Listened, MaintenanceWindow, SwitchListening
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Endpoint, Fibre, Lab
+from patchlight.testbed.wire.rest.requests import DiscoveryRequest
 
 _log = logging.getLogger(__name__)
 
@@ -23,18 +24,6 @@ State = Literal["idle", "looking", "restoring", "done", "stopped", "failed"]
 
 
 Verdict = Literal["as said", "differs", "not told", "free"]
-
-
-@dataclass(frozen=True, slots=True)
-class WantedSearch:
-    """The ``ports`` to probe, by OCS (all if none are named), and how long each round listens.
-
-    ``every_port``: also once all ends of the lab are found.
-    """
-
-    ports: Mapping[str, Collection[int]]
-    listen_s: float
-    every_port: bool = False
 
 
 @dataclass
@@ -80,7 +69,7 @@ class Discovery:
         is_open = self._window.opened is not None
         return asdict(self.progress) | {"step": self.news.step, "open": is_open}
 
-    async def preview(self, wanted: WantedSearch) -> dict[str, Any]:
+    async def preview(self, wanted: DiscoveryRequest) -> dict[str, Any]:
         """What a search would probe, the circuits that it takes, how long, and the objections."""
         ports = await self._window.ports(wanted.ports)
         rounds, takes_s = self._estimate(wanted, ports)
@@ -93,7 +82,7 @@ class Discovery:
         }
 
     def _estimate(
-        self, wanted: WantedSearch, ports: Mapping[str, Collection[int]]
+        self, wanted: DiscoveryRequest, ports: Mapping[str, Collection[int]]
     ) -> tuple[int, float]:
         """The number of rounds where all is as the lab file says, and their seconds, about."""
         each = [OcsPort(ocs, number) for ocs, numbers in ports.items() for number in numbers]
@@ -101,7 +90,7 @@ class Discovery:
         slowest_s = max((c.switching_time_s for c in self._lab.circuit_switches), default=0.0)
         return rounds, rounds * (wanted.listen_s + 2 * slowest_s)
 
-    async def start(self, wanted: WantedSearch, caller: ChangeOptions) -> None:
+    async def start(self, wanted: DiscoveryRequest, caller: ChangeOptions) -> None:
         """Begin a search; ``Refused`` or ``BadInput`` if it cannot be."""
         async with self._beginning_or_ending:
             if self.under_way:
@@ -153,7 +142,7 @@ class Discovery:
         self.news.tell()
 
     async def _run(
-        self, wanted: WantedSearch, ports: Mapping[str, list[int]]
+        self, wanted: DiscoveryRequest, ports: Mapping[str, list[int]]
     ) -> tuple[dict[str, Any] | None, State]:
         """Search and restore the circuits; the result and how it ended."""
         progress, found = self.progress, None
@@ -179,7 +168,9 @@ class Discovery:
         progress.took_s = time.time() - progress.began_at
         return found, end
 
-    async def _search(self, wanted: WantedSearch, ports: Mapping[str, list[int]]) -> dict[str, Any]:
+    async def _search(
+        self, wanted: DiscoveryRequest, ports: Mapping[str, list[int]]
+    ) -> dict[str, Any]:
         dark = await self._round(wanted, {}, self.progress.rounds_left - 1)
         if not dark.ends:
             why = "; ".join(dict.fromkeys(dark.silent.values()))
@@ -214,7 +205,7 @@ class Discovery:
         }
 
     async def _round(
-        self, wanted: WantedSearch, light: search.Light, left: int, patience: int = 1
+        self, wanted: DiscoveryRequest, light: search.Light, left: int, patience: int = 1
     ) -> Listened:
         progress = self.progress
         number = progress.rounds_done + 1

@@ -117,11 +117,6 @@ class Fleet:
         """Whether the agent of a server answers, is suspected or lost."""
         return self._heartbeats[server].presence(time.monotonic())
 
-    @property
-    def reachable(self) -> dict[str, bool]:
-        """By server, whether its agent answers."""
-        return {name: self.presence(name) is Presence.ANSWERS for name in self._heartbeats}
-
     def silent(self) -> frozenset[str]:
         """The servers whose agents are suspected or lost: nothing new is begun there."""
         return frozenset(name for name in self._heartbeats if self.presence(name).is_silent)

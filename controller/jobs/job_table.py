@@ -64,7 +64,7 @@ class JobTable:
         return {job_id: [h.name for h in self.running[job_id].all_hosts] for job_id in job_ids}
 
     def page(
-        self, last: int, after: str | None = None, period: Period | None = None, **which: str
+        self, last: int = 100, after: str | None = None, period: Period | None = None, **which: str
     ) -> list[JobStatus]:
         """As ``JobLedger.page``."""
         return self.ledger.page(last, after, period, **which, known=self._live)

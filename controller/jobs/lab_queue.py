@@ -78,14 +78,16 @@ class LabQueue:
         self._left.clear()
         self._returned.clear()
 
-    def admit(self, user: str, specs: Sequence[JobSpec], beside: int = 0) -> Waiting | None:
+    def not_admitted(self, user: str, specs: Sequence[JobSpec], beside: int = 0) -> str | None:
         """Why the jobs of a gang may not even wait, with so many others of the user ``beside``."""
         jobs = len(specs) - 1 + beside
         if self._settings.allowance(user).jobs is not None:
             placed = (entry for entry, _ in self._placed.values())
             own = {e.gang for e in (*self._waiting.values(), *placed) if e.user == user}
             jobs += sum(len(gang.ids) for gang in own)
-        return contract.admission(self._settings, user, sum(spec.size for spec in specs), jobs)
+        gpus = sum(spec.size for spec in specs)
+        waiting = contract.admission(self._settings, user, gpus, jobs)
+        return None if waiting is None else waiting.words
 
     def join(self, gang: Gang) -> None:
         """A gang waits from now on; again is harmless."""

@@ -15,6 +15,7 @@ from patchlight.controller.hosts.agent_client import AgentClient, NotOnServer
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.storage.database import ADD_EVENT, Database, Period, numbered
 from patchlight.controller.storage.store import Store
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.lab.rules import Discipline
 from patchlight.testbed.wire.worker_api import LogPart
@@ -108,7 +109,7 @@ class JobLedger:
         """The ``last`` jobs that match, oldest first, or the first so many after one.
 
         With a ``period``, of those that waited or ran in it. Those that are ``known``, by id, are
-        not read. ``KeyError`` for an unknown ``after``; an empty one begins with the first job.
+        not read. ``BadInput`` for an unknown ``after``; an empty one begins with the first job.
         """
         columns = {"state": state, "owner": owner, "name": name}
         wanted = {column: value for column, value in columns.items() if value}
@@ -121,7 +122,7 @@ class JobLedger:
             return self._known(known, f"WHERE {which} {order}", *values, last)[::-1]
         rows = self._database.rows("SELECT rowid FROM jobs WHERE id = ?", after)
         if after and not rows:
-            raise KeyError(after)
+            raise BadInput(f"there is no job {after!r} to go on after")
         begin = rows[0][0] if rows else 0
         order = "AND rowid > ? ORDER BY rowid LIMIT ?"
         return self._known(known, f"WHERE {which} {order}", *values, begin, last)

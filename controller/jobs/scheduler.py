@@ -24,7 +24,7 @@ from patchlight.controller.jobs.policy_set import PoliciesInUse, named
 from patchlight.controller.jobs.rewiring import DRAINED, JobRewiring
 from patchlight.controller.jobs.specs import check_policies, check_specs, worker_id
 from patchlight.controller.policies.registry import DEFAULTS
-from patchlight.controller.storage.database import JournalError, Period
+from patchlight.controller.storage.database import JournalError
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
@@ -90,18 +90,13 @@ class Scheduler:
         gangs = [self._new(gang, topology, by, ids) for gang in each]
         for statuses, _ in gangs:
             gang = [status.spec for status in statuses]
-            if (why := self._not_admitted(by, gang, len(specs) - len(gang))) is not None:
+            if (why := self._queue.not_admitted(by, gang, len(specs) - len(gang))) is not None:
                 raise Refused(why, hint="wait until one of them ends, or ask who runs the lab")
         added = [status for statuses, _ in gangs for status in statuses]
         self._table.add(added)
         for statuses, chosen in gangs:
             self._queue.join(Gang(tuple(status.id for status in statuses), chosen))
         return added
-
-    def _not_admitted(self, by: str, specs: Sequence[JobSpec], beside: int = 0) -> str | None:
-        """Why the jobs of a gang may not wait, with so many others of the user ``beside`` them."""
-        waiting = self._queue.admit(by, specs, beside)
-        return None if waiting is None else waiting.words
 
     def _new(
         self, specs: Sequence[JobSpec], topology: str | None, by: str, ids: set[str]
@@ -142,7 +137,7 @@ class Scheduler:
         statuses, chosen = self._new(specs, topology, by, set())
         ahead = len(self._queue.why)
         closed = "the controller is drained" if self.drained else ""
-        waits_for = closed or self._not_admitted(by, [status.spec for status in statuses])
+        waits_for = closed or self._queue.not_admitted(by, [status.spec for status in statuses])
         found = waits_for or await self._queue.would_place(statuses)
         about: dict[str, Any] = {"ahead": ahead, "topology": chosen, "waits_for": ""}
         if isinstance(found, str):
@@ -174,18 +169,6 @@ class Scheduler:
         """One job with its ``message``, by its id; ``BadInput`` if unknown."""
         status = self._table[job_id]
         return replace(status, message=self.message(status))
-
-    def jobs(
-        self, last: int = 100, after: str | None = None, period: Period | None = None, **which: str
-    ) -> list[JobStatus]:
-        """The last so many jobs, oldest first, or the first so many after one; as on record.
-
-        ``which``: as ``JobLedger.page``.
-        """
-        try:
-            return self._table.page(last, after, period, **which)
-        except KeyError:
-            raise BadInput(f"there is no job {after!r} to go on after") from None
 
     def message(self, status: JobStatus) -> str:
         """A job's message, or what it waits for now, which changes too often to be stored."""
