@@ -232,7 +232,7 @@ def path_routes(paths: PathService, bounds: BoundsService) -> APIRouter:
 
     @routes.delete("/paths/{number}", **gives(circuit_shapes.PathShape))
     async def release(number: requests.Number, caller: User) -> Any:
-        by = (await paths.look(number, "")).by
+        by = (await paths.look(number, ""))["by"]
         if caller.by != by and caller.role < Role.OPERATOR:
             raise NotAllowed(f"this path is of {by}: only they and operators may end it")
         return paths.release(number)
