@@ -28,10 +28,7 @@ Verdict = Literal["as said", "differs", "not told", "free"]
 
 @dataclass
 class DiscoveryProgress:
-    """How far the search is, or how the last one ended.
-
-    ``rounds_left`` is the most that can be left; ``wiring`` is the result as JSON once ``done``.
-    """
+    """How far the search is, or how the last one ended, with the result as JSON once ``done``."""
 
     state: State = "idle"
     by: str = ""
@@ -62,10 +59,7 @@ class Discovery:
 
     @property
     def status(self) -> dict[str, Any]:
-        """The progress as JSON, and the ``step`` of the news of it.
-
-        ``open``: circuits are away from their places now.
-        """
+        """The progress as JSON, its ``step``, and whether circuits are away now (``open``)."""
         is_open = self._window.opened is not None
         return asdict(self.progress) | {"step": self.news.step, "open": is_open}
 
@@ -112,10 +106,8 @@ class Discovery:
             self.news.tell()
 
     async def stop(self) -> None:
-        """Cancel the search and restore the circuits, also those that an earlier controller left.
-
-        ``PatchlightError`` if they cannot be restored.
-        """
+        """Cancel the search and restore the circuits, also those of an earlier controller, or
+        raise."""
         async with self._beginning_or_ending:
             if self._task is not None and not self._task.done():
                 if self.progress.state == "looking":
@@ -220,12 +212,8 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True)
 class PortFinding:
-    """A port of a circuit switch: the end that ``sends`` into it, the end that ``hears`` it.
-
-    ``None``: none was found. ``said`` is the end in the lab file.
-
-    ``not told``: the end that the lab file names could not be probed.
-    """
+    """The ends that send into a port of a circuit switch and hear it, and that ``said`` in the lab
+    file. ``not told``: the latter could not be probed."""
 
     port: OcsPort
     sends: str | None
@@ -357,10 +345,8 @@ def _other_fibres(
 def _corrected(
     lab: Lab, certain: Mapping[OcsPort, str], direct: Collection[tuple[str, str]]
 ) -> tuple[Fibre, ...]:
-    """The lab's fibres as they run: each follows its device's end, with its rate and losses.
-
-    A fibre in the way of one that was found goes; new ones come last.
-    """
+    """The lab's fibres as they run, each with its device's end, rate and losses; new ones come
+    last."""
     named = {str(host.endpoint): host.endpoint for host in lab.hosts}
     counts = [(switch.name, switch.ports) for switch in lab.packet_switches]
     counts += [(switch.name, switch.ports) for switch in lab.circuit_switches]

@@ -31,11 +31,8 @@ _LOOK_AGAIN_S = 5.0
 
 
 class LabQueue:
-    """Jobs that wait, in the order and under the rules of a discipline.
-
-    ``why`` has what each waiting job waits for, as of the last pass; ``changed`` is set when
-    another pass may start more.
-    """
+    """Jobs that wait by the rules of a discipline, and ``why`` as of the last pass; ``changed`` is
+    set when another pass may start more."""
 
     def __init__(
         self,

@@ -59,10 +59,7 @@ _PAUSE_S = 0.05
 
 
 class JobLedger:
-    """All jobs on disk, ended ones included.
-
-    ``on_decision`` are called with the job's id and each decision that is added.
-    """
+    """All jobs on disk, ended ones included; ``on_decision`` are called with each new decision."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -152,10 +149,8 @@ class JobLedger:
     def iterations(
         self, job_id: str, after: int = 0, limit: int = -1
     ) -> tuple[list[dict[str, Any]], int]:
-        """The reports of a job's workers after number ``after``, and the last number.
-
-        At most ``limit`` of them, where that is not negative.
-        """
+        """The reports of a job's workers after number ``after``, at most ``limit``, and the last
+        number."""
         which = "WHERE job = ? AND number > ? ORDER BY number LIMIT ?"
         found = self._reports(which, job_id, after, limit)
         return [report for report, _ in found], found[-1][1] if found else after
@@ -228,19 +223,15 @@ class JobLedger:
 
 
 class JobOutputs:
-    """The output of workers: in a folder for each job, a file for each worker of the last attempt.
-
-    A file is called RANK.OFFSET, after the number of the first byte that is kept.
-    """
+    """The output of the last attempt's workers: for each job a folder with files RANK.OFFSET, after
+    the number of the first byte that is kept."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     async def keep(self, job: RunningJob) -> None:
-        """Fetch the output of a job's workers before they are deleted.
-
-        An agent that does not answer delays this only shortly, and is not an error.
-        """
+        """Fetch the output of a job's workers before they are deleted, from agents that answer
+        soon."""
         asked = [w for w in job.workers if not w.is_silent]
         fetches = (self.fetch(w.agent, w.spec.id, job.id, w.spec.rank) for w in asked)
         answers = await asyncio.gather(*fetches, return_exceptions=True)

@@ -1,7 +1,5 @@
-"""The scheduler: takes jobs in, starts gangs of them in turn, and takes over an earlier one's jobs.
-
-A gang is one or more jobs submitted together; all their workers begin at the same moment.
-"""
+"""The scheduler: takes jobs in, starts gangs (jobs submitted together, whose workers begin at the
+same moment) in turn, and takes over an earlier one's jobs."""
 
 import asyncio
 import contextlib
@@ -80,11 +78,8 @@ class Scheduler:
         *,
         together: bool = True,
     ) -> list[JobStatus]:
-        """Queue jobs of a user, all or none; ``BadInput`` if one could never run here.
-
-        They start ``together``, or each is a gang. The topology policy is ``topology``, or that of
-        a job, or the lab's.
-        """
+        """Queue jobs of a user, as one gang if ``together``, all or none; ``BadInput`` if one could
+        never run. The topology policy is ``topology``, or that of a job, or the lab's."""
         ids = set[str]()
         each = [specs] if together else zip(specs)
         gangs = [self._new(gang, topology, by, ids) for gang in each]
@@ -179,10 +174,8 @@ class Scheduler:
         return waits_for or status.message
 
     async def stop(self, job_id: str, by: str = "", *, force: bool = False) -> JobStatus:
-        """End the job's gang: its workers stop, GPUs and NICs go back.
-
-        ``Refused`` for a job that another user than ``by`` submitted, without ``force``.
-        """
+        """End the job's gang. ``Refused`` for the job of another user than ``by``, without
+        ``force``."""
         self._check_owner(self._table[job_id], by, "stopped", "stop", force=force)
         if (waiting := self._queue.leave(job_id)) is not None:
             try:
@@ -204,9 +197,7 @@ class Scheduler:
 
     async def restart(self, job_id: str, by: str = "", *, force: bool = False) -> JobStatus:
         """Begin a job again: one that has ended as a new job, one that runs as its next attempt.
-
-        ``Refused`` for a job that another user than ``by`` submitted, without ``force``.
-        """
+        ``Refused`` as in ``stop``."""
         status = self._table[job_id]
         if status.state.is_final:
             return self.submit([status.spec], status.topology or None, by)[0]
@@ -278,10 +269,8 @@ class Scheduler:
         self.policies.close()
 
     async def _recover(self) -> list[Gang]:
-        """Follow the jobs that ran under an earlier controller; the gangs that are queued.
-
-        Jobs that were just being started are queued again: none of their workers had begun.
-        """
+        """Follow jobs that ran under an earlier controller, and queue again those that were just
+        being started: none of their workers had begun. The gangs that are queued."""
         queued: list[Gang] = []
         gangs: dict[str, list[JobStatus]] = {}
         for status in self._table.live():

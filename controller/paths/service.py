@@ -41,11 +41,8 @@ class _Lane:
 
 
 class PathBook:
-    """The paths of a lab's networks, granted by the scheduler of that name.
-
-    Nothing is granted before ``quiet_until``, as earlier paths may be in use until then; numbers
-    continue after ``last``.
-    """
+    """The paths of a lab's networks, numbered after ``last``. Nothing is granted before
+    ``quiet_until``, as earlier paths may be in use until then."""
 
     def __init__(
         self, scheduler: str = "collective", quiet_until: float = 0.0, last: int = 0
@@ -81,10 +78,8 @@ class PathBook:
                 self._end(path, "expired", now)
 
     def want(self, wanted: PathRequest, by: str, now: float) -> PathShape:
-        """Queue a flow, whose path may be granted at once.
-
-        ``BadInput`` for a flow that is not possible here, ``Refused`` for one that gets no path.
-        """
+        """Queue a flow, whose path may be granted at once; ``BadInput`` or ``Refused`` if it never
+        can be."""
         lane = self._lane(wanted.source)
         if wanted.destination not in lane.network.numbers:
             self._lane(wanted.destination)
@@ -121,10 +116,7 @@ class PathBook:
         return path
 
     def look(self, number: int, now: float, by: str) -> PathShape:
-        """One path, live or ended not long ago; ``BadInput`` if there is none.
-
-        Its user keeps a waiting one by looking.
-        """
+        """One path, live or ended not long ago. Its user keeps a waiting one by looking."""
         path = self._found(number)
         if path["state"] == "waiting" and path["by"] == by:
             path["until"] = now + path["lease_s"]

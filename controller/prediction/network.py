@@ -52,10 +52,8 @@ class Load(NamedTuple):
     ring_bits: float
 
     def unit_s(self, rate_bps: float) -> float:
-        """Seconds of a unit where an edge of the ring has this rate: T = C + V/B.
-
-        Computing and communication are one after the other. Infinity at rate 0.
-        """
+        """Seconds of a unit, computing first, where an edge has this rate: T = C + V/B. Infinity at
+        rate 0."""
         if not self.ring_bits:
             return self.compute_s
         return self.compute_s + self.ring_bits / rate_bps if rate_bps else math.inf
@@ -66,18 +64,14 @@ class Load(NamedTuple):
 
 
 def ring_bits(workers: int, gradient_bytes: float) -> float:
-    """Bits over each edge of a ring all-reduce: V = 2(n−1)/n · 8 · bytes.
-
-    Patarasuk and Yuan, JPDC 2009.
-    """
+    """Bits over each edge of a ring all-reduce: V = 2(n−1)/n · 8 · bytes (Patarasuk and Yuan, JPDC
+    2009)."""
     return 2 * (workers - 1) / workers * 8 * gradient_bytes
 
 
 def training_load(name: str, training: Training, workers: int, models: Collection[str]) -> Load:
-    """The work of a training on so many GPUs, of these models; a unit is an iteration.
-
-    ``BadInput`` if the training does not know a model.
-    """
+    """The work of a training on so many GPUs of these models, which it has to know; a unit is an
+    iteration."""
     compute_s = training.compute_s
     unknown = sorted({model for model in models if model not in compute_s})
     if unknown:
