@@ -73,14 +73,11 @@ class PathNotGranted(PatchlightError):
 
 
 class PathNode:
-    """Gets paths for what this node sends, and gives them for what it receives.
-
-    ``addresses`` (``host:port`` or ``unix:PATH``) are those of all nodes, in the order of their
-    numbers. ``light`` is called at each change: with the path that the transmitter is to send on
-    from now, and with ``None`` when it has to be dark. At ``until_s`` the transmitter has to go
-    dark by itself, as this process may be late, or gone. Requests are repeated each ``retry_s``.
-    ``quiet_us``: the least time in which it gives nothing, after paths under other bounds.
-    """
+    """Gets paths for what this node sends, and gives them for what it receives. ``addresses``:
+    ``host:port`` or ``unix:PATH`` of all nodes, by number. ``light`` is called with the path that
+    the transmitter is to send on from now, or ``None`` for dark; at ``until_s`` it has to go dark
+    by itself, as this process may be late, or gone. ``quiet_us``: the least time in which no path
+    is given, after paths under other bounds."""
 
     def __init__(
         self,

@@ -179,9 +179,7 @@ def make_runner(choice: str, options: BackendOptions) -> Runner:
         # Imported only here: it takes a third of a second, and not every server has it.
         from patchlight.agents.workers.docker import DockerRunner
 
-        return DockerRunner(
-            options.lab, options.server, options.image, options.gpu_access, options.worker_user
-        )
+        return DockerRunner(options)
     installed = {point.name: point for point in entry_points(group=WORKER_BACKENDS)}
     if choice not in installed:
         more = "".join(f", {name!r}" for name in sorted(installed.keys() - {"docker", "process"}))

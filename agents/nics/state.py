@@ -1,9 +1,8 @@
 """A NIC's state as plain values, what a worker gets of it, its RDMA device, and rtnetlink.
 
-The index of a GID differs between hosts and namespaces, and may change while a port is dark. So it
-is read for each NIC, and again after each change of its circuit. A GID is usable if its type is
-RoCE v2, it holds an IPv4-mapped address, and its network device is in the worker's own namespace.
-``root`` is the ``/sys`` of that namespace.
+The index of a GID differs between hosts and namespaces, and may change while a port is dark: it is
+read again after each change. A GID is usable if it is RoCE v2, holds an IPv4-mapped address, and
+its network device is in the worker's namespace, whose ``/sys`` is ``root``.
 """
 
 import errno

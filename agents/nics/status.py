@@ -1,8 +1,6 @@
-"""Reads the status of NICs, and finds by probe frames and LLDP what their fibres lead to.
-
-After a port was dark its RDMA device has no GIDs for a while. So a worker with RDMA counts as dark
-until its GID is back. Functions block, and look into the namespace they are given.
-"""
+"""Reads the status of NICs, and finds by probe frames and LLDP what their fibres lead to. After a
+port was dark its RDMA device has no GIDs for a while: a worker with RDMA counts as dark until
+then."""
 
 import errno
 import selectors

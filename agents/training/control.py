@@ -58,15 +58,11 @@ class StoppedAt(Exception):
 
 
 class Gate:
-    """One worker's gate. The trainer passes it once an iteration; the control socket holds it.
-
-    A worker that is held has computed its gradient and has not sent a byte of it. Every
-    worker that reached iteration k has received all of iteration k−1, so when all workers of
-    a ring are held at the same k, no payload is on the network.
-
-    ``iterations`` counts from 0, also where training goes on at ``first``; ``None``: not known.
-    ``changed`` is called with the new state and the iteration.
-    """
+    """One worker's gate, which the trainer passes once an iteration. A held worker has computed its
+    gradient and has not sent a byte of it; one at iteration k has received all of k−1. So when all
+    of a ring are held at the same k, no payload is on the network. ``iterations`` counts from 0,
+    also where training goes on at ``first`` (``None``: not known); ``changed`` gets each new state
+    and iteration."""
 
     def __init__(
         self, iterations: int | None, changed: Callable[[str, int], None], first: int = 0

@@ -1,9 +1,6 @@
-"""Joins, renews and leaves the process groups of a model's replicas.
-
-Gloo's group outlives every change of circuits, as its connections are TCP's. Gradients are summed
-over another one where there are CUDA GPUs: NCCL's. A communicator of NCCL's may not survive a dark
-port, so it is renewed after each hold.
-"""
+"""The process groups of a model's replicas. Gloo's outlives every change of circuits, as its
+connections are TCP's. On CUDA GPUs gradients go by NCCL's, which may not survive a dark port, so it
+is renewed after each hold."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""Starts a worker's process so that it sees and does only what it may, with its user and limits.
-
-bubblewrap gives it its own process, IPC, host name and mount namespaces, util-linux its user and
-no capabilities, libseccomp refuses it system calls. All of them start with a fixed environment:
-nothing of a job reaches them.
-"""
+"""Starts a worker's process so that it sees and does only what it may: bubblewrap gives it its own
+process, IPC, host name and mount namespaces, util-linux its user and no capabilities, libseccomp
+refuses it system calls. They start with a fixed environment: nothing of a job reaches them."""
 
 import errno
 import functools

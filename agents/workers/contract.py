@@ -14,15 +14,11 @@ from patchlight.testbed.wire.worker_api import WorkerSpec
 
 @dataclass(frozen=True, slots=True)
 class WorkerLaunch:
-    """One worker to launch.
-
-    ``directory`` is the worker's own folder; ``namespace`` is the name its network namespace
-    is to be kept under, and ``interface`` what its NIC will be called in there, beside
-    ``rendezvous_interface`` if it gets a second one. ``rdma`` is its RDMA device, and ``dscp``
-    what its packets are marked with. ``cpus`` are those that are near its GPU and NIC, as Linux
-    lists them (``0-15,32-47``), empty for all. ``hosts`` are the names of the lab's hosts by
-    address, each host's full name first.
-    """
+    """One worker to launch, in its own folder ``directory``, with a network namespace to be kept
+    under the name ``namespace``. ``interface`` is what its NIC is called in there, beside
+    ``rendezvous_interface`` if it gets a second one; ``rdma`` its RDMA device, ``dscp`` what its
+    packets are marked with; ``cpus`` those near its GPU and NIC, as Linux lists them
+    (``0-15,32-47``; empty: all). ``hosts``: the lab's host names by address, full names first."""
 
     spec: WorkerSpec
     directory: Path

@@ -17,8 +17,7 @@ from docker.types import LogConfig, Mount, Ulimit
 
 from patchlight import testbed
 from patchlight.agents.errors import LaunchError, log
-from patchlight.agents.workers import keeper, limits, programs
-from patchlight.agents.workers.contract import ExitInfo, RunningWorker, WorkerHandle, WorkerLaunch
+from patchlight.agents.workers import contract, keeper, limits, programs
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import CommandTask
 from patchlight.testbed.linux import deploy_file, namespaces, processes
@@ -43,16 +42,16 @@ _REFUSED = (DockerException, OSError)
 
 
 class DockerRunner:
-    """Runs workers on the Docker engine of ``$DOCKER_HOST``, as ``user`` (see ``ProcessRunner``),
+    """Runs workers on the Docker engine of ``$DOCKER_HOST``, as their user (see ``ProcessRunner``),
     or as root where that is another user outside."""
 
     name = "docker"
     _mapped_root: limits.WorkerUser | None = None
 
-    def __init__(self, lab: str, server: str, image: str, gpu_access: str, user: str) -> None:
-        self._lab, self.worker_user, self._user = lab, user, limits.named_user(user)
-        self._labels = {"patchlight.lab": lab, "patchlight.server": server}
-        self._image, self.gpu_access = image, gpu_access
+    def __init__(self, options: contract.BackendOptions) -> None:
+        self.worker_user, self._user = options.worker_user, limits.named_user(options.worker_user)
+        self._lab, self._image, self.gpu_access = options.lab, options.image, options.gpu_access
+        self._labels = {"patchlight.lab": options.lab, "patchlight.server": options.server}
         self._client: Any = None
 
     async def open(self) -> None:
@@ -89,12 +88,12 @@ class DockerRunner:
                 hint=hints.get(image, f"on this server: docker pull {image}"),
             ) from exc
 
-    async def launch(self, launch: WorkerLaunch) -> RunningWorker:
+    async def launch(self, launch: contract.WorkerLaunch) -> contract.RunningWorker:
         """Create and start the container, and keep its network namespace."""
         container = await asyncio.to_thread(self._launch, launch)
         return _DockerWorker(self._client.api, container, launch.namespace, launch.directory)
 
-    def _launch(self, launch: WorkerLaunch) -> str:
+    def _launch(self, launch: contract.WorkerLaunch) -> str:
         worker, task = launch.spec.id, launch.spec.task
         image = (isinstance(task, CommandTask | TorchTask) and task.image) or (
             _TORCH_IMAGE if isinstance(task, TorchTask) else self._image
@@ -126,7 +125,7 @@ class DockerRunner:
             ) from exc
         return str(container.id)
 
-    def _settings(self, launch: WorkerLaunch) -> dict[str, Any]:
+    def _settings(self, launch: contract.WorkerLaunch) -> dict[str, Any]:
         spec, task = launch.spec, launch.spec.task
         (launch.directory / _HOSTS).write_text(programs.hosts_file(launch))
         program = programs.program_of(
@@ -188,7 +187,9 @@ class DockerRunner:
             settings["ulimits"] = [Ulimit(name="memlock", soft=-1, hard=-1)]  # as RDMA needs it
         return settings
 
-    async def adopt(self, handle: WorkerHandle, namespace: str, directory: Path) -> RunningWorker:
+    async def adopt(
+        self, handle: contract.WorkerHandle, namespace: str, directory: Path
+    ) -> contract.RunningWorker:
         """The container of that id, running, ended or removed."""
         assert handle.container is not None
         return _DockerWorker(self._client.api, handle.container, namespace, directory)
@@ -222,7 +223,7 @@ def mapped_root(engine: Mapping[str, Any]) -> limits.WorkerUser | None:
     )
 
 
-def _mounts(launch: WorkerLaunch) -> list[Mount]:
+def _mounts(launch: contract.WorkerLaunch) -> list[Mount]:
     """All that the container sees of the server."""
     task = launch.spec.task
     mounts = [
@@ -260,24 +261,24 @@ class _DockerWorker:
         self._namespace, self._directory = namespace, directory
 
     @property
-    def handle(self) -> WorkerHandle:
-        return WorkerHandle(container=self._container, boot=processes.boot_id())
+    def handle(self) -> contract.WorkerHandle:
+        return contract.WorkerHandle(container=self._container, boot=processes.boot_id())
 
-    async def ended(self) -> ExitInfo:
+    async def ended(self) -> contract.ExitInfo:
         return await _in_own_thread(self._wait)
 
-    def _wait(self) -> ExitInfo:
+    def _wait(self) -> contract.ExitInfo:
         lost = False
         while True:
             try:
                 code = int(self._engine.wait(self._container, timeout=None)["StatusCode"])
                 break
             except NotFound:
-                return ExitInfo(137, ("the container was removed by somebody else",))
+                return contract.ExitInfo(137, ("the container was removed by somebody else",))
             except _REFUSED as exc:
                 # An engine that is started again may have left its containers running.
                 if isinstance(exc, APIError) or not self._comes_back():
-                    return ExitInfo(255, (f"the Docker engine was lost: {exc}",))
+                    return contract.ExitInfo(255, (f"the Docker engine was lost: {exc}",))
                 lost = True
         lines = keeper.last_lines(self._directory / keeper.OUTPUT)
         if lost and code:
@@ -286,7 +287,7 @@ class _DockerWorker:
         with contextlib.suppress(*_REFUSED):
             state = self._engine.inspect_container(self._container)["State"]
             out_of_memory = bool(state.get("OOMKilled"))
-        return ExitInfo(code, lines, out_of_memory)
+        return contract.ExitInfo(code, lines, out_of_memory)
 
     def _comes_back(self) -> bool:
         end = time.monotonic() + _ENGINE_BACK_S

@@ -52,13 +52,10 @@ class NotForked(PatchlightError):
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """A worker to fork.
-
-    ``folder`` is its own, ``namespace`` the path of its network namespace. ``processes`` is how
-    many its user may have (``None``: no limit of the user's), ``groups`` are the files of its
-    cgroups, ``cpus`` where it may run (empty: anywhere). ``arguments`` are those of the program
-    that it seems to be: Python's, with ``--task FILE`` last.
-    """
+    """A worker to fork into its ``folder`` and ``namespace`` (a path). ``processes``: how many its
+    user may have (``None``: no limit), ``groups``: the files of its cgroups, ``cpus``: where it may
+    run (empty: anywhere), ``arguments``: those of the program that it seems to be, ``--task FILE``
+    last."""
 
     folder: str
     namespace: str

@@ -47,16 +47,11 @@ class ProcessRecord:
 
 @dataclass(slots=True)
 class LabState:
-    """The contents of ``state.json``.
-
-    ``phase`` is ``making`` until the lab is complete, then ``up``. ``namespaces`` maps each
-    name to the namespace's inode, 0 while it is only intended. ``servers`` is what the servers are:
-    ``namespace`` or ``ssh``, and then ``base`` is the folder of the root file system that they
-    share. ``datapath`` is what the packet switches are: ``bridge``, ``netdev`` or ``system``.
-    ``docker`` is the URL of the engine that the lab's agents may run workers in. ``swapped`` are
-    pairs of ports whose fibres are swapped. ``options`` are those that its
-    processes were started with.
-    """
+    """``state.json``. ``phase``: ``making`` until the lab is complete, then ``up``; ``namespaces``:
+    each one's inode, 0 while it is only intended; ``servers``: ``namespace``, or ``ssh`` with the
+    root file system ``base``; ``datapath``: ``bridge``, ``netdev`` or ``system``; ``docker``: the
+    URL of the workers' engine; ``swapped``: pairs of ports; ``options``: what the processes were
+    started with."""
 
     lab: str
     source: str

@@ -38,13 +38,10 @@ class ServiceNotStarted(PatchlightError):
 
 @dataclass(frozen=True, slots=True)
 class LabService:
-    """A process to be started: command, namespace, and a check that it is ready.
-
-    ``quiet_s``: it has failed after so many seconds in which it neither used the processor nor
-    wrote anything. ``abrupt``: it may be ended by force at once. ``imports``: a command ``python -m
-    MODULE`` is forked from one process that has imported these modules. ``announces`` is a file
-    that it makes when it is ready: one of an earlier process is removed.
-    """
+    """A process to be started, and a check that it is ready. ``quiet_s``: after so many seconds
+    without processor time and output it has failed; ``abrupt``: it may be ended by force;
+    ``imports``: ``python -m MODULE`` is forked from a process that has imported these;
+    ``announces``: a file that it makes when it is ready, removed before."""
 
     name: str
     argv: Sequence[str]
@@ -106,15 +103,10 @@ class Supervisor:
             mark = {MARK: str(self._state.run_dir)}
             variables = {**os.environ, "PYTHONUNBUFFERED": "1", **service.environment}
             environment = {**mark, **variables, **mark}
+            how = service.argv, environment, log, service.namespace
             try:
-                child = None if service.imports else _spawn(service, environment, log)
-                pid = (
-                    child.pid
-                    if child
-                    else nursery(service.imports).fork(
-                        service.argv, environment, log, service.namespace
-                    )
-                )
+                child = None if service.imports else _spawn(*how)
+                pid = child.pid if child else nursery(service.imports).fork(*how)
             except OSError as error:
                 raise ServiceNotStarted(f"starting {service.name}: {error}") from error
             processes.favour(pid, real_time=self._real_time)
@@ -192,14 +184,14 @@ class Supervisor:
 
 
 def _spawn(
-    service: LabService, environment: Mapping[str, str], log: Path
+    argv: Sequence[str], environment: Mapping[str, str], log: Path, namespace: Path | None
 ) -> subprocess.Popen[bytes]:
     # A process begins in the namespace of the thread that makes it. In a session of its
     # own, Ctrl-C at the terminal reaches the builder alone.
-    inside = namespaces.entered(service.namespace) if service.namespace else nullcontext()
+    inside = namespaces.entered(namespace) if namespace else nullcontext()
     with log.open("ab") as output, inside:
         return subprocess.Popen(
-            service.argv,
+            argv,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -82,12 +82,10 @@ class EmulatedLab:
         progress: Callable[[str], None] | None = None,
         **options: Unpack[LabKeywords],
     ) -> Self:
-        """The lab of a file, or the built-in lab of that name; ``BadInput`` if not possible.
-
-        ``scale`` divides every rate (``None``: the file's scale); ``name`` is another name for the
-        emulated lab; ``replace`` removes a lab of that name first; ``progress`` gets a message at
-        every step; the rest as in ``LabOptions``.
-        """
+        """The lab of a file, or a built-in one. ``scale`` divides every rate (``None``: the
+        file's); ``name`` is another name for it; ``replace`` removes a lab of that name first;
+        ``progress`` gets a message at every step; the rest as in ``LabOptions``. ``BadInput`` if
+        not possible."""
         lab = read_lab(find_lab(str(path)))
         emulated = cls.from_lab(
             lab, scale, name=name, replace=replace, progress=progress, **options
@@ -176,14 +174,10 @@ class EmulatedLab:
         return self._state
 
     def up(self) -> None:
-        """Make the lab, or nothing: after any error all that was made is removed.
-
-        If the lab is up but has lost processes, those are started, with the file and the options
-        that it was made with, and all else goes on.
-
-        Raises ``NeedsRoot``, ``AlreadyThere``, ``LabBusy``, ``BadInput`` for a lab that this
-        fabric cannot emulate, and what the parts raise.
-        """
+        """Make the lab, or nothing: after any error all that was made is removed. A lab that is up
+        and has lost processes gets those again, with the file and options that it was made with.
+        ``NeedsRoot``, ``AlreadyThere``, ``LabBusy``, ``BadInput`` for a lab that cannot be emulated
+        so, and what the parts raise."""
         _require_root(f"making the emulated lab {self.lab.name}")
         check_fabric(self.lab, controller=self._options.controller)
         with states.lab_lock(self.lab.name):
@@ -297,12 +291,9 @@ class EmulatedLab:
         return self._client
 
     def submit(self, *jobs: JobGiven, topology: str | None = None) -> list[JobInList]:
-        """Queue training jobs that start together; the controller's record of each.
-
-        Each is a ``JobSpec``, a mapping with the keys of a job file, or a job file's path (see
-        ``ControllerClient.submit``). ``topology`` is ``keep`` or ``regroup``; ``None`` leaves it to
-        the jobs, or else to the lab's policy. Wait with ``wait_for``.
-        """
+        """Queue training jobs that start together (each a ``JobSpec``, a mapping with a job file's
+        keys, or a file's path); the controller's records. ``topology``: ``keep`` or ``regroup``;
+        ``None`` leaves it to the jobs, or else to the lab's policy. Wait with ``wait_for``."""
         return self.controller.submit(jobs, topology)
 
     def wait_for(self, job_id: str, deadline_s: float = 600.0) -> JobAnswer:
@@ -361,11 +352,8 @@ class EmulatedLab:
         most_bytes: int = 1 << 30,
     ) -> network.Captured:
         """Record what a host's fibre carries, both ways, as a pcap file."""
-        end, limits = (
-            self.host(host).far_end,
-            {"most_frames": most_frames, "most_bytes": most_bytes},
-        )
-        return network.capture(end, Path(path), seconds=seconds, **limits)
+        end, most = self.host(host).far_end, {"most_frames": most_frames, "most_bytes": most_bytes}
+        return network.capture(end, Path(path), seconds=seconds, **most)
 
 
 def _require_root(doing: str) -> None:

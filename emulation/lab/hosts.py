@@ -1,9 +1,8 @@
 """Hosts of a lab that is up: where their NIC is, and commands that run with it.
 
-An idle NIC is in its server's namespace, a leased one in its worker's. On a server with one NIC a
-command simply runs in the server's namespace. Where it has several, a command there could leave by
-any of them, and would reach its neighbour NIC without any network in between; so it gets its own
-namespace, which borrows the NIC and gives it back at the end.
+An idle NIC is in its server's namespace, a leased one in its worker's. Where a server has several,
+a command in its namespace could leave by any, or reach its neighbour NIC without a network in
+between; so it gets its own namespace, which borrows the NIC.
 """
 
 import fcntl

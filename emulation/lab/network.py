@@ -1,9 +1,6 @@
-"""The network of a lab that is up: its fibres and optical circuit switches, and measurements.
-
-A fibre is cut by taking one of its ends down, that of a switch where there is one: NICs move about.
-The kernel holds all of it; nothing is kept here. Measurements need no processes: a socket belongs
-to the namespace that it was opened in.
-"""
+"""The network of a lab that is up: fibres, optical circuit switches, and measurements, for which
+sockets in the hosts' namespaces do. A fibre is cut by taking one end down, that of a switch where
+there is one: NICs move about. The kernel holds all of it."""
 
 from __future__ import annotations
 

@@ -224,13 +224,10 @@ def _end_processes(state: states.LabState, inodes: set[int]) -> None:
 
 
 def _kill_and_close(pid: int) -> None:
-    """End by force a process that may hold hundreds of packet sockets.
-
-    A userspace Open vSwitch has one on every port. When one is closed, the kernel waits until no
-    processor can still be using it, some 10 ms; a process that ends closes them one after
-    another, 4 s for 300 ports. Taken over first and closed side by side, they share those waits.
-    Where the kernel does not hand them over, the process is ended all the same, only slower.
-    """
+    """End by force a process that may hold hundreds of packet sockets, as a userspace Open vSwitch
+    does. The kernel takes 10 ms to close each, one after another: 4 s for 300 ports. Taken over
+    first and closed side by side, they share those waits; where the kernel does not hand them over,
+    it is only slower."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -52,7 +52,7 @@ async def _run(lab: Lab, path: Path) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    fibres = KernelFibres(lab, namespaces.namespace_path(light_namespace(lab.name)))
+    fibres = _KernelFibres(lab, namespaces.namespace_path(light_namespace(lab.name)))
     # Before the first look, so that no change is missed after it.
     changes = fibres.changes()
     requests = LightRequests(EmulatedLight(lab, fibres))
@@ -63,7 +63,7 @@ async def _run(lab: Lab, path: Path) -> None:
     fibres.close()
 
 
-class KernelFibres:
+class _KernelFibres:
     """Interfaces of one namespace, named like ports (``wss1-3``): an end of each fibre of a device
     of light. A fibre between two such devices has both; no frame passes it, but it can be cut. The
     way of a transmitter's frames is one redirect. Needs root; raises ``KernelRefused``."""
@@ -96,7 +96,6 @@ class KernelFibres:
         return events
 
     def plugs(self) -> PluggedFibres:
-        """See ``Fibres``."""
         up, receiving, frames = set(), set(), {}
         for link in links.list_links(self._netlink).values():
             end = self._at.get(link.index)
@@ -112,7 +111,6 @@ class KernelFibres:
         return PluggedFibres(frozenset(up), frozenset(receiving), frames)
 
     def lead(self, changes: Mapping[Endpoint, Sequence[Endpoint]]) -> None:
-        """See ``Fibres``."""
         darken: list[Request] = []
         light: list[Request] = []
         for end, to in changes.items():
@@ -126,7 +124,6 @@ class KernelFibres:
         self._netlink.run(light)
 
     def hold_dark(self, dark: Iterable[Endpoint], lit: Iterable[Endpoint]) -> None:
-        """See ``Fibres``."""
         requests = []
         for ends, alias in ((dark, links.HELD_DARK), (lit, "")):
             for end in ends:

@@ -1,11 +1,8 @@
 """Rehearsal servers: emulated servers that a deployment over SSH treats as those of a lab.
 
-Each has its own root file system over a shared base, its own processes, host name and network, its
-NICs by the names of the lab file, and an sshd at a management address. No agent runs on it before a
-deployment. Its control groups (cgroups) are below those of this machine.
-
-The switch of the management network is a bridge in its own namespace. Of this machine's own network
-only the end of one veth pair is part of it, and that goes with the namespace.
+Each has its own root file system over a shared base, processes, host name and network, the lab
+file's NICs, and an sshd at a management address; agents come with the deployment. The management
+network's switch is a bridge in its own namespace, with one veth pair to this machine's network.
 """
 
 import fcntl

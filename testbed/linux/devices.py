@@ -1,9 +1,5 @@
-"""Reads devices from the kernel: ``/sys`` of a namespace, link counters, ethtool, RDMA.
-
-A sysfs shows the interfaces and RDMA devices of the namespace where it was mounted. One is mounted
-here for the calling thread's namespace, visible nowhere else. Interfaces are those of that
-namespace, too.
-"""
+"""Reads devices from the kernel: ``/sys``, link counters, ethtool, RDMA. A sysfs shows the devices
+of the namespace where it was mounted: here that of the calling thread, visible nowhere else."""
 
 import array
 import ctypes
@@ -231,12 +227,9 @@ def tx_checksum(interface: str) -> bool | None:
 
 
 def set_tx_checksum(interface: str, on: bool) -> None:
-    """Have the NIC complete checksums, or the kernel itself; ``OffloadNotSet`` if it stays.
-
-    A veth leaves a TCP checksum for "the hardware", and a kernel bridge carries that promise along.
-    A userspace Open vSwitch reads the frame as it is, and its receiver drops it: ping works, TCP
-    hangs. With the offload off, every frame is complete from the start.
-    """
+    """Have the NIC complete checksums, or the kernel itself; ``OffloadNotSet`` if it stays. A veth
+    leaves a TCP checksum for "the hardware", and so does a kernel bridge; a userspace Open vSwitch
+    passes the frame as it is, and its receiver drops it: ping works, TCP hangs."""
     doing = f"turning the tx checksum offload of {interface} {'on' if on else 'off'}"
     try:
         _ethtool(interface, _SET_TX_CHECKSUM, int(on))

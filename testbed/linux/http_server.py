@@ -46,14 +46,10 @@ _log = logging.getLogger("patchlight.http")
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """What one server takes in.
-
-    ``connections``: the most at a time, fewer where this process may open few files. For one
-    more, one of the user with the most is closed: first long reads (event streams, long polls),
-    the oldest first, then the one that has waited longest for its peer. ``peer_s``: how long a
-    peer may take to send a request, and to go on reading an answer. ``body_bytes``: the longest
-    body.
-    """
+    """What one server takes in. For one more than ``connections`` (fewer where few files may be
+    open), one of the user with the most is closed: first long reads (event streams, long polls),
+    the oldest first, then the one that waits longest for its peer. ``peer_s``: how long a peer may
+    take to send a request, and to go on reading an answer."""
 
     connections: int = 256
     peer_s: float = 10.0
