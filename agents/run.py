@@ -60,23 +60,11 @@ def run_agent(options: Options) -> None:
         from patchlight.agents.api import AgentMetrics, make_app
         from patchlight.agents.service import AgentService
 
-        workers = BackendOptions(
-            lab.name,
-            server.name,
-            options.image,
-            options.gpu_access,
-            options.worker_user or lab.workers.user,
-            options.fork_from,
-        )
-        service = AgentService(
-            lab,
-            server,
-            make_runner(options.workers, workers),
-            gpu_backend(options.gpus, server, options.gpu_rate),
-            options.state,
-            options.light,
-        )
-
+        user = options.worker_user or lab.workers.user
+        how = options.image, options.gpu_access, user, options.fork_from
+        runner = make_runner(options.workers, BackendOptions(lab.name, server.name, *how))
+        gpus = gpu_backend(options.gpus, server, options.gpu_rate)
+        service = AgentService(lab, server, runner, gpus, options.state, options.light)
         metrics = AgentMetrics(service, own.not_after.timestamp() if own else None)
         logging.getLogger().addHandler(metrics.log_handler())
         tls = own.context(server=True) if own else None

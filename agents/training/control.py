@@ -67,8 +67,7 @@ class Gate:
     def __init__(
         self, iterations: int | None, changed: Callable[[str, int], None], first: int = 0
     ) -> None:
-        self._iterations = iterations
-        self._changed = changed
+        self._iterations, self._changed = iterations, changed
         self._condition = threading.Condition()
         self._started = False
         self._next = first

@@ -63,9 +63,7 @@ class EmulatedLab:
     ) -> None:
         self.lab = lab
         self.run_dir = states.run_dir(lab.name)
-        self._source = source
-        self._options = options
-        self._replace = replace
+        self._source, self._options, self._replace = source, options, replace
         self._say = progress or (lambda _: None)
         self._plan: FabricPlan | None = None
         self._client: ControllerClient | None = None

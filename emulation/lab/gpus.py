@@ -67,8 +67,7 @@ class EmulatedGpu:
     """One GPU and its socket."""
 
     def __init__(self, model: str, gpu_uuid: str) -> None:
-        self._model = model
-        self._uuid = gpu_uuid
+        self._model, self._uuid = model, gpu_uuid
         self._meter = BusyMeter()
         self._tenant: tuple[asyncio.StreamWriter, str] | None = None
 

@@ -305,7 +305,13 @@ def tcp_rate_bps(sender: EmulatedHost, receiver: EmulatedHost, seconds: float) -
         server = stack.enter_context(listener.accept()[0])
         sending = threading.Thread(target=_send, args=(client, seconds))
         sending.start()
-        received_bps = _receive_bps(server, seconds)
+        buffer = bytearray(_CHUNK_BYTES)
+        server.settimeout(5.0)
+        received, began = 0, time.monotonic()
+        with suppress(OSError):
+            while (size := server.recv_into(buffer)) and time.monotonic() < began + seconds:
+                received += size
+        received_bps = received * 8 / max(time.monotonic() - began, 1e-9)
         sending.join()
     return received_bps
 
@@ -317,16 +323,6 @@ def _send(client: socket.socket, seconds: float) -> None:
     with client, suppress(OSError):
         while time.monotonic() < deadline:
             client.send(payload)
-
-
-def _receive_bps(server: socket.socket, seconds: float) -> float:
-    buffer = bytearray(_CHUNK_BYTES)
-    server.settimeout(5.0)
-    received, began = 0, time.monotonic()
-    with suppress(OSError):
-        while (size := server.recv_into(buffer)) and time.monotonic() < began + seconds:
-            received += size
-    return received * 8 / max(time.monotonic() - began, 1e-9)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,10 +61,7 @@ class LabServices:
     def __init__(
         self, lab: Lab, state: LabState, options: LabOptions, say: Callable[[str], None]
     ) -> None:
-        self._lab = lab
-        self._state = state
-        self._options = options
-        self._say = say
+        self._lab, self._state, self._options, self._say = lab, state, options, say
         self._run_dir = state.run_dir
         self._client: ControllerClient | None = None
         self.has_controller = has_controller(lab, options)
