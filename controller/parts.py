@@ -21,8 +21,7 @@ from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.discovery.discovery import Discovery
 from patchlight.controller.discovery.window import MaintenanceWindow, SwitchListening
 from patchlight.controller.hosts.agent_client import VERSION, AgentTls
-from patchlight.controller.hosts.fleet import Fleet, NicMacs
-from patchlight.controller.hosts.health import differences
+from patchlight.controller.hosts.fleet import Fleet, NicMacs, differences
 from patchlight.controller.jobs import ledger
 from patchlight.controller.jobs.job_table import Forecasts, JobTable
 from patchlight.controller.jobs.rewiring import JobTraffic

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from patchlight.controller.circuits.registry import CONTROLLER, device_lock
 from patchlight.controller.metrics import exposition
-from patchlight.controller.metrics.exposition import JobTraces, sending_to
 from patchlight.controller.parts import Controller, ControllerSettings
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab
@@ -60,7 +59,7 @@ def serve(lab: Lab, settings: ControllerSettings, on_ready: Callable[[], None]) 
         metrics = exposition.listen_for_metrics(settings.metrics) if settings.metrics else None
         if metrics is not None:
             stack.enter_context(metrics)
-        receiver = sending_to(settings.traces) if settings.traces is not None else None
+        receiver = exposition.sending_to(settings.traces) if settings.traces is not None else None
         asyncio.run(_run(Controller(lab, settings), fronts, metrics, receiver, on_ready))
 
 
@@ -82,7 +81,9 @@ async def _run(
         stack.callback(controller.series.close)
         stack.push_async_callback(controller.fleet.close)
         if receiver is not None:
-            stack.callback(JobTraces(controller.lab.name, controller.jobs, receiver).close)
+            stack.callback(
+                exposition.JobTraces(controller.lab.name, controller.jobs, receiver).close
+            )
         holder = f"{CONTROLLER} {controller.lab.name}"
         driven = [switch for switch in controller.lab.optical_switches if switch.driver]
         stack.enter_context(device_lock(driven, holder))

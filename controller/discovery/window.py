@@ -25,7 +25,6 @@ from patchlight.testbed.lab.model import Endpoint, Lab, PacketSwitch, Server
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from patchlight.testbed.wire import probe_frames
 from patchlight.testbed.wire.agent_status import LONGEST_LISTEN_S
-from patchlight.testbed.wire.probe_frames import LldpNeighbour
 
 _log = logging.getLogger(__name__)
 
@@ -353,7 +352,7 @@ class SwitchListening:
         return (switch for switch in self._lab.packet_switches if connected[switch.name])
 
 
-def end_of(lab: Lab, neighbour: LldpNeighbour) -> str:
+def end_of(lab: Lab, neighbour: probe_frames.LldpNeighbour) -> str:
     """The end of the lab that sends such LLDP, by MAC or switch and port; else the neighbour as
     text."""
     by_mac = {host.nic.mac.lower(): str(host.endpoint) for host in lab.hosts}

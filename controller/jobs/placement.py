@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from patchlight.controller.changes.record import ChangePlan
 from patchlight.controller.changes.transaction import Transactions
-from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.hosts.health import unfit_hosts
+from patchlight.controller.hosts.fleet import Fleet, unfit_hosts
 from patchlight.controller.jobs import cluster_view
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.policy_set import PoliciesInUse, named

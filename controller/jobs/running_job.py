@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from patchlight.controller.hosts import agent_client
-from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.hosts.health import Heartbeat, Presence
+from patchlight.controller.hosts.fleet import Fleet, Heartbeat, Presence
 from patchlight.controller.jobs.specs import JobFailed, worker_specs
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec
