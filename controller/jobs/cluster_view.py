@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self, TypeVar
 from patchlight.controller.changes.device_maps import circuits_in
 from patchlight.controller.policies import contract
 from patchlight.controller.policies.contract import ClusterView, Frozen, JobView, RingOfJob
-from patchlight.controller.policies.ring_order import NO_PORTS, Ports
+from patchlight.controller.policies.topology import NO_PORTS, Ports
 from patchlight.controller.prediction.network import Load, Training, training_load
 from patchlight.testbed.graphs import ComputationGraph, builtin_graph
 from patchlight.testbed.graphs.files import graph_from_json

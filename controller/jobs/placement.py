@@ -20,7 +20,7 @@ from patchlight.controller.jobs.policy_set import PoliciesInUse, named
 from patchlight.controller.jobs.specs import JobFailed
 from patchlight.controller.policies.contract import ClusterView, Frozen, Progress
 from patchlight.controller.policies.registry import DEFAULTS
-from patchlight.controller.policies.ring_order import NO_PORTS
+from patchlight.controller.policies.topology import NO_PORTS
 from patchlight.controller.prediction.network import slowest_nic_bps
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobStatus

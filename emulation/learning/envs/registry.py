@@ -161,7 +161,7 @@ def _in_file(name: str, path: Path, called: str) -> EnvironmentRecipe:
     if not (isinstance(found, type) and issubclass(found, gymnasium.Env)):
         raise BadInput(
             f"{name} is not an environment: expected a subclass of gymnasium.Env",
-            hint="docs/learning.md has an example of 40 lines",
+            hint="docs/environments.md has an example of 40 lines",
         )
     return EnvironmentRecipe(name, None, found, lambda count: SyncVectorEnv([found] * count))
 

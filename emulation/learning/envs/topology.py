@@ -1,6 +1,7 @@
 """``patchlight/Topology-v0`` and ``Placement-v0``: circuits and servers for the job that begins."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import numpy as np
@@ -8,7 +9,15 @@ import numpy as np
 from patchlight.controller.policies.contract import ClusterShape, PlacementPolicy
 from patchlight.controller.policies.placement import FirstFit
 from patchlight.controller.policies.sets import joined, lowest
-from patchlight.controller.policies.topology import OneGroup
+from patchlight.controller.policies.topology import (
+    NO_PORTS,
+    CannotRegroup,
+    Ports,
+    lit_onto,
+    regroup,
+    survey,
+    with_other_ends,
+)
 from patchlight.emulation.learning.envs.queued import (
     JOB_FEATURES,
     SHORT_MEAN_S,
@@ -23,6 +32,7 @@ from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs
 from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab
+from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.labfile.reader import load_lab
 
 SWITCH_FEATURES = 3
@@ -47,6 +57,64 @@ def _best(seen: Observation, scores: Any) -> int:
     if not allowed.any():
         return int(seen["action_mask"].argmax())
     return 1 + int(np.where(allowed, scores, -np.inf).argmax())
+
+
+class OneGroup:
+    """The packet switches onto any of which ``regroup`` can light a group of hosts, and how.
+
+    Maps are made only when somebody asks, but in labs where light goes over several OCSs.
+    """
+
+    def __init__(
+        self, lab: Lab, maps: Mapping[str, PortMap], group: Sequence[str], *, locked: Ports
+    ) -> None:
+        self._lab, self._maps, self._found = lab, maps, dict[str, dict[str, PortMap]]()
+        self._names = group
+        names = lab.switch_names
+        self.switches: tuple[str, ...] = ()
+        if lab.has_trunks:
+            for switch in names:
+                with suppress(CannotRegroup):
+                    found = regroup(lab, maps, [group], locked=locked, switches=(switch,))
+                    self._found[switch] = found
+            self.switches = tuple(self._found)
+            return
+        self._group, self._locked = tuple([lab.host(name).endpoint for name in group]), locked
+        shut, stays, need = with_other_ends(maps, locked), False, dict[str, int]()
+        for nic in self._group:
+            ocs, port = lab.host_plugs.get(nic, ("", 0))
+            if ocs not in maps:
+                return
+            stays = stays or port in shut.get(ocs, ())
+            need[ocs] = need.get(ocs, 0) + 1
+        if stays:
+            site = survey(lab, maps, locked, NO_PORTS)
+            self.switches = tuple(s for s in names if site.takes(self._group, s, site.room))
+            return
+        # Nobody has to stay where he is: only ports count.
+        for ocs, count in need.items():
+            closed, ports_of = shut.get(ocs, set()), lab.facing_ports[ocs]
+            names = tuple(
+                [
+                    switch
+                    for switch in names
+                    if len(ports := ports_of.get(switch, ())) - len(closed.intersection(ports))
+                    >= count
+                ]
+            )
+        self.switches = names
+
+    def onto(self, switch: str) -> dict[str, PortMap]:
+        """The maps that change so that the group is lit onto one of ``switches``."""
+        found = self._found.get(switch)
+        if found is None:
+            lab = self._lab
+            lit = [lit_onto(lab, self._maps, lab.host_plugs[nic]) for nic in self._group]
+            if all(at is not None and at[0] == switch for at in lit):
+                return {}
+            to = (switch,)
+            found = regroup(lab, self._maps, [self._names], locked=self._locked, switches=to)
+        return {ocs: each for ocs, each in found.items() if each != self._maps.get(ocs)}
 
 
 class TopologyEnv(QueuedEnv):

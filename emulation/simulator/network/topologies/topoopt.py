@@ -15,7 +15,7 @@ import numpy.typing as npt
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import shortest_path
 
-from patchlight.controller.policies.engineering.abstract import degree_constrained
+from patchlight.controller.policies.engineering.traffic import degree_constrained
 from patchlight.emulation.simulator.network.contract import (
     NO_LINK,
     Network,
