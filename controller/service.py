@@ -46,11 +46,8 @@ class Front:
 
 
 def serve(lab: Lab, settings: ControllerSettings, on_ready: Callable[[], None]) -> None:
-    """Run a controller until it is told to stop; its log goes to standard error.
-
-    ``on_ready`` is called once it serves. ``BadInput`` or ``PatchlightError`` before that if it
-    cannot be started.
-    """
+    """Run a controller until it is told to stop, with its log on standard error; ``on_ready`` is
+    called once it serves. ``PatchlightError`` before that if it cannot start."""
     log_to_stderr(logging.INFO, "%(asctime)s %(levelname)s %(name)s: %(message)s")
     for chatty in ("httpx", "httpcore"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -164,11 +161,8 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 
 @contextmanager
 def listening_for_api(lab: Lab, address: str, tls: Path | None) -> Iterator[list[Front]]:
-    """Sockets that listen at ``host:port`` or ``unix:/path``; ``tls`` is a certificate's folder.
-
-    Unix sockets are removed afterwards. ``BadInput`` for an address beyond this machine without a
-    certificate of the lab's controller; ``PatchlightError`` if it is taken.
-    """
+    """Sockets at ``host:port`` or ``unix:/path``, removed afterwards. ``BadInput`` for one beyond
+    this machine without a certificate in ``tls``; ``PatchlightError`` if it is taken."""
     with ExitStack() as stack:
         if address.startswith(UNIX):
             yield _at_unix_sockets(stack, address, lab.access)

@@ -250,11 +250,8 @@ def found_wiring(
     *,
     whole: bool = True,
 ) -> FoundWiring:
-    """Compare. ``ends`` were probed; ``silent`` says why others were not. ``elsewhere``: which end
-    hears which while all ports that were looked at are dark.
-
-    Without ``whole`` there were other circuits, so that what is heard in the dark is not a fibre.
-    """
+    """Compare what was found with the lab file; ``elsewhere`` is what was heard in the dark.
+    Without ``whole`` other circuits stood, and what is heard in the dark is no fibre."""
     expected = expected_ends(lab)
     lit = found.inputs.keys() | found.outputs.keys()
     ports = tuple(

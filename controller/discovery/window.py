@@ -1,7 +1,5 @@
-"""What a search for the wiring does to a lab: it takes ports of circuit switches, and probes.
-
-The circuits to restore are in the store before any is changed: the next controller restores them.
-"""
+"""What a search for the wiring does to a lab: it takes ports of circuit switches, and probes. The
+circuits to restore are stored before any is changed: the next controller restores them."""
 
 import asyncio
 import logging
@@ -68,11 +66,8 @@ class MaintenanceWindow:
         return self._parts.store.mark(_MARK, lambda row: Opened(**row))
 
     async def ports(self, wanted: Mapping[str, Collection[int]]) -> dict[str, list[int]]:
-        """Those of the wanted ports (all, if none are named) that can be lit, by OCS.
-
-        ``Refused`` if a wanted one is locked or out of order, or its circuit leads out of the
-        window; ``BadInput`` for a port that there is not, and for one that is alone.
-        """
+        """Those of the wanted ports (all, if none are named) that can be lit, by OCS; ``Refused``
+        or ``BadInput`` for one that cannot, or whose circuit leads out of the window."""
         parts = self._parts
         if parts.lab.sorting:
             raise Refused(

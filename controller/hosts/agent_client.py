@@ -58,11 +58,8 @@ _NO_TLS = credentials.new_context(server=False)
 
 
 class AgentTls:
-    """The certificate that agents are called with, and one TLS context for all of them.
-
-    An empty folder is one that a certificate is put into later: until then ``credentials`` is
-    ``None``. ``BadInput`` if there is no folder, or no certificate of the lab's controller in it.
-    """
+    """The certificate that agents are called with, and one TLS context for all of them. In an empty
+    folder a certificate may be put later; ``BadInput`` for a wrong one."""
 
     def __init__(self, lab: str, folder: Path) -> None:
         self.lab, self.folder = lab, folder
@@ -219,11 +216,8 @@ class AgentClient:
             ) from error
 
     async def status(self) -> agent_status.AgentStatus:
-        """What the server has and who uses it; called once.
-
-        ``AgentIncompatible`` if it is another server's agent, or has another version of the API;
-        then all other calls fail likewise until the next call of this one.
-        """
+        """What the server has and who uses it; called once. After ``AgentIncompatible`` (another
+        server or API version) all other calls fail likewise until the next call of this one."""
         how = {"pauses_s": (), "deadline_s": _STATUS_DEADLINE_S}
         status = await self._ask(agent_status.AgentStatus, "GET", _STATUS, **how)
         self._refused = None

@@ -171,10 +171,8 @@ def scaled_window_bytes(lab: Lab) -> int | None:
 
 
 def check_policies(specs: Sequence[JobSpec], choice: PolicyChoice) -> None:
-    """``BadInput`` for a job that names a policy which is neither built in nor the lab's own.
-
-    Any user may submit jobs, and a policy is a program that runs beside the controller.
-    """
+    """``BadInput`` for a policy that is neither built in nor the lab's own: any user may submit
+    jobs, and a policy is a program that runs beside the controller."""
     for spec in specs:
         for kind in ("placement", "topology"):
             name = getattr(spec, kind)

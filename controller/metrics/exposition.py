@@ -162,11 +162,8 @@ class EventMetrics:
 
 
 class JobProgress:
-    """Counters of each worker of the running jobs. Bytes are as in the lab: sent × ``scale``.
-
-    ``running`` gives the ids of those jobs. The series of others go after ``KEPT_S``, and
-    those of a worker's earlier host when it reports from another.
-    """
+    """Counters of each worker of the ``running`` jobs, for ``KEPT_S`` after; bytes are as in the
+    lab: sent × ``scale``. A worker's earlier hosts are forgotten."""
 
     def __init__(
         self,

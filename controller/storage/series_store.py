@@ -184,11 +184,8 @@ class SeriesStore(Database):
     def read(
         self, since: float, until: float, points: int = 300, jobs: Collection[str] | None = None
     ) -> tuple[int, list[SeriesWindow]]:
-        """The time between, as some ``points`` windows for each job, oldest first.
-
-        With ``jobs``, of these alone (``""``: the lab). The length of the windows comes first: that
-        of the finest that reach back so far, or a multiple of it.
-        """
+        """The windows of a period, some ``points`` of each job (``""``: the lab), oldest first,
+        after their length: that of the finest that reach back so far, or a multiple."""
         width = self._width(since, until)
         begins, ends = max(since, 0.0), max(until, 0.0)
         found = self.rows(

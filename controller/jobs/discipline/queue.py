@@ -207,11 +207,8 @@ class JobQueue(Generic[E, P]):
         return True
 
     def _backfill(self, head: E) -> None:
-        """EASY: those behind the first may start if that does not delay it.
-
-        The first can start when as many GPUs are free as it wants, wherever they are. If that time
-        is unknown, only the GPUs that it leaves over are given away.
-        """
+        """EASY: those behind the first may start if that does not delay it, who needs only so many
+        GPUs, wherever they are. If its time is unknown, only what it leaves over is given away."""
         site, line = self._site, self._line
         shadow_s, free = site.now_s, site.occupancy.free
         for each in site.ends():
