@@ -105,9 +105,7 @@ async def _run(
             for front in fronts
         ]
         if metrics_socket is not None:
-            readers = http_server(
-                metrics_app(metrics), hosts=exposition.LOCAL_NAMES, lifespan="off"
-            )
+            readers = http_server(metrics_app(metrics), hosts=_LOCAL_NAMES, lifespan="off")
             servers.append((readers, metrics_socket))
         await speaking
         stack.push_async_callback(controller.switches.close)

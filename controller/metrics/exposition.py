@@ -41,9 +41,6 @@ _STAGES = (
 
 _END = "# EOF\n"
 
-LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
-"""What requests may call it by."""
-
 _STEPS = {
     JobState.QUEUED: "wait",
     JobState.BLOCKED: "wait",
