@@ -62,9 +62,7 @@ class ControllerMetrics:
         self._registry = prometheus.CollectorRegistry()
         self.power = OpticalPower(controller.circuit_service)
         jobs, speaker, events = controller.jobs, controller.speaker, EventMetrics(self._registry)
-        self._progress = JobProgress(
-            self._registry, lambda: jobs.running.keys(), float(controller.lab.scale)
-        )
+        self._progress = JobProgress(self._registry, jobs.running, float(controller.lab.scale))
         jobs.on_reports.append(self._progress.reported)
         jobs.ledger.on_decision.append(events.decided)
         controller.transactions.on_end.append(events.change_ended)
@@ -165,7 +163,7 @@ class JobProgress:
     def __init__(
         self,
         registry: prometheus.CollectorRegistry,
-        running: Callable[[], Collection[str]],
+        running: Collection[str],
         scale: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -209,7 +207,7 @@ class JobProgress:
 
     def prune(self) -> None:
         """Drop the series of jobs that ended a while ago."""
-        now, running = self._clock(), self._running()
+        now, running = self._clock(), self._running
         for job_id in list(self._hosts):
             if job_id in running:
                 self._gone_at.pop(job_id, None)

@@ -1,5 +1,5 @@
-"""The queue, the same for the lab and the simulator: starts what waits and resizes what runs, by its
-settings and the policies. Nothing here waits, reads a clock or touches a device."""
+"""The queue of the lab and of the simulator: starts what waits, and resizes what runs, by
+its settings and the policies. Nothing here waits, reads a clock or touches a device."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
