@@ -21,8 +21,7 @@ from patchlight.controller.circuits.registry import open_driver, password_of
 from patchlight.controller.discovery.discovery import Discovery
 from patchlight.controller.discovery.window import MaintenanceWindow, SwitchListening
 from patchlight.controller.hosts.agent_client import VERSION, AgentTls
-from patchlight.controller.hosts.fleet import Fleet, NicMacs
-from patchlight.controller.hosts.health import differences
+from patchlight.controller.hosts.fleet import Fleet, NicMacs, differences
 from patchlight.controller.jobs import ledger
 from patchlight.controller.jobs.job_table import Forecasts, JobTable
 from patchlight.controller.jobs.rewiring import JobTraffic
@@ -290,7 +289,7 @@ class Recorder:
         self._store, self._fleet, self._switches = store, fleet, switches
         self._table, self._forecasts = table, forecasts
         self._keep_for_s, self._clock = keep_for_s, clock
-        self._heard: dict[str, series_store.IterationStatistics] = {}
+        self._heard: dict[str, tuple[Sequence[Host], list[float]]] = {}
         table.on_reports.append(self._hear)
 
     async def run(self) -> None:
@@ -324,31 +323,26 @@ class Recorder:
             _log.warning("%s", error)
 
     def _hear(self, job: RunningJob, reports: Sequence[Mapping[str, Any]]) -> None:
-        if (heard := self._heard.get(job.id)) is None:
-            heard = self._heard[job.id] = series_store.IterationStatistics(_named(job.hosts))
-        for report in reports:
-            heard.add(report["compute_s"] + report["communication_s"])
+        _, times_s = self._heard.setdefault(job.id, (job.hosts, []))
+        times_s += [report["compute_s"] + report["communication_s"] for report in reports]
 
     def _jobs_then(self, period: tuple[float, float]) -> dict[str, series_store.JobThen]:
         """The jobs that have hosts, and those that reported and are gone by now."""
         heard, self._heard = self._heard, {}
         for job_id, job in self._table.running.items():
-            if job_id not in heard and job.hosts:
-                heard[job_id] = series_store.IterationStatistics(_named(job.hosts))
+            if job.hosts:
+                heard.setdefault(job_id, (job.hosts, []))
         predicted = self._forecasts.running() if heard else {}
         found = {}
-        for job_id, iterations in heard.items():
+        for job_id, (hosts, times_s) in heard.items():
             status = self._table.find(job_id)
             since = status.runs_since if status is not None else None
             until = status.finished_at if status is not None else None
             begins, ends = period[0] if since is None else since, until or period[1]
             should = predicted.get(job_id, {}).get("predicted_iteration_s")
-            found[job_id] = series_store.JobThen(iterations, begins, ends, should)
+            named = [(h.name, f"{h.server.name}.{h.gpu.name}" if h.gpu else "") for h in hosts]
+            found[job_id] = series_store.JobThen(named, times_s, begins, ends, should)
         return found
-
-
-def _named(hosts: Iterable[Host]) -> list[tuple[str, str]]:
-    return [(h.name, f"{h.server.name}.{h.gpu.name}" if h.gpu else "") for h in hosts]
 
 
 def _within(

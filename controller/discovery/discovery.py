@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from patchlight.controller.changes.record import ChangeOptions, Notifier, Refused
 from patchlight.controller.discovery import search
-from patchlight.controller.discovery.search import LIGHT, Findings, Heard, OcsPort
 from patchlight.controller.discovery.window import Listened, MaintenanceWindow, SwitchListening
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Endpoint, Fibre, Lab
@@ -79,7 +78,7 @@ class Discovery:
         self, wanted: DiscoveryRequest, ports: Mapping[str, Collection[int]]
     ) -> tuple[int, float]:
         """The number of rounds where all is as the lab file says, and their seconds, about."""
-        each = [OcsPort(ocs, number) for ocs, numbers in ports.items() for number in numbers]
+        each = [search.OcsPort(ocs, number) for ocs, numbers in ports.items() for number in numbers]
         rounds = 1 + search.likely_rounds(each, expected_ends(self._lab))
         slowest_s = max((c.switching_time_s for c in self._lab.circuit_switches), default=0.0)
         return rounds, rounds * (wanted.listen_s + 2 * slowest_s)
@@ -181,7 +180,7 @@ class Discovery:
                 heard = await self._round(wanted, asked.light, asked.left, asked.patience)
                 asked = rounds.send(heard.beside(dark))
         except StopIteration as end:
-            found: Findings = end.value
+            found: search.Findings = end.value
         silent = {end: why for end, why in dark.silent.items() if end not in dark.ends}
         whole = not wanted.ports
         wiring = found_wiring(self._lab, found, elsewhere, dark.ends, silent, whole=whole)
@@ -215,7 +214,7 @@ class PortFinding:
     """The ends that send into a port of a circuit switch and hear it, and that ``said`` in the lab
     file. ``not told``: the latter could not be probed."""
 
-    port: OcsPort
+    port: search.OcsPort
     sends: str | None
     hears: str | None
     said: str | None
@@ -233,10 +232,10 @@ class FoundWiring:
     fibres: tuple[Fibre, ...]
 
 
-def expected_ends(lab: Lab) -> dict[OcsPort, str]:
+def expected_ends(lab: Lab) -> dict[search.OcsPort, str]:
     """What the lab file says is plugged into each port of each circuit switch."""
     return {
-        OcsPort(ocs, number): str(end)
+        search.OcsPort(ocs, number): str(end)
         for ocs, fibres in lab.circuit_fibres.items()
         for number, (end, _) in fibres.items()
     }
@@ -244,18 +243,15 @@ def expected_ends(lab: Lab) -> dict[OcsPort, str]:
 
 def found_wiring(
     lab: Lab,
-    found: Findings,
-    elsewhere: Heard,
+    found: search.Findings,
+    elsewhere: search.Heard,
     ends: Collection[str],
     silent: Mapping[str, str],
     *,
     whole: bool = True,
 ) -> FoundWiring:
-    """Compare. ``ends`` were probed; ``silent`` says why others were not. ``elsewhere``: which end
-    hears which while all ports that were looked at are dark.
-
-    Without ``whole`` there were other circuits, so that what is heard in the dark is not a fibre.
-    """
+    """Compare what was found with the lab file; ``elsewhere`` is what was heard in the dark.
+    Without ``whole`` other circuits stood, and what is heard in the dark is no fibre."""
     expected = expected_ends(lab)
     lit = found.inputs.keys() | found.outputs.keys()
     ports = tuple(
@@ -267,7 +263,10 @@ def found_wiring(
         row.port: row.sends
         for row in ports
         if row.sends is not None
-        and (row.sends == row.hears or not (row.sends == LIGHT or row.hears or row.sends in ends))
+        and (
+            row.sends == row.hears
+            or not (row.sends == search.LIGHT or row.hears or row.sends in ends)
+        )
     }
     direct = {(a, b) for a, b in elsewhere if a < b and (b, a) in elsewhere} if whole else set()
     beside = list(_other_fibres(lab, elsewhere, direct, ends))
@@ -280,8 +279,8 @@ def found_wiring(
 
 
 def _judged(
-    port: OcsPort,
-    found: Findings,
+    port: search.OcsPort,
+    found: search.Findings,
     said: str | None,
     ends: Collection[str],
     silent: Mapping[str, str],
@@ -303,7 +302,7 @@ def _judged(
             words = f"{port}: nobody was found behind {port.ocs} who could tell; {lab_file}"
             return row("not told", words)
         return row("differs", f"nothing was heard at {port}, {lab_file}")
-    if sends == LIGHT:
+    if sends == search.LIGHT:
         words = f"light comes in at {port}, and no frame tells from where"
         return row("not told" if said in silent else "differs", f"{words}; {lab_file}")
     only_lldp = hears is None and sends not in ends
@@ -322,7 +321,7 @@ def _judged(
 
 
 def _other_fibres(
-    lab: Lab, elsewhere: Heard, direct: Collection[tuple[str, str]], ends: Collection[str]
+    lab: Lab, elsewhere: search.Heard, direct: Collection[tuple[str, str]], ends: Collection[str]
 ) -> Iterator[str]:
     """Differences of the fibres that pass no circuit switch."""
     switches = {switch.name for switch in lab.circuit_switches}
@@ -343,7 +342,7 @@ def _other_fibres(
 
 
 def _corrected(
-    lab: Lab, certain: Mapping[OcsPort, str], direct: Collection[tuple[str, str]]
+    lab: Lab, certain: Mapping[search.OcsPort, str], direct: Collection[tuple[str, str]]
 ) -> tuple[Fibre, ...]:
     """The lab's fibres as they run, each with its device's end, rate and losses; new ones come
     last."""

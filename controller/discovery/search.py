@@ -51,11 +51,8 @@ class SearchRound:
 
 @dataclass
 class Findings:
-    """The end at each port: its name (``tor1.3``), or the port of another circuit switch.
-
-    ``inputs`` have transmitters, ``outputs`` receivers; ``None`` at a port that was silent in a
-    round; other ports are left out. ``doubts`` are contradictions, as text.
-    """
+    """The end at each input and output (``tor1.3``, or a port of another OCS), ``None`` if it was
+    silent in a round, and contradictions as text."""
 
     inputs: dict[OcsPort, str | None] = field(default_factory=dict)
     outputs: dict[OcsPort, str | None] = field(default_factory=dict)
@@ -74,12 +71,8 @@ def search(
     *,
     every_port: bool = False,
 ) -> Search:
-    """Find the ends at these ``ports``, by OCS; takes what was ``Heard`` after each round.
-
-    ``expected`` are the ends in the lab file; ``ends`` those that take part, and ``elsewhere`` what
-    is heard while all these ports are dark. Without ``every_port`` it is over when all ends are
-    found.
-    """
+    """Find the ends at these ``ports``; takes what was ``Heard`` after each round. Without
+    ``every_port`` it is over when all the ``ends`` that take part are found."""
     return _Searching(ports, expected, ends, elsewhere, every_port=every_port).run()
 
 

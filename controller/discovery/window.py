@@ -1,7 +1,5 @@
-"""What a search for the wiring does to a lab: it takes ports of circuit switches, and probes.
-
-The circuits to restore are in the store before any is changed: the next controller restores them.
-"""
+"""What a search for the wiring does to a lab: it takes ports of circuit switches, and probes. The
+circuits to restore are stored before any is changed: the next controller restores them."""
 
 import asyncio
 import logging
@@ -25,7 +23,6 @@ from patchlight.testbed.lab.model import Endpoint, Lab, PacketSwitch, Server
 from patchlight.testbed.lab.portmap import CrossConnect, PortMap
 from patchlight.testbed.wire import probe_frames
 from patchlight.testbed.wire.agent_status import LONGEST_LISTEN_S
-from patchlight.testbed.wire.probe_frames import LldpNeighbour
 
 _log = logging.getLogger(__name__)
 
@@ -69,11 +66,8 @@ class MaintenanceWindow:
         return self._parts.store.mark(_MARK, lambda row: Opened(**row))
 
     async def ports(self, wanted: Mapping[str, Collection[int]]) -> dict[str, list[int]]:
-        """Those of the wanted ports (all, if none are named) that can be lit, by OCS.
-
-        ``Refused`` if a wanted one is locked or out of order, or its circuit leads out of the
-        window; ``BadInput`` for a port that there is not, and for one that is alone.
-        """
+        """Those of the wanted ports (all, if none are named) that can be lit, by OCS; ``Refused``
+        or ``BadInput`` for one that cannot, or whose circuit leads out of the window."""
         parts = self._parts
         if parts.lab.sorting:
             raise Refused(
@@ -353,7 +347,7 @@ class SwitchListening:
         return (switch for switch in self._lab.packet_switches if connected[switch.name])
 
 
-def end_of(lab: Lab, neighbour: LldpNeighbour) -> str:
+def end_of(lab: Lab, neighbour: probe_frames.LldpNeighbour) -> str:
     """The end of the lab that sends such LLDP, by MAC or switch and port; else the neighbour as
     text."""
     by_mac = {host.nic.mac.lower(): str(host.endpoint) for host in lab.hosts}

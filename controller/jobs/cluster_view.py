@@ -78,11 +78,9 @@ class WiredLab:
         jobs: Mapping[str, JobStatus] = MappingProxyType({}),
         waiting: Collection[str] = (),
     ) -> ClusterView:
-        """The cluster now. ``running`` has each job's hosts; the ends of jobs are unknown.
-
-        Circuits of ``locked`` OCS ports stay; ``failed`` ports can carry none. ``jobs`` are the
-        running ones by id. ``waiting`` names those of ``recent`` that wait for GPUs.
-        """
+        """The cluster now, with each job's hosts in ``running``. Circuits of ``locked`` OCS ports
+        stay; ``failed`` ports can carry none. ``waiting`` names those of ``recent`` that wait for
+        GPUs."""
         out_of_use = self.as_set(broken)
         at_work = [
             contract.Running(float("inf"), self.as_set(hosts), job)
@@ -134,11 +132,8 @@ def _ports(ocs: str, *sets: Ports) -> frozenset[int]:
 
 
 def view_of(status: JobStatus, workers: int | None = None) -> JobView:
-    """A job as policies see it, of so many workers. Its expected time is that of computing alone.
-
-    That is the same for any number of workers, unless an iteration is split over them, and unknown
-    for a command that does not say how long it computes.
-    """
+    """A job as policies see it, of so many workers, and the time that it computes if known: the
+    same for any number of workers, unless an iteration is split over them."""
     spec = status.spec
     known = bool(spec.compute_s and spec.iterations)
     slowest_s = max(spec.compute_s.values()) * spec.iterations if known else math.nan

@@ -1,8 +1,5 @@
-"""Gangs that have hosts: their jobs start together, and each is followed to its own end.
-
-The workers of a gang go on when the controller ends, and the next controller follows them. An
-outcome that cannot be written, as the disk is full, is written later.
-"""
+"""Gangs that have hosts: their jobs start together, and each is followed to its own end, by the
+next controller if this one ends."""
 
 import asyncio
 import logging

@@ -26,11 +26,8 @@ _RECENT = 64  # as many as policies see
 
 
 class JobTable:
-    """The status of jobs by id; ``running`` are those that have hosts.
-
-    ``outputs`` keeps what their workers print, if given. ``on_reports`` are called with the
-    iterations that workers report, ``on_state`` with new jobs and each new state, once on disk.
-    """
+    """The status of jobs by id; ``running`` have hosts. ``on_reports`` hear of iterations,
+    ``on_state`` of new jobs and each new state, once on disk."""
 
     def __init__(self, ledger: JobLedger, outputs: JobOutputs | None = None) -> None:
         self.running: dict[str, RunningJob] = {}

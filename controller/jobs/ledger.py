@@ -103,10 +103,8 @@ class JobLedger:
         name: str = "",
         known: Mapping[str, JobStatus] = MappingProxyType({}),
     ) -> list[JobStatus]:
-        """The ``last`` jobs that match, oldest first, or the first so many after one.
-
-        With a ``period``, of those that waited or ran in it. Those that are ``known``, by id, are
-        not read. ``BadInput`` for an unknown ``after``; an empty one begins with the first job.
+        """The ``last`` jobs that match (in the period), oldest first, or the first so many after
+        one (``""``: the first). ``known`` ones are not read. ``BadInput`` for an unknown ``after``.
         """
         columns = {"state": state, "owner": owner, "name": name}
         wanted = {column: value for column, value in columns.items() if value}

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from patchlight.controller.changes.record import ChangePlan
 from patchlight.controller.changes.transaction import Transactions
-from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.hosts.health import unfit_hosts
+from patchlight.controller.hosts.fleet import Fleet, unfit_hosts
 from patchlight.controller.jobs import cluster_view
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.policy_set import PoliciesInUse, named
@@ -46,11 +45,8 @@ class Gang:
 
 @dataclass(eq=False)
 class GangEntry:
-    """A gang in the queue, or with hosts. ``statuses`` are its jobs as of the last pass.
-
-    ``nic_bps`` is the rate of the slowest NIC that it may get. ``returning``: it was preempted, and
-    keeps its place in line while it gives back its hosts.
-    """
+    """A gang in the queue, or with hosts; ``nic_bps`` is the rate of the slowest NIC that it may
+    get. ``returning``: preempted, it keeps its place while it gives back its hosts."""
 
     index: int
     gang: Gang

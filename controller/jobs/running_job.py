@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from patchlight.controller.hosts import agent_client
-from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.hosts.health import Heartbeat, Presence
+from patchlight.controller.hosts.fleet import Fleet, Heartbeat, Presence
 from patchlight.controller.jobs.specs import JobFailed, worker_specs
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobSpec
@@ -110,11 +109,8 @@ class RankWorker:
 
 @dataclass(eq=False)
 class RunningJob:
-    """One job while it has workers; ``on_reports`` is called with it and their reports.
-
-    It is the job's ``attempt``, counted from 0, and begins at ``first_iteration``. While it is to
-    go on on other hosts, these are its ``next_hosts``, and ``changes_because`` says why.
-    """
+    """One ``attempt`` of a job while it has workers, from ``first_iteration`` on; ``on_reports``
+    gets their reports. It is to go on on its ``next_hosts``, if any."""
 
     id: str
     spec: JobSpec
@@ -285,11 +281,8 @@ class RunningJob:
                 await self.on_reports(self, told)
 
     async def hold(self, deadline_s: float) -> bool:
-        """Pause all ranks before the same all-reduce; whether they all did in time.
-
-        Ranks that paused at different iterations would tear the ring apart. So the iteration is one
-        that no rank has begun; if a rank has passed it all the same, a later one is tried.
-        """
+        """Pause all ranks before the same all-reduce, or the ring would tear; whether they all did
+        in time. If a rank has passed the chosen iteration, a later one is tried."""
         deadline = time.monotonic() + deadline_s
         while time.monotonic() < deadline:
             await run_all(worker.refresh() for worker in self.workers)

@@ -38,12 +38,8 @@ DEFAULT_DISCIPLINE = Discipline()
 
 
 class Scheduler:
-    """Takes jobs in, and gives them hosts and circuits until they end.
-
-    Jobs outlive it: those that an earlier controller had queued are queued, running ones are
-    followed. ``last_pass_s`` is the time of the queue's last pass, reading devices included; after
-    it the queue rests for ``longest_rest_s`` at most.
-    """
+    """Takes jobs in, and gives them hosts and circuits until they end. Jobs outlive it. After a
+    pass of ``last_pass_s`` the queue rests for ``longest_rest_s`` at most."""
 
     def __init__(
         self,

@@ -133,16 +133,8 @@ def torch_task(spec: JobSpec, compute_s: float = 0.0, workers: int = 1) -> worke
 
 def command_task(spec: JobSpec) -> CommandTask:
     """The task of a command job; ``pydantic.ValidationError`` if an agent would refuse it."""
-    return CommandTask(
-        trainer="command",
-        command=list(spec.command),
-        image=spec.image,
-        environment=dict(spec.environment),
-        mounts=list(spec.mounts),
-        shared_memory_bytes=spec.shared_memory_bytes,
-        working_directory=spec.working_directory,
-        hold=spec.hold,
-    )
+    fields = CommandTask.model_fields.keys() - {"window_bytes"}
+    return CommandTask(**{name: getattr(spec, name) for name in fields})
 
 
 def goes_on_at(spec: JobSpec, done: int) -> int:
@@ -171,10 +163,8 @@ def scaled_window_bytes(lab: Lab) -> int | None:
 
 
 def check_policies(specs: Sequence[JobSpec], choice: PolicyChoice) -> None:
-    """``BadInput`` for a job that names a policy which is neither built in nor the lab's own.
-
-    Any user may submit jobs, and a policy is a program that runs beside the controller.
-    """
+    """``BadInput`` for a policy that is neither built in nor the lab's own: any user may submit
+    jobs, and a policy is a program that runs beside the controller."""
     for spec in specs:
         for kind in ("placement", "topology"):
             name = getattr(spec, kind)

@@ -41,9 +41,6 @@ _STAGES = (
 
 _END = "# EOF\n"
 
-LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
-"""What requests may call it by."""
-
 _STEPS = {
     JobState.QUEUED: "wait",
     JobState.BLOCKED: "wait",
@@ -65,9 +62,7 @@ class ControllerMetrics:
         self._registry = prometheus.CollectorRegistry()
         self.power = OpticalPower(controller.circuit_service)
         jobs, speaker, events = controller.jobs, controller.speaker, EventMetrics(self._registry)
-        self._progress = JobProgress(
-            self._registry, lambda: jobs.running.keys(), float(controller.lab.scale)
-        )
+        self._progress = JobProgress(self._registry, jobs.running, float(controller.lab.scale))
         jobs.on_reports.append(self._progress.reported)
         jobs.ledger.on_decision.append(events.decided)
         controller.transactions.on_end.append(events.change_ended)
@@ -162,16 +157,13 @@ class EventMetrics:
 
 
 class JobProgress:
-    """Counters of each worker of the running jobs. Bytes are as in the lab: sent × ``scale``.
-
-    ``running`` gives the ids of those jobs. The series of others go after ``KEPT_S``, and
-    those of a worker's earlier host when it reports from another.
-    """
+    """Counters of each worker of the ``running`` jobs, for ``KEPT_S`` after; bytes are as in the
+    lab: sent × ``scale``. A worker's earlier hosts are forgotten."""
 
     def __init__(
         self,
         registry: prometheus.CollectorRegistry,
-        running: Callable[[], Collection[str]],
+        running: Collection[str],
         scale: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -215,7 +207,7 @@ class JobProgress:
 
     def prune(self) -> None:
         """Drop the series of jobs that ended a while ago."""
-        now, running = self._clock(), self._running()
+        now, running = self._clock(), self._running
         for job_id in list(self._hosts):
             if job_id in running:
                 self._gone_at.pop(job_id, None)

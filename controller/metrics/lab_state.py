@@ -69,11 +69,8 @@ _COUNTERS = {
 
 @dataclass(frozen=True)
 class Family:
-    """A metric of this ``name`` (of counters without ``_total``), and its values.
-
-    A value's key is its label's value, or a tuple of the values of several labels. The lines are
-    written here: a lab has thousands of them, and the client library takes some 15 µs for each.
-    """
+    """A metric (of counters without ``_total``), its values by their labels' values. Its lines are
+    written here: a lab has thousands, and the client library takes some 15 µs for each."""
 
     name: str
     kind: Literal["gauge", "counter"]

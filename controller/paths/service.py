@@ -1,7 +1,5 @@
-"""Optical paths on request: the book of granted and waiting paths, and the service with a clock.
-
-A path whose user is silent for a lease ends. In the book, time is an argument, in Unix time.
-"""
+"""Optical paths on request: the book of granted and waiting paths (time is an argument), and the
+service with a clock. A path whose user is silent for a lease ends."""
 
 from __future__ import annotations
 
@@ -177,11 +175,8 @@ class PathBook:
 
 
 class PathService:
-    """Grants optical paths on request, and ends those whose lease is over.
-
-    ``maps`` are those of the optical switches as last known, ``None`` while they are not. The
-    ``store`` keeps until when paths may be in use: the next controller grants none before.
-    """
+    """Grants optical paths on request, and ends those whose lease is over. The ``store`` keeps
+    until when paths may be in use: the next controller grants none before."""
 
     def __init__(
         self,

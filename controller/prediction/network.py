@@ -159,11 +159,9 @@ class LabNetwork:
         self.relit = (1 << len(self.hosts)) - 1
 
     def after(self, links: Links, moved: Collection[Endpoint]) -> LabNetwork:
-        """The network with other links, as ``Links.after`` gives them for the ends that ``moved``.
-
-        Only NICs with another circuit are updated; all of it where links between switches differ.
-        The result's ``relit`` are the GPUs whose links may differ, as a set.
-        """
+        """The network with the ``Links.after`` of the ends that ``moved``; all of it is made again
+        where links between switches differ. Its ``relit`` are the GPUs whose links may differ, as a
+        set."""
         switches, touched = self._ways.trunks, set(moved)
         for source in moved:
             for path in (self.links.paths.get(source), links.paths.get(source)):
@@ -254,11 +252,8 @@ class PredictedJob(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """The times of a job; ``None`` where unknown, or without a route for its ring.
-
-    ``iteration_s`` is as the links are shared at first; ``completion_s`` is from now, with the
-    ends of other jobs. ``bottleneck`` names the link that limits the job.
-    """
+    """The times of a job, ``None`` where unknown: an iteration's as the links are shared at first,
+    and its end with those of other jobs. ``bottleneck`` names the link that limits it."""
 
     job: str
     iteration_s: float | None

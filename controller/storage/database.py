@@ -235,11 +235,8 @@ class Database:
             db.executemany(sql, rows)
 
     def write_soon(self, *statements: Statement, always: bool = False) -> bool:
-        """Write these in one, now or as soon as there is room, in order; whether all is on disk.
-
-        For records of facts. While the disk is full, a thousand such writes are kept, and all that
-        are to be kept ``always``.
-        """
+        """Write these facts in one, now or as soon as there is room; whether all is on disk. While
+        it is full, a thousand such writes are kept, and those to be kept ``always``."""
         if len(self._unwritten) < _MOST_UNWRITTEN or always:
             self._unwritten.append(statements)
         else:
@@ -294,11 +291,8 @@ class Database:
         at: str = "rowid",
         decode: Callable[[str], Any] = decoded,
     ) -> list[T]:
-        """The result of ``read`` for each record, with these columns as further arguments.
-
-        A record for which it fails is moved to the table ``set_aside``, with an event, so that it
-        hides no other. ``record`` is the column with the record, ``at`` identifies a row.
-        """
+        """The result of ``read`` for each record, with these columns as further arguments. A record
+        for which it fails is moved to ``set_aside``, with an event, so that it hides no other."""
         found = []
         listed = ", ".join((at, record, *columns))
         for number, text, *more in self.rows(f"SELECT {listed} FROM {table} {which}", *values):

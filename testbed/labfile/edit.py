@@ -1,85 +1,23 @@
-"""A lab file's text with host keys or fibres changed; all else stays as its owner wrote it."""
+"""A lab file's text with fibres changed; all else stays as its owner wrote it."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import yaml
 
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.issues import FileError
-from patchlight.testbed.lab.model import Endpoint, Fibre, Lab, Server
+from patchlight.testbed.lab.model import Endpoint, Fibre, Lab
 from patchlight.testbed.labfile.reader import LabFileError, parse_lab
 from patchlight.testbed.labfile.writer import write_lab
 
-_Change = tuple[int, int, str]
+Change = tuple[int, int, str]
 """From where to where in the text, and what stands there then."""
 
 
-def with_host_keys(text: str, servers: Mapping[str, str], jumps: Mapping[str, str]) -> str:
-    """The text of a good lab file with the fingerprints of host keys in it.
-
-    ``servers`` has them by server, ``jumps`` by the text of ``jump``. ``BadInput`` where the file
-    is written in a way that leaves no place for one (a range stands for several servers).
-    """
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    changes: list[_Change] = []
-    for server in _items(_values(root).get("servers")):
-        keys = _values(server)
-        ssh = keys.get("ssh")
-        fingerprint = servers.get(_text(keys.get("name")))
-        if fingerprint is not None:
-            if isinstance(ssh, yaml.MappingNode):
-                changes.append(_put(ssh, "host_key", fingerprint))
-            else:
-                changes.append(_put(server, "ssh", f"{{host_key: {fingerprint}}}"))
-    for owner in (_values(root).get("defaults"), *_items(_values(root).get("servers"))):
-        ssh = _values(owner).get("ssh")
-        fingerprint = jumps.get(_text(_values(ssh).get("jump")))
-        if isinstance(ssh, yaml.MappingNode) and fingerprint is not None:
-            changes.append(_put(ssh, "jump_host_key", fingerprint))
-    written = _with(text, changes)
-    before = parse_lab(text)
-    expected = tuple(_vouched_for(server, servers, jumps) for server in before.servers)
-    try:
-        is_right = parse_lab(written) == before.with_changes(servers=expected)
-    except FileError:
-        is_right = False
-    if not is_right:
-        lines = [f"{name}: host_key: {key}" for name, key in servers.items()]
-        lines += [f"jump {name}: jump_host_key: {key}" for name, key in jumps.items()]
-        raise BadInput(
-            "the lab file leaves no place for what belongs under 'ssh' of one server:\n    "
-            + "\n    ".join(lines),
-            hint="A range or an alias stands for several: write the servers out one by one, or "
-            "use --known-hosts.",
-        )
-    return written
-
-
-def _with(text: str, changes: Iterable[_Change]) -> str:
+def with_changes(text: str, changes: Iterable[Change]) -> str:
+    """The text with these changes."""
     for start, end, new in sorted(set(changes), reverse=True):
         text = text[:start] + new + text[end:]
     return text
-
-
-def _vouched_for(server: Server, servers: Mapping[str, str], jumps: Mapping[str, str]) -> Server:
-    host_key = servers.get(server.name, server.ssh.host_key)
-    jump_host_key = jumps.get(server.ssh.jump or "", server.ssh.jump_host_key)
-    return replace(server, ssh=replace(server.ssh, host_key=host_key, jump_host_key=jump_host_key))
-
-
-def _put(group: yaml.MappingNode, key: str, value: str) -> _Change:
-    """What to change so that a group that has at least one key says this."""
-    there = _values(group).get(key)
-    if there is not None:
-        return there.start_mark.index, there.end_mark.index, value
-    first_value = group.value[0][1]
-    if group.flow_style:
-        end = first_value.end_mark.index
-        return end, end, f", {key}: {value}"
-    # On a line of its own before the second key, or, where there is none, before the first.
-    place = group.value[min(1, len(group.value) - 1)][0].start_mark
-    return place.index, place.index, f"{key}: {value}\n{' ' * place.column}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +71,16 @@ def _with_fibres(lab: Lab, fibres: Sequence[tuple[str, str]]) -> Lab:
 def _edited(text: str, lab: Lab, wanted: Lab) -> str | None:
     """The text with its fibres changed in place; ``None`` where one line is not one fibre."""
     root = yaml.compose(text, Loader=yaml.SafeLoader)
-    listed = _values(root).get("fibres")
+    listed = values_of(root).get("fibres")
     if not isinstance(listed, yaml.SequenceNode) or len(listed.value) != len(lab.fibres):
         return None
     ends_of = wanted.fibre_ends
     switches = {switch.name for switch in lab.circuit_switches}
     left = _pairs(wanted)
-    edits: list[_Change] = []
+    edits: list[Change] = []
     gone: list[yaml.Node] = []
     for item, fibre in zip(listed.value, lab.fibres, strict=True):
-        ends = _values(item).get("ends")
+        ends = values_of(item).get("ends")
         if not isinstance(ends, yaml.SequenceNode) or len(ends.value) != 2:
             return None
         if [node.value for node in ends.value] != [str(fibre.a), str(fibre.b)]:
@@ -175,7 +113,7 @@ def _edited(text: str, lab: Lab, wanted: Lab) -> str | None:
         new = [fibre for fibre in wanted.fibres if frozenset((fibre.a, fibre.b)) in left]
         written = "".join(f"{indent}- {{ends: [{f.a}, {f.b}]}}\n" for f in new)
         edits.append((after, after, written if text[after - 1 : after] == "\n" else f"\n{written}"))
-    return _with(text, edits)
+    return with_changes(text, edits)
 
 
 def _line_starts(text: str) -> list[int]:
@@ -186,16 +124,13 @@ def _line_starts(text: str) -> list[int]:
     return [*starts, len(text)]
 
 
-def _values(node: yaml.Node | None) -> dict[str, yaml.Node]:
+def values_of(node: yaml.Node | None) -> dict[str, yaml.Node]:
+    """The values of a mapping by their keys."""
     if not isinstance(node, yaml.MappingNode):
         return {}
-    return {_text(key): value for key, value in node.value}
+    return {text_of(key): value for key, value in node.value}
 
 
-def _items(node: yaml.Node | None) -> list[yaml.MappingNode]:
-    found = node.value if isinstance(node, yaml.SequenceNode) else []
-    return [item for item in found if isinstance(item, yaml.MappingNode)]
-
-
-def _text(node: yaml.Node | None) -> str:
+def text_of(node: yaml.Node | None) -> str:
+    """The text of a scalar, or ``""``."""
     return str(node.value) if isinstance(node, yaml.ScalarNode) else ""

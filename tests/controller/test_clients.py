@@ -19,15 +19,14 @@ from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.controller.api.admission import Admission
 from patchlight.controller.api.caller import Doorman
 from patchlight.controller.api.openapi import explain, new_app
-from patchlight.controller.hosts import health
+from patchlight.controller.hosts import fleet as fleet_module
 from patchlight.controller.hosts.agent_client import (
     VERSION,
     AgentCallError,
     AgentClient,
     AgentIncompatible,
 )
-from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.hosts.health import Presence
+from patchlight.controller.hosts.fleet import Fleet, Presence
 from patchlight.controller.jobs.specs import worker_specs
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
 from patchlight.testbed.jobs import JobSpec
@@ -214,7 +213,7 @@ async def test_one_lost_sample_does_not_make_an_agent_silent_and_many_do(
         assert fleet.status()[0]["reachable"]
         agent.requests.clear()
         await eventually(lambda: len(agent.requests) > 1, "an answer")
-        monkeypatch.setattr(health, "INTERVAL_S", 0.05)
+        monkeypatch.setattr(fleet_module, "INTERVAL_S", 0.05)
         agent.lost = 10_000
         await eventually(lambda: fleet.silent() == {"server1"}, "the agent to be silent")
         assert not fleet.status()[0]["reachable"]

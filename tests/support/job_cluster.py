@@ -21,8 +21,7 @@ from patchlight.controller.hosts.agent_client import (
     NicWithoutCarrier,
     NotOnServer,
 )
-from patchlight.controller.hosts.fleet import Fleet
-from patchlight.controller.hosts.health import HostFaults
+from patchlight.controller.hosts.fleet import Fleet, HostFaults
 from patchlight.controller.jobs.job_table import JobTable
 from patchlight.controller.jobs.ledger import JobLedger, JobOutputs
 from patchlight.controller.jobs.rewiring import JobTraffic

@@ -198,11 +198,8 @@ E = TypeVar("E", bound=QueueEntry)
 
 
 class Site(Protocol[E, P]):
-    """Where entries run.
-
-    ``joined`` are the entries that began to wait since the queue last emptied this list, also
-    preempted ones. The site updates ``accounts`` when entries get GPUs or give them back.
-    """
+    """Where entries run. ``joined`` are those that began to wait, or were preempted, since the
+    queue last emptied this list. The site updates ``accounts``."""
 
     joined: list[E]
 
@@ -250,11 +247,8 @@ class Site(Protocol[E, P]):
         hosts."""
 
     def place(self, entry: E, occupied: int | None = None) -> P | Waiting:
-        """Where the policies put an entry, or why nowhere. Changes nothing.
-
-        GPUs in ``occupied`` are taken, by default those that are. With a reason that others pass
-        (``WaitReason.is_passed``), further free GPUs would not help.
-        """
+        """Where the policies put an entry, or why nowhere; changes nothing. After a reason that
+        others pass (``WaitReason.is_passed``), further free GPUs would not help."""
 
     def gpus_of(self, placement: P) -> int:
         """The GPUs of a placement, as a set."""
@@ -267,11 +261,9 @@ class Site(Protocol[E, P]):
         and it waits on."""
 
     def preempt(self, entry: E) -> None:
-        """Take a running entry's GPUs: they are free now, and it is not in ``running``.
-
-        It waits again when it is next in ``joined``: at once in a simulation, in a lab once it has
-        stopped at the end of an iteration. A lab starts others on its GPUs only then.
-        """
+        """Take a running entry's GPUs. It waits again when it is next in ``joined``: at once in a
+        simulation, in a lab once it has stopped at the end of an iteration, and others start there
+        only then."""
 
     def refuse(self, entry: E, why: Waiting) -> bool:
         """Whether a blocked entry leaves the queue for good, or waits until ``layout`` grows or

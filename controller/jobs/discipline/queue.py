@@ -1,11 +1,17 @@
-"""The queue: starts what waits, and resizes what runs, by its settings and the policies."""
+"""The queue of the lab and of the simulator: starts what waits, and resizes what runs, by
+its settings and the policies. Nothing here waits, reads a clock or touches a device."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from patchlight.controller.jobs.discipline import contract
-from patchlight.controller.jobs.discipline.contract import EPSILON_S, JobFate, QueueEntry
+from patchlight.controller.jobs.discipline.contract import (
+    EPSILON_S,
+    JobFate,
+    OrderTraits,
+    QueueEntry,
+    Site,
+)
 from patchlight.controller.jobs.discipline.standings import Place, Victims, WaitingLine
 from patchlight.controller.policies.contract import ClusterView, ElasticJob, QueuedJob
 from patchlight.controller.prediction.network import LabNetwork, Load, RingWork, units_s
@@ -27,9 +33,7 @@ class JobQueue(Generic[E, P]):
     """The waiting entries of one site from one pass to the next, first those in its ``joined``.
     Other settings or another order policy need a new queue."""
 
-    def __init__(
-        self, site: contract.Site[E, P], settings: Discipline, order: contract.OrderTraits
-    ) -> None:
+    def __init__(self, site: Site[E, P], settings: Discipline, order: OrderTraits) -> None:
         if (settings.has_quotas or order.by_user) and site.accounts is None:
             raise ValueError("a queue with quotas or by user needs the site's accounts")
         self._site, self._settings = site, settings
@@ -204,11 +208,8 @@ class JobQueue(Generic[E, P]):
         return True
 
     def _backfill(self, head: E) -> None:
-        """EASY: those behind the first may start if that does not delay it.
-
-        The first can start when as many GPUs are free as it wants, wherever they are. If that time
-        is unknown, only the GPUs that it leaves over are given away.
-        """
+        """EASY: those behind the first may start if that does not delay it, who needs only so many
+        GPUs, wherever they are. If its time is unknown, only what it leaves over is given away."""
         site, line = self._site, self._line
         shadow_s, free = site.now_s, site.occupancy.free
         for each in site.ends():
@@ -274,7 +275,7 @@ def _behind(entry: QueueEntry) -> Waiting:
     return Waiting(WaitReason.BEHIND, f"it comes after {entry.name}")
 
 
-class ElasticSite(contract.Site[E, P], Protocol[E, P]):
+class ElasticSite(Site[E, P], Protocol[E, P]):
     """A site whose running entries may get other numbers of GPUs."""
 
     @property

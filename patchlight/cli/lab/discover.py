@@ -113,8 +113,14 @@ def discover(
             out.say(_in_words(preview), err=True)
             if not click.confirm("Go on?", err=True):
                 raise PatchlightError("not confirmed: nothing was changed")
-        client.discover(ports, listen_s=listen_s, every_port=every_port)
-        status = _followed(client)
+        try:
+            client.discover(ports, listen_s=listen_s, every_port=every_port)
+            status = _followed(client)
+        except KeyboardInterrupt:
+            out.say("patchlight: broken off, and the circuits are put back", err=True)
+            client.stop_discovery()
+            out.say("patchlight: all circuits are as before", err=True)
+            raise
     wiring = status["wiring"]
     if status["state"] != "done" or wiring is None:
         raise PatchlightError(
@@ -141,20 +147,14 @@ def _expanded(texts: tuple[str, ...]) -> Iterator[str]:
 
 
 def _followed(client: ControllerClient) -> Search:
-    """Wait until the search is over; Ctrl-C stops it."""
-    try:
-        with out.progress_bar("rounds", out.console(stderr=True)) as tell:
-            status = client.discovery()
-            while status["state"] in ("looking", "restoring"):
-                done = status["rounds_done"]
-                tell(done, done + status["rounds_left"])
-                status = client.discovery(status["step"], connection.NEWS_WITHIN_S)
-            return status
-    except KeyboardInterrupt:
-        out.say("patchlight: broken off, and the circuits are put back", err=True)
-        client.stop_discovery()
-        out.say("patchlight: all circuits are as before", err=True)
-        raise
+    """Wait until the search is over."""
+    with out.progress_bar("rounds", out.console(stderr=True)) as tell:
+        status = client.discovery()
+        while status["state"] in ("looking", "restoring"):
+            done = status["rounds_done"]
+            tell(done, done + status["rounds_left"])
+            status = client.discovery(status["step"], connection.NEWS_WITHIN_S)
+        return status
 
 
 def _in_words(preview: SearchPlan) -> str:

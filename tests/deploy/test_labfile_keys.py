@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from patchlight.deploy.labfile_keys import with_host_keys
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.rules import SshAccess
-from patchlight.testbed.labfile.edit import with_host_keys
 from patchlight.testbed.labfile.reader import load_lab, parse_lab
 from patchlight.testbed.labfile.writer import write_commented_lab, write_lab
 
