@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2s
@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.portmap import AnyMap, MapChange
-from patchlight.testbed.lab.wiring import Links, check_map, lab_links
+from patchlight.testbed.lab.wiring import Links, Place, check_map, entries_at, lab_links
 
 Changes = Mapping[str, MapChange[Any]]
 """What changes on each optical switch, by name."""
@@ -271,3 +271,29 @@ def fingerprint(maps: Mapping[str, AnyMap]) -> str:
     for name in sorted(maps):
         digest.update(f"{name} {' '.join(as_texts(maps[name]))}\n".encode())
     return digest.hexdigest()
+
+
+def wanted_maps(
+    lab: Lab,
+    present: Mapping[str, AnyMap],
+    asked: Mapping[str, AnyMap],
+    dropped: Mapping[str, Collection[int | Place]],
+    *,
+    only: bool,
+) -> dict[str, Any]:
+    """The maps that a request for cross-connects means.
+
+    Those ``asked`` for are added to the present ones, or with ``only`` replace them; places that
+    are ``dropped`` lose their entries, in and out. ``BadInput`` for an unknown optical switch.
+    """
+    for name in (*asked, *dropped):
+        lab.optical_switch(name)  # says so if there is none
+    wanted: dict[str, AnyMap] = {}
+    for name in {**asked, **dict.fromkeys(dropped)}:
+        if only and name in asked:
+            wanted[name] = asked[name]
+            continue
+        gone = dropped.get(name, ())
+        kept = present[name].without(entries_at(present[name], gone)) if gone else present[name]
+        wanted[name] = kept.joined(asked[name]) if name in asked else kept
+    return wanted

@@ -16,9 +16,10 @@ from patchlight.controller.changes.record import (
     as_texts,
     change_as_texts,
     fingerprint,
+    wanted_maps,
 )
 from patchlight.controller.changes.transaction import Transactions
-from patchlight.controller.changes.wanted import bringing_together, lighting, undoing, wanted_maps
+from patchlight.controller.changes.wanted import bringing_together, lighting, undoing
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab import wiring
 from patchlight.testbed.lab.portmap import AnyMap

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from patchlight.console.options import lab_option
+from patchlight.console.commands import lab_option
 from patchlight.console.rendering import (
     Coloured,
     Column,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from patchlight.console.commands import complete_lab
 from patchlight.console.connection import completer, running_lab, user_name
-from patchlight.console.options import complete_lab
 from patchlight.console.rendering import (
     Coloured,
     Column,

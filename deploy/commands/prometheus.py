@@ -7,8 +7,8 @@ from typing import Any
 import click
 import yaml
 
+from patchlight.console.commands import complete_lab
 from patchlight.console.connection import running_lab
-from patchlight.console.options import complete_lab
 from patchlight.console.rendering import json_option, print_json, say
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from patchlight.agents.workers.contract import DEFAULT_IMAGE
+from patchlight.console.commands import complete_lab
 from patchlight.console.connection import running_lab
-from patchlight.console.options import complete_lab
 from patchlight.console.rendering import (
     Coloured,
     Column,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from patchlight.console.commands import complete_lab
 from patchlight.console.connection import running_lab, running_lab_file
-from patchlight.console.options import complete_lab
 from patchlight.console.rendering import (
     Coloured,
     Column,

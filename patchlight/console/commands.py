@@ -1,4 +1,4 @@
-"""How commands start quickly, end with an exit code, and run another command as a child."""
+"""How commands start quickly, know the lab, end with an exit code, and run a child."""
 
 import contextlib
 import errno
@@ -11,16 +11,21 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import click
+from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from patchlight.console.rendering import say
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.io.issues import FileError, nearest
 from patchlight.testbed.linux.processes import own_program
 
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
 INTERRUPTED = 130
+LAB_VARIABLE = "PATCHLIGHT_LAB"
 # What a machine has run out of, and what to do. None of it is a bug of ours.
 _RUN_OUT = {
     errno.ENOSPC: "free some space",
@@ -181,6 +186,50 @@ def kept(name: str, packages: Sequence[str], make: Callable[[], Any]) -> Any:
             part.write_text(json.dumps({"state": state, "value": value}), encoding="utf-8")
             part.replace(path)
     return value
+
+
+def complete_lab(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Labs that are up, built-in labs, and files."""
+    # Imported late, as all that needs packages: `doctor` lists the missing ones.
+    from patchlight.testbed.labfile.reader import builtin_labs
+    from patchlight.testbed.wire.lab_api import RUN_ROOT
+
+    up = sorted(path.parent.name for path in RUN_ROOT.glob("*/lab.yaml"))
+    names = dict.fromkeys([*up, *builtin_labs()])
+    items = [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    return [*items, CompletionItem(incomplete, type="file")]
+
+
+class LabOption(click.Option):
+    """``--lab``, by name or file. One from the environment gives way to options in its place."""
+
+    def __init__(
+        self, names: Sequence[str], *, instead: tuple[str, ...] = (), **settings: Any
+    ) -> None:
+        super().__init__(names, **settings)
+        self._instead = instead
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        """See ``click.Option``."""
+        source = ctx.get_parameter_source
+        # Options on the command line are processed first.
+        others = [source(name) is ParameterSource.COMMANDLINE for name in self._instead]
+        if source(self.name or "") is ParameterSource.ENVIRONMENT and any(others):
+            value = self.default
+        return super().process_value(ctx, value)
+
+
+def lab_option(
+    about: str = "The lab, by name or file; needed if several are up.",
+    name: str = "lab_name",
+    **settings: Any,
+) -> Callable[[Decorated], Decorated]:
+    """Give a command ``--lab``, or ``PATCHLIGHT_LAB``, as its parameter ``name``."""
+    settings |= {"metavar": "LAB", "envvar": LAB_VARIABLE, "show_envvar": True}
+    settings |= {"shell_complete": complete_lab, "help": about}
+    return click.option("--lab", name, cls=LabOption, **settings)
 
 
 @dataclass

@@ -20,8 +20,8 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from patchlight.console.commands import only_some_finished, require_root
-from patchlight.console.options import lab_option, profiles_option, results_option
+from patchlight.console.commands import lab_option, only_some_finished, require_root
+from patchlight.console.options import profiles_option, results_option
 from patchlight.console.rendering import (
     Column,
     Table,

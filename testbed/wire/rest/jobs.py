@@ -6,12 +6,11 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from patchlight.testbed.jobs import HowHeld, JobState, Trainer
-from patchlight.testbed.wire.rest import answer, exactly
+from patchlight.testbed.wire.rest import answer, close
 from patchlight.testbed.wire.rest.circuits import ChangeAnswer
 from patchlight.testbed.wire.rest.lab import PoliciesInUse
 
 
-@exactly
 class MountShape(TypedDict):
     """A file or folder of the server, and where a container sees it."""
 
@@ -20,7 +19,6 @@ class MountShape(TypedDict):
     read_only: bool
 
 
-@exactly
 class JobSpecShape(TypedDict):
     """A job as it was asked for: see ``JobSpec``."""
 
@@ -60,7 +58,6 @@ class JobSpecShape(TypedDict):
     preemptible: bool
 
 
-@exactly
 class LightMove(TypedDict):
     """A time that a job's light moved while it trained, and the iterations before and after."""
 
@@ -77,7 +74,6 @@ class LightMove(TypedDict):
 JobStateName = Annotated[str, Field(json_schema_extra={"enum": [*JobState]})]
 
 
-@exactly
 class JobInList(TypedDict):
     """A job: see ``JobStatus``. One that runs also has what is predicted of it."""
 
@@ -109,7 +105,6 @@ class JobInList(TypedDict):
     bottleneck: NotRequired[str]
 
 
-@exactly
 class JobAnswer(JobInList):
     """A job by itself, also with what its light gained, and how its workers are held.
 
@@ -122,7 +117,6 @@ class JobAnswer(JobInList):
     rigid_because: NotRequired[str | None]
 
 
-@exactly
 class Preview(TypedDict):
     """What would become of a job now: its ``hosts`` and ``circuits``, or what it ``waits_for``.
 
@@ -156,7 +150,6 @@ class IterationReport(TypedDict):
     loss: float | None
 
 
-@exactly
 class StateOfJob(TypedDict):
     """A state that a job came to, and why."""
 
@@ -180,7 +173,6 @@ class DecisionShape(TypedDict):
     reconfiguration: NotRequired[int]
 
 
-@exactly
 class LogPartShape(TypedDict):
     """What a worker printed, and the byte to go on from."""
 
@@ -189,7 +181,6 @@ class LogPartShape(TypedDict):
     ended: bool
 
 
-@exactly
 class RegroupPlan(TypedDict):
     """What a regroup would make."""
 
@@ -198,7 +189,6 @@ class RegroupPlan(TypedDict):
     objections: list[str]
 
 
-@exactly
 class ProposalShape(TypedDict):
     """A change of light under running jobs, and how much sooner each would end (seconds)."""
 
@@ -232,3 +222,5 @@ Defragmented = answer(
 Policies = answer("Policies", "What decides now, by kind.", policies=PoliciesInUse)
 Drained = answer("Drained", "The jobs that were ended.", ended=list[str])
 Resumed = answer("Resumed", "Jobs are started again.", drained=bool)
+
+close(globals(), but=("IterationReport", "DecisionShape"))
