@@ -79,10 +79,7 @@ class EventFeed:
         self._tell()
 
     def _since(self, reached: int) -> tuple[bytes, int]:
-        """The text of the events after one, and the number of the last of them.
-
-        Most listeners are equally far: for them the text is made once.
-        """
+        """The text of the events after one, made once for equal listeners, and the last number."""
         if not (self._latest and self._latest[0][0] <= reached + 1):
             return _in_one(self._read(reached), reached)
         between = reached, self._latest[-1][0]

@@ -153,10 +153,7 @@ class DeviceMonitor:
         }
 
     async def open(self) -> None:
-        """Open the devices that are not open or did not answer, all at once.
-
-        Those that fail are marked, and left alone until ``watch`` or another ``open``.
-        """
+        """Open the devices that are not open or did not answer, at once; mark those that fail."""
         self._left_to_watch = True
 
         async def open_or_mark(name: str) -> None:
@@ -259,10 +256,7 @@ class DeviceMonitor:
 
 
 class MapCache:
-    """Caches maps, so that not every plan begins with reading every device.
-
-    ``last``: the maps as last read or written; ``None`` after ``forget``.
-    """
+    """Caches maps (``last``), so that not every plan begins with reading every device."""
 
     def __init__(self, lab: Lab, devices: DeviceMonitor) -> None:
         self._lab, self._devices = lab, devices
@@ -289,10 +283,7 @@ class MapCache:
         return lab_links(self._lab, maps)
 
     def plan(self, maps: Maps, decide: Decide) -> ChangePlan:
-        """The plan that turns these maps into what ``decide`` wants.
-
-        ``Refused`` if that changes one that is not known; raises the errors of ``decide``.
-        """
+        """The plan from ``maps`` to what ``decide`` wants; ``Refused`` if one is unknown."""
         wanted = decide(maps)
         for name in wanted.keys() & maps.unread.keys():
             maps[name]  # refuses, and says why

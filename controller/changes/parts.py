@@ -179,10 +179,7 @@ class PlanExecutor:
         return {n: before[n].diff(wanted[n]) for n in before if before[n] != wanted[n]}
 
     async def finish_or_undo(self, record: Reconfiguration, now: Mapping[str, AnyMap]) -> None:
-        """Bring a change that was cut short to an end, and write into its record which.
-
-        Raises what the device said last if it cannot be undone.
-        """
+        """End a change that was cut short, and record how; raises the device's error if not."""
         changed = self.changes_of(record)
         if all(_is_done(change, now[name]) for name, change in changed.items()):
             record.state, record.message = "committed", "found whole after a restart"

@@ -25,10 +25,7 @@ from patchlight.testbed.lab.wiring import Links
 
 
 def measures_each(switch: OpticalSwitch, driver: AnyDriver) -> bool:
-    """Whether the device measures the output power of each entry of its map.
-
-    A port of a wavelength switch has many signals: that takes power by channel.
-    """
+    """Whether the device measures each entry's output power: of a WSS, by channel."""
     if isinstance(switch, WavelengthSwitch) and not isinstance(driver, TellsChannelPowers):
         return False
     return driver.capabilities.power_out
@@ -104,10 +101,7 @@ class Expected:
 def expected_powers(
     lab: Lab, links: Links, asked: tuple[str, Iterable[Entry]] | None = None
 ) -> dict[tuple[str, Entry], Expected]:
-    """The expected power of each entry on a path to a receiver.
-
-    With ``asked``, a switch and entries of it, only along paths through these.
-    """
+    """The expected power of each entry on a path to a receiver, or of those ``asked`` for."""
     expected: dict[tuple[str, Entry], Expected] = {}
     for path in links.paths.values() if asked is None else links.paths_through(*asked):
         launched_dbm = launch_power_dbm(lab, path.source)
@@ -313,10 +307,7 @@ class PowerCheck:
         should: Sequence[Should],
         arriving_dbm: Mapping[DirectedPort, float | None] | None = None,
     ) -> list[PortReading]:
-        """Measure and judge cross-connects of a device that measures each.
-
-        ``arriving_dbm`` is the power at inputs that was measured a moment ago.
-        """
+        """Measure and judge cross-connects; inputs in ``arriving_dbm`` were measured just now."""
         powers_dbm = await powers_of(driver, [c for c, _, _ in should], arriving_dbm or {})
         loss_db = self.lab.optical_switch(driver.name).insertion_loss_db
         readings = []

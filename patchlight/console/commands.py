@@ -289,10 +289,7 @@ def require_root(doing: str) -> None:
 
 
 class Dashboard:
-    """``patchlight dashboard`` as a child, which also ends when its parent is killed.
-
-    Its errors go to standard error; the parent goes on without it.
-    """
+    """``patchlight dashboard`` as a child, which also ends when its parent is killed."""
 
     def __init__(
         self, controller: str, listen_at: str | None = None, *, stdout: int | None = None
@@ -315,10 +312,7 @@ class Dashboard:
 
 @contextlib.contextmanager
 def running_dashboard(controller: str, say: Callable[[str], None]) -> Iterator[None]:
-    """A dashboard of that controller while the block runs; ``say`` gets its address.
-
-    The block begins once it answers, so that its start disturbs no measurement.
-    """
+    """A dashboard while the block runs, from when it answers on; ``say`` gets its address."""
     child = Dashboard(controller, stdout=subprocess.PIPE)
     assert child.process.stdout is not None
     try:

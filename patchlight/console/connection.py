@@ -132,10 +132,7 @@ def offline_lab(lab_name: str) -> str:
 
 
 def connect(lab_name: str | None, address: str | None, uid: int | None = None) -> ControllerClient:
-    """A client of the controller meant, which refuses the controller of another lab.
-
-    With ``uid``, root sends requests for that user of the machine.
-    """
+    """A client of the lab's controller; with ``uid``, root sends requests for that user."""
     from patchlight.client.client import ControllerClient
     from patchlight.client.connection import logins
 

@@ -177,7 +177,8 @@ _POLICIES = {
 }
 
 
-def _policies(command: Command, *others: Any, defaults: bool) -> Command:
+def kinds_of_policies(command: Command, *others: Any, defaults: bool = False) -> Command:
+    """Add the options of the kinds, these ``others`` and ``--defragment``."""
     options = [
         click.option(
             name,
@@ -198,11 +199,6 @@ def _policies(command: Command, *others: Any, defaults: bool) -> Command:
     return command
 
 
-def kinds_of_policies(command: Command) -> Command:
-    """Add the options of the kinds and ``--defragment``; their help has no defaults."""
-    return _policies(command, defaults=False)
-
-
 def policy_options(command: Command) -> Command:
     """Add an option for each kind, ``--policy-deadline`` and ``--defragment``.
 
@@ -215,7 +211,7 @@ def policy_options(command: Command) -> Command:
         metavar="SECONDS",
         help="After this the default decides in a policy's place.  [default: 1]",
     )
-    return _policies(command, deadline, defaults=True)
+    return kinds_of_policies(command, deadline, defaults=True)
 
 
 def chosen_policies(options: dict[str, Any], lab_name: str | None = None) -> PolicyChoice:
@@ -253,10 +249,7 @@ def absolute(policy: str) -> str:
 
 
 def left_to_the_lab(policies: PolicyChoice) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a lab's file has of policies and no option of the present command has.
-
-    First the policies, as options give them; then settings of a simulation, by field.
-    """
+    """The policies and settings that a lab's file has and no option of this command does."""
     from patchlight.controller.policies.cheapest import LOOKED_AT_EVERY_S
 
     def is_said(option: str) -> bool:
