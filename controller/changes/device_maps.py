@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from patchlight.controller.changes.record import ChangePlan, Reconfiguration, Refused, as_texts
+from patchlight.controller.changes.record import ChangePlan, Reconfiguration, Refused
 from patchlight.controller.circuits.contract import Alarm, DeviceUnreachable, Drivers, LoginRefused
 from patchlight.controller.storage.store import Store
 from patchlight.testbed.errors import PatchlightError, in_words
@@ -369,9 +369,9 @@ class CommittedMaps:
     def begin_with(self, present: Mapping[str, AnyMap]) -> None:
         """Commit what devices that were never seen before have."""
         new = {name: m for name, m in present.items() if name not in self._maps}
-        now = time.time()
+        origin = {"reconfiguration": None, "at": time.time()}
         self._store.commit_maps(
-            {n: {"map": as_texts(m), "reconfiguration": None, "at": now} for n, m in new.items()}
+            {name: {"map": [*m.one_way_texts], **origin} for name, m in new.items()}
         )
         self._maps.update(new)
 

@@ -9,14 +9,7 @@ from typing import Any, Protocol
 
 from patchlight.controller.changes import power, preflight
 from patchlight.controller.changes.device_maps import CommittedMaps, DeviceMonitor, MapCache, Maps
-from patchlight.controller.changes.record import (
-    ChangePlan,
-    Changes,
-    Reconfiguration,
-    StepFailed,
-    as_texts,
-    difference,
-)
+from patchlight.controller.changes.record import ChangePlan, Reconfiguration, StepFailed, difference
 from patchlight.controller.circuits import contract
 from patchlight.controller.storage.store import BaselineKey, Store
 from patchlight.testbed.errors import OutcomeUnknown
@@ -150,7 +143,7 @@ class PlanExecutor:
         return self.power_check.should_show(links, name, makes)
 
     async def undo(
-        self, before: Mapping[str, AnyMap], changes: Changes
+        self, before: Mapping[str, AnyMap], changes: Mapping[str, MapChange[Any]]
     ) -> tuple[dict[str, AnyMap], str]:
         """Undo these changes as far as the devices show them done; touch nothing else.
 
@@ -317,7 +310,7 @@ class CircuitParts:
             committed, readings = {}, {}
         with record.stage("commit"):
             origin = {"reconfiguration": record.id, "at": record.finished_at}
-            maps = {name: {"map": as_texts(m), **origin} for name, m in committed.items()}
+            maps = {name: {"map": [*m.one_way_texts], **origin} for name, m in committed.items()}
             row = record.as_row
             self.store.update_reconfiguration(record.id, record.state, row, maps, readings)
             self.committed.take(committed)
