@@ -9,12 +9,8 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 from patchlight.controller.changes.record import StepFailed
-from patchlight.controller.circuits.contract import (
-    AnyDriver,
-    DirectedPort,
-    TellsChannelPowers,
-    TellsFactoryLosses,
-)
+from patchlight.controller.circuits import contract
+from patchlight.controller.circuits.contract import AnyDriver, DirectedPort
 from patchlight.controller.storage.store import BaselineKey, Store
 from patchlight.testbed.lab.model import Endpoint, Lab, OpticalSwitch
 from patchlight.testbed.lab.optical_links import Entry, launch_power_dbm
@@ -26,7 +22,7 @@ from patchlight.testbed.lab.wiring import Links
 
 def measures_each(switch: OpticalSwitch, driver: AnyDriver) -> bool:
     """Whether the device measures each entry's output power: of a WSS, by channel."""
-    if isinstance(switch, WavelengthSwitch) and not isinstance(driver, TellsChannelPowers):
+    if isinstance(switch, WavelengthSwitch) and not isinstance(driver, contract.TellsChannelPowers):
         return False
     return driver.capabilities.power_out
 
@@ -51,7 +47,7 @@ async def powers_of(
 async def _of_channels(
     driver: AnyDriver, entries: Sequence[Entry], ends: Sequence[tuple[DirectedPort, DirectedPort]]
 ) -> list[tuple[float | None, float | None]]:
-    if not isinstance(driver, TellsChannelPowers):
+    if not isinstance(driver, contract.TellsChannelPowers):
         return [(None, None)] * len(entries)
     measured_dbm = await driver.channel_powers({port: None for both in ends for port in both})
 
@@ -343,7 +339,7 @@ class PowerCheck:
         words = f"{driver.name}: unverified, it has no power monitor"
         if driver.capabilities.power_out:
             words += " that tells channels apart"
-        if not isinstance(driver, TellsFactoryLosses):
+        if not isinstance(driver, contract.TellsFactoryLosses):
             return words
         circuits = [s.cross_connect for s in should if isinstance(s.cross_connect, CrossConnect)]
         losses_db = await driver.factory_losses_db(circuits)
