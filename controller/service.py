@@ -25,9 +25,9 @@ from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.rules import Access, Role
 from patchlight.testbed.linux.credentials import controller_name, new_context, read_credentials
-from patchlight.testbed.linux.sockets import bind_unix, is_loopback, listen, split_address
+from patchlight.testbed.linux.sockets import UNIX, bind_unix, is_loopback, listen, split_address
 from patchlight.testbed.logs import log_to_stderr, log_trouble
-from patchlight.testbed.wire.lab_api import UNIX, keepers_socket, own_socket
+from patchlight.testbed.wire.lab_api import keepers_socket, own_socket
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor

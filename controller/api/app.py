@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 from fastapi import APIRouter, FastAPI, Query, Request, Response
-from fastapi.responses import PlainTextResponse
+from fastapi.responses import PlainTextResponse, StreamingResponse
 from pydantic import Field
 
 from patchlight.controller.access import tokens as access
 from patchlight.controller.api.admission import Admission, KeptAnswers
 from patchlight.controller.api.caller import Admin, Doorman, NotAllowed, Operator, User, Viewer
 from patchlight.controller.api.circuits import circuit_routes
-from patchlight.controller.api.events import EventFeed, event_routes
+from patchlight.controller.api.events import EventFeed
 from patchlight.controller.api.jobs import job_routes
 from patchlight.controller.api.openapi import JsonAnswer, docs_routes, gives, new_app, under_way
 from patchlight.controller.metrics.exposition import ControllerMetrics
@@ -33,6 +33,7 @@ from patchlight.testbed.wire.rest import requests
 if TYPE_CHECKING:
     from patchlight.controller.discovery.discovery import Discovery
     from patchlight.controller.parts import Controller
+    from patchlight.controller.storage.store import Store
 
 
 Answer = dict[str, Any]
@@ -111,6 +112,45 @@ def sample_routes(controller: Controller) -> APIRouter:
         for window in windows:
             answer.setdefault(window.job, []).append(window.as_json)
         return {"width_s": width_s, "lab": answer.pop(""), "jobs": answer}
+
+    return routes
+
+
+_EVENT_STREAM = "text/event-stream"
+
+
+def event_routes(store: Store, feed: EventFeed) -> APIRouter:
+    """The routes on what happened, and happens."""
+    routes = APIRouter(prefix="/v1", tags=["events"])
+
+    @routes.get("/events", **gives(shapes.EventList, also=_EVENT_STREAM))
+    async def events(
+        request: Request,
+        after: requests.Number | None = None,
+        last: requests.PageLength | None = None,
+        since: requests.Moment = 0.0,
+        until: requests.Moment = requests.LATEST,
+        before: requests.Number = requests.NO_NUMBER,
+        kind: Annotated[list[requests.Text] | None, Query(max_length=100)] = None,
+    ) -> Any:
+        """What happened after an event's number, at most a thousand at a time.
+
+        With ``last``, the latest so many of a period instead: of these kinds, before that number.
+
+        With ``Accept: text/event-stream``, what happens from then on, without an end; a client
+        that was cut off sends the last number that it has as ``Last-Event-ID``.
+        """
+        if _EVENT_STREAM in request.headers.get("accept", ""):
+            cut_off_at = request.headers.get("last-event-id", "")
+            begun = int(cut_off_at[:18]) if cut_off_at.isdecimal() else after
+            head = {"Cache-Control": "no-store"}
+            return StreamingResponse(feed.follow(begun), media_type=_EVENT_STREAM, headers=head)
+        if last is not None:
+            period = since, until
+            found = await asyncio.to_thread(store.past_events, period, last, before, kind or ())
+        else:
+            found = store.events(after or 0)
+        return {"events": found, "last": store.last_event()}
 
     return routes
 

@@ -13,8 +13,8 @@ import click
 
 from patchlight.agents.workers.contract import DEFAULT_IMAGE
 from patchlight.console import rendering as out
+from patchlight.console.commands import complete_lab
 from patchlight.console.connection import running_lab
-from patchlight.console.options import complete_lab
 from patchlight.deploy.commands.options import (
     complete_server,
     deployer,

@@ -27,9 +27,14 @@ from patchlight.testbed.lab.model import Lab, Server
 from patchlight.testbed.lab.tuning import LIGHT_SOCKET
 from patchlight.testbed.linux import deploy_file, docker_engine, namespaces, rate_limits
 from patchlight.testbed.linux.processes import process_start
-from patchlight.testbed.linux.sockets import listen, unix_socket_answers
+from patchlight.testbed.linux.sockets import (
+    UNIX,
+    is_beyond_this_machine,
+    listen,
+    unix_socket_answers,
+)
 from patchlight.testbed.units import format_rate
-from patchlight.testbed.wire.lab_api import UNIX, is_beyond_this_machine, system_socket
+from patchlight.testbed.wire.lab_api import system_socket
 
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.lab import Status

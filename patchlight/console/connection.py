@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from patchlight.console.options import LAB_VARIABLE, complete_lab, lab_option
+from patchlight.console.commands import LAB_VARIABLE, complete_lab, lab_option
 from patchlight.console.rendering import print_document, say
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.reader import builtin_labs, find_lab, parse_lab, read_lab
 from patchlight.testbed.labfile.values import HOST_PORT
 from patchlight.testbed.linux.processes import own_program
-from patchlight.testbed.linux.sockets import unix_socket_answers
-from patchlight.testbed.wire.lab_api import RUN_ROOT, UNIX, LabIdentity, api_address
+from patchlight.testbed.linux.sockets import UNIX, unix_socket_answers
+from patchlight.testbed.wire.lab_api import RUN_ROOT, LabIdentity, api_address
 
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
@@ -132,10 +132,7 @@ def offline_lab(lab_name: str) -> str:
 
 
 def connect(lab_name: str | None, address: str | None, uid: int | None = None) -> ControllerClient:
-    """A client of the controller meant, which refuses the controller of another lab.
-
-    With ``uid``, root sends requests for that user of the machine.
-    """
+    """A client of the lab's controller; with ``uid``, root sends requests for that user."""
     from patchlight.client.client import ControllerClient
     from patchlight.client.connection import logins
 

@@ -252,10 +252,7 @@ def terminal_lines() -> int:
 
 
 def live(make: Callable[[], Table | Screen], every_s: float, *, once: bool = False) -> None:
-    """Show one or several tables on the whole terminal and renew them, until Ctrl-C.
-
-    With ``once``, and where there is no terminal, print them once.
-    """
+    """Show tables on the whole terminal and renew them, until Ctrl-C; else print them once."""
     out = console()
     if once or not out.is_terminal:
         make().print()

@@ -14,6 +14,7 @@ from patchlight.testbed.linux.processes import command_line, process_ids
 BACKLOG = 1024
 _LISTEN = "0A"
 
+UNIX = "unix:"
 UNIX_CLIENT = "unix"
 """What a server calls a peer on a Unix socket; the peer's user id stands in place of its port."""
 
@@ -140,3 +141,14 @@ def _holds(process: Path, inodes: set[str]) -> bool:
                 if target.startswith("socket:[") and target[8:-1] in inodes:
                     return True
     return False
+
+
+def is_beyond_this_machine(address: str) -> bool:
+    """Whether other machines reach an API at ``host:port``, or may."""
+    if address.startswith(UNIX):
+        return False
+    host, _ = split_address(address)
+    try:
+        return not is_loopback(host)
+    except ValueError:
+        return host.lower() != "localhost"

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from patchlight.console import rendering as out
-from patchlight.console.commands import only_some_finished
+from patchlight.console.commands import lab_option, only_some_finished
 from patchlight.console.connection import offline_lab
-from patchlight.console.options import complete_policy, lab_option, profiles_option, results_option
+from patchlight.console.options import complete_policy, profiles_option, results_option
 from patchlight.testbed.errors import BadInput
 
 SCHEMA_VERSION = 1

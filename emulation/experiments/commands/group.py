@@ -21,8 +21,8 @@ from rich.progress import (
 )
 
 from patchlight.console import rendering as out
-from patchlight.console.commands import only_some_finished, require_root
-from patchlight.console.options import lab_option, profiles_option, results_option
+from patchlight.console.commands import lab_option, only_some_finished, require_root
+from patchlight.console.options import profiles_option, results_option
 from patchlight.emulation.experiments.commands.oddl import oddl
 from patchlight.emulation.experiments.commands.pac_ml import architectures, pac_ml_load
 from patchlight.testbed.jobs import JobStatus

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from patchlight.console import rendering as out
-from patchlight.console.commands import only_some_finished
+from patchlight.console.commands import lab_option, only_some_finished
 from patchlight.console.connection import offline_lab, user_name
 from patchlight.console.options import (
     QUEUE_OPTIONS,
     complete_policy,
-    lab_option,
     left_to_the_lab,
     results_option,
     taken_discipline,

@@ -16,8 +16,7 @@ import click
 from patchlight.console.connection import connect, controller_options
 from patchlight.console.rendering import say
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.linux.sockets import PortTaken, listen
-from patchlight.testbed.wire.lab_api import is_beyond_this_machine
+from patchlight.testbed.linux.sockets import PortTaken, is_beyond_this_machine, listen
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

@@ -13,7 +13,8 @@ import click
 from patchlight.cli.ocs.names import complete_any_port, ports_by_switch
 from patchlight.console import connection
 from patchlight.console import rendering as out
-from patchlight.console.options import Quantity, complete_lab
+from patchlight.console.commands import complete_lab
+from patchlight.console.options import Quantity
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.units import parse_time
 

@@ -11,16 +11,9 @@ import click
 
 from patchlight.cli.lab import emulated
 from patchlight.console import rendering as out
-from patchlight.console.commands import require_root
+from patchlight.console.commands import complete_lab, lab_option, require_root
 from patchlight.console.connection import complete_host, offline_lab, which_lab
-from patchlight.console.options import (
-    ANY,
-    Quantity,
-    chosen_policies,
-    complete_lab,
-    lab_option,
-    policy_options,
-)
+from patchlight.console.options import ANY, Quantity, chosen_policies, policy_options
 from patchlight.emulation.fabric.lab_state import recorded_labs
 from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab
 from patchlight.emulation.lab.teardown import lab_status, only_processes
@@ -29,8 +22,8 @@ from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.labfile.reader import find_lab, read_lab
 from patchlight.testbed.linux.processes import own_program
 from patchlight.testbed.linux.rate_limits import Impairment
+from patchlight.testbed.linux.sockets import is_beyond_this_machine
 from patchlight.testbed.units import parse_share, parse_size, parse_time
-from patchlight.testbed.wire.lab_api import is_beyond_this_machine
 
 
 @click.group()

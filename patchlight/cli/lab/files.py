@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
-from patchlight.console.options import Quantity, complete_lab
+from patchlight.console.commands import complete_lab
+from patchlight.console.options import Quantity
 from patchlight.console.rendering import cannot_write, json_option, print_document, print_json, say
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.generate import generate as shapes

@@ -6,7 +6,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from patchlight.testbed.jobs import JobSpec, JobState, Mount
-from patchlight.testbed.wire.rest import answer, answer_of, exactly
+from patchlight.testbed.wire.rest import answer, answer_of, close
 from patchlight.testbed.wire.rest.circuits import ChangeAnswer
 from patchlight.testbed.wire.rest.lab import PoliciesInUse
 
@@ -19,7 +19,6 @@ else:
     JobSpecShape = answer_of(JobSpec, "JobSpecShape", about, mounts=list[MountShape])
 
 
-@exactly
 class LightMove(TypedDict):
     """A time that a job's light moved while it trained, and the iterations before and after."""
 
@@ -36,7 +35,6 @@ class LightMove(TypedDict):
 JobStateName = Annotated[str, Field(json_schema_extra={"enum": [*JobState]})]
 
 
-@exactly
 class JobInList(TypedDict):
     """A job: see ``JobStatus``. One that runs also has what is predicted of it."""
 
@@ -68,7 +66,6 @@ class JobInList(TypedDict):
     bottleneck: NotRequired[str]
 
 
-@exactly
 class JobAnswer(JobInList):
     """A job by itself, also with what its light gained, and how its workers are held.
 
@@ -81,7 +78,6 @@ class JobAnswer(JobInList):
     rigid_because: NotRequired[str | None]
 
 
-@exactly
 class Preview(TypedDict):
     """What would become of a job now: its ``hosts`` and ``circuits``, or what it ``waits_for``.
 
@@ -115,7 +111,6 @@ class IterationReport(TypedDict):
     loss: float | None
 
 
-@exactly
 class StateOfJob(TypedDict):
     """A state that a job came to, and why."""
 
@@ -139,7 +134,6 @@ class DecisionShape(TypedDict):
     reconfiguration: NotRequired[int]
 
 
-@exactly
 class LogPartShape(TypedDict):
     """What a worker printed, and the byte to go on from."""
 
@@ -148,7 +142,6 @@ class LogPartShape(TypedDict):
     ended: bool
 
 
-@exactly
 class RegroupPlan(TypedDict):
     """What a regroup would make."""
 
@@ -157,7 +150,6 @@ class RegroupPlan(TypedDict):
     objections: list[str]
 
 
-@exactly
 class ProposalShape(TypedDict):
     """A change of light under running jobs, and how much sooner each would end (seconds)."""
 
@@ -191,3 +183,5 @@ Defragmented = answer(
 Policies = answer("Policies", "What decides now, by kind.", policies=PoliciesInUse)
 Drained = answer("Drained", "The jobs that were ended.", ended=list[str])
 Resumed = answer("Resumed", "Jobs are started again.", drained=bool)
+
+close(globals(), but=("IterationReport", "DecisionShape"))

@@ -5,7 +5,7 @@ import unicodedata
 from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, model_validator
+from pydantic import AfterValidator, BaseModel, FailFast, Field, model_validator
 from pydantic_core import to_json
 
 from patchlight.testbed.labfile.values import MOST_CIRCUIT_PORTS
@@ -66,10 +66,8 @@ _MOST_SWITCHES = 1000
 _MOST_FIELDS = 50
 
 
-class Strict(BaseModel):
+class Strict(BaseModel, extra="forbid", strict=True):
     """What is asked for: no field may be there that is not known."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod
