@@ -92,7 +92,7 @@ def ofc2022(output: Path | None, cases: str | None, dashboard: bool, **chosen: A
     from patchlight.console.commands import running_dashboard
     from patchlight.deploy.docker import engine_with_image
     from patchlight.emulation.experiments.ofc2022.run import Ofc2022Options, run_experiment
-    from patchlight.emulation.results import results_folder
+    from patchlight.emulation.simulator.results import results_folder
 
     real = chosen["trainer"] == "torch"
     if cases is None:
@@ -241,8 +241,8 @@ def pac_ml(
     from patchlight.emulation.experiments.commands.pac_ml import print_tables
     from patchlight.emulation.experiments.pac_ml import results, run
     from patchlight.emulation.experiments.pac_ml.variation import Variation
-    from patchlight.emulation.results import results_folder
     from patchlight.emulation.simulator.executors import Engine
+    from patchlight.emulation.simulator.results import results_folder
 
     options = run.PacMlOptions(
         engine=Engine(engine, processes or 0, address),

@@ -35,7 +35,7 @@ from patchlight.emulation.experiments.ofc2022.results import (
     result_of,
 )
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
-from patchlight.emulation.results import cpu_ticks, provenance
+from patchlight.emulation.simulator.results import cpu_ticks, provenance
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.jobs import Iteration, JobSpec, JobState, JobStatus, Trainer
 from patchlight.testbed.lab.model import Lab
