@@ -30,7 +30,10 @@ COMMANDS: Mapping[str, Command] = {
     "job": Command(f"{_HERE}.job", "Submit and follow training jobs."),
     "ocs": Command(f"{_HERE}.ocs", "Read and change optical circuit switches."),
     "paths": Command(f"{_HERE}.controller", "Show who sends to whom on which channel of light."),
-    "graph": Command(f"{_HERE}.graph", "Show, draw, measure and fetch computation graphs."),
+    "graph": Command(
+        f"{_ELSEWHERE}.simulator.commands.graph",
+        "Show, draw, measure and fetch computation graphs.",
+    ),
     "policy": Command(f"{_HERE}.policy", "List, test, train and export policies."),
     "env": Command(
         f"{_ELSEWHERE}.learning.commands.env", "List, check and compare learning environments."

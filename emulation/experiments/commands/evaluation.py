@@ -249,7 +249,8 @@ def evaluate(
     as 'patchlight simulate' does, which has more options. Both print a table and write result.json;
     Ctrl-C keeps what is finished.
     """
-    from patchlight.emulation.results import results_folder, write_report
+    from patchlight.emulation.simulator.results import results_folder, write_report
+
     from patchlight.emulation.simulator.commands.simulate import refuse_faults, run_simulation
 
     kinds = {_kind_of(name) for name in names}

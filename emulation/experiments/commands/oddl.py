@@ -141,8 +141,8 @@ def oddl(
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.experiments.oddl import figures, run
     from patchlight.emulation.experiments.oddl.conditions import LightTimes
-    from patchlight.emulation.results import results_folder
     from patchlight.emulation.simulator.executors import Engine
+    from patchlight.emulation.simulator.results import results_folder
 
     given: dict[str, Any] = {"models": models} if models else {}
     if quick:
@@ -256,7 +256,7 @@ def run_with_packets(
     # Not above: importing NumPy and Matplotlib takes longer than --help should.
     from patchlight.emulation.experiments.oddl import figures
     from patchlight.emulation.experiments.oddl.packets import run
-    from patchlight.emulation.results import results_folder
+    from patchlight.emulation.simulator.results import results_folder
 
     if len(models) > 1:
         raise BadInput("expected one --model: with packets, a single job is trained")

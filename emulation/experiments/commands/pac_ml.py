@@ -231,8 +231,8 @@ def pac_ml_load(
     An episode has 1,001 jobs at every load. Prints a table, and writes a plot and result.json.
     """
     from patchlight.emulation.experiments.pac_ml import load
-    from patchlight.emulation.results import results_folder
     from patchlight.emulation.simulator.executors import Engine
+    from patchlight.emulation.simulator.results import results_folder
 
     try:
         intervals_s = [float(each) for each in chosen.pop("intervals").split(",")]
@@ -310,7 +310,7 @@ def architectures(
     """
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.experiments.architectures import run
-    from patchlight.emulation.results import results_folder
+    from patchlight.emulation.simulator.results import results_folder
 
     given: dict[str, Any] = {"networks": networks} if networks else {}
     if prices is not None:

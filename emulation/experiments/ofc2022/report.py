@@ -12,7 +12,6 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from patchlight.emulation import results
 from patchlight.emulation.experiments.ofc2022.analysis import (
     CaseRun,
     JobRun,
@@ -31,6 +30,7 @@ from patchlight.emulation.experiments.paper import (
     STANDING,
     UTILIZATION,
 )
+from patchlight.emulation.simulator import results
 
 # One family of shades for each job, so that a plot shows who trains with whom; a printer without
 # colours tells jobs by their marks, and the workers of one by their lines.

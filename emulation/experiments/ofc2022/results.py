@@ -25,7 +25,7 @@ from patchlight.emulation.experiments.ofc2022.analysis import (
     utilization_ratio,
 )
 from patchlight.emulation.experiments.paper import PAPER
-from patchlight.emulation.results import CpuTicks
+from patchlight.emulation.simulator.results import CpuTicks
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, Trainer
 from patchlight.testbed.lab.model import Host, Lab

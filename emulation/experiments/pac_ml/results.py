@@ -13,9 +13,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from patchlight.emulation import results
 from patchlight.emulation.experiments import paper
 from patchlight.emulation.experiments.pac_ml.episodes import CONSTANTS, ROLL_OUT, EpisodeOutcome
+from patchlight.emulation.simulator import results
 from patchlight.emulation.simulator.ramp.rollout import LookAhead
 from patchlight.emulation.simulator.ramp.scenario import (
     Counting,

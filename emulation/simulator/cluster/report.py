@@ -12,7 +12,7 @@ import pyarrow.parquet as parquet
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from patchlight.emulation import results
+from patchlight.emulation.simulator import results
 from patchlight.emulation.simulator.cluster.results import Floats, QueueResult
 from patchlight.emulation.simulator.cluster.sweep import CombinationResult
 

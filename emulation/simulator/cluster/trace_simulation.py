@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from patchlight.emulation.results import policy_files, provenance
 from patchlight.emulation.simulator.cluster.cluster import (
     Cluster,
     LabCluster,
@@ -28,6 +27,7 @@ from patchlight.emulation.simulator.cluster.sweep import (
 )
 from patchlight.emulation.simulator.executors import Engine, Interrupted
 from patchlight.emulation.simulator.network import Failure, Slowness, Trouble, network_of
+from patchlight.emulation.simulator.results import policy_files, provenance
 from patchlight.emulation.simulator.traces import drawn_trace, is_drawn, load_trace
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.issues import nearest

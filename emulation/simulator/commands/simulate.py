@@ -227,7 +227,8 @@ def run_simulation(
     ``PatchlightError`` at the end if a policy failed and ``strict``; ``KeyboardInterrupt`` if
     only some runs are finished.
     """
-    from patchlight.emulation.results import results_folder
+    from patchlight.emulation.simulator.results import results_folder
+
     from patchlight.emulation.simulator.cluster.trace_simulation import simulate_trace
 
     folder = results_folder(output, "simulate")

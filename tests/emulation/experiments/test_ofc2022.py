@@ -36,7 +36,7 @@ from patchlight.emulation.experiments.ofc2022.results import (
     result_of,
 )
 from patchlight.emulation.experiments.ofc2022.run import plan_of
-from patchlight.emulation.results import CpuTicks, cpu_ticks, provenance
+from patchlight.emulation.simulator.results import CpuTicks, cpu_ticks, provenance
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.graphs import builtin_graph
 from patchlight.testbed.lab.model import Lab

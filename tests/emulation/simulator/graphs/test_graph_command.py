@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from patchlight.cli.graph import graph
-from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.graphs import BUILTIN_NAMES, builtin_graph, read_graph
-from patchlight.testbed.graphs.profiles import (
+from patchlight.emulation.simulator.commands.graph import graph
+from patchlight.emulation.simulator.graphs.profiles import (
     BASE_URL,
     SOURCES,
     download,
@@ -24,6 +22,8 @@ from patchlight.testbed.graphs.profiles import (
     profile_cache,
     read_profiles,
 )
+from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.graphs import BUILTIN_NAMES, builtin_graph, read_graph
 from tests.support.waiting import PATIENCE_S
 
 CHAIN = "node1 -- Input -- forward_compute_time=1.5, backward_compute_time=0.0, "

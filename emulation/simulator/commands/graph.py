@@ -82,7 +82,7 @@ def show(name: str, as_json: bool, backward: bool, draw: Path | None) -> None:
     if draw is not None:
         if as_json or backward:
             raise click.UsageError("--draw draws instead: leave out --json and --backward")
-        from patchlight.testbed.graphs.drawing import draw_graph
+        from patchlight.emulation.simulator.graphs.drawing import draw_graph
 
         out.save_picture(draw, lambda: draw_graph(_load(name)))
         return
@@ -130,15 +130,15 @@ def fetch(what: str, source: Path | None, url: str | None) -> None:
     with --from. Each is checked by its SHA-256; if one is missing or another file, nothing is
     written. They are then found by name (list, show) and by patchlight experiment pac-ml.
     """
-    from patchlight.testbed.graphs.profiles import download_profiles, fetch_profiles
+    from patchlight.emulation.simulator.graphs.profiles import download_profiles, fetch_profiles
 
     for path in fetch_profiles(source) if source else download_profiles(url):
         out.say(f"wrote {path}")
 
 
 def _names() -> list[str]:
+    from patchlight.emulation.simulator.graphs.profiles import SOURCES, profile_cache, profile_in
     from patchlight.testbed.graphs import BUILTIN_NAMES
-    from patchlight.testbed.graphs.profiles import SOURCES, profile_cache, profile_in
 
     cache = profile_cache()
     kept = [f"pipedream/{name}" for name in SOURCES if profile_in(cache, name)]
@@ -147,8 +147,8 @@ def _names() -> list[str]:
 
 def _load(name: str) -> ComputationGraph:
     """The graph in a file of that name, or else of that name."""
+    from patchlight.emulation.simulator.graphs.profiles import profile_cache
     from patchlight.testbed.graphs import BUILTIN_NAMES, builtin_graph, read_graph
-    from patchlight.testbed.graphs.profiles import profile_cache
     from patchlight.testbed.io.issues import nearest
 
     path = Path(name)
@@ -236,9 +236,9 @@ def profile(
             f"measuring {model!r} needs PyTorch, which cannot be imported: {error}",
             hint="install it with: pip install 'patchlight[learn]'",
         ) from error
+    from patchlight.emulation.simulator.graphs.profile import profile as measure
     from patchlight.testbed.graphs import write_graph
     from patchlight.testbed.graphs.files import graph_to_json
-    from patchlight.testbed.graphs.profile import profile as measure
     from patchlight.testbed.graphs.torch_models import load_model
 
     there = torch.cuda.is_available()

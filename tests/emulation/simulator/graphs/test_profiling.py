@@ -11,12 +11,12 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'patchli
 
 from torch import nn  # noqa: E402
 
+from patchlight.emulation.simulator.graphs.profile import profile  # noqa: E402
 from patchlight.testbed.errors import BadInput, PatchlightError  # noqa: E402
 from patchlight.testbed.graphs import BUILTIN_NAMES, builtin_graph, read_graph, write_graph  # noqa: E402
 from patchlight.testbed.graphs.builtin import bert_large, gnmt, gpt2  # noqa: E402
 from patchlight.testbed.graphs.layers import A100  # noqa: E402
 from patchlight.testbed.graphs.model import ComputationGraph  # noqa: E402
-from patchlight.testbed.graphs.profile import profile  # noqa: E402
 from patchlight.testbed.graphs.torch_models import TorchLayers, load_model  # noqa: E402
 
 
