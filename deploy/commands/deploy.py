@@ -22,16 +22,16 @@ from patchlight.console.rendering import (
 from patchlight.deploy.commands.options import (
     lab_and_servers,
     on_servers,
+    prometheus,
     report,
     server_options,
     servers_of,
 )
-from patchlight.deploy.commands.prometheus import prometheus
 from patchlight.deploy.commands.push import bundle, check, push
 from patchlight.deploy.commands.trust import certificates, trust
 
 if TYPE_CHECKING:
-    from patchlight.deploy.installed import Installed
+    from patchlight.deploy.check import Installed
     from patchlight.deploy.remote import Remote, ServerResult
     from patchlight.deploy.ssh import Passwords
     from patchlight.testbed.lab.model import Server

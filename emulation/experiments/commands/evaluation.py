@@ -19,7 +19,6 @@ from patchlight.console.rendering import (
     listing_options,
     print_json,
     progress_bar,
-    results_folder,
     say,
 )
 from patchlight.testbed.errors import BadInput
@@ -259,7 +258,7 @@ def evaluate(
     as 'patchlight simulate' does, which has more options. Both print a table and write result.json;
     Ctrl-C keeps what is finished.
     """
-    from patchlight.emulation.results import cannot_write, check_output, write_result
+    from patchlight.emulation.results import results_folder, write_report
     from patchlight.emulation.simulator.commands.simulate import refuse_faults, run_simulation
 
     kinds = {_kind_of(name) for name in names}
@@ -291,13 +290,9 @@ def evaluate(
     _refuse(("lab",), "is for jobs of a --trace: without one partition policies run PAC-ML's")
     counted = range(first_seed, first_seed + seeds)
     folder = results_folder(output, "evaluate")
-    check_output(folder)
     with progress_bar("episodes", console(stderr=as_json)) as tell:
         found = of_partition(names, counted, processes or 0, tell=tell, **of_partitions)
-    try:
-        written = write_result(found.result, folder)
-    except OSError as error:
-        raise cannot_write(folder, error) from error
+    written, *_ = write_report(found.result, folder)
     figures = found.rows
     if as_json:
         print_json(figures)

@@ -29,14 +29,12 @@ from patchlight.console.rendering import (
     give_to_caller,
     harmless,
     progress_bar,
-    results_folder,
     say,
     say_written,
     wide_option,
 )
-from patchlight.emulation.experiments.commands.architectures import architectures
 from patchlight.emulation.experiments.commands.oddl import oddl
-from patchlight.emulation.experiments.commands.pac_ml import pac_ml_load
+from patchlight.emulation.experiments.commands.pac_ml import architectures, pac_ml_load
 from patchlight.testbed.jobs import JobStatus
 
 
@@ -104,6 +102,7 @@ def ofc2022(output: Path | None, cases: str | None, dashboard: bool, **chosen: A
     from patchlight.console.commands import running_dashboard
     from patchlight.deploy.docker import engine_with_image
     from patchlight.emulation.experiments.ofc2022.run import Ofc2022Options, run_experiment
+    from patchlight.emulation.results import results_folder
 
     real = chosen["trainer"] == "torch"
     if cases is None:
@@ -246,13 +245,13 @@ def pac_ml(
 
     Parsonson, Shabka, Ottino, Zervas, "Partitioning Distributed Compute Jobs …" (PAC-ML),
     2023. Prints blocking rates beside the published ones and writes plots and result.json
-    (see docs/pac-ml.md). Simulated; needs no root.
+    (see docs/results/pac-ml.md). Simulated; needs no root.
     """
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.experiments.commands.pac_ml import print_tables
-    from patchlight.emulation.experiments.pac_ml import report, run
+    from patchlight.emulation.experiments.pac_ml import results, run
     from patchlight.emulation.experiments.pac_ml.variation import Variation
-    from patchlight.emulation.results import check_output
+    from patchlight.emulation.results import results_folder
     from patchlight.emulation.simulator.executors import Engine
 
     options = run.PacMlOptions(
@@ -266,13 +265,12 @@ def pac_ml(
     # Before a folder is made: wrong input leaves nothing.
     options.variation.check_models(run.find_profiles(options.profiles).graphs)
     folder = results_folder(output, "pac-ml")
-    check_output(folder)
     out = console()
     with progress_bar("episodes", out) as tell:
         result = run.run_experiment(options, say, tell)
-    files = report.write_report(result, folder)
+    files = results.write_report(result, folder)
     print_tables(result)
-    for words in report.faults_of(result):
+    for words in results.faults_of(result):
         say(words, meaning="caution")
     if not result["comparable"]:
         say(

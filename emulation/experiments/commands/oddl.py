@@ -20,7 +20,6 @@ from patchlight.console.rendering import (
     listing_options,
     print_json,
     progress_bar,
-    results_folder,
     say,
     say_written,
 )
@@ -141,20 +140,19 @@ def oddl(
     W. Li et al., J. Opt. Commun. Netw., 2024. With packets: four emulated nodes beside the same
     four on an ideal switch, and what tuning and control cost; needs root. With --flows: up to 1,024
     nodes beside a fat-tree, SiP-Ring and an ideal switch; quicker with the extra 'fast'. Writes
-    plots and result.json (see docs/oddl.md).
+    plots and result.json (see docs/results/oddl.md).
     """
     _refuse_the_others(context, _OF_PACKETS if flows else _OF_FLOWS, flows=flows)
     of_packets = {name: chosen.pop(name) for name in _OF_PACKETS}
-    folder = results_folder(output, "oddl")
     if not flows:
-        run_with_packets(folder, models, tuning_times_s, quick=quick, as_json=as_json, **of_packets)
+        run_with_packets(output, models, tuning_times_s, quick=quick, as_json=as_json, **of_packets)
         return
     if tuning_times_s is not None and len(tuning_times_s) != 1:
         raise BadInput("expected one --tuning-time with --flows")
     # Not above: importing NumPy takes longer than --help should.
     from patchlight.emulation.experiments.oddl import figures, run
     from patchlight.emulation.experiments.oddl.conditions import LightTimes
-    from patchlight.emulation.results import check_output
+    from patchlight.emulation.results import results_folder
     from patchlight.emulation.simulator.executors import Engine
 
     given: dict[str, Any] = {"models": models} if models else {}
@@ -169,7 +167,7 @@ def oddl(
         light = light._replace(control_s=parse_time(control_delay))
     given["light"] = light
     options = run.FlowOptions(engine=Engine("processes", processes or 0), **given, **chosen)
-    check_output(folder)
+    folder = results_folder(output, "oddl")
     with progress_bar("parts", console(stderr=as_json)) as tell:
         result = run.run_flows(options, tell)
     files = figures.write_report(result, folder)
@@ -257,7 +255,7 @@ _QUICK_TUNING_TIMES_S = (1e-3, 16e-3)
 
 
 def run_with_packets(
-    folder: Path,
+    output: Path | None,
     models: tuple[str, ...],
     tuning_times_s: tuple[float, ...] | None,
     *,
@@ -265,11 +263,11 @@ def run_with_packets(
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    """Run it, print tables and write plots and ``result.json`` into ``folder``."""
+    """Run it, print tables and write plots and ``result.json``."""
     # Not above: importing NumPy and Matplotlib takes longer than --help should.
     from patchlight.emulation.experiments.oddl import figures
     from patchlight.emulation.experiments.oddl.packets import run
-    from patchlight.emulation.results import check_output
+    from patchlight.emulation.results import results_folder
 
     if len(models) > 1:
         raise BadInput("expected one --model: with packets, a single job is trained")
@@ -281,7 +279,7 @@ def run_with_packets(
         chosen["tuning_times_s"] = tuning_times_s
     options = run.PacketOptions(**chosen)
     require_root("building labs out of network namespaces")
-    check_output(folder)
+    folder = results_folder(output, "oddl")
     # Like Ctrl-C: an error that passes through the labs' with blocks, so that they are taken down.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     out = console(stderr=as_json)

@@ -34,7 +34,7 @@ from patchlight.emulation.learning.envs.registry import (
     masks_of,
     trained_of,
 )
-from patchlight.emulation.simulator.ramp.episode_result import mean_and_interval, paired_difference
+from patchlight.emulation.simulator.ramp.scenario import mean_and_interval, paired_difference
 from patchlight.testbed.errors import BadInput, PatchlightError
 
 MOST_STEPS = 1_000_000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,7 @@ from patchlight.console.rendering import (
     progress_bar,
     say,
 )
-from patchlight.emulation.simulator.commands.chakra import simulate_chakra
+from patchlight.emulation.simulator.commands.compare import simulate_chakra
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.rules import Discipline
 
@@ -238,9 +237,10 @@ def run_simulation(
     ``PatchlightError`` at the end if a policy failed and ``strict``; ``KeyboardInterrupt`` if
     only some runs are finished.
     """
+    from patchlight.emulation.results import results_folder
     from patchlight.emulation.simulator.cluster.trace_simulation import simulate_trace
 
-    folder = output or Path("results") / time.strftime("simulate-%Y%m%d-%H%M%S")
+    folder = results_folder(output, "simulate")
     out = console(stderr=as_json)
     with progress_bar("jobs" if len(options.combinations) == 1 else "runs", out) as tell:
         simulation = simulate_trace(options, folder, tell)

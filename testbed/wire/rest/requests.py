@@ -165,7 +165,7 @@ class LockRequest(UnlockRequest):
 
 
 class PathRequest(Strict):
-    """A flow that wants a path. ``deadline_s`` is from now; ``lease_s``: see ``docs/oddl.md``."""
+    """A flow that wants a path. ``deadline_s`` is from now; ``lease_s``: see ``docs/paths.md``."""
 
     source: Text
     destination: Text
