@@ -229,8 +229,7 @@ def removals_first(
 
 @dataclass(frozen=True, slots=True)
 class SwitchTls:
-    """That switches come over TLS: the folder with the controller's certificate, the lab's name,
-    and what its packet switches are called, in the order of their datapath ids."""
+    """The folder with the controller's certificate; the lab's switches in order of their ids."""
 
     folder: Path
     lab: str
@@ -241,11 +240,10 @@ class SwitchTls:
 class SpeakerOptions:
     """How to start the speaker.
 
-    ``listen`` is where switches connect to, in the network namespace ``netns`` (a path) if
-    given; ``datapath_ids`` are the lab's packet switches; ``engine`` is ``ryu``, ``os-ken``
-    or ``None`` for the first that is installed; ``apps`` are users' applications; ``counters``
-    has the switches' counters read, and told, once a second; with ``tls`` only switches that
-    show a certificate get in.
+    ``datapath_ids`` are the lab's packet switches; they connect to ``listen``, in the network
+    namespace ``netns`` (a path) if given. ``engine`` is ``ryu``, ``os-ken`` or ``None`` for the
+    first that is installed; ``apps`` are users' applications; with ``counters`` the switches'
+    counters are read once a second.
     """
 
     socket: Path

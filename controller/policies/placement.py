@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from patchlight.controller.openflow.forwarding import Trunks, trunks_of
+from patchlight.controller.openflow.forwarding import Trunks, hops_to, trunks_of
 from patchlight.controller.policies.contract import ClusterShape, ClusterView, JobView
 from patchlight.controller.policies.sets import FreeGroups, Taken, lowest, members, pack
 from patchlight.testbed.lab.model import Lab
@@ -75,21 +75,9 @@ def _round(cluster: ClusterView, lab: Lab, racks: Sequence[int]) -> list[int]:
     return known.found[key]
 
 
-def _hops(start: str, trunks: Trunks) -> dict[str, int]:
-    """How many links away each packet switch is."""
-    found, waiting = {start: 0}, deque([start])
-    while waiting:
-        here = waiting.popleft()
-        for _, neighbour in trunks[here]:
-            if neighbour not in found:
-                found[neighbour] = found[here] + 1
-                waiting.append(neighbour)
-    return found
-
-
 def _shortest(names: Sequence[str], trunks: Trunks) -> list[str]:
     """The shortest round from the first through all (Held and Karp, 1962); of equals the first."""
-    hops = [[_hops(a, trunks).get(b, math.inf) for b in names] for a in names]
+    hops = [[hops_to(trunks, a).get(b, math.inf) for b in names] for a in names]
     others = range(1, len(names))
     # By the set of those visited and the last of them: how far it is, and in which order.
     best: Mapping[tuple[frozenset[int], int], tuple[float, tuple[int, ...]]]

@@ -1,7 +1,6 @@
 """The candidate answers of each kind of decision, with what each would lead to.
 
-They do not depend on a model: they are the answers of the built-in policies, and some more of
-their kind.
+They are the answers of the built-in policies, and some more of their kind.
 """
 
 import math
@@ -60,8 +59,7 @@ class Listing:
     ) -> list[Option]:
         """Where a job can go; empty while it has to wait.
 
-        ``with_circuits``: also where it is brought under one switch by light, which a topology
-        policy then has to do.
+        ``with_circuits``: also GPUs that a topology policy then has to bring under one switch.
         """
         cluster = outlook.cluster
         rings: dict[frozenset[int], tuple[list[int], set[str]]] = {}
@@ -146,8 +144,7 @@ class Listing:
     def turn(self, outlook: Outlook, job: JobView, progress: contract.Progress) -> Option:
         """That a job is next, where the default placement would put it.
 
-        What it costs is that others begin later: by the part of the cluster that it holds, times
-        how long.
+        Others then begin later: by the part of the cluster that it holds, times how long.
         """
         cluster, workers = outlook.cluster, max(1, job.workers)
         ring = BUILT_IN["consolidated"].place(cluster, job, workers)

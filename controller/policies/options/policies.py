@@ -1,9 +1,8 @@
 """Policies that weigh options: by a learned model, or by the predicted delay of all jobs alone.
 
-A learned model may be of several kinds; one of *placement* and *topology* also weighs GPUs that
-circuits bring under one switch, and has to be chosen for both. The *least-delay* policies weigh the
-same options by the predicted costs that a model starts from. Their placement and topology belong
-together.
+A model of *placement* and *topology* also weighs GPUs that circuits bring under one switch, and has
+to be chosen for both. The *least-delay* policies weigh the same options by the predicted costs that
+a model starts from.
 """
 
 import math
