@@ -123,30 +123,15 @@ class FlowEntry:
 
     def to_json(self) -> dict[str, Any]:
         """The entry as plain JSON values."""
-        return {
-            "table": self.table,
-            "priority": self.priority,
-            "match": dict(self.match),
-            "outputs": list(self.outputs),
-            "cookie": self.cookie,
-            "idle_timeout_s": self.idle_timeout_s,
-            "hard_timeout_s": self.hard_timeout_s,
-        }
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return {**fields, "match": dict(self.match), "outputs": list(self.outputs)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> FlowEntry:
         """The entry ``to_json`` gave; ``BadInput`` if the value is not one."""
         try:
             match = {k: tuple(v) if isinstance(v, list) else v for k, v in value["match"].items()}
-            return cls(
-                table=value.get("table", 0),
-                priority=value["priority"],
-                match=Match(match),
-                outputs=tuple(value["outputs"]),
-                cookie=value["cookie"],
-                idle_timeout_s=value.get("idle_timeout_s", 0),
-                hard_timeout_s=value.get("hard_timeout_s", 0),
-            )
+            return cls(**{**value, "match": Match(match), "outputs": tuple(value["outputs"])})
         except (KeyError, TypeError, AttributeError) as error:
             raise BadInput(f"{value!r} is not a flow entry: {error!r}") from error
 

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from patchlight.controller.policies import placement
-from patchlight.controller.policies.contract import ClusterView, JobView, RingOfJob
+from patchlight.controller.policies.contract import ClusterView, Groups, JobView, RingOfJob
 from patchlight.controller.policies.topology import CannotRegroup, regroup
 from patchlight.controller.prediction.network import LabNetwork, RingWork, completions_s, units_s
 from patchlight.controller.prediction.sharing import Load, training_load
@@ -185,7 +185,7 @@ def placed(cluster: ClusterView, job: JobView, ring: Sequence[int], nic_bps: flo
     return RingOfJob(job.name, tuple(ring), load, waits=True)
 
 
-def jobs_to_light(cluster: ClusterView, groups: Sequence[Sequence[int]]) -> list[RingOfJob]:
+def jobs_to_light(cluster: ClusterView, groups: Groups) -> list[RingOfJob]:
     """The jobs with these rings that still wait for their circuits; all if none does."""
     known = {job.ring: job for job in cluster.rings}
     asked = [known.get(tuple(ring), RingOfJob("", tuple(ring), waits=True)) for ring in groups]
@@ -249,9 +249,7 @@ class CheapestTopology:
     what the jobs have to do, they are regrouped if that can be.
     """
 
-    def circuits(
-        self, cluster: ClusterView, groups: Sequence[Sequence[int]]
-    ) -> Mapping[str, PortMap]:
+    def circuits(self, cluster: ClusterView, groups: Groups) -> Mapping[str, PortMap]:
         """The maps that change; empty where they are to stay."""
         lab = cluster.lab
         if lab is None:

@@ -218,8 +218,9 @@ class FragmentationAware(_ByGroup):
 
     Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation
     Gradient Descent", USENIX ATC 2023, for jobs that take whole GPUs: a server's free GPUs are a
-    fragment for a job that wants more than there are, in the mean over the jobs that came lately.
-    A job that wants more GPUs than a server has counts as one that wants a whole server.
+    fragment for a job that wants more than there are. How much of a server is fragment is the mean
+    over the jobs that came lately. A job that wants more GPUs than a server has counts as one that
+    wants a whole server, as that is what it takes first.
     """
 
     by_rack = False

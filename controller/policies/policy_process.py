@@ -122,10 +122,7 @@ class PolicyProcess(PolicyElsewhere):
             self._ready = True
 
     def _receive(self, deadline_s: float, late: str) -> tuple[Any, Any]:
-        """What the process says next, and what it tells of that.
-
-        ``PolicyFailed`` with ``late``, with how it ended, or with what it says went wrong.
-        """
+        """What the process says next, and tells of that; else ``PolicyFailed`` with the reason."""
         try:
             if not self._connection.poll(deadline_s):
                 self._kill()

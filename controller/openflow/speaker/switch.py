@@ -182,10 +182,7 @@ class Switch:
     def apply(
         self, removes: Iterable[FlowEntry], adds: Iterable[FlowEntry]
     ) -> list[tuple[FlowEntry, str]]:
-        """Remove and add entries; once the switch is done, those that it refused and why.
-
-        ``SwitchGone`` if it disconnects first.
-        """
+        """Remove and add entries; those refused and why once it is done, or ``SwitchGone``."""
         waiter, refused = _Waiter(), []
         work = [(entry, remove_message) for entry in removes]
         work += [(entry, add_message) for entry in adds]
@@ -340,10 +337,7 @@ class _Counts:
 
 
 class Traffic:
-    """Counts for each of the lab's switches, by datapath id, since the speaker began.
-
-    ``refused`` counts connections that did not get in, by reason.
-    """
+    """Counts for each of the lab's switches; ``refused``: connections not let in, by reason."""
 
     def __init__(self, datapath_ids: frozenset[int]) -> None:
         self.refused: Counter[str] = Counter()

@@ -48,6 +48,9 @@ class Option:
     proposers: frozenset[str] = field(default=frozenset())
 
 
+Options = Sequence[Option]
+
+
 class Listing:
     """Lists options. It keeps what never changes of the lab it is asked about."""
 
@@ -155,7 +158,7 @@ class Listing:
         prospect = Prospect(left_s, left_s, queue_s=behind_s)
         return Option(None, job.name, tuple(ring or ()), prospect, workers)
 
-    def circuits(self, outlook: Outlook, groups: Sequence[Sequence[int]]) -> list[Option]:
+    def circuits(self, outlook: Outlook, groups: contract.Groups) -> list[Option]:
         """Which circuits jobs can have: as they are, or each of the new ones under one switch."""
         cluster, lab = outlook.cluster, outlook.cluster.lab
         new = jobs_to_light(cluster, groups)

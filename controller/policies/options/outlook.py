@@ -96,11 +96,7 @@ class _Going(NamedTuple):
 
 
 class Outlook:
-    """A cluster's running jobs on their links, at one moment.
-
-    ``left_s`` says for how long each GPU will still be busy: 0 for a free one, infinity where
-    nobody knows.
-    """
+    """A cluster's running jobs on their links, at one moment, and how long each still runs."""
 
     def __init__(self, cluster: ClusterView, wiring: SharedWiring | None) -> None:
         self.cluster = cluster
