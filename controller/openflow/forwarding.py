@@ -102,16 +102,12 @@ class Ways:
 
     def __init__(self, lab: Lab, links: Links) -> None:
         self._lab = lab
-        self._trunks = trunks_of([switch.name for switch in lab.packet_switches], links)
-        self._few = len(self._trunks) <= SWITCHES_WITH_DRAWS_FOR_NICS
-        self._neighbours = {name: dict(ports) for name, ports in self._trunks.items()}
+        self.trunks = trunks_of([switch.name for switch in lab.packet_switches], links)
+        """The links between packet switches that are up both ways."""
+        self._few = len(self.trunks) <= SWITCHES_WITH_DRAWS_FOR_NICS
+        self._neighbours = {name: dict(ports) for name, ports in self.trunks.items()}
         self._nearer: dict[str, dict[str, list[int]]] = {}
         self._found: dict[tuple[str, str, str], tuple[Endpoint, ...] | None] = {}
-
-    @property
-    def trunks(self) -> Trunks:
-        """The links between packet switches that are up both ways."""
-        return self._trunks
 
     def to_nic(self, start: str, host: Host, last: str) -> tuple[Endpoint, ...] | None:
         """The switch ports by which frames for a host go from ``start`` to ``last``, its switch.
@@ -128,7 +124,7 @@ class Ways:
 
     def _follow(self, start: str, last: str, name: str) -> tuple[Endpoint, ...] | None:
         if last not in self._nearer:
-            self._nearer[last] = nearer_ports(self._trunks, last)
+            self._nearer[last] = nearer_ports(self.trunks, last)
         nearer, here, way = self._nearer[last], start, list[Endpoint]()
         while here != last:
             if here not in nearer:

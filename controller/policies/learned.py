@@ -188,11 +188,8 @@ def _check_session(card: Card, session: Any, path: Path) -> None:
     if "remaining" not in {each.name for each in inputs}:
         raise CardError(f"{path} does not look at the cluster: it has no input 'remaining'")
     wanted = (1, len(card.actions))
-    if (
-        [o.name for o in outputs] != [OUTPUT]
-        or outputs[0].type != FLOAT
-        or not has_shape(outputs[0].shape, wanted)
-    ):
+    named = [(o.name, o.type) for o in outputs]
+    if named != [(OUTPUT, FLOAT)] or not has_shape(outputs[0].shape, wanted):
         found = ", ".join(f"{o.name!r} {o.type} {o.shape}" for o in outputs)
         raise CardError(
             f"{path} gives {found}: expected '{OUTPUT}' {FLOAT} of shape {list(wanted)}"
