@@ -97,11 +97,9 @@ def _cannot_write(folder: Path, error: OSError) -> PatchlightError:
 def provenance(
     seeds: Iterable[int], files: Iterable[Path] = (), machine: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Version, commit, command, seeds, SHA-256 of the input files, and the machine.
-
-    Call it when the work begins: files may change, and ``machine`` shows how busy it is now.
-    ``commit`` is ``None`` outside a checkout, ``changed`` whether the checkout has other changes.
-    """
+    """Version, commit (``None`` outside a checkout), whether it has other ``changed`` files,
+    command, seeds, SHA-256 of input files, machine. Call it first: files change, and ``machine``
+    shows how busy it is now."""
     try:
         installed = version("patchlight")
     except PackageNotFoundError:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from patchlight.controller.prediction.sharing import UNLIMITED_BPS, Load, Training
+from patchlight.controller.prediction.network import UNLIMITED_BPS, Load, Training
 from patchlight.testbed.graphs.model import ComputationGraph
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap

@@ -15,18 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import yaml
 
+from patchlight.console import rendering as out
 from patchlight.console.connection import completer, running_lab, user_name
 from patchlight.console.options import complete_lab
-from patchlight.console.rendering import (
-    Coloured,
-    Column,
-    Table,
-    console,
-    json_option,
-    print_json,
-    progress_bar,
-    say,
-)
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.values import HOST_PORT
@@ -158,7 +149,7 @@ def on_servers(
     """Do the same on these servers, and show how far it is."""
     from patchlight.deploy.remote import on_all_servers
 
-    with progress_bar("servers", console(stderr=True)) as tell:
+    with out.progress_bar("servers", out.console(stderr=True)) as tell:
         return on_all_servers(lab, servers, work, tell, passwords)
 
 
@@ -191,20 +182,20 @@ def report(
                 assert outcome.result is not None
                 told = row(outcome.result)
             rows.append({"server": outcome.server, "ok": outcome.error is None, **told})
-        print_json({"lab": lab.name, "ok": not failed, "servers": rows})
+        out.print_json({"lab": lab.name, "ok": not failed, "servers": rows})
     else:
-        table = Table(Column("", whole=True), Column("server", whole=True), "what")
+        table = out.Table(out.Column("", whole=True), out.Column("server", whole=True), "what")
         for outcome in failed:
             assert outcome.error is not None
-            table.add_row(Coloured("failed", "bad"), outcome.server, outcome.error.message)
+            table.add_row(out.Coloured("failed", "bad"), outcome.server, outcome.error.message)
         for outcome in outcomes:
             if outcome.result is not None:
-                table.add_row(Coloured("ok", "good"), outcome.server, in_words(outcome.result))
+                table.add_row(out.Coloured("ok", "good"), outcome.server, in_words(outcome.result))
         table.print()
         hints = dict.fromkeys(o.error.hint for o in failed if o.error and o.error.hint)
         for hint in hints:
             alike = [o.server for o in failed if o.error and o.error.hint == hint]
-            say(f"{', '.join(alike)}: {hint}")
+            out.say(f"{', '.join(alike)}: {hint}")
     if failed:
         sys.exit(1)
 
@@ -242,7 +233,7 @@ CONTROLLER_JOB, AGENTS_JOB = "patchlight-controller", "patchlight-agent"
     help="Where Prometheus finds ca.pem, cert.pem and key.pem, from 'deploy certificates'.",
 )
 @click.option("--every", default="15s", metavar="TIME", help="How often it looks.")
-@json_option
+@out.json_option
 def prometheus(
     lab: str, output: Path, address: str | None, certificates: Path, every: str, as_json: bool
 ) -> None:
@@ -263,14 +254,14 @@ def prometheus(
     config = scrape_config(meant, where, certificates, every_s)
     files = write_monitoring(output, config)
     if as_json:
-        print_json({"lab": meant.name, "files": [str(file) for file in files]})
+        out.print_json({"lab": meant.name, "files": [str(file) for file in files]})
         return
     agents = len(config["scrape_configs"]) - 1
-    say(f"wrote {output / CONFIG_FILE}: the controller at {where}, and {agents} agents")
+    out.say(f"wrote {output / CONFIG_FILE}: the controller at {where}, and {agents} agents")
     if left_out := len(meant.servers) - agents:
-        say(f"{left_out} servers are left out: their agents answer at no TCP port")
+        out.say(f"{left_out} servers are left out: their agents answer at no TCP port")
     if where == DEFAULT_METRICS and address is None:
-        say(f"the controller has to be started with --metrics {where}")
+        out.say(f"the controller has to be started with --metrics {where}")
 
 
 def scrape_config(lab: Lab, controller: str, certificates: Path, every_s: float) -> dict[str, Any]:

@@ -16,8 +16,7 @@ from patchlight.controller.policies.cheapest import HORIZON_S, placed
 from patchlight.controller.policies.contract import ClusterView, ElasticJob, JobView, QueuedJob
 from patchlight.controller.policies.degrees import lost_s
 from patchlight.controller.policies.sets import joined, lowest, members
-from patchlight.controller.prediction.network import LabNetwork
-from patchlight.controller.prediction.sharing import UNLIMITED_BPS, Demand, Load
+from patchlight.controller.prediction.network import UNLIMITED_BPS, Demand, LabNetwork, Load
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap

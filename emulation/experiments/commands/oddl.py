@@ -9,20 +9,9 @@ from typing import Any
 
 import click
 
+from patchlight.console import rendering as out
 from patchlight.console.commands import require_root
 from patchlight.console.options import results_option
-from patchlight.console.rendering import (
-    Column,
-    Table,
-    console,
-    give_to_caller,
-    harmless,
-    listing_options,
-    print_json,
-    progress_bar,
-    say,
-    say_written,
-)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.units import format_rate, format_time, parse_time
 
@@ -118,7 +107,7 @@ def _times_s(
 )
 @click.option("--processes", type=_COUNT, help="Flows: at a time.  [default: one for each core]")
 @results_option("results/oddl-<time>")
-@listing_options
+@out.listing_options
 @click.pass_context
 def oddl(
     context: click.Context,
@@ -168,16 +157,16 @@ def oddl(
     given["light"] = light
     options = run.FlowOptions(engine=Engine("processes", processes or 0), **given, **chosen)
     folder = results_folder(output, "oddl")
-    with progress_bar("parts", console(stderr=as_json)) as tell:
+    with out.progress_bar("parts", out.console(stderr=as_json)) as tell:
         result = run.run_flows(options, tell)
     files = figures.write_report(result, folder)
     if as_json:
-        print_json(result)
+        out.print_json(result)
         return
     _print_speedups(result)
     _print_scenarios(result)
-    say(f"Jobs beside it: {result['arrivals']}; drawn {options.draws} ×, {options.placement}.")
-    say_written(files, folder)
+    out.say(f"Jobs beside it: {result['arrivals']}; drawn {options.draws} ×, {options.placement}.")
+    out.say_written(files, folder)
 
 
 def _refuse_the_others(context: click.Context, others: tuple[str, ...], *, flows: bool) -> None:
@@ -188,8 +177,8 @@ def _refuse_the_others(context: click.Context, others: tuple[str, ...], *, flows
             raise BadInput(f"--{name.replace('_', '-')} is for the experiment {form}")
 
 
-def _number(heading: str, *, wide: bool = False) -> Column:
-    return Column(heading, wide=wide, whole=True, right=True)
+def _number(heading: str, *, wide: bool = False) -> out.Column:
+    return out.Column(heading, wide=wide, whole=True, right=True)
 
 
 def _times(value: float | None) -> str:
@@ -197,7 +186,7 @@ def _times(value: float | None) -> str:
 
 
 def _print_speedups(result: dict[str, Any]) -> None:
-    table = Table(
+    table = out.Table(
         "model",
         _number("nodes"),
         _number("fat-tree"),
@@ -227,9 +216,9 @@ def _print_speedups(result: dict[str, Any]) -> None:
 def _print_scenarios(result: dict[str, Any]) -> None:
     model = result["scenarios_model"]
     compute_ms = 1e3 * result["models"][model]["compute_s"]
-    table = Table(
-        Column("over"),
-        Column("communication"),
+    table = out.Table(
+        out.Column("over"),
+        out.Column("communication"),
         _number("f"),
         _number("speedup"),
         _number("paper"),
@@ -282,29 +271,29 @@ def run_with_packets(
     folder = results_folder(output, "oddl")
     # Like Ctrl-C: an error that passes through the labs' with blocks, so that they are taken down.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    out = console(stderr=as_json)
+    terminal = out.console(stderr=as_json)
 
     def tell(step: str) -> None:
-        out.print(f"{time.strftime('%H:%M:%S')} {harmless(step)}", soft_wrap=True)
+        terminal.print(f"{time.strftime('%H:%M:%S')} {out.harmless(step)}", soft_wrap=True)
 
     result = run.run_packets(options, tell)
     files = figures.write_packets_report(result, folder)
-    give_to_caller([folder, *files])
+    out.give_to_caller([folder, *files])
     if as_json:
-        print_json(result)
+        out.print_json(result)
         return
     _print_sweep(result)
     _print_stages(result, figures.STAGE_LABELS)
     _print_isolation(result["isolation"], figures.ISOLATION_LABELS)
-    say(
+    out.say(
         f"Rates and bytes 1:{result['scale']:g}, then all {result['slowdown']:g} times slower: "
         f"NICs of {format_rate(result['emulated_bps'])}. Times are the job's."
     )
-    say_written(files, folder)
+    out.say_written(files, folder)
 
 
 def _print_sweep(result: dict[str, Any]) -> None:
-    table = Table(
+    table = out.Table(
         _number("tuning time"),
         _number("ring kept"),
         _number("ring turned in each iteration"),
@@ -320,8 +309,8 @@ def _print_sweep(result: dict[str, Any]) -> None:
 def _print_stages(result: dict[str, Any], labels: dict[str, str]) -> None:
     arms = {"ideal": "ideal", "kept": "kept", "turned": "turned"}
     tuning = format_time(result["sweep"][0]["tuning_time_s"])
-    table = Table(
-        Column("stage, ms"),
+    table = out.Table(
+        out.Column("stage, ms"),
         *(_number(heading) for arm in arms.values() for heading in (arm, "longest")),
         title=f"What an iteration is made of (medians; {tuning} to tune)",
     )
@@ -339,8 +328,8 @@ def _milliseconds(found: dict[str, float]) -> list[str]:
 
 
 def _print_isolation(found: dict[str, Any], labels: dict[str, str]) -> None:
-    table = Table(
-        Column("light", whole=True),
+    table = out.Table(
+        out.Column("light", whole=True),
         _number("flooded frames"),
         _number("at the neighbour"),
         _number("its iteration"),

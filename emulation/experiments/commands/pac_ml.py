@@ -8,20 +8,9 @@ from typing import Any
 
 import click
 
+from patchlight.console import rendering as out
 from patchlight.console.commands import only_some_finished
 from patchlight.console.options import profiles_option, results_option
-from patchlight.console.rendering import (
-    Cell,
-    Coloured,
-    Column,
-    Table,
-    console,
-    listing_options,
-    print_json,
-    progress_bar,
-    say,
-    say_written,
-)
 from patchlight.emulation.experiments import paper
 from patchlight.emulation.experiments.pac_ml.episodes import CONSTANTS
 from patchlight.emulation.experiments.pac_ml.results import policies_in, rows_beside_published
@@ -45,7 +34,7 @@ def print_tables(result: dict[str, Any]) -> None:
         _print_work(rule, laws, beside)
     if rows := rows_beside_published(result):
         title = f"Lowest rates beside PAC-ML's best checkpoint, {paper.RULE}"
-        table = Table("", "published", "measured", "policy", "difference", title=title)
+        table = out.Table("", "published", "measured", "policy", "difference", title=title)
         for row in rows:
             table.add_row(*row)
         table.print()
@@ -63,13 +52,13 @@ def _print_blocking(result: dict[str, Any], rule: str, laws: dict[str, Any], bes
         columns.append(_number(f"law {law}"))
         columns += [_number("publ.", wide=True)] * beside
     counted = [_number("faults")] if any(faults.values()) else []
-    table = Table("policy", *columns, *counted, title=title)
+    table = out.Table("policy", *columns, *counted, title=title)
 
-    def row(name: str, cells: list[Cell], faulty: str = "") -> None:
-        table.add_row(name, *cells, *([Coloured(faulty, "bad")] if counted else []))
+    def row(name: str, cells: list[out.Cell], faulty: str = "") -> None:
+        table.add_row(name, *cells, *([out.Coloured(faulty, "bad")] if counted else []))
 
     for name in names:
-        cells: list[Cell] = []
+        cells: list[out.Cell] = []
         for law, cell in laws.items():
             cells.append(_blocked(cell, name))
             cells += [_published(paper.BLOCKING.get(name, {}).get(law))] * beside
@@ -86,18 +75,20 @@ def _print_blocking(result: dict[str, Any], rule: str, laws: dict[str, Any], bes
         shown = [_percent(bound["blocking_rate"], bound["ci95"]) for bound in bounds]
         row(name, [t for text in shown for t in (text, *([""] * beside))])
     table.print()
-    say("* below every other policy, on the same seeds (paired 95 % intervals)", meaning="quiet")
+    out.say(
+        "* below every other policy, on the same seeds (paired 95 % intervals)", meaning="quiet"
+    )
     if beside:
-        say("(…) published", meaning="quiet")
+        out.say("(…) published", meaning="quiet")
 
 
-def _blocked(cell: Mapping[str, Any], name: str) -> Cell:
+def _blocked(cell: Mapping[str, Any], name: str) -> out.Cell:
     figures = cell["policies"].get(name)
     if figures is None:
         return _NOTHING
     text = _percent(figures["blocking_rate"], figures["ci95"])
     lowest = cell["lowest"]["below_all"] and cell["lowest"]["policy"] == name
-    return Coloured(f"{text}*", "good") if lowest else f"{text} "
+    return out.Coloured(f"{text}*", "good") if lowest else f"{text} "
 
 
 def _print_less_constant(rule: str, laws: dict[str, Any]) -> None:
@@ -111,9 +102,9 @@ def _print_less_constant(rule: str, laws: dict[str, Any]) -> None:
         columns.append(_number(f"{law}: less {cell['lowest']['constant'].rpartition('-')[2]}"))
         columns.append(_number("above in", wide=True))
     title = f"Blocking rate less the best constant degree's (points), {rule}"
-    table = Table("policy", *columns, title=title)
+    table = out.Table("policy", *columns, title=title)
     for name in names:
-        cells: list[Cell] = []
+        cells: list[out.Cell] = []
         for cell in laws.values():
             found = cell["lowest"]["less_constant"].get(name)
             if found is None or found["difference"] is None:
@@ -121,13 +112,15 @@ def _print_less_constant(rule: str, laws: dict[str, Any]) -> None:
                 continue
             text = _percent(found["difference"], found["ci95"], signed=True)
             better = found["difference"] < 0
-            meant = Coloured(f"{text}*", "good" if better else "bad")
+            meant = out.Coloured(f"{text}*", "good" if better else "bad")
             cells.append(meant if found["significant"] else f"{text} ")
             episodes = len(cell["policies"][name]["episodes"])
             cells.append(f"{found['worse_episodes']} of {episodes}")
         table.add_row(_short(name), *cells)
     table.print()
-    say("* significant: the 95 % interval, paired seed by seed, leaves zero out", meaning="quiet")
+    out.say(
+        "* significant: the 95 % interval, paired seed by seed, leaves zero out", meaning="quiet"
+    )
 
 
 def print_less_maximum(rule: str, laws: dict[str, Any], beside: bool) -> None:
@@ -135,7 +128,7 @@ def print_less_maximum(rule: str, laws: dict[str, Any], beside: bool) -> None:
     if not all(cell["less_maximum"] for cell in laws.values()):
         return
     title = f"Blocks less than maximum parallelisation (% of that), {rule}"
-    table = Table("policy", *(_number(f"law {law}") for law in laws), title=title)
+    table = out.Table("policy", *(_number(f"law {law}") for law in laws), title=title)
 
     def shown(share: float | None) -> str:
         return _NOTHING if share is None else f"{100 * share:.1f}".replace("-", "−")
@@ -147,22 +140,22 @@ def print_less_maximum(rule: str, laws: dict[str, Any], beside: bool) -> None:
     if beside:
         table.end_section()
         for name, rates in paper.PAC_ML.items():
-            cells: list[Cell] = []
+            cells: list[out.Cell] = []
             for law in laws:
                 mine, most = rates.get(law), paper.BLOCKING["maximum"].get(law)
                 both = mine is not None and most is not None
                 share = 1 - mine.blocking_rate / most.blocking_rate if mine and most else None
-                cells.append(Coloured(f"({shown(share)})", "quiet") if both else _NOTHING)
+                cells.append(out.Coloured(f"({shown(share)})", "quiet") if both else _NOTHING)
             table.add_row(name, *cells)
     table.print()
     if beside:
-        say(f"The paper: up to {100 * paper.LESS_MAXIMUM:.1f} %", meaning="quiet")
+        out.say(f"The paper: up to {100 * paper.LESS_MAXIMUM:.1f} %", meaning="quiet")
 
 
 def _print_work(rule: str, laws: dict[str, Any], beside: bool) -> None:
     columns = [c for law in laws for c in (_number(f"{law}: JCT"), _number("MB/s"))]
     title = f"Mean completion time (s), demand throughput (MB/s), {rule}"
-    table = Table("policy", *columns, _number("decisions/s", wide=True), title=title)
+    table = out.Table("policy", *columns, _number("decisions/s", wide=True), title=title)
     for name in policies_in(laws):
         there = [cell["policies"].get(name, {}) for cell in laws.values()]
         cells = [
@@ -177,13 +170,13 @@ def _print_work(rule: str, laws: dict[str, Any], beside: bool) -> None:
         for name, times in paper.JCT_S.items():
             rates = paper.THROUGHPUT_BYTES_PER_S.get(name, {})
             cells = [text for law in laws for text in _work(times.get(law), rates.get(law))]
-            quiet = [Coloured(text, "quiet") for text in cells]
-            table.add_row(Coloured(f"{name} (published)", "quiet"), *quiet, "")
+            quiet = [out.Coloured(text, "quiet") for text in cells]
+            table.add_row(out.Coloured(f"{name} (published)", "quiet"), *quiet, "")
     table.print()
 
 
-def _number(heading: str, *, wide: bool = False) -> Column:
-    return Column(heading, wide=wide, whole=True, right=True)
+def _number(heading: str, *, wide: bool = False) -> out.Column:
+    return out.Column(heading, wide=wide, whole=True, right=True)
 
 
 def _short(name: str) -> str:
@@ -204,8 +197,8 @@ def _percent(mean: float | None, half_width: float | None, signed: bool = False)
     return shown + ("" if half_width is None else f" ±{100 * half_width:.2f}")
 
 
-def _published(rate: paper.Published | None) -> Cell:
-    return "" if rate is None else Coloured(f"({100 * rate.blocking_rate:.2f})", "quiet")
+def _published(rate: paper.Published | None) -> out.Cell:
+    return "" if rate is None else out.Coloured(f"({100 * rate.blocking_rate:.2f})", "quiet")
 
 
 def _work(jct_s: float | None, bytes_per_s: float | None) -> tuple[str, str]:
@@ -249,23 +242,23 @@ def pac_ml_load(
     options = load.LoadOptions(
         names, tuple(intervals_s), engine=Engine("processes", processes or 0), **chosen
     )
-    with progress_bar("episodes", console()) as tell:
+    with out.progress_bar("episodes", out.console()) as tell:
         result = load.run_loads(options, tell)
     files = load.write_loads(result, folder)
     _table(result).print()
-    say_written(files, folder)
+    out.say_written(files, folder)
     if result["interrupted"]:
         finished, wanted = result["loads_finished"], len(intervals_s)
         only_some_finished(finished, wanted, "loads")
 
 
-def _table(result: dict[str, Any]) -> Table:
+def _table(result: dict[str, Any]) -> out.Table:
     kind = "in the mean" if result["poisson"] else "apart"
     title = f"Blocking rate (%), law {result['law']}, {result['rule']}, jobs SECONDS {kind}"
     columns = [
-        Column(f"{each['interval_s']:g}", whole=True, right=True) for each in result["loads"]
+        out.Column(f"{each['interval_s']:g}", whole=True, right=True) for each in result["loads"]
     ]
-    table = Table("policy", *columns, title=title)
+    table = out.Table("policy", *columns, title=title)
     for name in result["policies"]:
         cells = []
         for each in result["loads"]:
@@ -299,7 +292,7 @@ _QUICK_JOBS, _JOBS = 20, 100
     help="A price list (YAML).  [default: the built-in one, which has what is public]",
 )
 @results_option("results/architectures-<time>")
-@listing_options
+@out.listing_options
 def architectures(
     networks: tuple[str, ...],
     jobs: int | None,
@@ -325,11 +318,11 @@ def architectures(
     count = jobs or (_QUICK_JOBS if quick else _JOBS)
     options = run.ArchitectureOptions(jobs=count, **given, **chosen)
     folder = results_folder(output, "architectures")
-    with progress_bar("networks", console(stderr=as_json)) as tell:
+    with out.progress_bar("networks", out.console(stderr=as_json)) as tell:
         result = run.run_experiment(options, tell)
     files = run.write_report(result, folder)
     if as_json:
-        print_json(result)
+        out.print_json(result)
         return
     _print(result)
     for what, key in (("power", "power_unknown"), ("cost", "cost_unknown")):
@@ -338,15 +331,17 @@ def architectures(
         }
         if unknown:
             said = "; ".join(f"{part} {why}" for part, why in unknown.items())
-            say(f"Not in {what}, for want of a public figure: {said}. Give yours with --prices.")
-    say_written(files, folder)
+            out.say(
+                f"Not in {what}, for want of a public figure: {said}. Give yours with --prices."
+            )
+    out.say_written(files, folder)
 
 
 def _print(result: dict[str, Any]) -> None:
-    def number(heading: str, *, wide: bool = False) -> Column:
-        return Column(heading, wide=wide, whole=True, right=True)
+    def number(heading: str, *, wide: bool = False) -> out.Column:
+        return out.Column(heading, wide=wide, whole=True, right=True)
 
-    table = Table(
+    table = out.Table(
         "network",
         number("iteration"),
         number("JCT"),

@@ -6,7 +6,7 @@ it to the queue and to policies, ``scheduling`` plays it to its end, and ``resul
 of it.
 """
 
-from patchlight.controller.prediction.sharing import Training
+from patchlight.controller.prediction.network import Training
 from patchlight.emulation.simulator.cluster.cluster import LabCluster, TwoLevel
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, queue_jobs
 from patchlight.emulation.simulator.cluster.networkcluster import NetworkCluster

@@ -14,9 +14,9 @@ from patchlight.controller.jobs.cluster_view import alone_s, training_of, view_o
 from patchlight.controller.jobs.specs import check_specs
 from patchlight.controller.policies.contract import ClusterShape, Frozen, GpuSite
 from patchlight.controller.policies.sets import members
-from patchlight.controller.prediction.network import LabNetwork, slowest_nic_bps
-from patchlight.controller.prediction.sharing import Demand, RingNetwork
+from patchlight.controller.prediction.network import Demand, LabNetwork, slowest_nic_bps
 from patchlight.emulation.simulator.cluster.jobs import QueueJob
+from patchlight.emulation.simulator.cluster.pacing import RingNetwork
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus
 from patchlight.testbed.lab.model import Host, Lab

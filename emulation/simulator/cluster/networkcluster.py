@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from patchlight.controller.policies.contract import ClusterShape, GpuSite
-from patchlight.controller.prediction.sharing import Demand
+from patchlight.controller.prediction.network import Demand
 from patchlight.emulation.simulator.cluster.cluster import Cluster, Rewiring
 from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob
 from patchlight.emulation.simulator.cluster.state import Outage

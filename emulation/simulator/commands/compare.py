@@ -8,17 +8,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from patchlight.console import rendering as out
 from patchlight.console.options import ANY, complete_policy, results_option
-from patchlight.console.rendering import (
-    Coloured,
-    Column,
-    Table,
-    console,
-    listing_options,
-    print_json,
-    progress_bar,
-    say,
-)
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.units import parse_time
 
@@ -59,7 +50,7 @@ from patchlight.testbed.units import parse_time
 )
 @click.option("--processes", type=click.IntRange(1), help="At a time.  [default: the cores]")
 @results_option("results/compare-<time>", "Where result.json goes.")
-@listing_options
+@out.listing_options
 def compare(
     policies: tuple[str, ...],
     order: str,
@@ -98,7 +89,7 @@ def compare(
     drawn = Drawn(jobs, load, largest, trace)
     seeds = range(first_seed, first_seed + labs)
     origin = provenance(seeds, [] if trace is None or is_drawn(trace) else [trace])
-    with progress_bar("labs", console(stderr=as_json)) as tell:
+    with out.progress_bar("labs", out.console(stderr=as_json)) as tell:
         done = iter(range(1, labs + 1))
         engine = Engine("processes", processes or 0)
         choices, one_more = (*pairs, *wanted), lambda: tell(next(done), labs)
@@ -120,12 +111,12 @@ def compare(
     }
     written, *_ = write_report(result, folder)
     if as_json:
-        print_json(rows)
+        out.print_json(rows)
         return
     for each in wanted:
         of_it = [row for row in rows if row["policies"] == each.name]
         _table(of_it, each.name, load, ", ".join(others) or "built-in pairs").print()
-    say(f"Figures: {written}")
+    out.say(f"Figures: {written}")
 
 
 def _words(compared: Any) -> dict[str, Any]:
@@ -144,16 +135,16 @@ def _words(compared: Any) -> dict[str, Any]:
     }
 
 
-def _table(rows: list[dict[str, Any]], name: str, load: float, others: str) -> Table:
+def _table(rows: list[dict[str, Any]], name: str, load: float, others: str) -> out.Table:
     title = f"{name}: mean JCT over that of {others}, load {load:g}, mean ± 95 %"
     numbers = ("labs", "over the best of each", "worst", "95th pct.", "over one")
-    columns = [Column(name, whole=True, right=True) for name in numbers]
-    table = Table("labs of", *columns, Column("that one", wide=True), title=title)
+    columns = [out.Column(name, whole=True, right=True) for name in numbers]
+    table = out.Table("labs of", *columns, out.Column("that one", wide=True), title=title)
     for row in rows:
         over, spread = row["over_best"], row["over_best_ci95"]
-        shown: str | Coloured = f"{over:.3f} ± {spread:.3f}"
+        shown: str | out.Coloured = f"{over:.3f} ± {spread:.3f}"
         if abs(over - 1) > spread:
-            shown = Coloured(str(shown), "good" if over < 1 else "bad")
+            shown = out.Coloured(str(shown), "good" if over < 1 else "bad")
         over_one, spread_one = row["over_best_of_all"], row["over_best_of_all_ci95"]
         table.add_row(
             row["labs_of"],
@@ -209,16 +200,16 @@ def simulate_chakra(context: click.Context, given: dict[str, Any]) -> None:
     result |= {"slow": list(given["slow"]), "fail": list(given["fail"])}
     write_report(result, folder)
     if given["as_json"]:
-        print_json(result)
+        out.print_json(result)
         return
     for job in result["jobs"]:
         several = f"{job['chakra']} from {job['begins_s']:g} s: " if len(traces) > 1 else ""
-        say(
+        out.say(
             f"{several}{job['ranks']} ranks, {job['operations']} operations on "
             f"{result['network']}: {job['completion_s']:.6g} s; the busiest rank computes for "
             f"{job['compute_s']:.6g} s in all"
         )
         for note, count in job["notes"].items():
-            say(f"{job['chakra']}: {note}: {count}", meaning="caution")
+            out.say(f"{job['chakra']}: {note}: {count}", meaning="caution")
     after = f"All are done after {result['completion_s']:.6g} s. " if len(traces) > 1 else ""
-    say(f"{after}result.json: {folder}/")
+    out.say(f"{after}result.json: {folder}/")

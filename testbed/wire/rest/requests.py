@@ -176,6 +176,19 @@ class PathRequest(Strict):
     lease_s: Annotated[float, Ge(0.1), Le(3600)] = 10.0
 
 
+class DiscoveryRequest(Strict):
+    """Ports by OCS whose fibres are looked at; all, if none are named.
+
+    ``listen_s``: how long each round. ``every_port``: also once all ends of the lab are found.
+    ``dry_run``: answer what would be done, and do nothing.
+    """
+
+    ports: dict[Text, Ports] = Field(default={}, max_length=1000)
+    listen_s: Annotated[float, Ge(0.1), Le(300), Field(allow_inf_nan=False)] = 2.0
+    every_port: bool = False
+    dry_run: bool = False
+
+
 def as_json(content: Any) -> bytes:
     """Text on one line: ``?`` for a lone surrogate, ``null`` for NaN and infinity."""
     try:

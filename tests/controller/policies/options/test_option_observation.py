@@ -20,7 +20,7 @@ from patchlight.controller.policies.options.observation import (
 )
 from patchlight.controller.policies.sets import members
 from patchlight.controller.policies.topology import regroup
-from patchlight.controller.prediction.sharing import Load, Training
+from patchlight.controller.prediction.network import Load, Training
 from patchlight.testbed.generate.generate import (
     GPU_MODELS,
     RandomLabShape,
