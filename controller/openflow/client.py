@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
@@ -29,6 +29,7 @@ _QUIET_S = 30.0  # an engine takes its time on a busy machine; one that does not
 _LOOK_EVERY_S = 0.5
 _STOPS_WITHIN_S = 5.0
 _LINES_KEPT = 20
+_TELL_EVERY_S, _LISTED = 60.0, 8  # of switches that are not the lab's
 
 Callback = Callable[[Message], None]
 
@@ -50,8 +51,7 @@ class SpeakerProcess:
     async def start(cls, command: Sequence[str], quiet_s: float = _QUIET_S) -> SpeakerProcess:
         """Start it and wait until it serves; ``SpeakerFailed`` with its own words otherwise.
 
-        It may take as long as it works: given up is one that for ``quiet_s`` seconds neither used
-        the processor nor wrote anything.
+        One that for ``quiet_s`` seconds neither used the processor nor wrote anything is given up.
         """
         # Its standard input ends when this process does, however that ends; so does it.
         process = await asyncio.create_subprocess_exec(
@@ -139,11 +139,7 @@ class SpeakerAnswer(Protocol):
 
 
 class SpeakerRefused(PatchlightError):
-    """The speaker, or a switch behind it, refused a request.
-
-    ``failed`` holds the entries that a switch refused, each with its error; ``kind`` is the
-    name of the speaker's own error.
-    """
+    """The speaker refused a request (``kind``: its error), or a switch the ``failed`` entries."""
 
     def __init__(self, reply: Message) -> None:
         super().__init__(str(reply.get("error")), hint=reply.get("hint"))
@@ -155,10 +151,8 @@ class SpeakerRefused(PatchlightError):
 class Speaker:
     """Runs the speaker process and talks to it; starts it again if it dies.
 
-    Events go to every subscriber, in order: those of the protocol, and
-    ``{"event": "speaker-down", "error": ...}`` and ``{"event": "speaker-up", ...}`` when the
-    process dies and is back. Flows stay in the switches meanwhile. ``on_answer`` hear how each
-    request went.
+    Every subscriber gets the events of the protocol, in order, and ``{"event": "speaker-down",
+    "error": ...}`` and ``{"event": "speaker-up", ...}``. ``on_answer`` hear how each request went.
     """
 
     def __init__(self, options: SpeakerOptions) -> None:
@@ -328,3 +322,40 @@ class Speaker:
                 callback(event)
             except Exception:
                 LOG.exception("a subscriber failed on the event %s", event.get("event"))
+
+
+class UnknownSwitches:
+    """Counts connections of switches that are not the lab's; time is an argument (Unix seconds).
+
+    The first is an event at once. Later ones are added up and reported once a minute at most, so
+    that a switch that keeps connecting cannot fill the journal.
+    """
+
+    def __init__(self) -> None:
+        self.connections = 0
+        self._untold: Counter[tuple[int, str]] = Counter()
+        self._untold_count = 0
+        self._told_at = float("-inf")
+
+    def connected(self, datapath_id: int, address: str, now: float) -> dict[str, Any] | None:
+        """What to tell of this connection and those untold before it; ``None``: nothing yet."""
+        self.connections += 1
+        self._untold_count += 1
+        who = (datapath_id, address.rpartition(":")[0])
+        if who in self._untold or len(self._untold) < _LISTED:
+            self._untold[who] += 1
+        if now - self._told_at < _TELL_EVERY_S:
+            return None
+        event = {
+            "event": "unknown-switch",
+            "datapath_id": datapath_id,
+            "address": address,
+            "connections": self._untold_count,
+            "switches": [
+                {"datapath_id": number, "host": host, "connections": count}
+                for (number, host), count in self._untold.items()
+            ],
+        }
+        self._untold.clear()
+        self._untold_count, self._told_at = 0, now
+        return event

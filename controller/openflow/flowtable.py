@@ -123,30 +123,15 @@ class FlowEntry:
 
     def to_json(self) -> dict[str, Any]:
         """The entry as plain JSON values."""
-        return {
-            "table": self.table,
-            "priority": self.priority,
-            "match": dict(self.match),
-            "outputs": list(self.outputs),
-            "cookie": self.cookie,
-            "idle_timeout_s": self.idle_timeout_s,
-            "hard_timeout_s": self.hard_timeout_s,
-        }
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        return {**fields, "match": dict(self.match), "outputs": list(self.outputs)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> FlowEntry:
         """The entry ``to_json`` gave; ``BadInput`` if the value is not one."""
         try:
             match = {k: tuple(v) if isinstance(v, list) else v for k, v in value["match"].items()}
-            return cls(
-                table=value.get("table", 0),
-                priority=value["priority"],
-                match=Match(match),
-                outputs=tuple(value["outputs"]),
-                cookie=value["cookie"],
-                idle_timeout_s=value.get("idle_timeout_s", 0),
-                hard_timeout_s=value.get("hard_timeout_s", 0),
-            )
+            return cls(**{**value, "match": Match(match), "outputs": tuple(value["outputs"])})
         except (KeyError, TypeError, AttributeError) as error:
             raise BadInput(f"{value!r} is not a flow entry: {error!r}") from error
 
@@ -229,8 +214,7 @@ def removals_first(
 
 @dataclass(frozen=True, slots=True)
 class SwitchTls:
-    """That switches come over TLS: the folder with the controller's certificate, the lab's name,
-    and what its packet switches are called, in the order of their datapath ids."""
+    """The folder with the controller's certificate; the lab's switches in order of their ids."""
 
     folder: Path
     lab: str
@@ -241,11 +225,10 @@ class SwitchTls:
 class SpeakerOptions:
     """How to start the speaker.
 
-    ``listen`` is where switches connect to, in the network namespace ``netns`` (a path) if
-    given; ``datapath_ids`` are the lab's packet switches; ``engine`` is ``ryu``, ``os-ken``
-    or ``None`` for the first that is installed; ``apps`` are users' applications; ``counters``
-    has the switches' counters read, and told, once a second; with ``tls`` only switches that
-    show a certificate get in.
+    ``datapath_ids`` are the lab's packet switches; they connect to ``listen``, in the network
+    namespace ``netns`` (a path) if given. ``engine`` is ``ryu``, ``os-ken`` or ``None`` for the
+    first that is installed; ``apps`` are users' applications; with ``counters`` the switches'
+    counters are read once a second.
     """
 
     socket: Path

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from patchlight.controller.policies import placement
-from patchlight.controller.policies.contract import ClusterView, JobView, RingOfJob
+from patchlight.controller.policies.contract import ClusterView, Groups, JobView, RingOfJob
 from patchlight.controller.policies.topology import CannotRegroup, regroup
 from patchlight.controller.prediction.network import (
     LabNetwork,
@@ -191,7 +191,7 @@ def placed(cluster: ClusterView, job: JobView, ring: Sequence[int], nic_bps: flo
     return RingOfJob(job.name, tuple(ring), load, waits=True)
 
 
-def jobs_to_light(cluster: ClusterView, groups: Sequence[Sequence[int]]) -> list[RingOfJob]:
+def jobs_to_light(cluster: ClusterView, groups: Groups) -> list[RingOfJob]:
     """The jobs with these rings that still wait for their circuits; all if none does."""
     known = {job.ring: job for job in cluster.rings}
     asked = [known.get(tuple(ring), RingOfJob("", tuple(ring), waits=True)) for ring in groups]
@@ -234,21 +234,18 @@ class CheapestPlacement:
         rings = [placement.ring_order(cluster, ring) for ring in found if ring is not None]
         if lab is None or not lab.circuit_switches or not rings:
             return None if not rings else rings[0]
-        best: tuple[WiringPrice, list[int]] | None = None
-        sets: set[frozenset[int]] = set()
-        running = Prices(cluster, lab, cluster.rings)
+        by_gpus: dict[frozenset[int], list[int]] = {}
         for ring in rings:
-            if frozenset(ring) in sets:
-                continue
-            sets.add(frozenset(ring))
-            here = placed(cluster, job, ring, running.network.nic_bps)
+            by_gpus.setdefault(frozenset(ring), ring)
+        nic_bps = Prices(cluster, lab, cluster.rings).network.nic_bps
+        priced = []
+        for ring in by_gpus.values():
+            here = placed(cluster, job, ring, nic_bps)
             if here.load is None:
                 return rings[0]
             prices = Prices(cluster, lab, [*cluster.rings, here])
-            price = min(price for price, _ in _wirings([here], prices))
-            if best is None or price < best[0]:
-                best = price, ring
-        return rings[0] if best is None else best[1]
+            priced.append((min(price for price, _ in _wirings([here], prices)), ring))
+        return min(priced, key=lambda each: each[0])[1]
 
 
 class CheapestTopology:
@@ -258,9 +255,7 @@ class CheapestTopology:
     what the jobs have to do, they are regrouped if that can be.
     """
 
-    def circuits(
-        self, cluster: ClusterView, groups: Sequence[Sequence[int]]
-    ) -> Mapping[str, PortMap]:
+    def circuits(self, cluster: ClusterView, groups: Groups) -> Mapping[str, PortMap]:
         """The maps that change; empty where they are to stay."""
         lab = cluster.lab
         if lab is None:
@@ -315,17 +310,13 @@ def defragment(
     if not spread:
         return None
     keep = prices.of({})
-    best: tuple[float, Proposal] | None = None
-    count = len(spread)
+    count, proposals = len(spread), []
     sizes = range(1, count + 1) if count <= _EVERY_SET_OF else (1, count - 1, count)
     for groups in (group for size in sizes for group in itertools.combinations(spread, size)):
-        maps = prices.regrouped(groups)
-        if not maps:
-            continue
-        proposal = _proposal(prices, groups, maps, keep, prices.of(maps))
-        if proposal is not None and (best is None or proposal.gain_s > best[0]):
-            best = proposal.gain_s, proposal
-    return best[1] if best is not None and best[0] > minimum_gain_s else None
+        if maps := prices.regrouped(groups):
+            proposals.append(_proposal(prices, groups, maps, keep, prices.of(maps)))
+    best = max(filter(None, proposals), key=lambda each: each.gain_s, default=None)
+    return best if best is not None and best.gain_s > minimum_gain_s else None
 
 
 def _proposal(

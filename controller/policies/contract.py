@@ -20,6 +20,9 @@ from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.rules import KINDS as KINDS
 from patchlight.testbed.lab.rules import PolicyKind as PolicyKind
 
+Groups = Sequence[Sequence[int]]
+"""The GPUs of some jobs, each job's in the order of its ring."""
+
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -332,9 +335,7 @@ class OrderPolicy(Protocol):
 class TopologyPolicy(Protocol):
     """Says which circuits are lit while some jobs run together."""
 
-    def circuits(
-        self, cluster: ClusterView, groups: Sequence[Sequence[int]]
-    ) -> Mapping[str, PortMap]:
+    def circuits(self, cluster: ClusterView, groups: Groups) -> Mapping[str, PortMap]:
         """The wanted map of each OCS that changes, for these jobs' GPUs; empty changes none."""
 
 

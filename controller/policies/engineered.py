@@ -11,7 +11,7 @@ from importlib import import_module
 import numpy as np
 from numpy.typing import ArrayLike
 
-from patchlight.controller.policies.contract import ClusterView
+from patchlight.controller.policies.contract import ClusterView, Groups
 from patchlight.controller.policies.engineering import traffic
 from patchlight.controller.policies.engineering.paths import Wish, plan_paths
 from patchlight.testbed.errors import BadInput
@@ -19,8 +19,6 @@ from patchlight.testbed.lab.portmap import PortMap
 
 _WORTH = 20.0
 """So many circuits are made for the ring of a job that nobody asks about rather than lose it."""
-
-Groups = Sequence[Sequence[int]]
 
 
 def sites_to_join(cluster: ClusterView) -> tuple[traffic.CircuitSite, ...]:
@@ -33,9 +31,7 @@ def sites_to_join(cluster: ClusterView) -> tuple[traffic.CircuitSite, ...]:
     return traffic.sites_of(cluster.lab)
 
 
-def circuits_for(
-    cluster: ClusterView, wanted: ArrayLike, groups: Sequence[Sequence[int]]
-) -> Mapping[str, PortMap]:
+def circuits_for(cluster: ClusterView, wanted: ArrayLike, groups: Groups) -> Mapping[str, PortMap]:
     """The maps that change for a topology between the sites, by number of ``sites_of``.
 
     ``wanted`` is symmetric and counts the circuits between each two sites. Circuits that nobody

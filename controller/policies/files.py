@@ -286,9 +286,9 @@ FROM_JOBS = (
 class OptionsCard:
     """What a model that weighs options says of itself.
 
-    ``tested_range`` has the lowest and the highest value of each measure of labs (``lab_range``)
-    on which it was tested; larger job graphs than ``most_operations`` are pooled to that. What
-    came of the test is in ``training``, with the settings.
+    ``tested_range``: the lowest and the highest value of each measure of labs (``lab_range``) on
+    which it was tested. Larger job graphs are pooled to ``most_operations``. ``training`` has the
+    settings and the test's results.
     """
 
     name: str

@@ -341,7 +341,7 @@ class GuardedTopology(_Guard):
     kind: PolicyKind = "topology"
 
     def circuits(
-        self, cluster: ClusterView, groups: Sequence[Sequence[int]], jobs: tuple[str, ...] = ()
+        self, cluster: ClusterView, groups: contract.Groups, jobs: tuple[str, ...] = ()
     ) -> Mapping[str, PortMap]:
         """``jobs`` are those on whose behalf it is asked: faults are reported as on them."""
         maps: dict[str, PortMap] = self._decide(jobs, (cluster, groups))

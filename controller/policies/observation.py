@@ -1,12 +1,10 @@
 """What a learned policy sees: a cluster, a job and its legal degrees as arrays of numbers.
 
 The heart of it are *afterstates*. Where a job goes is fixed by the degree (``preview`` says where),
-so for each option, refusing included, one row tells how long each server would then be busy. A
-policy that knows what a row is worth knows how to choose.
+so for each option, refusing included, one row tells how long each server would then be busy.
 
-The layout is fixed by a *layout* (how many servers, which degrees) and a schema's name and
-version: a model is only ever run on what it was trained on. Version 2 tells of the recent jobs also
-how often they come; models of version 1 go on seeing what they saw.
+A model is only ever run on the layout and the schema's version that it was trained on. Version 2
+tells of the recent jobs also how often they come; models of version 1 see what they saw.
 """
 
 import math
@@ -102,9 +100,8 @@ def recent_features(
 ) -> Array:
     """``recent`` before each of some jobs that come one after the other, and after the last.
 
-    ``arrived_s`` has one time more than there are jobs: when the one after them comes. Row i is of
-    the (at most 64) jobs before job i; there is one row more than jobs. While there are none, one
-    is taken to come every ``UNIT_S``.
+    Row i is of the (at most 64) jobs before job i. ``arrived_s`` has one time more than there are
+    jobs, and there is one row more. While there are none, one is taken to come every ``UNIT_S``.
     """
     count = len(requirements)
     beta = np.minimum(np.asarray(requirements, np.float64), 1.0)
@@ -194,10 +191,9 @@ def depths(graph: ComputationGraph) -> list[int]:
 
 
 class RampObserver:
-    """Makes observations of one layout. It keeps the arrays of the graphs it has seen.
+    """Makes observations of one layout; each is written over by the next one.
 
-    The arrays of the last observation are written over by the next one. Without ``graphs``,
-    computation graphs are left out, so that jobs may have any, of any size, or none.
+    Without ``graphs``, computation graphs are left out, so that jobs may have any, or none.
     """
 
     def __init__(self, layout: ObservationLayout, graphs: bool = True) -> None:

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from patchlight.controller.openflow.forwarding import Trunks, trunks_of
+from patchlight.controller.openflow.forwarding import Trunks, hops_to, trunks_of
 from patchlight.controller.policies.contract import ClusterShape, ClusterView, JobView
 from patchlight.controller.policies.sets import FreeGroups, Taken, lowest, members, pack
 from patchlight.testbed.lab.model import Lab
@@ -75,21 +75,9 @@ def _round(cluster: ClusterView, lab: Lab, racks: Sequence[int]) -> list[int]:
     return known.found[key]
 
 
-def _hops(start: str, trunks: Trunks) -> dict[str, int]:
-    """How many links away each packet switch is."""
-    found, waiting = {start: 0}, deque([start])
-    while waiting:
-        here = waiting.popleft()
-        for _, neighbour in trunks[here]:
-            if neighbour not in found:
-                found[neighbour] = found[here] + 1
-                waiting.append(neighbour)
-    return found
-
-
 def _shortest(names: Sequence[str], trunks: Trunks) -> list[str]:
     """The shortest round from the first through all (Held and Karp, 1962); of equals the first."""
-    hops = [[_hops(a, trunks).get(b, math.inf) for b in names] for a in names]
+    hops = [[hops_to(trunks, a).get(b, math.inf) for b in names] for a in names]
     others = range(1, len(names))
     # By the set of those visited and the last of them: how far it is, and in which order.
     best: Mapping[tuple[frozenset[int], int], tuple[float, tuple[int, ...]]]
@@ -230,8 +218,9 @@ class FragmentationAware(_ByGroup):
 
     Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation
     Gradient Descent", USENIX ATC 2023, for jobs that take whole GPUs: a server's free GPUs are a
-    fragment for a job that wants more than there are, in the mean over the jobs that came lately.
-    A job that wants more GPUs than a server has counts as one that wants a whole server.
+    fragment for a job that wants more than there are. How much of a server is fragment is the mean
+    over the jobs that came lately. A job that wants more GPUs than a server has counts as one that
+    wants a whole server, as that is what it takes first.
     """
 
     by_rack = False

@@ -7,7 +7,6 @@ nothing else.
 """
 
 import contextlib
-import io
 import json
 import math
 import os
@@ -123,10 +122,7 @@ class PolicyProcess(PolicyElsewhere):
             self._ready = True
 
     def _receive(self, deadline_s: float, late: str) -> tuple[Any, Any]:
-        """What the process says next, and what it tells of that.
-
-        ``PolicyFailed`` with ``late``, with how it ended, or with what it says went wrong.
-        """
+        """What the process says next, and tells of that; else ``PolicyFailed`` with the reason."""
         try:
             if not self._connection.poll(deadline_s):
                 self._kill()
@@ -165,8 +161,11 @@ class PolicyProcess(PolicyElsewhere):
             if self._connection.closed:
                 self._start()
             self._wait_until_ready(self._deadline_s)
+            cluster, *others = arguments
+            has_lab = cluster.lab is self._lab  # the other end has it, too
+            packed = has_lab, cluster._replace(lab=None) if has_lab else cluster, others
             try:
-                self._connection.send_bytes(_packed(arguments, self._lab))
+                self._connection.send_bytes(pickle.dumps(packed, pickle.HIGHEST_PROTOCOL))
             except OSError as error:
                 raise PolicyFailed(f"its process ended: {self._end()}") from error
             late = f"no answer within {self._deadline_s:g} s: its process was ended"
@@ -185,26 +184,6 @@ class PolicyProcess(PolicyElsewhere):
                 self._connection.close()
             self._kill()
             self._process.wait()
-
-
-def _packed(arguments: tuple[Any, ...], lab: Lab | None) -> bytes:
-    """The arguments pickled, without the lab that the other end has."""
-
-    class Pickler(pickle.Pickler):
-        def persistent_id(self, found: Any) -> str | None:
-            return "lab" if found is lab and lab is not None else None
-
-    packed = io.BytesIO()
-    Pickler(packed, pickle.HIGHEST_PROTOCOL).dump(arguments)
-    return packed.getvalue()
-
-
-def _unpacked(packed: bytes, lab: Lab | None) -> Any:
-    class Unpickler(pickle.Unpickler):
-        def persistent_load(self, _name: str) -> Lab | None:
-            return lab
-
-    return Unpickler(io.BytesIO(packed)).load()
 
 
 def _as_json(answer: Any) -> Any:
@@ -241,11 +220,12 @@ def _serve(connection: Connection) -> None:
         return
     reply(True, None, None)
     while True:
-        arguments = _unpacked(connection.recv_bytes(), lab)
+        has_lab, cluster, others = connection.recv()
         # The controller ends who is late; should it be gone, the kernel does.
         signal.setitimer(signal.ITIMER_REAL, 5.0 + 2.0 * deadline_s)
         try:
-            answer = guard.answer_of(policy, kind, *arguments)
+            cluster = cluster._replace(lab=lab) if has_lab else cluster
+            answer = guard.answer_of(policy, kind, cluster, *others)
             parts: tuple[bool, Any, Any] = (
                 True,
                 _as_json(answer),

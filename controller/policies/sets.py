@@ -48,8 +48,8 @@ def joined(gpus: Iterable[int]) -> int:
 def pack(parts: Sequence[int], count: int) -> list[int]:
     """``count`` GPUs out of as few of these sets as possible; fewer if there are not so many.
 
-    Of the sets that hold what is (still) wanted the one with the least room left over is
-    taken, else the fullest first. Of equals the one that stands first.
+    The fullest sets, until one holds the rest: of those that do, the one with the least room left
+    over. Of equals the first.
     """
     roomiest = sorted([part for part in parts if part], key=int.bit_count, reverse=True)
     found: list[int] = []
@@ -81,8 +81,8 @@ class Taken(NamedTuple):
 class FreeGroups:
     """Groups of GPUs by how many of them are free, largest first; of equals in the groups' order.
 
-    ``group_of`` gives the group of each GPU, −1 for none. Sets of groups and of a group's GPUs are
-    integers with a bit for each, these counted within the group.
+    ``group_of`` gives the group of each GPU, −1 for none. A set of a group's GPUs has a bit for
+    each, counted within the group.
     """
 
     def __init__(self, group_of: Sequence[int], groups: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from patchlight.controller.policies.contract import ClusterView
+from patchlight.controller.policies.contract import ClusterView, Groups
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.portmap import PortMap
@@ -304,9 +304,7 @@ def _with_circuits(
 class Keep:
     """The circuits stay as they are."""
 
-    def circuits(
-        self, cluster: ClusterView, groups: Sequence[Sequence[int]]
-    ) -> Mapping[str, PortMap]:
+    def circuits(self, cluster: ClusterView, groups: Groups) -> Mapping[str, PortMap]:
         return {}
 
 
@@ -316,9 +314,7 @@ class Regroup:
     Yan et al., OFC 2022.
     """
 
-    def circuits(
-        self, cluster: ClusterView, groups: Sequence[Sequence[int]]
-    ) -> Mapping[str, PortMap]:
+    def circuits(self, cluster: ClusterView, groups: Groups) -> Mapping[str, PortMap]:
         """The maps that change; ``CannotRegroup`` where a group fits under no switch."""
         if cluster.lab is None:
             raise BadInput("cannot regroup: this cluster has no circuit switches")

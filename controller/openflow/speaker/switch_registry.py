@@ -107,27 +107,14 @@ class TlsConnection:
         except ssl.SSLError as error:
             raise ConnectionError(_words(error)) from error
 
-    def sendall(self, data: bytes) -> None:
-        """Send all of it."""
-        self._connection.sendall(data)
-
     def shutdown(self, _how: int) -> None:
         """End both ways: after half of a TLS connection the other half cannot be read any more."""
         self._over = True
         # Not ``SSLSocket``'s own, which takes the encryption from under whoever reads just now.
         socket.SocketType.shutdown(self._connection, socket.SHUT_RDWR)
 
-    def setsockopt(self, *arguments: Any) -> None:
-        """As of any socket."""
-        self._connection.setsockopt(*arguments)
-
-    def settimeout(self, seconds: float) -> None:
-        """As of any socket."""
-        self._connection.settimeout(seconds)
-
-    def close(self) -> None:
-        """As of any socket."""
-        self._connection.close()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
 
 
 def _words(error: OSError) -> str:
@@ -142,10 +129,7 @@ def _words(error: OSError) -> str:
 
 
 class SwitchRegistry:
-    """Every declared switch that is connected. ``publish`` is called with each event.
-
-    ``count``: read their counters once a second. ``tls``: they come over TLS.
-    """
+    """Every declared switch that is connected; ``count``: their counters are read each second."""
 
     def __init__(
         self,

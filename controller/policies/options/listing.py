@@ -1,7 +1,6 @@
 """The candidate answers of each kind of decision, with what each would lead to.
 
-They do not depend on a model: they are the answers of the built-in policies, and some more of
-their kind.
+They are the answers of the built-in policies, and some more of their kind.
 """
 
 import math
@@ -49,6 +48,9 @@ class Option:
     proposers: frozenset[str] = field(default=frozenset())
 
 
+Options = Sequence[Option]
+
+
 class Listing:
     """Lists options. It keeps what never changes of the lab it is asked about."""
 
@@ -60,8 +62,7 @@ class Listing:
     ) -> list[Option]:
         """Where a job can go; empty while it has to wait.
 
-        ``with_circuits``: also where it is brought under one switch by light, which a topology
-        policy then has to do.
+        ``with_circuits``: also GPUs that a topology policy then has to bring under one switch.
         """
         cluster = outlook.cluster
         rings: dict[frozenset[int], tuple[list[int], set[str]]] = {}
@@ -146,8 +147,7 @@ class Listing:
     def turn(self, outlook: Outlook, job: JobView, progress: contract.Progress) -> Option:
         """That a job is next, where the default placement would put it.
 
-        What it costs is that others begin later: by the part of the cluster that it holds, times
-        how long.
+        Others then begin later: by the part of the cluster that it holds, times how long.
         """
         cluster, workers = outlook.cluster, max(1, job.workers)
         ring = BUILT_IN["consolidated"].place(cluster, job, workers)
@@ -158,7 +158,7 @@ class Listing:
         prospect = Prospect(left_s, left_s, queue_s=behind_s)
         return Option(None, job.name, tuple(ring or ()), prospect, workers)
 
-    def circuits(self, outlook: Outlook, groups: Sequence[Sequence[int]]) -> list[Option]:
+    def circuits(self, outlook: Outlook, groups: contract.Groups) -> list[Option]:
         """Which circuits jobs can have: as they are, or each of the new ones under one switch."""
         cluster, lab = outlook.cluster, outlook.cluster.lab
         new = jobs_to_light(cluster, groups)

@@ -68,10 +68,7 @@ _KEPT = 4
 
 
 def job_graph(graph: ComputationGraph, most: int = MOST_OPERATIONS) -> tuple[Floats, Ints]:
-    """Nodes (n × features) and edges (m × 2, from, to), pooled to ``most`` nodes.
-
-    One edge at least: of a graph without any, from its first operation to itself.
-    """
+    """Nodes (n × features), pooled to ``most``, and edges (m × 2, from, to), one at least."""
     count = len(graph.operations)
     depth = np.array(depths(graph))
     groups = min(count, most)

@@ -6,9 +6,9 @@ import signal
 
 import pytest
 
-from patchlight.controller.openflow.flow_sync import FlowSync
 from patchlight.controller.openflow.flowtable import FlowTable
 from patchlight.controller.openflow.forwarding import TABLE_MISS, entry_to
+from patchlight.controller.openflow.packet_switches import FlowSync
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 from tests.support.openflow_bench import OpenFlowBench
 from tests.support.waiting import eventually
