@@ -1,17 +1,18 @@
 """The page on circuits: the map of a switch, and its changes: planned, made, followed."""
 
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
 from nicegui import run, ui
+from starlette.requests import Request
 
 from patchlight.cli.dashboard import matrix
-from patchlight.cli.dashboard.auth import Visitor
 from patchlight.cli.dashboard.lab_view import LabView
 from patchlight.cli.dashboard.lab_watch import LabWatch
-from patchlight.cli.dashboard.page import Dragging, Layer, Page, columns, confirmed, now, table
+from patchlight.cli.dashboard.page import Dragging, Layer, Page, columns, confirmed, table, titled
 from patchlight.cli.dashboard.picture import COLOURS as PICTURE_COLOURS
 from patchlight.cli.dashboard.texts import change_row, changes_words, circuit_row, stage_rows
 from patchlight.console.rendering import harmless
@@ -40,9 +41,8 @@ _COLUMNS = {
 class CircuitsPage(Page):
     """One switch at a time: its matrix, its circuits, and a change of it."""
 
-    def __init__(self, watch: LabWatch, visitor: Visitor, path: str, ocs: str) -> None:
-        super().__init__(watch, visitor, path)
-        self._wanted = ocs
+    def __init__(self, watch: LabWatch, request: Request) -> None:
+        super().__init__(watch, request)
         self._drawn: Any = None
         self._laid_out: Any = None
         self._panel = ChangePanel(self)
@@ -76,7 +76,8 @@ class CircuitsPage(Page):
         view = self.watch.view
         names = [switch.name for switch in view.lab.optical_switches]
         if self._ocs.options != names:  # which asks for another refresh
-            first = self._wanted if self._wanted in names else next(iter(names), None)
+            wanted = self.query.get("ocs")
+            first = wanted if wanted in names else next(iter(names), None)
             self._ocs.set_options(names, value=self._ocs.value or first)
         stopped = self.watch.stopped
         self._stop.text = f"stopped by {stopped['by']}: {stopped['why']}" if stopped else ""
@@ -135,7 +136,7 @@ class ChangeForm:
     def build(self) -> None:
         """The fields, and the plan below them."""
         page = self._page
-        ui.label("Change circuits").classes("font-bold").props("role=heading")
+        titled("Change circuits")
         if not page.may_change():
             ui.label(
                 f"{page.visitor.user} is a {page.visitor.role} here, and changes are for "
@@ -335,7 +336,7 @@ class ChangePanel:
         took = f"took {row['took']}, light away {row['dark'] or '0s'}" if row["took"] else ""
         self._about.text = "; ".join(filter(None, (by, row["why"], row["changes"], took)))
         self._message.text = "" if row["message"] == "done" else row["message"]
-        stages = stage_rows(change, now())
+        stages = stage_rows(change, time.time())
         if stages != self._stages_shown:
             self._stages_shown = stages
             self._stages.clear()

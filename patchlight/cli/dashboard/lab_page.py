@@ -1,12 +1,14 @@
 """The page with a live picture of the lab, a legend, jobs, the last change and faults."""
 
+import time
+
 from nicegui import events, ui
 
 from patchlight.cli.dashboard import picture, texts
 from patchlight.cli.dashboard.lab_view import COLOURS as JOB_COLOURS
 from patchlight.cli.dashboard.lab_view import NO_JOB
 from patchlight.cli.dashboard.lab_watch import LabWatch
-from patchlight.cli.dashboard.page import JOB_CELL, Layer, Page, columns, now
+from patchlight.cli.dashboard.page import JOB_CELL, Layer, Page, columns, titled
 from patchlight.testbed.draw.drawing_layout import DrawingLayout
 from patchlight.testbed.lab.model import Lab
 
@@ -52,7 +54,7 @@ class LabPage(Page):
                 self._worries = _card("Not well")
                 self._change = _card("Last change of circuits")
                 with ui.card().classes("w-full p-3 gap-1"):
-                    ui.label("Jobs at work").classes("font-bold").props("role=heading")
+                    titled("Jobs at work")
                     self._jobs = ui.table(rows=[], columns=columns(_JOB_COLUMNS))
                     self._jobs.props("dense flat wrap-cells hide-pagination")
                     self._jobs.props('no-data-label="none"')
@@ -67,7 +69,7 @@ class LabPage(Page):
             self._picture = picture.Picture(view.lab, DrawingLayout(view.lab))
             self._frame.style(f"min-width: {self._picture.least_width}px")
             self._still.show(self._picture.size, self._picture.still())
-        measured = measured_hosts(watch, now())
+        measured = measured_hosts(watch, time.time())
         self._light.show(self._picture.size, self._picture.light(view))
         self._meters.show(self._picture.size, self._picture.meters(view, measured))
         rows = []
@@ -82,7 +84,7 @@ class LabPage(Page):
         self._say(
             self._worries, texts.worries(view, watch.stopped, watch.trouble) or ["all is well"]
         )
-        self._say(self._change, texts.last_change_lines(view, now()))
+        self._say(self._change, texts.last_change_lines(view, time.time()))
 
     def _say(self, card: ui.column, lines: list[str]) -> None:
         if self._lines.get(card.id) != lines:
@@ -96,9 +98,9 @@ class LabPage(Page):
         name, view = str(event.args), self.watch.view
         self._dialog.clear()
         with self._dialog, ui.card().classes("min-w-[36rem] max-w-none"):
-            ui.label(name).classes("text-lg font-bold").props("role=heading")
+            titled(name, "text-lg")
             ui.label(view.silent.get(name, "answers"))
-            measured = measured_hosts(self.watch, now())
+            measured = measured_hosts(self.watch, time.time())
             for host in view.lab.hosts:
                 if host.server.name == name:
                     job, busy = view.job_of_host.get(host.name), measured[host.name].busy
@@ -119,7 +121,7 @@ class LabPage(Page):
 
 def _card(title: str) -> ui.column:
     with ui.card().classes("w-full p-3 gap-1"):
-        ui.label(title).classes("font-bold").props("role=heading")
+        titled(title)
         return ui.column().classes("gap-1 w-full")
 
 

@@ -7,8 +7,9 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from nicegui import events, run, ui
+from starlette.requests import Request
 
-from patchlight.cli.dashboard.auth import Visitor
+from patchlight.cli.dashboard.auth import visitor_of
 from patchlight.cli.dashboard.lab_watch import EVERY_S, LabWatch
 from patchlight.cli.dashboard.picture import Shape, Shapes
 from patchlight.testbed.errors import PatchlightError
@@ -34,8 +35,9 @@ class Page(ABC):
     Only what changed is sent to the browser.
     """
 
-    def __init__(self, watch: LabWatch, visitor: Visitor, path: str) -> None:
-        self.watch, self.visitor, self._path = watch, visitor, path
+    def __init__(self, watch: LabWatch, request: Request) -> None:
+        self.watch, self.visitor = watch, visitor_of(request)
+        self._path, self.query = request.url.path, request.query_params
         self._shown = -1
 
     def open(self) -> None:
@@ -109,9 +111,9 @@ async def confirmed(question: str, verb: str) -> bool:
     return bool(answer)
 
 
-def now() -> float:
-    """Unix time."""
-    return time.time()
+def titled(title: str, size: str = "") -> None:
+    """The title of a card, in bold."""
+    ui.label(title).classes(f"{size} font-bold").props("role=heading")
 
 
 def columns(headings: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -183,8 +185,9 @@ class Dragging(ui.element, component="dragging.js"):
 class PeriodChoice:
     """A choice of periods by their length in seconds, and of two moments.
 
-    ``given``: two moments as texts (ISO 8601) to begin with. ``on_change`` is called when another
-    period is to be shown. Moments are in the local time of the dashboard's machine.
+    It begins with ``since`` and ``until`` of the page's address (ISO 8601), if both are there.
+    ``on_change`` is called when another period is to be shown. Moments are in the local time of
+    the dashboard's machine.
     """
 
     def __init__(
@@ -192,11 +195,11 @@ class PeriodChoice:
         label: str,
         periods: Mapping[int, str],
         value: int,
-        given: tuple[str, str],
+        query: Mapping[str, str],
         on_change: Callable[[], None],
     ) -> None:
         self._on_change = on_change
-        chosen = moments(*given)
+        chosen = moments(query.get("since", ""), query.get("until", ""))
         with ui.row().classes("items-center gap-2 mt-2"):
             ui.label(label)
             offered = {**periods, FROM_TO: "from … to …"}
