@@ -5,17 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from patchlight.cli.job import listing
 from patchlight.cli.job.listing import find_job, force_option, job_argument, outcome
-from patchlight.client.client import ControllerClient, ControllerError, NoAnswer
+from patchlight.client.client import ControllerClient, ControllerError
 from patchlight.console import rendering as out
-from patchlight.console.connection import complete_job, with_client
+from patchlight.console.connection import complete_job, patiently, with_client
 from patchlight.console.options import Quantity
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobState
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.jobs import IterationReport, JobAnswer, JobInList
 
 
-T = TypeVar("T")
-
 Answer = dict[str, Any]
 
 _POLL_S = 0.5
@@ -35,23 +33,6 @@ _TOP_EVERY_S = 1.0
 _ITERATIONS = 8
 _FAILED, _TIMED_OUT = 1, 2
 _NOTHING = "No running job gains more by other circuits than they would cost."
-
-
-def patiently(call: Callable[[], T]) -> T:
-    """The answer of a call, however long the controller is away meanwhile."""
-    away = False
-    while True:
-        try:
-            answer = call()
-        except NoAnswer as error:
-            if not away:
-                out.say(f"waiting for the controller: {error.message}", err=True)
-            away = True
-            time.sleep(_POLL_S)
-        else:
-            if away:
-                out.say("the controller answers again", err=True)
-            return answer
 
 
 def follow_job(client: ControllerClient, job_id: str, *, as_json: bool) -> None:
@@ -316,7 +297,7 @@ def regroup(
     Without JOB those whose regrouping is predicted to gain the most, if that is more than it costs:
     the iteration that each ends first, and the time without light.
     """
-    from patchlight.cli.ocs.options import print_change
+    from patchlight.cli.ocs import print_change
 
     ids = [find_job(client, job) for job in jobs]
     if dry_run:
