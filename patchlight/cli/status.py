@@ -18,7 +18,6 @@ from patchlight.testbed.units import format_rate, parse_time
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
 
-
 _PREFIX = "patchlight_"
 _LEAST_S, _LOOKS = 0.5, 5
 # Headings, lines between tables, and the lines that count the rows left out.

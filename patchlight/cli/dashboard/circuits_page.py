@@ -69,7 +69,7 @@ class CircuitsPage(Page):
                     self._form.build()
                 with ui.card().classes("w-full p-3 gap-2"):
                     self._panel.build()
-        self._table = table(columns(_COLUMNS), "Circuits", rows_per_page=20)
+        self._table = table(_COLUMNS, "Circuits", rows_per_page=20)
 
     def refresh(self) -> None:
         """The circuits that differ; how far the change is that is under way."""

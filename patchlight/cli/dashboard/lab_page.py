@@ -19,7 +19,6 @@ _RECENT_S = 10.0
 _JOB_COLUMNS = {"name": "job", "gpus": "GPUs", "light": "light to", "iteration": "iteration"}
 _JOB_COLUMNS |= {"sends": "sends"}
 
-
 _LINES = (
     ("well", JOB_COLOURS[0], "light of the job that has this colour"),
     ("well", NO_JOB, "light that no job uses"),

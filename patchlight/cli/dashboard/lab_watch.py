@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.jobs import IterationReport, JobInList
     from patchlight.testbed.wire.rest.lab import Status, WindowShape
 
-
 Answer = dict[str, Any]
 
 EVERY_S = 0.5

@@ -18,12 +18,10 @@ from patchlight.testbed.lab.rules import Role
 T = TypeVar("T")
 PAGES = {"/": "Lab", "/jobs": "Jobs", "/circuits": "Circuits", "/history": "History"}
 
-
 JOB_CELL = """<q-td :props="props"><span aria-hidden="true" :style="{background: props.row.colour,
 display: 'inline-block', width: '0.8em', height: '0.8em', marginRight: '0.5em'}"></span>
 {{ props.row.name }} <span class="text-xs opacity-70">{{ props.row.id }} {{ props.row.note }}</span>
 </q-td>"""
-
 
 FROM_TO = 0
 """The choice of two moments, among those of how many seconds up to now."""
@@ -124,10 +122,10 @@ def columns(headings: Mapping[str, str]) -> list[dict[str, Any]]:
     ]
 
 
-def table(shown: list[dict[str, Any]], title: str, rows_per_page: int = 0) -> ui.table:
+def table(headings: Mapping[str, str], title: str, rows_per_page: int = 0) -> ui.table:
     """An empty table under a title; ``rows_per_page`` 0: it shows all its rows."""
     pages = {"rowsPerPage": rows_per_page}
-    made = ui.table(rows=[], columns=shown, title=title, pagination=pages)
+    made = ui.table(rows=[], columns=columns(headings), title=title, pagination=pages)
     made.props("dense flat bordered wrap-cells no-data-label=none")
     made.props("" if rows_per_page else "hide-pagination")
     return made.classes("w-full")
@@ -142,7 +140,8 @@ class Layer(ui.element, component="layer.js"):
     def __init__(self) -> None:
         super().__init__()
         self._number, self._size, self._drawn = 0, "", Shapes()
-        self.on("missed", self._show_all)
+        # A browser missed an update: of several that wait for it, only the last is sent.
+        self.on("missed", lambda: self.show(self._size, self._drawn, anew=True))
 
     def show(self, size: str, drawn: Shapes, *, anew: bool = False) -> None:
         """Show these in a ``viewBox`` of that size; those that differ are sent.
@@ -159,10 +158,6 @@ class Layer(ui.element, component="layer.js"):
             # Not as the call of a method, of which NiceGUI makes a script for each update.
             self._number += 1
             self.props["differ"] = [self._number, anew, size, differ]
-
-    def _show_all(self) -> None:
-        """A browser missed an update: of several that wait for it, only the last is sent."""
-        self.show(self._size, self._drawn, anew=True)
 
 
 class Dragging(ui.element, component="dragging.js"):

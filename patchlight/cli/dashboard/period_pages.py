@@ -8,18 +8,9 @@ from typing import Any
 
 from nicegui import events, run, ui
 
-from patchlight.cli.dashboard import charts, texts
+from patchlight.cli.dashboard import charts, page, texts
 from patchlight.cli.dashboard.lab_view import AT_WORK, WAITING, LabView
 from patchlight.cli.dashboard.lab_watch import EVERY_S, look_back
-from patchlight.cli.dashboard.page import (
-    JOB_CELL,
-    Page,
-    PeriodChoice,
-    columns,
-    confirmed,
-    table,
-    titled,
-)
 from patchlight.client.client import ControllerClient
 from patchlight.console.rendering import harmless, when
 from patchlight.testbed.errors import PatchlightError
@@ -47,7 +38,7 @@ _LIVE_S = 300.0
 _CHARTS_EVERY_S, _PAST_EVERY_S = 1.0, 10.0
 
 
-class JobsPage(Page):
+class JobsPage(page.Page):
     """A table of jobs, charts over time, and the output of a chosen worker."""
 
     def build(self) -> None:
@@ -55,9 +46,11 @@ class JobsPage(Page):
         self._drawn_at, self._asking = 0.0, asyncio.Lock()
         self._choices = 0
         self._has_past = False
-        self._period = PeriodChoice("Jobs and charts of", _PERIODS, 300, self.query, self._at_once)
-        self._jobs = table(columns(_COLUMNS), "Jobs", rows_per_page=10)
-        self._jobs.add_slot("body-cell-name", JOB_CELL)
+        self._period = page.PeriodChoice(
+            "Jobs and charts of", _PERIODS, 300, self.query, self._at_once
+        )
+        self._jobs = page.table(_COLUMNS, "Jobs", rows_per_page=10)
+        self._jobs.add_slot("body-cell-name", page.JOB_CELL)
         self._about = ui.label().classes("text-xs opacity-80").props("role=note")
         with ui.element("div").classes("grid grid-cols-2 gap-2 w-full"):
             self._charts = {
@@ -160,7 +153,7 @@ def _listed(jobs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def _chart(title: str, value_name: str) -> ui.echart:
     with ui.card().classes("p-2 gap-0"):
-        titled(title, "text-sm")
+        page.titled(title, "text-sm")
         chart = ui.echart(charts.empty(value_name)).classes("w-full h-56")
         return chart.props(f'role=img aria-label="{title}"')
 
@@ -243,11 +236,11 @@ _GOOD = """<q-td :props="props"><span :class="props.row.good ? '' : 'text-negati
 class PagedTable:
     """A table of rows with a number as ``id``, loaded page by page, the latest first."""
 
-    def __init__(self, shown: list[dict[str, Any]], title: str, rows_per_page: int) -> None:
+    def __init__(self, headings: Mapping[str, str], title: str, rows_per_page: int) -> None:
         self._rows_per_page = rows_per_page
         self._before: list[int] = []
         self._wanted, self._loaded = 1, 0
-        self.table = table(shown, title).classes("mt-2")
+        self.table = page.table(headings, title).classes("mt-2")
         with self.table.add_slot("bottom"), ui.row().classes("items-center gap-2"):
             self._newer = ui.button("Newer", on_click=self._turn_back)
             self._older = ui.button("Older", on_click=self._turn)
@@ -270,11 +263,11 @@ class PagedTable:
         self._before.clear()
         self._want_another()
 
-    async def load(self, page: Callable[[int, int | None], Sequence[dict[str, Any]]]) -> None:
-        """Show the rows of ``page``: so many before a number, or the latest of all."""
+    async def load(self, rows_of: Callable[[int, int | None], Sequence[dict[str, Any]]]) -> None:
+        """Show ``rows_of``: so many before a number, or the latest of all."""
         wanted, turned = self._wanted, len(self._before)
         before = self._before[-1] if self._before else None
-        rows = await run.io_bound(page, self._rows_per_page + 1, before)
+        rows = await run.io_bound(rows_of, self._rows_per_page + 1, before)
         if rows is None or wanted != self._wanted:  # it ends, or the reader is elsewhere by now
             return
         self._loaded, shown = wanted, list(rows[: self._rows_per_page])
@@ -301,29 +294,29 @@ class PagedTable:
         self._older.disable()
 
 
-class HistoryPage(Page):
+class HistoryPage(page.Page):
     """Tables of a period, the latest row first, page by page from the controller's disk."""
 
     def build(self) -> None:
         """The period above; the present below."""
         self._asking, self._shown_of = asyncio.Lock(), (-1, "")
-        self._period = PeriodChoice(
+        self._period = page.PeriodChoice(
             "What happened in", _PAST_PERIODS, 604_800, self.query, self._from_the_newest
         )
-        shown = columns(_CHANGES)
+        self._changes = PagedTable(_CHANGES, "Changes of circuits", 10)
         if self.may_change():
-            shown.append({"name": "undo", "field": "id", "label": "", "align": "left"})
-        self._changes = PagedTable(shown, "Changes of circuits", 10)
+            undo = {"name": "undo", "field": "id", "label": "", "align": "left"}
+            self._changes.table.columns = [*self._changes.table.columns, undo]
         self._changes.table.add_slot("body-cell-undo", _UNDO)
         self._changes.table.on("undo", self._undo)
-        self._troubles = PagedTable(columns(_EVENTS), "Alarms, drift and what failed", 10)
-        self._events = PagedTable(columns(_EVENTS), "Events", 15)
+        self._troubles = PagedTable(_EVENTS, "Alarms, drift and what failed", 10)
+        self._events = PagedTable(_EVENTS, "Events", 15)
         with ui.element("div").classes("grid grid-cols-2 gap-2 w-full mt-2"):
-            self._health = table(columns(_HEALTH), "Devices, agents, and the controller now")
+            self._health = page.table(_HEALTH, "Devices, agents, and the controller now")
             self._health.add_slot("body-cell-words", _GOOD)
             with ui.column().classes("gap-2"):
-                self._drift = table(columns(_DRIFT), "Drift from committed maps now")
-                self._alarms = table(columns(_ALARMS), "What circuit switches report now", 10)
+                self._drift = page.table(_DRIFT, "Drift from committed maps now")
+                self._alarms = page.table(_ALARMS, "What circuit switches report now", 10)
         ui.timer(EVERY_S, self._load)
 
     def refresh(self) -> None:
@@ -378,19 +371,19 @@ class HistoryPage(Page):
                     texts.event_row(e) for e in reversed(client.past_events(since, until, **asked))
                 ]
 
-            for paged, page in (
+            for paged, rows_of in (
                 (self._changes, changes),
                 (self._troubles, partial(events_of, TROUBLES)),
                 (self._events, partial(events_of, ())),
             ):
                 if paged.is_due or (news and paged.is_at_newest):
                     try:
-                        await paged.load(page)
+                        await paged.load(rows_of)
                     except PatchlightError:  # the head of the page says what is wrong
                         self._shown_of = (-1, "")
                         return
 
     async def _undo(self, event: events.GenericEventArguments) -> None:
         number = int(event.args)
-        if await confirmed(f"Undo change {number}, and nothing that others did?", "Roll back"):
+        if await page.confirmed(f"Undo change {number}, and nothing that others did?", "Roll back"):
             await self.ask(partial(self.visitor.client.roll_back, number), f"undoing {number}")

@@ -24,7 +24,6 @@ from patchlight.testbed.units import parse_time
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.jobs import IterationReport, JobAnswer, JobInList
 
-
 Answer = dict[str, Any]
 
 _POLL_S = 0.5

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
     from patchlight.testbed.wire.rest.lab import Search, SearchPlan, Wiring
 
-
 Answer = dict[str, Any]
 
 _RANGE = re.compile(r"(?P<before>.*?)(?P<first>\d{1,6})-(?P<last>\d{1,6})")

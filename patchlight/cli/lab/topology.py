@@ -24,7 +24,6 @@ from patchlight.testbed.labfile.reader import load_lab, read_lab
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
 
-
 # Events after which nodes may be lit otherwise, or the circuits of a switch are known again.
 _LIGHT_MAY_DIFFER = ("circuits", "drift", "reachable", "skipped")
 

@@ -23,12 +23,7 @@ from patchlight.testbed.wire.lab_api import RUN_ROOT
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
     from patchlight.console.direct import Needs
-    from patchlight.testbed.wire.rest.circuits import (
-        ChangeAnswer,
-        MapChangeAnswer,
-        PlanAnswer,
-        ProgressAnswer,
-    )
+    from patchlight.testbed.wire.rest import circuits as shapes
 
 
 @dataclass(frozen=True)
@@ -163,8 +158,8 @@ BULK = 8
 
 
 def carry_out(
-    plan: Callable[..., PlanAnswer],
-    change: Callable[..., ChangeAnswer],
+    plan: Callable[..., shapes.PlanAnswer],
+    change: Callable[..., shapes.ChangeAnswer],
     options: Flags,
     *arguments: Any,
     repairs: bool = False,
@@ -194,7 +189,7 @@ def carry_out(
     print_change(record, as_json=options.as_json)
 
 
-def confirm(preview: PlanAnswer, options: Flags) -> bool:
+def confirm(preview: shapes.PlanAnswer, options: Flags) -> bool:
     """Ask as often as the change deserves; whether the user was shown it and agreed."""
     lost = sum(preview["lost"].values())
     bulk = lost > BULK or (bool(preview["cleared"]) and lost > 2)
@@ -221,7 +216,7 @@ def confirm(preview: PlanAnswer, options: Flags) -> bool:
     return not options.yes or (bulk and options.yes < 2)
 
 
-def print_preview(preview: PlanAnswer, *, as_json: bool) -> None:
+def print_preview(preview: shapes.PlanAnswer, *, as_json: bool) -> None:
     """Print what would change; ``PatchlightError`` where it would be refused."""
     if as_json:
         print_json(preview)
@@ -232,7 +227,7 @@ def print_preview(preview: PlanAnswer, *, as_json: bool) -> None:
         raise PatchlightError("this change would be refused")
 
 
-def _lines(preview: PlanAnswer) -> list[str]:
+def _lines(preview: shapes.PlanAnswer) -> list[str]:
     lines = change_lines(preview["changes"])
     lines += [f"link goes: {link}" for link in preview["links_down"]]
     lines += [f"link comes: {link}" for link in preview["links_up"]]
@@ -254,7 +249,7 @@ def say_unreachable(answers: Mapping[str, Any]) -> None:
         )
 
 
-def change_lines(changes: Mapping[str, MapChangeAnswer]) -> list[str]:
+def change_lines(changes: Mapping[str, shapes.MapChangeAnswer]) -> list[str]:
     """A change as lines: ``ocs1 - 2>5`` goes, ``ocs1 + 2>4`` comes."""
     return [
         f"{name} {sign} {text}"
@@ -264,13 +259,13 @@ def change_lines(changes: Mapping[str, MapChangeAnswer]) -> list[str]:
     ]
 
 
-def say_changes(changes: Mapping[str, MapChangeAnswer]) -> None:
+def say_changes(changes: Mapping[str, shapes.MapChangeAnswer]) -> None:
     """Print ``change_lines``."""
     for line in change_lines(changes):
         say(line)
 
 
-def print_change(record: ChangeAnswer, *, as_json: bool) -> None:
+def print_change(record: shapes.ChangeAnswer, *, as_json: bool) -> None:
     """Print a change as ``print_record``; of one under way, how to follow it."""
     number = record["id"]
     if record["state"] != "intent":
@@ -282,7 +277,7 @@ def print_change(record: ChangeAnswer, *, as_json: bool) -> None:
         say(f"patchlight ocs watch {number} follows it, patchlight ocs cancel {number} halts it")
 
 
-def progress_line(progress: ProgressAnswer) -> str:
+def progress_line(progress: shapes.ProgressAnswer) -> str:
     """How far a change is: ``make ocs1, 2 of 6 cross-connects``."""
     count = progress["cross_connects"]
     of = f", {progress['done']} of {count} cross-connects" if count else ""
@@ -291,7 +286,7 @@ def progress_line(progress: ProgressAnswer) -> str:
     return f"{progress['stage']}{at}{of}{cancelled}"
 
 
-def print_record(record: ChangeAnswer, *, as_json: bool, one_line: bool = False) -> None:
+def print_record(record: shapes.ChangeAnswer, *, as_json: bool, one_line: bool = False) -> None:
     """Print the outcome of a change; ``OutcomeUnknown`` or ``PatchlightError`` if not committed."""
     say_record(record, as_json=as_json, one_line=one_line)
     number, state = record["id"], record["state"]
@@ -303,7 +298,7 @@ def print_record(record: ChangeAnswer, *, as_json: bool, one_line: bool = False)
         raise PatchlightError(f"change {number} did not come about")
 
 
-def say_record(record: ChangeAnswer, *, as_json: bool, one_line: bool = False) -> None:
+def say_record(record: shapes.ChangeAnswer, *, as_json: bool, one_line: bool = False) -> None:
     """Print the outcome of a change."""
     if as_json:
         print_json(record, one_line=one_line)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
     from patchlight.testbed.wire.rest.circuits import ChangeAnswer
 
-
 Answer = dict[str, Any]
 
 _POLL_S = 0.5

@@ -32,13 +32,11 @@ if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.jobs import JobInList
     from patchlight.testbed.wire.rest.lab import Samples
 
-
 Answer = dict[str, Any]
 
 # The states of jobs and the ends of changes are elsewhere in a report.
 _TOLD_ELSEWHERE = ("job-", "circuits")
 _MOST_ROWS = 1000
-
 
 MOST_JOBS = 60
 _COLOURS = {"done": "#2e7d32", "failed": "#c62828", "stopped": "#757575"}
