@@ -13,6 +13,7 @@ from patchlight.testbed.graphs.files import graph_to_json
 from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.units import format_size
 
+_TOTALS = ("forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
 _NAME_HELP = "A graph file (PipeDream's graph.txt or Patchlight's JSON), or a name: see list."
 
 
@@ -47,15 +48,9 @@ def list_graphs(as_json: bool) -> None:
     answer = [
         {
             "name": name,
-            "origin": loaded.origin,
-            "device": loaded.device,
-            "batch": loaded.batch,
-            "operations": len(loaded.operations),
-            "edges": len(loaded.edges),
-            "forward_ms": loaded.forward_ms,
-            "backward_ms": loaded.backward_ms,
-            "activation_bytes": loaded.activation_bytes,
-            "parameter_bytes": loaded.parameter_bytes,
+            **{key: getattr(loaded, key) for key in ("origin", "device", "batch")},
+            **{key: len(getattr(loaded, key)) for key in ("operations", "edges")},
+            **{key: getattr(loaded, key) for key in _TOTALS},
         }
         for name, loaded in found.items()
     ]

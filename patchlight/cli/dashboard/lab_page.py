@@ -133,7 +133,6 @@ def measured_hosts(watch: LabWatch, at: float) -> dict[str, picture.Measured]:
         busy = [g[1] for g in list(watch.gpus.get(gpu, ()))[-1:] if at - g[0] < _RECENT_S]
         found[host.name] = picture.Measured(
             float(f"{sum(r[1] for r in rates) / len(rates):.3g}") if rates else None,
-            float(f"{sum(r[2] for r in rates) / len(rates):.3g}") if rates else None,
             round(busy[0], 2) if busy else None,
         )
     return found

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,8 +20,6 @@ from patchlight.testbed.units import parse_time
 if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
     from patchlight.testbed.wire.rest.lab import Search, SearchPlan, Wiring
-
-Answer = dict[str, Any]
 
 _RANGE = re.compile(r"(?P<before>.*?)(?P<first>\d{1,6})-(?P<last>\d{1,6})")
 _MEANINGS: dict[str, out.Meaning] = {"as said": "good", "differs": "bad", "not told": "caution"}

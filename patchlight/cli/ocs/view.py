@@ -19,8 +19,6 @@ from patchlight.testbed.lab.wiring import Place, driven, parse_map
 if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.circuits import ChangeAnswer, LightAnswer, Lock, OcsMap
 
-Answer = dict[str, Any]
-
 _VERDICTS: dict[str, out.Meaning] = {
     "ok": "good",
     "degraded": "caution",
@@ -54,7 +52,7 @@ def list_switches(target: Target, as_json: bool) -> None:
 
     columns = ("name", "driver", "address", "ports", "switching_time_s", "insertion_loss_db")
     state = {"reachable": None, "since": None, "words": "", "identity": None}
-    rows: list[Answer] = [
+    rows: list[dict[str, Any]] = [
         {**{name: getattr(switch, name) for name in columns}, **state, "standing_alarms": None}
         for switch in driven_switches(target.lab)
     ]

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from patchlight.testbed.wire.rest.jobs import JobInList
     from patchlight.testbed.wire.rest.lab import Samples
 
-Answer = dict[str, Any]
-
 # The states of jobs and the ends of changes are elsewhere in a report.
 _TOLD_ELSEWHERE = ("job-", "circuits")
 _MOST_ROWS = 1000
@@ -119,7 +117,7 @@ class Period:
     until: float
     jobs: list[JobInList]
     changes: list[ChangeAnswer]
-    events: list[Answer]
+    events: list[dict[str, Any]]
     samples: Samples
 
     def stages(self) -> list[Stage]:

@@ -141,9 +141,7 @@ def test_what_users_write_is_text() -> None:
     shown = view(locks=[{"ocs": "ocs1", "port": 1, "by": bad, "why": bad}])
     light = Picture(LAB, DrawingLayout(LAB)).light(shown)
     assert bad in described(light, "circuit")["ocs1 1>7"]
-    meters = Picture(LAB, DrawingLayout(LAB)).meters(
-        shown, {"server1.gpu0": Measured(1e9, 0.0, 0.5)}
-    )
+    meters = Picture(LAB, DrawingLayout(LAB)).meters(shown, {"server1.gpu0": Measured(1e9, 0.5)})
     assert described(meters, "host")["server1.gpu0"] == (
         "server1.gpu0: in job-1, busy 50%, nic0 sends 1Gbps"
     )
