@@ -23,9 +23,7 @@ from pydantic import Field, TypeAdapter
 from patchlight.agents.errors import AgentError, Conflict
 from patchlight.agents.nics.state import NicState
 from patchlight.agents.workers.contract import WorkerHandle
-from patchlight.testbed.linux import namespaces
-from patchlight.testbed.linux.files import private_folder
-from patchlight.testbed.linux.processes import process_start
+from patchlight.testbed.linux import files, namespaces, processes
 from patchlight.testbed.wire.worker_api import WorkerSpec, WorkerState
 
 CLAIMS = Path("/run/patchlight-claims")
@@ -77,13 +75,11 @@ class LeaseBook:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._specs: dict[str, tuple[WorkerSpec, str]] = {}
-        private_folder(directory)
+        files.private_folder(directory)
 
     def write(self, lease: Lease) -> None:
-        """Put a lease on record; on return it survives a crash of the agent or the machine.
-
-        ``AgentError`` if it cannot be written; what was on record before then still is.
-        """
+        """Put a lease on record, to survive any crash; after an ``AgentError`` the one before is
+        still there."""
         known, spec = self._specs.get(lease.spec.id, (None, ""))
         if known is not lease.spec:  # its JSON is most of the work: made once
             spec = lease.spec.model_dump_json()
@@ -154,7 +150,8 @@ class Holder:
     @property
     def is_there(self) -> bool:
         """Whether the agent or any process of the worker runs."""
-        runs = self.agent_started is not None and process_start(self.agent) == self.agent_started
+        started = processes.process_start(self.agent)
+        runs = started is not None and started == self.agent_started
         return runs or bool(namespaces.processes_in(self.namespace))
 
 
@@ -169,13 +166,10 @@ class Claims:
         self._lab, self._folder = lab, folder
 
     def take(self, worker: str, namespace: str, things: Mapping[str, str]) -> None:
-        """Claim all of these for a worker, or none; again is harmless.
-
-        ``things``: their names in messages, by keys that are the same in every lab. ``Conflict``
-        names the lab that has one; ``AgentError`` if a claim cannot be written.
-        """
+        """Claim all ``things`` for a worker, or none: names for messages, by keys that are the same
+        in every lab. ``Conflict`` names the lab that has one."""
         pid = os.getpid()
-        own = Holder(self._lab, worker, namespace, pid, process_start(pid))
+        own = Holder(self._lab, worker, namespace, pid, processes.process_start(pid))
         with self._locked():
             for key, words in things.items():
                 holder = _read_holder(self._path(key))
@@ -223,7 +217,7 @@ class Claims:
 
     def _lock(self) -> int:
         while True:
-            private_folder(self._folder)
+            files.private_folder(self._folder)
             try:
                 descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except FileNotFoundError:  # who gave up the last claim took it away just now

@@ -172,11 +172,8 @@ class NvmlCard:
         }
 
     def _rates(self, now_s: float) -> Mapping[str, float | None]:
-        """Bits per second over PCIe and NVLink, by what their counters gained.
-
-        Cards without counters of PCIe measure it for 20 ms when they are asked; one direction is
-        asked for at a time.
-        """
+        """Bits per second over PCIe and NVLink. Cards without counters of PCIe measure it for 20 ms
+        when they are asked: one direction at a time."""
         wanted = [field for field in self._fields if (field[0],) not in self._lacks]
         rates: dict[str, float | None] = {}
         if wanted:

@@ -60,10 +60,8 @@ Address = str | tuple[str, int]
 
 
 class LitPath(NamedTuple):
-    """A path that the transmitter may send on until ``until_s``, in ``time.monotonic``'s seconds.
-
-    ``channel`` is ``NO_CHANNEL`` where the destination says which one it is.
-    """
+    """A path to send on until ``until_s`` (``time.monotonic``); ``channel`` is ``NO_CHANNEL`` where
+    the destination says which one it is."""
 
     destination: int
     channel: int
@@ -162,11 +160,8 @@ class PathNode:
 
     @asynccontextmanager
     async def path(self, destination: int, patience_s: float = 10.0) -> AsyncIterator[LitPath]:
-        """A path, for as long as its lease goes; given back at the end.
-
-        Flows of one node take turns. ``PathNotGranted`` if none comes in time. A flow that sends
-        for longer than ``until_s`` is in the dark from then on, and should ask again.
-        """
+        """A path, until the end or that of its lease: then ask again. Flows of one node take turns.
+        ``PathNotGranted`` if none comes in time."""
         async with self._turn:
             try:
                 try:

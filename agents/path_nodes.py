@@ -144,11 +144,8 @@ class _Bound:
 
 
 class PathNodes:
-    """The nodes of a server by NIC; they come with their bounds, and go with them.
-
-    ``light`` is the socket at which the NICs' transmitters are tuned; without it no bounds are
-    taken. A NIC without bounds sends on the channel of the lab file.
-    """
+    """A server's NICs that have bounds. ``light`` is the socket at which transmitters are tuned;
+    without it no bounds are taken. A NIC without bounds sends on the channel of the lab file."""
 
     def __init__(self, server: Server, folder: Path, light: Path | None) -> None:
         self._server, self._folder, self._lasers = server, folder, light
@@ -183,10 +180,8 @@ class PathNodes:
             self._light = None
 
     def bind(self, nic_name: str, bounds: PathBounds) -> PathNodeStatus:
-        """Have a NIC take part within these bounds from now on; the same once more does nothing.
-
-        ``Conflict`` for bounds of an epoch that is over, or others of one that is not.
-        """
+        """Have a NIC take part within these bounds; again does nothing. ``Conflict`` for bounds of
+        an epoch that is over, or others of one that is not."""
         nic = nic_of(self._server, nic_name)
         if self._lasers is None or nic.transceiver is None or nic.transceiver.tunable is None:
             raise BadRequest(

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import os
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from patchlight.agents.errors import AgentError, Conflict, GpuError
 from patchlight.agents.leases import Ended, Lease
@@ -59,10 +59,8 @@ class LeasedWorker:
         self._watching = asyncio.create_task(self._watch())
 
     async def abandon(self, why: str) -> bool:
-        """Clear up after a launch that failed or was cut short; whether nothing is left of it.
-
-        A worker that cannot be cleared up stays in the status.
-        """
+        """Clear up after a failed launch; whether nothing is left. What cannot be cleared up stays
+        in the status."""
         try:
             await self.tenancy.end(None)
         except Exception as exc:
@@ -134,16 +132,9 @@ class LeasedWorker:
             id=self.spec.id,
             job=self.spec.job,
             rank=self.spec.rank,
-            state=ended.state,
-            exit_code=ended.exit_code,
-            message=ended.message,
-            last_lines=list(ended.last_lines),
-            iterations_done=ended.iterations_done,
             gpu=self.spec.gpu,
             nic=self.spec.nic,
-            restarts=ended.restarts,
-            energy_j=ended.energy_j,
-            lost_rank=ended.lost_rank,
+            **asdict(ended),
             holds_by="freeze" if self._freezes else "protocol",
             gid=self.tenancy.rdma.gid if self.tenancy.rdma else None,
         )

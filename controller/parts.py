@@ -28,7 +28,8 @@ from patchlight.controller.jobs.job_table import Forecasts, JobTable
 from patchlight.controller.jobs.rewiring import JobTraffic
 from patchlight.controller.jobs.running_job import RunningJob
 from patchlight.controller.jobs.scheduler import Scheduler
-from patchlight.controller.openflow.client import Speaker, SpeakerOptions, SwitchTls
+from patchlight.controller.openflow.client import Speaker
+from patchlight.controller.openflow.flowtable import SpeakerOptions, SwitchTls
 from patchlight.controller.openflow.packet_switches import PacketSwitches, UnknownSwitches
 from patchlight.controller.paths.bounds import BoundsService
 from patchlight.controller.paths.service import PathService
@@ -217,11 +218,8 @@ _LONG_LIFE_S = 60.0
 
 
 class Background:
-    """Runs endless parts, and starts one that fails again after a pause.
-
-    The pause doubles from 0.2 s to 30 s, and is short again after a minute without a fault.
-    ``on_fault`` gets the part's name and the fault, as text.
-    """
+    """Runs endless parts, and starts one that fails again after a pause, which doubles from 0.2 s
+    to 30 s and is short again after a minute without a fault."""
 
     def __init__(self, on_fault: Callable[[str, str], None]) -> None:
         self._on_fault = on_fault
@@ -276,10 +274,8 @@ _LATE_S = 1.5
 
 
 class Recorder:
-    """Stores samples of GPUs and ports, and workers' reports by job, in windows of time.
-
-    Nothing is kept for longer than ``keep_for_s`` (``None``: until there is too much of it).
-    """
+    """Stores samples of GPUs and ports, and workers' reports by job, in windows of time, for
+    ``keep_for_s`` (``None``: until there is too much of it)."""
 
     def __init__(
         self,

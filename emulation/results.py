@@ -9,10 +9,12 @@ import platform
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from patchlight.testbed.errors import BadInput, PatchlightError
@@ -36,31 +38,38 @@ def save_plot(figure: Figure, plot: Path) -> list[Path]:
     return files
 
 
-def write_result(result: Mapping[str, Any], folder: Path) -> Path:
-    """Write ``result.json`` into the folder, which is made; the file. ``OSError`` as it comes."""
-    file = folder / "result.json"
-    folder.mkdir(parents=True, exist_ok=True)
+def write_report(
+    result: Mapping[str, Any],
+    folder: Path,
+    plots: Mapping[str, Callable[[], Figure]] = MappingProxyType({}),
+    tables: Mapping[str, Callable[[Path], object]] = MappingProxyType({}),
+) -> list[Path]:
+    """Write ``result.json`` into the folder, which is made, then tables and plots; the files.
+
+    ``tables`` are written by their functions to the files of these names, ``plots`` drawn and
+    saved in all formats.
+    """
+    files = [folder / "result.json", *(folder / name for name in tables)]
     # NaN is not JSON.
     text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)
-    file.write_text(text + "\n", encoding="utf-8")
-    return file
-
-
-def write_report(
-    result: Mapping[str, Any], folder: Path, plots: Mapping[str, Callable[[], Figure]]
-) -> list[Path]:
-    """Write ``result.json`` and these plots by name into the folder; the files, in this order."""
     try:
-        files = [write_result(result, folder)]
+        folder.mkdir(parents=True, exist_ok=True)
+        files[0].write_text(text + "\n", encoding="utf-8")
+        for name, write in tables.items():
+            write(folder / name)
         for name, drawn in plots.items():
             files += save_plot(drawn(), folder / name)
     except OSError as error:
-        raise cannot_write(folder, error) from error
+        raise _cannot_write(folder, error) from error
     return files
 
 
-def check_output(folder: Path) -> None:
-    """``PatchlightError`` if results cannot be written there; the folder is made to try."""
+def results_folder(output: Path | None, name: str) -> Path:
+    """The folder ``output``, else one with this name and the time, which can be written.
+
+    It is made to try, and removed again. ``PatchlightError`` if results cannot be written there.
+    """
+    folder = output or Path("results") / time.strftime(f"{name}-%Y%m%d-%H%M%S")
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     if not missing and not folder.is_dir():
         raise BadInput(f"results cannot go to {folder}: that is a file")
@@ -70,15 +79,15 @@ def check_output(folder: Path) -> None:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise cannot_write(folder, error) from error
+        raise _cannot_write(folder, error) from error
     finally:
         with suppress(OSError):
             for each in missing:
                 each.rmdir()
+    return folder
 
 
-def cannot_write(folder: Path, error: OSError) -> PatchlightError:
-    """The error of results that could not be written into ``folder``."""
+def _cannot_write(folder: Path, error: OSError) -> PatchlightError:
     return PatchlightError(
         f"cannot write the results to {folder}: {error.strerror or error}",
         hint="choose another folder with --output",
@@ -88,11 +97,9 @@ def cannot_write(folder: Path, error: OSError) -> PatchlightError:
 def provenance(
     seeds: Iterable[int], files: Iterable[Path] = (), machine: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Version, commit, command, seeds, SHA-256 of the input files, and the machine.
-
-    Call it when the work begins: files may change, and ``machine`` shows how busy it is now.
-    ``commit`` is ``None`` outside a checkout, ``changed`` whether the checkout has other changes.
-    """
+    """Version, commit (``None`` outside a checkout), whether it has other ``changed`` files,
+    command, seeds, SHA-256 of input files, machine. Call it first: files change, and ``machine``
+    shows how busy it is now."""
     try:
         installed = version("patchlight")
     except PackageNotFoundError:

@@ -29,10 +29,8 @@ from patchlight.agents.nics.state import (
     rtnetlink,
 )
 from patchlight.testbed.lab.model import Nic
-from patchlight.testbed.linux import devices, namespaces
-from patchlight.testbed.linux.devices import NoSysfs, sysfs
+from patchlight.testbed.linux import devices, namespaces, rate_limits
 from patchlight.testbed.linux.netlink import Netlink, set_neighbours
-from patchlight.testbed.linux.rate_limits import restore_limit, save_limit
 
 _IFF_UP = 1
 _WITH_FUNCTIONS = 1
@@ -49,9 +47,9 @@ def find_access(nic: Nic) -> NicAccess:
     if nic.mode == "veth":  # made of software: there is nothing to find out
         return NicAccess("veth", nic.interface or nic.name)
     try:
-        with sysfs() as here:
+        with devices.sysfs() as here:
             return access_of(nic, here, devices.namespace_mode())
-    except (NoSysfs, devices.RdmaError) as exc:
+    except (devices.NoSysfs, devices.RdmaError) as exc:
         raise NicError(exc.message, hint=exc.hint) from exc
 
 
@@ -62,7 +60,7 @@ def read_nic(access: NicAccess) -> NicState:
         index = index_of(ip, interface)
         (link,) = ip.get_links(index)
         with Netlink() as netlink:
-            limit = save_limit(netlink, index, interface)
+            limit = rate_limits.save_limit(netlink, index, interface)
         return NicState(
             interface=interface,
             mac=link.get_attr("IFLA_ADDRESS"),
@@ -180,10 +178,8 @@ def _set_up(state: NicState, network: WorkerNetwork) -> None:
 
 
 def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
-    """Move the NIC from ``namespace`` to ``home`` if it is there, and put its state back.
-
-    Harmless again, and where the NIC never left. ``NicGone`` if it is in neither.
-    """
+    """Move the NIC home if it is in ``namespace``, and put its state back; harmless again.
+    ``NicGone`` if it is in neither."""
 
     def fetch() -> None:
         with rtnetlink(state.interface, "taking back") as ip:
@@ -197,7 +193,7 @@ def take_nic_back(state: NicState, namespace: Path, home: Path) -> None:
                 else:
                     _move(ip, state.interface, home)
             if state.rdma is not None and state.rdma_moves:
-                with sysfs() as inside:
+                with devices.sysfs() as inside:
                     if has_rdma_device(state.rdma.name, inside):
                         devices.move_device(state.rdma.name, home)
 
@@ -248,7 +244,7 @@ def _restore(state: NicState, *, loopback_up: bool = False) -> None:
             devices.set_tx_checksum(interface, state.tx_checksum)
         if state.shaping is not None:
             with Netlink() as netlink:
-                restore_limit(netlink, index, interface, state.shaping)
+                rate_limits.restore_limit(netlink, index, interface, state.shaping)
         for name, value in (state.sysctls or {}).items():
             _set_sysctl(_conf(interface, name), value)
         if loopback_up:
@@ -330,10 +326,8 @@ def _check_mtu(ip: Any, index: int, state: NicState, mtu: int | None) -> None:
 
 
 def make_macvlan(ip: Any, index: int, name: str, namespace: Path) -> None:
-    """Make a macvlan of the name ``name`` on an interface of here, in another namespace.
-
-    Mode ``bridge``: those on one NIC reach each other. It ends with its namespace.
-    """
+    """Make a macvlan in another namespace, on an interface of here, in mode ``bridge``: those on
+    one NIC reach each other. It ends with its namespace."""
     (link,) = ip.get_links(index)
     parent = link.get_attr("IFLA_IFNAME")
     if not link["flags"] & _IFF_UP:

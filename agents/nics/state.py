@@ -39,28 +39,9 @@ class RdmaDevice:
     files: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Gid:
-    """One usable entry of an RDMA device's GID table."""
-
-    device: str
-    port: int
-    index: int
-    address: IPv4Address
-    interface: str
-
-    @property
-    def status(self) -> GidStatus:
-        """As an agent reports it."""
-        gid = str(IPv6Address(f"::ffff:{self.address}"))
-        return GidStatus(device=self.device, port=self.port, index=self.index, gid=gid)
-
-
 def rdma_device_of(interface: str, root: Path = SYSFS) -> RdmaDevice | None:
-    """The RDMA device of a network interface, if it has one.
-
-    Both are on one PCI device; one made of software (``rxe``) names its interface itself.
-    """
+    """The RDMA device on the interface's PCI device, or one made of software (``rxe``) that names
+    it."""
     nic = root / "class/net" / interface
     for device in sorted((root / _CLASS).glob("*")):
         both = [each / "device" for each in (nic, device)]
@@ -89,30 +70,20 @@ def is_rdma_active(device: RdmaDevice, root: Path = SYSFS) -> bool:
     return state is not None and state.endswith("ACTIVE")
 
 
-def gids(root: Path = SYSFS) -> list[Gid]:
-    """The RoCEv2 GIDs with an IPv4 address under ``root``; empty without RDMA devices."""
-    usable = []
-    for table in sorted((root / _CLASS).glob("*/ports/*/gids")):
-        port = table.parent
-        for entry in table.iterdir():
-            kind = _read(port / "gid_attrs" / "types" / entry.name)
-            interface = _read(port / "gid_attrs" / "ndevs" / entry.name)
-            text = _read(entry)
-            if kind not in ("RoCE v2", "RoCE V2") or not interface or not text:
-                continue
-            with suppress(AddressValueError):
-                if (mapped := IPv6Address(text).ipv4_mapped) is not None:
-                    index = int(entry.name)
-                    usable.append(
-                        Gid(port.parent.parent.name, int(port.name), index, mapped, interface)
-                    )
-    return sorted(usable, key=lambda g: (g.device, g.port, g.index))
-
-
-def gid_of(interface: str, address: IPv4Address, root: Path = SYSFS) -> Gid | None:
-    """The GID of that interface and address, or ``None``."""
-    matching = (g for g in gids(root) if (g.interface, g.address) == (interface, address))
-    return next(matching, None)
+def gid_of(interface: str, address: IPv4Address, root: Path = SYSFS) -> GidStatus | None:
+    """The RoCEv2 GID of an interface and its IPv4 address, if it has one."""
+    wanted = IPv6Address(f"::ffff:{address}")
+    for entry in sorted((root / _CLASS).glob("*/ports/*/gids/*"), key=lambda each: int(each.name)):
+        port = entry.parents[1]
+        kind = _read(port / "gid_attrs" / "types" / entry.name)
+        place = _read(port / "gid_attrs" / "ndevs" / entry.name)
+        if kind not in ("RoCE v2", "RoCE V2") or place != interface:
+            continue
+        with suppress(AddressValueError):
+            if IPv6Address(_read(entry) or "") == wanted:
+                device, index = port.parents[1].name, int(entry.name)
+                return GidStatus(device=device, port=int(port.name), index=index, gid=str(wanted))
+    return None
 
 
 def _read(path: Path) -> str | None:
@@ -274,10 +245,8 @@ class WorkerNetwork:
 
 
 def name_inside(interface: str, mode: NicMode, vlan: int | None) -> str:
-    """What the interface with the address is called in the worker.
-
-    A virtual function is put into its VLAN by its port; others get a tagged interface.
-    """
+    """What the interface with the address is called in the worker. A virtual function is put into
+    its VLAN by its port; others get a tagged interface."""
     return interface if vlan is None or mode == "sriov" else f"vlan{vlan}"
 
 

@@ -39,10 +39,8 @@ class RingError(TrainingError):
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The two connections of one worker: bytes go out to the next, come in from the previous.
-
-    ``window_bytes`` may be on their way to it; ``None``: as many as the kernel lets.
-    """
+    """The connections to the next worker and from the previous one. ``window_bytes`` may be under
+    way on each; ``None``: as the kernel sees fit."""
 
     to_next: socket.socket
     from_previous: socket.socket
@@ -71,10 +69,8 @@ class Neighbours:
             time.sleep(0.002)
 
     def ask_for_life(self, on: bool) -> None:
-        """Whether the kernel gives up a neighbour that is silent while nothing is sent.
-
-        Off while a worker is held: the path may be dark for as long as the job allows.
-        """
+        """Whether the kernel gives up a silent neighbour. Off while a worker is held: the path may
+        be dark for as long as the job allows."""
         for connection in (self.to_next, self.from_previous):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, int(on))
 
@@ -85,10 +81,8 @@ class Neighbours:
 
 
 def join_ring(task: TrainingTask) -> Neighbours:
-    """Both neighbours of ``task.rank``, connected and checked, in a ring of two or more.
-
-    ``RingError`` after ``task.deadline_s``, with the neighbour, its address and the last failure.
-    """
+    """Both neighbours, connected and checked. ``RingError`` after ``task.deadline_s``, with the
+    neighbour, its address and the last failure."""
     end = time.monotonic() + task.deadline_s
     size = len(task.ring)
     me = task.ring[task.rank]
@@ -119,10 +113,7 @@ def join_ring(task: TrainingTask) -> Neighbours:
 
 
 def listen(me: Member, end: float, window_bytes: int | None = None) -> socket.socket:
-    """A socket that listens there; ``RingError`` if it cannot, or has no such address by ``end``.
-
-    ``end`` is in time.monotonic's seconds.
-    """
+    """A socket that listens there; ``RingError`` if it cannot by ``end`` (``time.monotonic``)."""
     while True:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

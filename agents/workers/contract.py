@@ -70,10 +70,8 @@ class WorkerHandle:
 
 @dataclass(frozen=True, slots=True)
 class ExitInfo:
-    """How a worker ended; an exit code above 128 may be 128 + the signal that ended it.
-
-    ``out_of_memory``: the kernel ended a process of it because of its limit.
-    """
+    """How a worker ended; an exit code above 128 may be 128 + a signal. ``out_of_memory``: the
+    kernel ended a process of it because of its limit."""
 
     exit_code: int
     last_lines: tuple[str, ...] = field(default=())

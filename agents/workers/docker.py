@@ -24,8 +24,7 @@ from patchlight.agents.workers import keeper, limits, programs
 from patchlight.agents.workers.contract import ExitInfo, RunningWorker, WorkerHandle, WorkerLaunch
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import CommandTask
-from patchlight.testbed.linux import deploy_file, namespaces
-from patchlight.testbed.linux.processes import boot_id, favour_like_this_process
+from patchlight.testbed.linux import deploy_file, namespaces, processes
 from patchlight.testbed.wire.worker_api import SyntheticTask, TorchTask
 
 T = TypeVar("T")
@@ -48,10 +47,8 @@ _log = logging.getLogger("patchlight.agent")
 
 
 class DockerRunner:
-    """Runs workers on the Docker engine of ``$DOCKER_HOST`` (default: the host's).
-
-    They run as ``user`` (see ``ProcessRunner``), or as root where that is another user outside.
-    """
+    """Runs workers on the Docker engine of ``$DOCKER_HOST``, as ``user`` (see ``ProcessRunner``),
+    or as root where that is another user outside."""
 
     name = "docker"
     _mapped_root: limits.WorkerUser | None = None
@@ -120,7 +117,7 @@ class DockerRunner:
             if not pid:
                 last = keeper.last_lines(launch.directory / keeper.OUTPUT)
                 raise LaunchError(f"worker {worker} ended at once: {' | '.join(last)}")
-            favour_like_this_process(pid)
+            processes.favour_like_this_process(pid)
             namespaces.keep(launch.namespace, pid)
         except (*_REFUSED, PatchlightError) as exc:
             _remove(self._client.api, container.id)
@@ -268,7 +265,7 @@ class _DockerWorker:
 
     @property
     def handle(self) -> WorkerHandle:
-        return WorkerHandle(container=self._container, boot=boot_id())
+        return WorkerHandle(container=self._container, boot=processes.boot_id())
 
     async def ended(self) -> ExitInfo:
         return await _in_own_thread(self._wait)

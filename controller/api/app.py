@@ -20,7 +20,6 @@ from patchlight.controller.api.circuits import circuit_routes
 from patchlight.controller.api.events import EventFeed, event_routes
 from patchlight.controller.api.jobs import job_routes
 from patchlight.controller.api.openapi import JsonAnswer, docs_routes, gives, new_app, under_way
-from patchlight.controller.discovery.discovery import WantedSearch
 from patchlight.controller.metrics.exposition import ControllerMetrics
 from patchlight.controller.paths.bounds import BoundsService
 from patchlight.controller.paths.service import PathService
@@ -116,19 +115,6 @@ def sample_routes(controller: Controller) -> APIRouter:
     return routes
 
 
-class DiscoveryRequest(requests.Strict):
-    """Ports by OCS whose fibres are looked at; all, if none are named.
-
-    ``listen_s``: how long each round. ``every_port``: also once all ends of the lab are found.
-    ``dry_run``: answer what would be done, and do nothing.
-    """
-
-    ports: dict[requests.Text, requests.Ports] = Field(default={}, max_length=1000)
-    listen_s: Annotated[float, Ge(0.1), Le(300), Field(allow_inf_nan=False)] = 2.0
-    every_port: bool = False
-    dry_run: bool = False
-
-
 def discovery_routes(discovery: Discovery) -> APIRouter:
     """The routes on the wiring of one lab."""
     routes = APIRouter(prefix="/v1", tags=["discovery"])
@@ -137,11 +123,10 @@ def discovery_routes(discovery: Discovery) -> APIRouter:
     begins["responses"][202] = under_way(shapes.Search, "The search has begun.")
 
     @routes.post("/discovery", **begins)
-    async def begin(request: DiscoveryRequest, caller: Operator) -> Any:
-        wanted = WantedSearch(request.ports, request.listen_s, request.every_port)
+    async def begin(request: requests.DiscoveryRequest, caller: Operator) -> Any:
         if request.dry_run:
-            return await discovery.preview(wanted)
-        await discovery.start(wanted, caller)
+            return await discovery.preview(request)
+        await discovery.start(request, caller)
         return JsonAnswer(discovery.status, 202, headers={"Location": "/v1/discovery"})
 
     @routes.get("/discovery", **gives(shapes.Search))
@@ -247,7 +232,7 @@ def path_routes(paths: PathService, bounds: BoundsService) -> APIRouter:
 
     @routes.delete("/paths/{number}", **gives(circuit_shapes.PathShape))
     async def release(number: requests.Number, caller: User) -> Any:
-        by = (await paths.look(number, "")).by
+        by = (await paths.look(number, ""))["by"]
         if caller.by != by and caller.role < Role.OPERATOR:
             raise NotAllowed(f"this path is of {by}: only they and operators may end it")
         return paths.release(number)

@@ -15,6 +15,7 @@ from patchlight.controller.discovery.search import LIGHT, Findings, Heard, OcsPo
 from patchlight.controller.discovery.window import Listened, MaintenanceWindow, SwitchListening
 from patchlight.testbed.errors import PatchlightError, in_words
 from patchlight.testbed.lab.model import Endpoint, Fibre, Lab
+from patchlight.testbed.wire.rest.requests import DiscoveryRequest
 
 _log = logging.getLogger(__name__)
 
@@ -25,24 +26,9 @@ State = Literal["idle", "looking", "restoring", "done", "stopped", "failed"]
 Verdict = Literal["as said", "differs", "not told", "free"]
 
 
-@dataclass(frozen=True, slots=True)
-class WantedSearch:
-    """The ``ports`` to probe, by OCS (all if none are named), and how long each round listens.
-
-    ``every_port``: also once all ends of the lab are found.
-    """
-
-    ports: Mapping[str, Collection[int]]
-    listen_s: float
-    every_port: bool = False
-
-
 @dataclass
 class DiscoveryProgress:
-    """How far the search is, or how the last one ended.
-
-    ``rounds_left`` is the most that can be left; ``wiring`` is the result as JSON once ``done``.
-    """
+    """How far the search is, or how the last one ended, with the result as JSON once ``done``."""
 
     state: State = "idle"
     by: str = ""
@@ -73,14 +59,11 @@ class Discovery:
 
     @property
     def status(self) -> dict[str, Any]:
-        """The progress as JSON, and the ``step`` of the news of it.
-
-        ``open``: circuits are away from their places now.
-        """
+        """The progress as JSON, its ``step``, and whether circuits are away now (``open``)."""
         is_open = self._window.opened is not None
         return asdict(self.progress) | {"step": self.news.step, "open": is_open}
 
-    async def preview(self, wanted: WantedSearch) -> dict[str, Any]:
+    async def preview(self, wanted: DiscoveryRequest) -> dict[str, Any]:
         """What a search would probe, the circuits that it takes, how long, and the objections."""
         ports = await self._window.ports(wanted.ports)
         rounds, takes_s = self._estimate(wanted, ports)
@@ -93,7 +76,7 @@ class Discovery:
         }
 
     def _estimate(
-        self, wanted: WantedSearch, ports: Mapping[str, Collection[int]]
+        self, wanted: DiscoveryRequest, ports: Mapping[str, Collection[int]]
     ) -> tuple[int, float]:
         """The number of rounds where all is as the lab file says, and their seconds, about."""
         each = [OcsPort(ocs, number) for ocs, numbers in ports.items() for number in numbers]
@@ -101,7 +84,7 @@ class Discovery:
         slowest_s = max((c.switching_time_s for c in self._lab.circuit_switches), default=0.0)
         return rounds, rounds * (wanted.listen_s + 2 * slowest_s)
 
-    async def start(self, wanted: WantedSearch, caller: ChangeOptions) -> None:
+    async def start(self, wanted: DiscoveryRequest, caller: ChangeOptions) -> None:
         """Begin a search; ``Refused`` or ``BadInput`` if it cannot be."""
         async with self._beginning_or_ending:
             if self.under_way:
@@ -123,10 +106,8 @@ class Discovery:
             self.news.tell()
 
     async def stop(self) -> None:
-        """Cancel the search and restore the circuits, also those that an earlier controller left.
-
-        ``PatchlightError`` if they cannot be restored.
-        """
+        """Cancel the search and restore the circuits, also those of an earlier controller, or
+        raise."""
         async with self._beginning_or_ending:
             if self._task is not None and not self._task.done():
                 if self.progress.state == "looking":
@@ -153,7 +134,7 @@ class Discovery:
         self.news.tell()
 
     async def _run(
-        self, wanted: WantedSearch, ports: Mapping[str, list[int]]
+        self, wanted: DiscoveryRequest, ports: Mapping[str, list[int]]
     ) -> tuple[dict[str, Any] | None, State]:
         """Search and restore the circuits; the result and how it ended."""
         progress, found = self.progress, None
@@ -179,7 +160,9 @@ class Discovery:
         progress.took_s = time.time() - progress.began_at
         return found, end
 
-    async def _search(self, wanted: WantedSearch, ports: Mapping[str, list[int]]) -> dict[str, Any]:
+    async def _search(
+        self, wanted: DiscoveryRequest, ports: Mapping[str, list[int]]
+    ) -> dict[str, Any]:
         dark = await self._round(wanted, {}, self.progress.rounds_left - 1)
         if not dark.ends:
             why = "; ".join(dict.fromkeys(dark.silent.values()))
@@ -214,7 +197,7 @@ class Discovery:
         }
 
     async def _round(
-        self, wanted: WantedSearch, light: search.Light, left: int, patience: int = 1
+        self, wanted: DiscoveryRequest, light: search.Light, left: int, patience: int = 1
     ) -> Listened:
         progress = self.progress
         number = progress.rounds_done + 1
@@ -229,12 +212,8 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True)
 class PortFinding:
-    """A port of a circuit switch: the end that ``sends`` into it, the end that ``hears`` it.
-
-    ``None``: none was found. ``said`` is the end in the lab file.
-
-    ``not told``: the end that the lab file names could not be probed.
-    """
+    """The ends that send into a port of a circuit switch and hear it, and that ``said`` in the lab
+    file. ``not told``: the latter could not be probed."""
 
     port: OcsPort
     sends: str | None
@@ -366,10 +345,8 @@ def _other_fibres(
 def _corrected(
     lab: Lab, certain: Mapping[OcsPort, str], direct: Collection[tuple[str, str]]
 ) -> tuple[Fibre, ...]:
-    """The lab's fibres as they run: each follows its device's end, with its rate and losses.
-
-    A fibre in the way of one that was found goes; new ones come last.
-    """
+    """The lab's fibres as they run, each with its device's end, rate and losses; new ones come
+    last."""
     named = {str(host.endpoint): host.endpoint for host in lab.hosts}
     counts = [(switch.name, switch.ports) for switch in lab.packet_switches]
     counts += [(switch.name, switch.ports) for switch in lab.circuit_switches]

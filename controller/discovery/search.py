@@ -41,11 +41,8 @@ LIGHT = "light without frames"
 
 @dataclass(frozen=True, slots=True)
 class SearchRound:
-    """Cross-connects to make, and no others of these ports.
-
-    ``left``: the rounds that follow at most, as far as is known. ``patience``: how many times the
-    usual time to listen.
-    """
+    """Cross-connects to make; at most ``left`` rounds follow, ``patience`` multiplies the time to
+    listen."""
 
     light: Light
     left: int
@@ -200,11 +197,8 @@ class _Searching:
                 yield from self._ask(heard_at, sent_to, left, 1)
 
     def _lit(self, inputs: Iterable[OcsPort], outputs: Iterable[OcsPort]) -> tuple[Light, Light]:
-        """As many of these as can be lit in one round.
-
-        Inputs each with the output whose receiver is to hear it; outputs each with the input
-        whose transmitter is to reach it.
-        """
+        """As many of these as one round can light: inputs with the output whose receiver is to hear
+        them, outputs with the input whose transmitter is to reach them."""
         receivers = _by_ocs(p for p, end in self._found.outputs.items() if end in self._ends)
         sources = _by_ocs(p for p, end in self._found.inputs.items() if end in self._ends)
         heard_at, sent_to = Light(), Light()

@@ -179,10 +179,8 @@ class MaintenanceWindow:
         await self._change({ocs: PortMap.of(circuits) for ocs, circuits in wanted.items()}, why)
 
     async def close(self) -> None:
-        """Restore the circuits, the locks and the queue; harmless where nothing is open.
-
-        ``PatchlightError`` if that fails: the ports stay locked, and it can be called again.
-        """
+        """Restore circuits, locks and queue, if anything is open. ``PatchlightError`` if that
+        fails: the ports stay locked, and it can be called again."""
         opened = self.opened
         if opened is None:
             return
@@ -245,10 +243,8 @@ def _with_their_ends(numbers: Collection[int], port_map: PortMap) -> set[int]:
 
 @dataclass
 class Listened:
-    """The result of a round: pairs of ``heard`` ends, ends with a carrier, all that took part.
-
-    ``silent`` has the lab's other ends with a fibre, and why they did not take part.
-    """
+    """The result of a round; ``silent`` has the lab's other ends with a fibre, and why they took no
+    part."""
 
     heard: set[tuple[str, str]] = field(default_factory=set)
     carriers: set[str] = field(default_factory=set)
@@ -358,10 +354,8 @@ class SwitchListening:
 
 
 def end_of(lab: Lab, neighbour: LldpNeighbour) -> str:
-    """The end of the lab that sends such LLDP, by a NIC's MAC or a switch's name and port number.
-
-    For a device outside the lab, the neighbour as text.
-    """
+    """The end of the lab that sends such LLDP, by MAC or switch and port; else the neighbour as
+    text."""
     by_mac = {host.nic.mac.lower(): str(host.endpoint) for host in lab.hosts}
     for said in (neighbour.port, neighbour.device):
         if said.lower() in by_mac:

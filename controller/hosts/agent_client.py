@@ -308,10 +308,8 @@ class AgentClient:
 
 
 def _mistrust(address: str, name: str, own: credentials.Credentials) -> AgentNotTrusted | None:
-    """What keeps the holder of ``own`` from the agent called ``name`` at ``host:port``.
-
-    Connects once more, sends no request, and looks at both certificates.
-    """
+    """What keeps the holder of ``own`` from the agent ``name`` at ``host:port``, by both
+    certificates."""
     # Slow to import, and most controllers have no certificates.
     from cryptography import x509
 

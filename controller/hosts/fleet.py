@@ -20,11 +20,8 @@ _MARK = "macs"
 
 
 class NicMacs:
-    """The MACs of a lab's NICs, as agents report them. Without a ``store`` nothing is kept.
-
-    They are kept because a controller that starts again programs the switches before it has called
-    the agents.
-    """
+    """The MACs of NICs as agents report them. They are stored because a controller that starts
+    again programs the switches before it has called the agents."""
 
     def __init__(self, lab: Lab, store: Store | None = None) -> None:
         self._store = store
@@ -47,10 +44,8 @@ class NicMacs:
         }
 
     def hear(self, status: AgentStatus) -> bool:
-        """Take in an agent's report; whether a NIC has another MAC than was thought.
-
-        A MAC that another NIC has already is not believed: frames for one would reach the other.
-        """
+        """Take in an agent's report; whether a MAC changed. One that another NIC has is not
+        believed: frames for one would reach the other."""
         changed = False
         for nic in status.nics:
             name = f"{status.server}.{nic.name}"
@@ -116,11 +111,6 @@ class Fleet:
     def presence(self, server: str) -> Presence:
         """Whether the agent of a server answers, is suspected or lost."""
         return self._heartbeats[server].presence(time.monotonic())
-
-    @property
-    def reachable(self) -> dict[str, bool]:
-        """By server, whether its agent answers."""
-        return {name: self.presence(name) is Presence.ANSWERS for name in self._heartbeats}
 
     def silent(self) -> frozenset[str]:
         """The servers whose agents are suspected or lost: nothing new is begun there."""

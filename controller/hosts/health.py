@@ -36,11 +36,8 @@ class Presence(StrEnum):
 
 @dataclass(slots=True)
 class Heartbeat:
-    """Since when an agent has not answered; ``None`` if it answered the last call.
-
-    Times are those of one monotonic clock, in seconds. Only calls count: an agent that was not
-    called for a while is not silent.
-    """
+    """Since when an agent has not answered (monotonic seconds). Only calls count: an agent that was
+    not called for a while is not silent."""
 
     silent_since: float | None = None
     heard: bool = False
@@ -110,11 +107,8 @@ def _gpu_problem(host: Host, sample: AgentStatus) -> str:
 def unfit_hosts(
     lab: Lab, silent: Iterable[str], faults: HostFaults, links: Links | None
 ) -> dict[str, str]:
-    """The hosts that no job can use now, and why; ``silent`` are servers.
-
-    A NIC without a circuit, as far as ``links`` are known, has no carrier because of that: a
-    circuit may be made for it.
-    """
+    """The hosts that no job can use now, and why. A NIC without a circuit lacks its carrier because
+    of that: a circuit may be made for it."""
     dark = {host.name for host in lab.hosts if links is None or links.peer(host.endpoint) is None}
     no_carrier = {name: why for name, why in faults.no_carrier.items() if name not in dark}
     quiet = set(silent)

@@ -1,8 +1,5 @@
-"""The lab as its queue sees it, with the decisions of one pass.
-
-A pass runs in a thread, on a snapshot of the lab: nothing here waits or touches a device. What it
-starts, preempts and resizes is carried out after the pass.
-"""
+"""The lab as its queue sees it, and the decisions of one pass in a thread. Nothing here waits or
+touches a device: what a pass starts, preempts and resizes is carried out after it."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,8 +17,13 @@ from patchlight.controller.policies import contract
 from patchlight.controller.policies.contract import ElasticJob, Frozen, Progress, QueuedJob
 from patchlight.controller.policies.options.outlook import Networks
 from patchlight.controller.policies.registry import DEFAULTS
-from patchlight.controller.prediction.network import LabNetwork, RingWork, units_s
-from patchlight.controller.prediction.sharing import Load, training_load
+from patchlight.controller.prediction.network import (
+    LabNetwork,
+    Load,
+    RingWork,
+    training_load,
+    units_s,
+)
 from patchlight.testbed.jobs import JobState, JobStatus
 from patchlight.testbed.lab.rules import Waiting, WaitReason
 from patchlight.testbed.lab.wiring import trace_links
@@ -68,11 +70,8 @@ class _Occupancy:
 
 @dataclass
 class LabSite:
-    """The lab during the passes; ``look`` gives its state before each.
-
-    ``started``, ``preempted`` and ``resized`` are what the last pass decided, ``refused`` the gangs
-    that can never run, and why. ``start_s`` gives how long a job takes to start.
-    """
+    """The lab during the passes, and what the last one decided; ``look`` gives its state before
+    each. ``start_s`` gives how long a job takes to start."""
 
     table: JobTable
     placement: Placement

@@ -21,7 +21,7 @@ from patchlight.controller.jobs.policy_set import PoliciesInUse, named
 from patchlight.controller.jobs.specs import JobFailed
 from patchlight.controller.policies.contract import ClusterView, Frozen, Progress
 from patchlight.controller.policies.registry import DEFAULTS
-from patchlight.controller.policies.ring_order import NO_PORTS
+from patchlight.controller.policies.topology import NO_PORTS
 from patchlight.controller.prediction.network import slowest_nic_bps
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.jobs import JobStatus
@@ -35,10 +35,7 @@ HostsOfJobs = Mapping[str, Collection[str]]
 
 @dataclass(eq=False)
 class Gang:
-    """Jobs that start together, by id.
-
-    ``ends_because`` says why it is to end, ``again`` that it is queued again then.
-    """
+    """Jobs that start together, by id; ``again``: it is queued again once it has ended."""
 
     ids: tuple[str, ...]
     topology: str
@@ -141,9 +138,7 @@ class Placement:
 
     async def look(self, *, ports: bool = True) -> Callable[[], LabSnapshot]:
         """Read the devices, which takes time; the result gives the lab as of when it is called.
-
-        ``ports``: with those that are locked or failed, which plans of circuits need.
-        """
+        ``ports``: with those locked or failed, which plans of circuits need."""
         recent, silent = self._table.recent(), self._fleet.silent()
         links = self._circuits.maps.present_links()
         unfit = unfit_hosts(self._lab, silent, self._fleet.faults(), links)
@@ -310,11 +305,8 @@ class Placement:
     async def wish(
         self, topology: str, groups: HostsOfJobs, running: HostsOfJobs, jobs: Sequence[str]
     ) -> WishedCircuits:
-        """The circuits that the topology policy of that name wants for these groups.
-
-        ``running`` are all jobs that have hosts. ``jobs`` are those of the groups for which it is
-        done now: a fault is counted on them.
-        """
+        """The circuits that the topology policy of that name wants for these groups, while
+        ``running`` have hosts. A fault is counted on the ``jobs`` for which it is done now."""
         policy = self.policies.now.topology(topology)
         locked, failed = await self._circuits.closed_ports()
         unseen = tuple(self._circuits.devices.unseen_hosts())

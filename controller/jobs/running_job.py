@@ -227,10 +227,8 @@ class RunningJob:
             raise await self._failure()
 
     async def _failure(self) -> JobFailed:
-        """The failure of the worker that failed first, not of those that lost it in the ring.
-
-        Their agents may report it before its own agent does.
-        """
+        """The failure of the worker that failed first, not of those that lost it in the ring. Their
+        agents may report it before its own agent does."""
         deadline = time.monotonic() + _BLAME_S
         while True:
             failed = [worker for worker in self.workers if worker.has_failed]
@@ -315,10 +313,8 @@ class RunningJob:
         return False
 
     async def hold_for_good(self) -> bool:
-        """Pause it at one iteration of all ranks, where it will begin again.
-
-        Whether all are held there, and the reports up to there are known.
-        """
+        """Pause it at one iteration of all ranks; whether all are held there, and reported up to
+        there."""
         if not any(w.state in (WorkerState.RUNNING, WorkerState.HELD) for w in self.workers):
             return False  # workers that were not started never pause
         with contextlib.suppress(PatchlightError):
@@ -340,10 +336,7 @@ class RunningJob:
                 await run_all(worker.refresh() for worker in self.workers)
 
     async def release(self) -> None:
-        """Let held workers go on; a worker that ended meanwhile is no error.
-
-        The job fails if the NIC of one has not come back.
-        """
+        """Let held workers go on. The job fails if the NIC of one has not come back."""
         answers = await asyncio.gather(
             *(worker.agent.release(worker.spec.id) for worker in self.workers),
             return_exceptions=True,

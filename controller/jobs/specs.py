@@ -112,10 +112,8 @@ def _task(
 
 
 def torch_task(spec: JobSpec, compute_s: float = 0.0, workers: int = 1) -> worker_api.TorchTask:
-    """The task of a job with a model; ``pydantic.ValidationError`` if an agent would refuse it.
-
-    A mini-batch and its ``compute_s`` are shared by the workers of a job that is split over them.
-    """
+    """The task of a job with a model, whose mini-batch split workers share;
+    ``pydantic.ValidationError`` if an agent would refuse it."""
     model, batch = spec.model or "", spec.batch
     share = workers if spec.is_split else 1
     if spec.is_split:
@@ -189,11 +187,8 @@ def check_policies(specs: Sequence[JobSpec], choice: PolicyChoice) -> None:
 
 
 def check_specs(lab: Lab, given: Sequence[JobSpec], *, counted: bool) -> list[JobSpec]:
-    """The specs, checked; ``BadInput`` for jobs that could never run together in this lab.
-
-    A job with a model gets that model's gradient, which the lab's scale leaves as it is.
-    ``counted``: a job without hosts has to say how many workers it wants.
-    """
+    """The specs, checked, with the real gradients of models; ``BadInput`` for jobs that could never
+    run. ``counted``: a job without hosts has to say how many workers it wants."""
     if not given:
         raise BadInput("no job given")
     specs = checked_specs(list(given))

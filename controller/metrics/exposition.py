@@ -56,10 +56,8 @@ _SEND_WITHIN_S = 2.0
 
 
 class ControllerMetrics:
-    """Instruments that listen to the parts of a controller, and what is looked up of them.
-
-    ``power`` is to be run in the background.
-    """
+    """Instruments that listen to the parts of a controller; ``power`` is to be run in the
+    background."""
 
     def __init__(self, controller: Controller) -> None:
         # When a series began says nothing here, and would be half of them.
@@ -91,10 +89,8 @@ class ControllerMetrics:
 
 
 def listen_for_metrics(address: str) -> socket.socket:
-    """A socket that listens at ``host:port``.
-
-    ``BadInput`` for an address that other machines reach, ``PatchlightError`` if it is taken.
-    """
+    """A socket at ``host:port``; ``BadInput`` if other machines reach it, ``PatchlightError`` if
+    taken."""
     host, port = split_address(address)
     address = "127.0.0.1" if host == "localhost" else host
     try:
@@ -236,11 +232,8 @@ class JobProgress:
 
 
 class JobTraces:
-    """Traces of jobs from submission to their first iteration, for ``processor``.
-
-    A trace is sent once that is over. Jobs submitted to an earlier controller have none.
-    ``clock`` gives Unix time.
-    """
+    """Traces of jobs from submission to their first iteration, sent once that is over. Jobs
+    submitted to an earlier controller have none."""
 
     def __init__(
         self,
@@ -313,10 +306,8 @@ class JobTraces:
 
 
 def sending_to(address: str) -> SpanProcessor:
-    """A processor that sends traces to an OTLP receiver, like ``http://127.0.0.1:4318``.
-
-    ``BadInput`` for another kind of address, or if the extra ``telemetry`` is not installed.
-    """
+    """A processor that sends traces to an OTLP receiver, like ``http://127.0.0.1:4318``;
+    ``BadInput`` if it cannot."""
     if not address.startswith(("http://", "https://")):
         raise BadInput(f"traces to {address}: expected an address like http://127.0.0.1:4318")
     try:

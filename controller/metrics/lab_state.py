@@ -1,7 +1,5 @@
-"""How a lab and its controller are now, as metrics that are looked up at each scrape.
-
-What is gone (a job that ended, a device that was removed) is in none of them.
-"""
+"""How a lab and its controller are now, as metrics that are looked up at each scrape: what is gone
+(a job that ended, a device that was removed) is in none of them."""
 
 from __future__ import annotations
 
@@ -266,10 +264,8 @@ def _servers(controller: Controller) -> Iterator[Family]:
 
 
 def gpu_metrics(gpus: Mapping[str, GpuStatus]) -> Iterator[Family]:
-    """The quantities that any of these GPUs tells, by their full names.
-
-    A GPU that has fallen off tells nothing: what it said before is not repeated.
-    """
+    """The quantities that any of these GPUs tells, by full name. One that has fallen off tells
+    nothing."""
     told = {name: gpu.telemetry for name, gpu in gpus.items() if gpu.telemetry is not None}
 
     def known(quantity: str, factor: float = 1.0) -> dict[str, float]:
@@ -293,10 +289,8 @@ def gpu_metrics(gpus: Mapping[str, GpuStatus]) -> Iterator[Family]:
 
 
 class OpticalPower:
-    """The latest optical powers of each circuit switch that measures any.
-
-    They are measured now and then, so that a scrape asks no device anything.
-    """
+    """The latest optical powers of circuit switches, measured now and then: a scrape asks no
+    device."""
 
     def __init__(self, service: CircuitService) -> None:
         self._service = service

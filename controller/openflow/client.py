@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 from patchlight.controller.openflow import flowtable
-from patchlight.controller.openflow.flowtable import DEFAULT_DEADLINE_S, VERSION, Message
+from patchlight.controller.openflow.flowtable import Message, SpeakerOptions
 from patchlight.testbed.errors import OutcomeUnknown, PatchlightError
 from patchlight.testbed.linux.processes import ProgressWatch, processor_ticks
 
@@ -38,55 +35,6 @@ Callback = Callable[[Message], None]
 
 class SpeakerFailed(PatchlightError):
     """The speaker process could not be started, or ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class SwitchTls:
-    """That switches come over TLS: the folder with the controller's certificate, the lab's name,
-    and what its packet switches are called, in the order of their datapath ids."""
-
-    folder: Path
-    lab: str
-    switches: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SpeakerOptions:
-    """How to start the speaker.
-
-    ``listen`` is where switches connect to, in the network namespace ``netns`` (a path) if
-    given; ``datapath_ids`` are the lab's packet switches; ``engine`` is ``ryu``, ``os-ken``
-    or ``None`` for the first that is installed; ``apps`` are users' applications; ``counters``
-    has the switches' counters read, and told, once a second; with ``tls`` only switches that
-    show a certificate get in.
-    """
-
-    socket: Path
-    datapath_ids: tuple[int, ...]
-    listen: str = "127.0.0.1:6653"
-    netns: str | None = None
-    engine: str | None = None
-    apps: tuple[str, ...] = ()
-    counters: bool = True
-    tls: SwitchTls | None = None
-
-    def command(self) -> list[str]:
-        """The command line that starts the speaker."""
-        words = [sys.executable, "-m", "patchlight.controller.openflow.speaker", "--until-eof"]
-        words += ["--socket", str(self.socket), "--listen", self.listen]
-        words += ["--lab-datapaths", ",".join(map(str, self.datapath_ids))]
-        if self.netns:
-            words += ["--netns", self.netns]
-        if self.engine:
-            words += ["--engine", self.engine]
-        if not self.counters:
-            words.append("--no-counters")
-        if self.tls is not None:
-            words += ["--tls", str(self.tls.folder), "--lab", self.tls.lab]
-            words += ["--switches", ",".join(self.tls.switches)]
-        for app in self.apps:
-            words += ["--ryu-app", app]
-        return words
 
 
 class SpeakerProcess:
@@ -264,7 +212,7 @@ class Speaker:
         return lambda: self._subscribers.remove(callback)
 
     async def request(
-        self, operation: str, *, deadline_s: float = DEFAULT_DEADLINE_S, **fields: Any
+        self, operation: str, *, deadline_s: float = flowtable.DEFAULT_DEADLINE_S, **fields: Any
     ) -> Any:
         """The result of one operation of the protocol.
 
@@ -278,9 +226,9 @@ class Speaker:
             )
         number, began, good = next(self._numbers), time.monotonic(), False
         answer = self._waiting[number] = asyncio.get_running_loop().create_future()
-        message = {"v": VERSION, "id": number, "op": operation, "deadline_s": deadline_s, **fields}
+        head = {"v": flowtable.VERSION, "id": number, "op": operation, "deadline_s": deadline_s}
         try:
-            self._writer.write(flowtable.encode(message))
+            self._writer.write(flowtable.encode({**head, **fields}))
             async with asyncio.timeout(deadline_s + _GRACE_S):
                 await self._writer.drain()
                 reply = await answer

@@ -8,30 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from patchlight.controller.openflow import flowtable
 from patchlight.controller.openflow.client import Speaker, SpeakerRefused
 from patchlight.controller.openflow.flowtable import (
     DEFAULT_DEADLINE_S,
-    FlowChange,
     FlowEntry,
     FlowTable,
-    Match,
     Message,
-    diff,
-    held_by_others,
 )
 from patchlight.testbed.errors import PatchlightError
 
 LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedEntry:
+class RefusedEntry(NamedTuple):
     """A flow entry that a switch refused, and its reason in OpenFlow's words."""
 
     entry: FlowEntry
@@ -42,9 +38,8 @@ class RefusedEntry:
 class Applied:
     """What became of one switch's wanted table.
 
-    ``added`` counts entries added or replaced. ``held`` are wanted entries whose place
-    another application's entry has: theirs stays. ``error`` says why the switch as a whole
-    could not be set; it is set when it connects again.
+    ``added`` counts entries added or replaced. ``held`` are wanted entries whose place another
+    application's entry keeps. ``error``: why the switch could not be set before it connects again.
     """
 
     added: int = 0
@@ -75,19 +70,12 @@ class Applied:
 
 
 class FlowSync:
-    """The wanted flow tables, by datapath id, and the work of keeping them.
+    """The wanted flow tables, by datapath id, and the work of keeping them."""
 
-    ``on_mended`` is called with the datapath id and what was done whenever a table was set
-    right unasked.
-    """
-
-    def __init__(
-        self, speaker: Speaker, on_mended: Callable[[int, Applied], None] | None = None
-    ) -> None:
+    def __init__(self, speaker: Speaker) -> None:
         self.wanted: dict[int, FlowTable] = {}
         self._speaker = speaker
-        self._on_mended = on_mended
-        self._locks: dict[int, asyncio.Lock] = {}
+        self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         # The cookies that a switch should show: those wanted, less what it cannot have.
         self._expected: dict[int, set[int]] = {}
         self._mending: dict[int, asyncio.Task[None]] = {}
@@ -107,30 +95,26 @@ class FlowSync:
     async def set_tables(
         self, tables: Mapping[int, FlowTable], *, deadline_s: float = DEFAULT_DEADLINE_S
     ) -> dict[int, Applied]:
-        """Set several switches at once; what became of each.
+        """Set several switches at once, whichever fails; what became of each.
 
-        One switch that fails keeps none of the others. Where the way to a destination
-        changes on more than one switch, its old entries go everywhere before new ones come
-        anywhere: at no moment can old and new together form a loop. ``deadline_s`` is for
-        each of the three steps (read, remove, add).
+        Where the way to a destination changes on more than one switch, its old entries go
+        everywhere before new ones come anywhere: old and new never form a loop. ``deadline_s`` is
+        for each of the three steps (read, remove, add).
         """
         self.wanted.update(tables)
         async with AsyncExitStack() as stack:
             for datapath_id in sorted(tables):
-                await stack.enter_async_context(self._lock(datapath_id))
+                await stack.enter_async_context(self._locks[datapath_id])
             return await self._set(tables, deadline_s)
 
     # -- setting ------------------------------------------------------------------------------
-
-    def _lock(self, datapath_id: int) -> asyncio.Lock:
-        return self._locks.setdefault(datapath_id, asyncio.Lock())
 
     async def _set(self, tables: Mapping[int, FlowTable], deadline_s: float) -> dict[int, Applied]:
         read = await _each(tables, lambda i: self._read(i, deadline_s))
         applied = {i: Applied(error=str(e)) for i, e in read.items() if isinstance(e, Exception)}
         have = {i: table for i, table in read.items() if isinstance(table, FlowTable)}
-        changes = {i: diff(have[i], tables[i]) for i in have}
-        first = removals_first(have, changes)
+        changes = {i: flowtable.diff(have[i], tables[i]) for i in have}
+        first = flowtable.removals_first(have, changes)
 
         removed = await _each(first, lambda i: self._apply(i, first[i], (), deadline_s))
         # Where removing failed, nothing is added.
@@ -138,7 +122,7 @@ class FlowSync:
         adds = {i: change.adds for i, change in changes.items() if change.adds and i not in bad}
         added = await _each(adds, lambda i: self._apply(i, (), adds[i], deadline_s))
         for i in have:
-            done = Applied(held=held_by_others(have[i], tables[i]))
+            done = Applied(held=changes[i].held)
             for step in (removed.get(i), added.get(i)):
                 if isinstance(step, Applied):
                     done = done.plus(step)
@@ -197,7 +181,7 @@ class FlowSync:
         elif kind == "counters" and (flows := event.get("flows")) is not None:
             cookies = {flow["cookie"] for flow in flows}
             expected = self._expected.get(datapath_id, cookies)
-            if cookies != expected and not self._lock(datapath_id).locked():
+            if cookies != expected and not self._locks[datapath_id].locked():
                 self._mend_soon(datapath_id)
 
     def _mend_soon(self, datapath_id: int) -> None:
@@ -207,7 +191,7 @@ class FlowSync:
             task.add_done_callback(lambda _: self._mending.pop(datapath_id, None))
 
     async def _mend(self, datapath_id: int) -> None:
-        async with self._lock(datapath_id):
+        async with self._locks[datapath_id]:
             table = self.wanted[datapath_id]
             applied = (await self._set({datapath_id: table}, DEFAULT_DEADLINE_S))[datapath_id]
         if applied.error is not None:
@@ -218,31 +202,6 @@ class FlowSync:
             counts = (applied.added, applied.removed, len(applied.failed))
             message = "switch %#x was mended: %d flow entries added, %d removed, %d refused"
             LOG.warning(message, datapath_id, *counts)
-            if self._on_mended is not None:
-                self._on_mended(datapath_id, applied)
-
-
-def removals_first(
-    have: Mapping[int, FlowTable], changes: Mapping[int, FlowChange]
-) -> dict[int, tuple[FlowEntry, ...]]:
-    """What to remove from each switch before anything is added to any.
-
-    The entries that are to go; and the old entry behind each replacement whose match is
-    touched on other switches too. A replacement on one switch alone is left to the switch,
-    which does it without a gap.
-    """
-    touched: Counter[Match] = Counter()
-    for change in changes.values():
-        touched.update({entry.match for entry in (*change.removes, *change.adds)})
-    first: dict[int, tuple[FlowEntry, ...]] = {}
-    for i, change in changes.items():
-        old = have[i].by_key()
-        replaced = (
-            old[e.key] for e in change.adds if e.key in old and touched[e.match] > 1 and e.match
-        )
-        if entries := (*change.removes, *replaced):
-            first[i] = entries
-    return first
 
 
 async def _each(datapath_ids: Iterable[int], work: Callable[[int], Any]) -> dict[int, Any]:

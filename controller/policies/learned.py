@@ -163,36 +163,14 @@ class LearnedPartition:
         return LearnedPartition(self.card, self._session, blocks)
 
 
-def load_learned(
-    path: Path | str, ramp: tuple[int, int, int] | None = None, rule: str | None = None
-) -> LearnedPartition:
-    """The policy in an ONNX file with its card beside it.
-
-    With ``ramp`` or ``rule``, a placement rule's name, a model that was trained for another one
-    is refused. ``CardError`` says why a file was refused.
-    """
-    path = Path(path)
-    content = files.model_bytes(path)
-    card = read_card(path.with_suffix(".json"))
-    files.check_digest(card.sha256, content, path)
+def load_learned(path: Path) -> LearnedPartition:
+    """The policy in an ONNX file with its card beside it; ``CardError`` says what is wrong."""
+    card, session = files.open_model(path, read_card)
     if card.kind != "partition":
         raise CardError(f"model {card.name!r} is of kind {card.kind!r}: expected 'partition'")
-    seen = card.observation_schema, card.observation_version
     is_known = card.observation_version in observation.VERSIONS
     version = card.observation_version if is_known else observation.VERSION
-    files.check_schema(card.name, seen, (observation.SCHEMA, version))
-    if ramp is not None and ramp != card.ramp:
-        raise CardError(
-            f"model {card.name!r} was trained for a RAMP of {written(card.ramp)} servers, "
-            f"not for one of {written(ramp)}",
-            hint="train one for this lab: patchlight policy train",
-        )
-    if rule is not None and rule != card.placement_rule:
-        raise CardError(
-            f"model {card.name!r} was trained for placement rule {card.placement_rule!r}, "
-            f"not for {rule!r}"
-        )
-    session = files.open_session(content, path)
+    files.check_schema(card, observation.SCHEMA, version)
     _check_session(card, session, path)
     return LearnedPartition(card, session)
 

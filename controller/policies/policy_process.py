@@ -1,10 +1,9 @@
 """Policies of users in their own process, which is ended at the deadline.
 
-``PolicyProcess`` is the controller's end. The other end is this module run as a program: it makes
-the policy and answers through a socket pair. Requests are pickled; answers are JSON, as a user's
-code may write them, so nothing that it writes is run here. An ``explanation`` of another form than
-below, or a very long one, is ignored. A policy that blocks the interpreter, ends its process or
-takes its memory stops nothing else.
+``PolicyProcess`` is the controller's end of a socket pair, this module run as a program the other.
+Requests are pickled; answers are JSON, as a user's code may write them, so nothing that it writes
+is run here. A policy that blocks the interpreter, ends its process or takes its memory stops
+nothing else.
 """
 
 import contextlib
@@ -41,10 +40,7 @@ _LONGEST_ANSWER = 16 << 20
 
 
 class WeighedOption(BaseModel):
-    """An option in words; the best has the highest score. Times are ``None`` where not known.
-
-    ``also_of`` names built-in policies that would choose it, too.
-    """
+    """An option in words; the best has the highest score. ``also_of``: built-in policies."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -65,13 +61,8 @@ class Weighed(BaseModel):
     options: Annotated[list[WeighedOption], Field(max_length=100)]
 
 
-def explanation_of(policy: object) -> Any:
-    """What a policy tells of its last answer, as JSON; ``None`` if it tells nothing."""
-    return checked_explanation(getattr(policy, "explanation", None))
-
-
 def checked_explanation(told: Any) -> Any:
-    """The same of what somebody says that it is."""
+    """What a policy tells of its last answer, as JSON; ``None`` where it is none of that form."""
     if told is None:
         return None
     try:
@@ -134,7 +125,6 @@ class PolicyProcess(PolicyElsewhere):
     def _receive(self, deadline_s: float, late: str) -> tuple[Any, Any]:
         """What the process says next, and what it tells of that.
 
-        Where it says nothing in time, or ends, it is started anew.
         ``PolicyFailed`` with ``late``, with how it ended, or with what it says went wrong.
         """
         try:
@@ -256,7 +246,11 @@ def _serve(connection: Connection) -> None:
         signal.setitimer(signal.ITIMER_REAL, 5.0 + 2.0 * deadline_s)
         try:
             answer = guard.answer_of(policy, kind, *arguments)
-            parts: tuple[bool, Any, Any] = (True, _as_json(answer), explanation_of(policy))
+            parts: tuple[bool, Any, Any] = (
+                True,
+                _as_json(answer),
+                checked_explanation(getattr(policy, "explanation", None)),
+            )
         except PolicyFailed as error:
             parts = (False, error.message, None)
         except BaseException as error:

@@ -95,11 +95,7 @@ _HINTS = {
 
 @dataclass(frozen=True)
 class PolicyRecipe:
-    """A policy that was found: ``make`` makes one. ``origin`` says where it comes from.
-
-    ``given`` are the parameters that were written with its name; ``path`` is the file of one
-    that comes from a file.
-    """
+    """A policy that was found, with the parameters that were written; ``make`` makes one."""
 
     kind: PolicyKind
     name: str

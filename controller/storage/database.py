@@ -185,10 +185,6 @@ class Database:
         for version, script in enumerate(self.schemas[found:], start=found + 1):
             self._db.executescript(f"BEGIN; {script} PRAGMA user_version = {version}; COMMIT;")
 
-    def limit_size(self, pages: int | None = None) -> None:
-        """Limit the file to so many pages, by default its size: like a full disk."""
-        self.rows(f"PRAGMA max_page_count = {pages or self.rows('PRAGMA page_count')[0][0]}")
-
     def close(self) -> None:
         """Close the file; ``JournalError`` if something could not be written."""
         self.write_rest()

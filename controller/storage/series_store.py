@@ -148,10 +148,8 @@ def job_window(
 
 
 def summed(series: Iterable[Sequence[Sample]]) -> Spread | None:
-    """The mean and the limits of the sum of several series; ``None`` without a sample.
-
-    Between two samples a series has the value of the first, before its first sample that one's.
-    """
+    """The mean and the limits of the sum of several series; each has the value of its last sample,
+    before the first that one's."""
     told = [samples for samples in series if samples]
     if not told:
         return None
@@ -187,10 +185,8 @@ class SeriesStore(Database):
         self._counts |= dict(self.rows("SELECT width_s, count(*) FROM windows GROUP BY width_s"))
 
     def add(self, windows: Iterable[SeriesWindow], before: float = 0.0) -> None:
-        """Append windows of one time, of the least width; wider ones follow when they are full.
-
-        Windows that began ``before`` then are deleted, and the oldest beyond the most rows.
-        """
+        """Append windows of one time and the least width; wider ones follow when full. Those that
+        began ``before`` then and the oldest beyond the most rows are deleted."""
         windows = list(windows)
         rows = [(WIDTHS_S[0], *_row(window)) for window in windows]
         until = max((window.at for window in windows), default=0) + WIDTHS_S[0]

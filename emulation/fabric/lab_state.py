@@ -35,10 +35,8 @@ class LabBusy(PatchlightError):
 
 @dataclass(slots=True)
 class ProcessRecord:
-    """A process: its number alone could be reused, with its start time it cannot.
-
-    ``abrupt``: it keeps nothing that outlives the lab, and may be ended by force at once.
-    """
+    """A process: its number could be reused, with its start time it cannot. ``abrupt``: it keeps
+    nothing that outlives the lab, and may be ended by force."""
 
     name: str
     pid: int
@@ -157,11 +155,9 @@ def recorded_labs() -> list[str]:
 
 @contextmanager
 def lab_lock(lab: str) -> Iterator[None]:
-    """Be the only process that makes or removes this lab; ``LabBusy`` if another one is.
-
-    Folders, logs and programs made within have the usual umask, not the caller's: with 000 anybody
-    could write into the lab, and with 077 only root could see it.
-    """
+    """Be the only process that makes or removes this lab, or raise ``LabBusy``. What is made within
+    has the usual umask: with 000 anybody could write into the lab, with 077 only root could see
+    it."""
     run_dir(lab)
     path = RUN_ROOT / f".{lab}.lock"
     with ExitStack() as afterwards:

@@ -131,10 +131,8 @@ class EmulatedLab:
 
     @classmethod
     def attach(cls, name: str, *, half_there: bool = False) -> Self:
-        """A lab that is up, by its name; ``BadInput`` if none of that name is up.
-
-        ``half_there`` accepts one that was not finished, too.
-        """
+        """A lab that is up, by its name (``half_there``: or one that was not finished);
+        ``BadInput`` if none is."""
         state = states.read_state(name)
         if state is None or not state.is_of_this_boot:
             up = ", ".join(states.recorded_labs()) or "none"

@@ -75,13 +75,9 @@ class HostNic:
                 if inode in seen:
                     continue
                 seen.add(inode)
-                with suppress(OSError, PatchlightError):
-                    fd = namespaces.open_namespace(path)
-                    try:
-                        if links.namespace_id(netlink, fd) == number:
-                            return path
-                    finally:
-                        os.close(fd)
+                with suppress(OSError, PatchlightError), namespaces.opened(path) as fd:
+                    if links.namespace_id(netlink, fd) == number:
+                        return path
         raise HostUnreachable(
             f"looking for the NIC of {self.host.name}: {self.end.name} is neither in "
             f"{self.server} nor in the namespace of any process",
@@ -89,13 +85,10 @@ class HostNic:
         )
 
     def move(self, origin: Path | int, target: Path, *, several_nics: bool) -> None:
-        """Move it between namespaces, and set up again what a move loses: address, routes, limit.
-
-        ``origin`` may be an open descriptor; ``several_nics``: the target has others, too.
-        """
+        """Move it, and set up again what a move loses: address, routes, limit. ``origin`` may be an
+        open descriptor; ``several_nics``: the target has others, too."""
         end = self.end
-        fd = namespaces.open_namespace(target)
-        try:
+        with namespaces.opened(target) as fd:
             with Netlink(origin) as netlink:
                 link = links.list_links(netlink).get(end.name)
                 if link is None:
@@ -111,8 +104,6 @@ class HostNic:
                 if self.state.datapath == "netdev":
                     devices.set_tx_checksum(end.name, False)
                 devices.settle_link(end.name)
-        finally:
-            os.close(fd)
 
 
 def _holds(path: Path, interface: str) -> bool:

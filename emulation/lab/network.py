@@ -124,7 +124,7 @@ class Wires:
         end, namespace = min(self._ends(fibre), key=lambda pair: pair[0].address is not None)
         with Netlink(namespace) as netlink:
             link = links.list_links(netlink)[end.name]
-            requests = [(links.set_up if up else links.set_down)(link.index, end.name)]
+            requests = [links.set_up(link.index, end.name, up=up)]
             if link.alias:
                 # The emulated light checks again whether any comes out of the fibre.
                 requests.insert(0, links.set_alias(link.index, ""))
@@ -177,11 +177,8 @@ class LabOcs:
         return PortMap.parse(self._controller.circuits()[self.switch.name]["map"] or ())
 
     def connect(self, *circuits: str, why: str = "") -> ChangeAnswer:
-        """Make circuits, whatever is in their way: ``"1-7"``, ``"2>8"``, ``"gpu0:tor1.2"``.
-
-        On both sides of a colon are hosts or ports whose fibres end on this OCS. Returns the record
-        of the change.
-        """
+        """Make circuits, whatever is in their way; the record of the change. ``"1-7"``, ``"2>8"``,
+        or hosts and ports whose fibres end on this OCS: ``"gpu0:tor1.2"``."""
         texts = []
         for text in circuits:
             a, colon, b = text.partition(":")
@@ -194,10 +191,8 @@ class LabOcs:
         return self._controller.reconfigure({}, disconnect=disconnect, why=why)
 
     def fault(self, **settings: Any) -> dict[str, Any]:
-        """Have the emulated device fail: ``fail_ports=[3]``, ``stall_s=2``, …; returns its faults.
-
-        The names are those of a lab file's faults; ``BadInput`` for others.
-        """
+        """Have the emulated device fail (``fail_ports=[3]``, ``stall_s=2``, as in a lab file);
+        returns its faults. ``BadInput`` for unknown ones."""
         path = run_dir(self._lab.name) / "optical" / f"{self.switch.name}.control"
         try:
             with socket.socket(socket.AF_UNIX) as control:
@@ -288,10 +283,8 @@ def _ping(source: EmulatedHost, addresses: Sequence[str], wait_s: float) -> set[
 
 
 def tcp_rate_bps(sender: EmulatedHost, receiver: EmulatedHost, seconds: float) -> float:
-    """What one TCP connection carries from one host to another, in payload bits per second.
-
-    Counted where it arrives, from the first byte on. ``NotReached`` if they cannot connect.
-    """
+    """What one TCP connection carries, in payload bits per second, counted where it arrives from
+    the first byte on. ``NotReached`` if the hosts cannot connect."""
     if sender.name == receiver.name:
         raise BadInput(f"from {sender.name} to itself: expected two hosts")
     if not seconds > 0:
@@ -351,11 +344,8 @@ class Captured:
 def capture(
     end: PlannedEnd, path: Path, *, seconds: float, most_frames: int, most_bytes: int
 ) -> Captured:
-    """Write the frames that pass an end of a fibre, until the time, the frames or the bytes end.
-
-    ``end`` is not the NIC's own, which moves between its server and workers. Ctrl-C ends it too,
-    and leaves a whole file. ``PatchlightError`` if the file cannot be written.
-    """
+    """Record the frames that pass an end of a fibre, not a NIC's own, which moves about. Ctrl-C
+    ends it too, and leaves a whole file. ``PatchlightError`` if the file cannot be written."""
     with namespaces.entered(namespaces.namespace_path(end.namespace)):
         # Without a protocol it receives nothing until it is bound to its one interface.
         frames = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)

@@ -22,10 +22,7 @@ from patchlight.emulation.fabric import lab_state as states
 from patchlight.emulation.fabric.plan import fabric_namespace, namespace_prefix
 from patchlight.emulation.servers.server import remove_groups
 from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.linux import docker_engine, namespaces
-from patchlight.testbed.linux.files import remove_folder
-from patchlight.testbed.linux.namespaces import is_in
-from patchlight.testbed.linux.processes import ancestors, environment, own_program, process_ids
+from patchlight.testbed.linux import docker_engine, files, namespaces, processes
 
 _PIDFD_GETFD = 438  # the same number on every architecture
 _CLOSING_THREADS = 32
@@ -126,7 +123,7 @@ def clear_the_way(lab: str, *, replace: bool, say: Callable[[str], None]) -> sta
 def left_half(state: states.LabState | None, name: str) -> AlreadyThere:
     """The error about a lab that was not finished, or has lost parts."""
     what = ": things of its name are here, but no record of what was made"
-    run = f"sudo {own_program()} emulate"
+    run = f"sudo {processes.own_program()} emulate"
     hint = f"Make it again: {run} up LAB --replace; or remove it: {run} down {name}"
     if state is not None:
         missing = missing_parts(state)
@@ -136,10 +133,8 @@ def left_half(state: states.LabState | None, name: str) -> AlreadyThere:
 
 
 def remove_lab(lab: str) -> bool:
-    """Remove everything of a lab; ``False`` if nothing was there. The caller holds its lock.
-
-    Raises ``NotRemoved`` if something would not go.
-    """
+    """Remove everything of a lab, or raise ``NotRemoved``; ``False`` if nothing was there. The
+    caller holds its lock."""
     directory = states.run_dir(lab)
     state = _recorded(lab)
     if state is None:
@@ -177,7 +172,7 @@ def remove_forgotten_disks() -> None:
 
 
 def _remove_folder(folder: Path) -> None:
-    remove_folder(folder)
+    files.remove_folder(folder)
     if folder.exists():
         raise NotRemoved(f"removing {folder}: it is still there", hint="Remove it by hand.")
     with suppress(OSError):
@@ -281,8 +276,9 @@ def _lab_processes(state: states.LabState, inodes: set[int]) -> Iterable[int]:
     """Processes recorded, in a namespace of the lab, or marked as its own."""
     recorded = {p.pid for p in state.processes if states.is_running(p)}
     mark = f"{states.MARK}={state.run_dir}"
-    for pid in set(process_ids()) - ancestors():  # ``down`` never ends who asked for it
-        if pid in recorded or is_in(pid, inodes) or mark in environment(pid):
+    # ``down`` never ends who asked for it.
+    for pid in set(processes.process_ids()) - processes.ancestors():
+        if pid in recorded or namespaces.is_in(pid, inodes) or mark in processes.environment(pid):
             yield pid
 
 
@@ -348,29 +344,23 @@ def _end_namespaces(lab: str, present: dict[str, int]) -> None:
             namespaces.delete(name)
         return
     with namespaces.kept_namespace():
-        last = namespaces.open_namespace(namespaces.namespace_path(ordered[-1]))
-        try:
-            namespaces.unshare_namespace()
-            with Netlink() as netlink:
+        namespaces.unshare_namespace()
+        with Netlink() as netlink:
+            with namespaces.opened(namespaces.namespace_path(ordered[-1])) as last:
                 here = links.LinkEnd("gone", 10)
                 there = links.LinkEnd("pl-gone", namespace=last)
                 netlink.run([links.add_veth(here, there)])
                 for name in ordered:
                     namespaces.delete(name)
-                os.close(last)
-                last = -1
-                deadline = time.monotonic() + _DEADLINE_S
-                while time.monotonic() < deadline:
-                    try:
-                        netlink.run([links.set_alias(10, "gone")])
-                    except KernelRefused as error:
-                        if error.code == errno.ENODEV:
-                            return
-                        raise
-                    time.sleep(0.01)
-        finally:
-            if last >= 0:
-                os.close(last)
+            deadline = time.monotonic() + _DEADLINE_S
+            while time.monotonic() < deadline:
+                try:
+                    netlink.run([links.set_alias(10, "gone")])
+                except KernelRefused as error:
+                    if error.code == errno.ENODEV:
+                        return
+                    raise
+                time.sleep(0.01)
     raise NotRemoved(
         f"removing the namespaces of lab {lab}: their names are gone, but something outside "
         "Patchlight still uses one of them",

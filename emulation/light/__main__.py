@@ -84,10 +84,7 @@ class KernelFibres:
         self._index = {end: index for index, end in self._at.items()}
         self._name = {end: name for name, end in names.items()}
         self._leads: dict[Endpoint, int] = {}
-        ours = sorted(self._at)
-        left = [i for i in links.with_ingress(self._netlink) if i in self._at]
-        self._netlink.run([links.remove_ingress(index) for index in left])
-        self._netlink.run([links.add_ingress(index) for index in ours])
+        links.ready_ingress(self._netlink, self._at)
 
     def close(self) -> None:
         """Let go; frames go on as they do."""
@@ -134,23 +131,17 @@ class KernelFibres:
     def hold_dark(self, dark: Iterable[Endpoint], lit: Iterable[Endpoint]) -> None:
         """See ``Fibres``."""
         requests = []
-        for ends, alias, change in (
-            (dark, links.HELD_DARK, links.set_down),
-            (lit, "", links.set_up),
-        ):
+        for ends, alias in ((dark, links.HELD_DARK), (lit, "")):
             for end in ends:
-                index = self._index[end]
-                requests += [links.set_alias(index, alias), change(index, self._name[end])]
+                index, name = self._index[end], self._name[end]
+                requests += [links.set_alias(index, alias), links.set_up(index, name, up=not alias)]
         self._netlink.run(requests)
 
 
 class LightRequests:
-    """Takes one JSON object a line and answers each with one, in order on each connection.
-
-    ``tune`` (a port; ``channel``, ``null`` for dark; ``wait`` until it is tuned), ``circuits``
-    and ``spectrum`` (a switch; ``lit``: all that it lets through now), ``arriving`` (a device),
-    ``look``.
-    """
+    """Answers JSON lines: ``tune`` (a port; ``channel``, ``null`` for dark; ``wait`` until it is
+    tuned), ``circuits`` and ``spectrum`` (a switch; ``lit``: all that it lets through),
+    ``arriving``, ``look``."""
 
     def __init__(self, light: EmulatedLight) -> None:
         self._light = light

@@ -19,8 +19,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.linux import deploy_file
-from patchlight.testbed.linux.processes import CgroupError
+from patchlight.testbed.linux import deploy_file, processes
 
 _PREFIX = "server-base: "
 USER = "admin"
@@ -60,10 +59,8 @@ def new_key() -> SshKey:
 def write_client_files(
     folder: Path, user: str, identity: SshKey, servers: Mapping[str, tuple[IPv4Address, SshKey]]
 ) -> None:
-    """Write the files of OpenSSH's client: ``identity`` (0600), ``known_hosts`` and ``config``.
-
-    ``servers`` has each server's address and host key. ``ssh -F folder/config SERVER`` logs in.
-    """
+    """Write OpenSSH's ``identity`` (0600), ``known_hosts`` and ``config`` for servers by address
+    and host key: ``ssh -F folder/config SERVER``."""
     folder.mkdir(mode=0o700)
     private = folder / "identity"
     private.touch(mode=0o600)
@@ -168,16 +165,9 @@ def server_base(say: Callable[[str], None], *, docker: bool = False) -> Path:
     return Path(folder)
 
 
-def has_docker(base: Path) -> bool:
-    """Whether servers with this root file system have a Docker engine."""
-    return (base / "usr/sbin/dockerd").exists()
-
-
 def check_overlay(base: Path, trial: Path) -> None:
-    """Raise ``NoRehearsalServers`` where no server's root can be mounted over ``base``.
-
-    ``trial`` is a folder to be made beside the servers' disks, and removed again.
-    """
+    """``NoRehearsalServers`` where no root can be mounted over ``base``; ``trial`` is a folder to
+    make beside the servers' disks and remove."""
     layers = {"upperdir": trial / "upper", "workdir": trial / "work"}
     root = trial / "root"
     for folder in (*layers.values(), root):
@@ -235,7 +225,7 @@ def make_groups(lab: str, server: str, root: Path = GROUPS) -> None:
                     if (group / file).exists():
                         (group / file).write_text(str(weight))
     except OSError as error:
-        raise CgroupError(
+        raise processes.CgroupError(
             f"making control groups for {server}: {error.strerror} ({error.filename})",
             hint="A machine where cgroups can be written is needed; leave out --docker elsewhere.",
         ) from error
@@ -244,10 +234,8 @@ def make_groups(lab: str, server: str, root: Path = GROUPS) -> None:
 def remove_groups(
     lab: str, server: str = "", root: Path = GROUPS, deadline_s: float = 10.0
 ) -> None:
-    """Remove what is left of a lab's groups, or of one server's; its processes have ended.
-
-    ``CgroupError`` if a process is still in one of them.
-    """
+    """Remove the groups of a lab, or of one server; ``CgroupError`` if a process is still in
+    one."""
     ends = time.monotonic() + deadline_s
     for hierarchy in _hierarchies(root):
         top = hierarchy / OURS / lab / server
@@ -260,7 +248,7 @@ def remove_groups(
                     break
                 except OSError as error:
                     if error.errno != errno.EBUSY or time.monotonic() > ends:
-                        raise CgroupError(
+                        raise processes.CgroupError(
                             f"removing the cgroup {folder}: {error.strerror}",
                             hint="End the processes that cgroup.procs in it names.",
                         ) from error

@@ -266,7 +266,7 @@ def resume(client: ControllerClient) -> None:
 def paths(client: ControllerClient, networks: bool, as_json: bool) -> None:
     """Who sends to whom on which channel, and who waits for a path.
 
-    Programs ask for paths through the API; see docs/oddl.md.
+    Programs ask for paths through the API; see docs/paths.md.
     """
     found = client.paths()
     out.print_answer(

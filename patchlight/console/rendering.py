@@ -357,11 +357,6 @@ def give_to_caller(paths: Sequence[Path]) -> None:
             os.chown(path, int(owner), int(group))
 
 
-def results_folder(output: Path | None, name: str) -> Path:
-    """The folder that ``--output`` names, else one with this name and the time."""
-    return output or Path("results") / time.strftime(f"{name}-%Y%m%d-%H%M%S")
-
-
 def say_written(files: Sequence[Path], folder: Path) -> None:
     """Say which plots and ``result.json`` there are."""
     pictures = ", ".join(file.name for file in files if file.suffix == ".png")

@@ -21,15 +21,8 @@ from pathlib import Path
 from typing import Literal
 
 from patchlight.testbed.errors import PatchlightError
-from patchlight.testbed.linux.netlink import (
-    F_ACK,
-    F_DUMP,
-    KernelRefused,
-    Netlink,
-    Request,
-    attribute,
-    attributes,
-)
+from patchlight.testbed.linux import netlink as rtnetlink
+from patchlight.testbed.linux.netlink import KernelRefused, Netlink, Request, attribute, attributes
 
 # The same numbers on every architecture that got them after they were unified.
 _FSOPEN, _FSCONFIG, _FSMOUNT = 430, 431, 432
@@ -87,11 +80,8 @@ class Distance(IntEnum):
 def distance(
     path: Sequence[str], node: int | None, other: Sequence[str], other_node: int | None
 ) -> Distance | None:
-    """By what is above both; ``None`` where the machine does not say.
-
-    ``path``: the folders in ``/sys/devices``, the bus's root first and the device last; ``node`` is
-    the NUMA node.
-    """
+    """By what is above both in ``/sys/devices`` (folders, root first, device last) and by NUMA
+    node; ``None`` where the machine does not say."""
     above = zip(path[:-1], other[:-1], strict=False)
     shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], above)))
     if shared > 1:
@@ -112,10 +102,8 @@ _COUNTERS = struct.Struct("=8Q")
 
 @dataclass(frozen=True, slots=True)
 class LinkReading:
-    """An interface now, and its counters since it was made.
-
-    ``carrier_changes`` counts ups and downs: one that was down between two looks shows.
-    """
+    """An interface now, and its counters since it was made. ``carrier_changes`` counts ups and
+    downs: one that was down between two looks shows."""
 
     mac: str
     mtu: int
@@ -193,11 +181,11 @@ def move_device(name: str, namespace: Path) -> None:
     doing = f"moving the RDMA device {name} to {namespace}"
     try:
         with Netlink(family=_NETLINK_RDMA) as netlink, namespace.open("rb") as opened:
-            found = netlink.ask(Request(_GET, F_DUMP, b"", doing))
+            found = netlink.ask(Request(_GET, rtnetlink.F_DUMP, b"", doing))
             index = index_of(name, [body for _, body in found])
             if index is None:
                 raise RdmaError(f"{doing}: there is none of that name")
-            netlink.run([Request(_SET, F_ACK, move_body(index, opened.fileno()), doing)])
+            netlink.run([Request(_SET, 0, move_body(index, opened.fileno()), doing)])
     except KernelRefused as error:
         hint = HOW_TO_CHANGE if error.code == errno.EOPNOTSUPP else error.hint
         raise RdmaError(error.message, hint=hint) from error

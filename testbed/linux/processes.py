@@ -44,7 +44,7 @@ def may_run(pid: int) -> bool:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with suppress(OSError):
                 # One that waits for a disk or a child (D) hears of its signals on its way back.
-                if _stat_at(f"/proc/{pid}/task/{thread}/stat")[0] in ("R", "S"):
+                if _stat(f"{pid}/task/{thread}")[0] in ("R", "S"):
                     return True
     return False
 
@@ -57,10 +57,8 @@ def processor_ticks(pid: int) -> int:
 
 
 def session_processor_ticks(session: int) -> int:
-    """The processor time of all processes of a session that run now, in clock ticks.
-
-    Fewer than before when one of them has ended: what tells of work is that it changes.
-    """
+    """The clock ticks of all processes of a session that run now; fewer than before when one has
+    ended."""
     ticks = 0
     for pid in process_ids():
         with suppress(OSError):
@@ -99,13 +97,9 @@ def _ticks(stat: list[str]) -> int:
     return int(stat[11]) + int(stat[12])
 
 
-def _stat(pid: int) -> list[str]:
-    return _stat_at(f"/proc/{pid}/stat")
-
-
-def _stat_at(path: str) -> list[str]:
+def _stat(process: int | str) -> list[str]:
     # The name of the command, in parentheses, may hold anything, parentheses too.
-    return Path(path).read_text(errors="replace").rpartition(")")[2].split()
+    return Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 # Which fields of /proc/self/stat after the name say where arguments and environment are.
@@ -132,9 +126,7 @@ def show_again(which: slice, before: bytes) -> None:
 
 def _place(which: slice) -> tuple[int, int]:
     """Where this process's arguments or environment are in its memory, and in how many bytes."""
-    with open("/proc/self/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    start, end = map(int, fields[which])
+    start, end = map(int, _stat("self")[which])
     return start, end - start
 
 
@@ -198,10 +190,8 @@ _TELL_S = 5.0
 
 
 class ProgressWatch:
-    """Watches a ``sign``: anything that changes as long as there is progress.
-
-    It is looked at once a second at most.
-    """
+    """Watches a ``sign``, once a second at most: anything that changes as long as there is
+    progress."""
 
     def __init__(self, sign: Callable[[], object]) -> None:
         self._sign, self._last = sign, sign()

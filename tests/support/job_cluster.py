@@ -288,7 +288,7 @@ class Cluster:
     async def until(self, condition: Callable[[], object]) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
-            assert time.monotonic() < deadline, self.scheduler.jobs()
+            assert time.monotonic() < deadline, self.table.page()
             await asyncio.sleep(0.01)
 
     async def until_state(self, job_id: str, state: JobState) -> None:

@@ -34,13 +34,8 @@ from patchlight.controller.circuits.contract import (
 from patchlight.controller.circuits.drivers.base import CircuitTableDriver
 from patchlight.controller.circuits.drivers.table import Row
 from patchlight.controller.circuits.protocols.session import Dialect, corrected
-from patchlight.controller.openflow.client import (
-    Speaker,
-    SpeakerFailed,
-    SpeakerOptions,
-    SpeakerRefused,
-)
-from patchlight.controller.openflow.flowtable import FlowEntry, Match, Message
+from patchlight.controller.openflow.client import Speaker, SpeakerFailed, SpeakerRefused
+from patchlight.controller.openflow.flowtable import FlowEntry, Match, Message, SpeakerOptions
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.portmap import CrossConnect

@@ -8,8 +8,7 @@ from patchlight.controller.jobs.discipline import contract
 from patchlight.controller.jobs.discipline.contract import EPSILON_S, JobFate, QueueEntry
 from patchlight.controller.jobs.discipline.standings import Place, Victims, WaitingLine
 from patchlight.controller.policies.contract import ClusterView, ElasticJob, QueuedJob
-from patchlight.controller.prediction.network import LabNetwork, RingWork, units_s
-from patchlight.controller.prediction.sharing import Load
+from patchlight.controller.prediction.network import LabNetwork, Load, RingWork, units_s
 from patchlight.testbed.lab.rules import Discipline, Waiting, WaitReason
 
 E = TypeVar("E", bound=QueueEntry)
@@ -25,11 +24,8 @@ _MOST_QUEUED = 64
 
 
 class JobQueue(Generic[E, P]):
-    """The waiting entries of one site, from one pass to the next.
-
-    The site's ``joined`` are its first entries; some may run already. For other settings or
-    another order policy take a new queue that all waiting entries join.
-    """
+    """The waiting entries of one site from one pass to the next, first those in its ``joined``.
+    Other settings or another order policy need a new queue."""
 
     def __init__(
         self, site: contract.Site[E, P], settings: Discipline, order: contract.OrderTraits
@@ -299,11 +295,8 @@ class ElasticSite(contract.Site[E, P], Protocol[E, P]):
 
 
 def resize_jobs(site: ElasticSite[E, Any], waiting: Iterable[tuple[E, Waiting]]) -> list[E]:
-    """Ask the elasticity policy after a pass, and follow it; the entries that changed.
-
-    ``waiting`` has the next one first. Those that shrink come first. A job does not grow beyond
-    what its user may have.
-    """
+    """Ask the elasticity policy after a pass, and follow it, first those that shrink; the entries
+    that changed. ``waiting`` has the next one first."""
     elastic = site.elastic()
     if not elastic:
         return []
@@ -352,10 +345,8 @@ def iteration_times(
     name: str,
     options: Mapping[int, tuple[Sequence[int], Load]],
 ) -> dict[int, float]:
-    """Predicted seconds of an iteration of a job by degree, with a ring and a load of each.
-
-    All others run on, over the present links. A degree whose ring has no route is left out.
-    """
+    """Predicted seconds of an iteration by degree while all others run on; degrees without a route
+    are left out."""
     others = [RingWork(r.ring, r.load) for r in view.rings if r.load is not None and r.name != name]
     times = {
         degree: units_s(network, [*others, RingWork(ring, load)])[-1]

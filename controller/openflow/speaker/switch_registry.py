@@ -1,21 +1,20 @@
 """Which switches get in, over TLS where that is wanted, which are connected, and their events.
 
-Import only after ``speaker.choose``: sockets and TLS contexts here are eventlet's.
+Import only after an engine was chosen: sockets and TLS contexts here are eventlet's.
 """
 
 import logging
 import socket
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import eventlet
 from ryu.ofproto import ofproto_v1_3_parser as parser
 
-from patchlight.controller.openflow.flowtable import COOKIE_MARK, COOKIE_MASK, Message
+from patchlight.controller.openflow.flowtable import COOKIE_MARK, COOKIE_MASK, Message, SwitchTls
 from patchlight.controller.openflow.speaker.switch import Switch, SwitchGone, Traffic
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux import credentials
@@ -46,19 +45,17 @@ class NotLetIn(PatchlightError):
 
 
 class TlsAuth:
-    """Shows the controller's certificate in ``folder``, and wants one of the same authority.
+    """Shows the controller's certificate, and wants one of the same authority.
 
-    ``switches`` are the names of the lab's packet switches by datapath id. A certificate that is
-    put into the folder later is taken for connections from then on. ``BadInput`` if there is none
-    that is the controller's and valid.
+    A certificate that is put into the folder later is taken for connections from then on.
+    ``BadInput`` if there is none that is the controller's and valid.
     """
 
-    def __init__(self, folder: Path, lab: str, switches: Mapping[int, str]) -> None:
-        self._folder, self._lab = folder, lab
-        self._names = {
-            number: credentials.switch_name(name, lab) for number, name in switches.items()
-        }
-        self._stamp = credentials.stamp(folder)
+    def __init__(self, tls: SwitchTls, datapath_ids: tuple[int, ...]) -> None:
+        self._folder, self._lab = tls.folder, tls.lab
+        names = [credentials.switch_name(name, tls.lab) for name in tls.switches]
+        self._names = dict(zip(datapath_ids, names, strict=True))
+        self._stamp = credentials.stamp(tls.folder)
         self._context = self._new_context()
 
     def admit(self, connection: Any) -> "TlsConnection":

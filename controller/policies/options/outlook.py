@@ -12,19 +12,16 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from patchlight.controller.policies.cheapest import placed
+from patchlight.controller.policies.cheapest import HORIZON_S, placed
 from patchlight.controller.policies.contract import ClusterView, ElasticJob, JobView, QueuedJob
 from patchlight.controller.policies.degrees import lost_s
 from patchlight.controller.policies.sets import joined, lowest, members
-from patchlight.controller.prediction.network import LabNetwork
-from patchlight.controller.prediction.sharing import UNLIMITED_BPS, Demand, Load
+from patchlight.controller.prediction.network import UNLIMITED_BPS, Demand, LabNetwork, Load
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.portmap import PortMap
 from patchlight.testbed.lab.wiring import trace_links
 
-HORIZON_S = 3600.0
-"""A job whose end nobody knows is taken to run for so long."""
 _KEPT, _MOST_RINGS = 4, 10_000
 _NO_SHARES: Demand = {}
 

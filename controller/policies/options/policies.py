@@ -303,15 +303,11 @@ def load_options(path: Path, kind: PolicyKind) -> LearnedOptions:
 
     ``CardError`` says why a file was refused.
     """
-    content = files.model_bytes(path)
-    card = files.read_options_card(path.with_suffix(".json"))
-    files.check_digest(card.sha256, content, path)
+    card, session = files.open_model(path, files.read_options_card)
     if kind not in card.kinds:
         listed = ", ".join(card.kinds)
         raise CardError(f"model {card.name!r} is of kind {listed}: expected {kind!r}")
-    seen = card.observation_schema, card.observation_version
-    files.check_schema(card.name, seen, (observation.SCHEMA, observation.VERSION))
-    session = files.open_session(content, path)
+    files.check_schema(card, observation.SCHEMA, observation.VERSION)
     _check_session(session, path)
     adapters: Sequence[type[LearnedOptions]] = (
         WeighsPartitions,

@@ -6,10 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from patchlight.emulation.results import check_output, policy_files, provenance
-from patchlight.emulation.simulator.cluster.cluster import Cluster, TwoLevel
+from patchlight.emulation.results import policy_files, provenance
+from patchlight.emulation.simulator.cluster.cluster import (
+    Cluster,
+    LabCluster,
+    TwoLevel,
+    jobs_of_specs,
+)
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, queue_jobs
-from patchlight.emulation.simulator.cluster.labcluster import LabCluster, jobs_of_specs
 from patchlight.emulation.simulator.cluster.networkcluster import NetworkCluster
 from patchlight.emulation.simulator.cluster.report import result_of, write_report
 from patchlight.emulation.simulator.cluster.state import Settings
@@ -130,7 +134,6 @@ def simulate_trace(
     jobs, notes = _jobs(options, cluster, communication)
     _check_users(settings, jobs, cluster)
     runs = options.combinations
-    check_output(folder)
     began = time.monotonic()
     origin = provenance([settings.seed], _files(options))
     interrupted = False

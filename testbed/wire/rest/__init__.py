@@ -1,6 +1,7 @@
 """What the REST API answers, as types: of the client's calls, and of the API's description."""
 
-from typing import Any, TypeVar
+from dataclasses import fields
+from typing import Any, TypeVar, get_type_hints
 
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
@@ -20,3 +21,9 @@ def answer(name: str, about: str, /, **fields: Any) -> Any:
     shape = define(name, fields)
     shape.__doc__ = about
     return exactly(shape)
+
+
+def answer_of(kind: type, name: str, about: str, /, **others: Any) -> Any:
+    """The fields of a dataclass, all there and without their bounds, but for these ``others``."""
+    types = get_type_hints(kind)
+    return answer(name, about, **{f.name: types[f.name] for f in fields(kind)} | others)

@@ -1,63 +1,22 @@
 """Jobs: what was asked for, how they are, what they reported, and what was decided of them."""
 
-from typing import Annotated, Any, Literal, NotRequired
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired
 
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from patchlight.testbed.jobs import HowHeld, JobState, Trainer
-from patchlight.testbed.wire.rest import answer, exactly
+from patchlight.testbed.jobs import JobSpec, JobState, Mount
+from patchlight.testbed.wire.rest import answer, answer_of, exactly
 from patchlight.testbed.wire.rest.circuits import ChangeAnswer
 from patchlight.testbed.wire.rest.lab import PoliciesInUse
 
-
-@exactly
-class MountShape(TypedDict):
-    """A file or folder of the server, and where a container sees it."""
-
-    source: str
-    target: str
-    read_only: bool
-
-
-@exactly
-class JobSpecShape(TypedDict):
-    """A job as it was asked for: see ``JobSpec``."""
-
-    name: str
-    iterations: int
-    gradient_bytes: int
-    compute_s: dict[str, float]
-    workers: int
-    hosts: list[str]
-    seed: int
-    dark_limit_s: float
-    trainer: Trainer
-    model: str | None
-    batch: int | None
-    data: str | None
-    command: list[str]
-    image: str | None
-    environment: dict[str, str]
-    mounts: list[MountShape]
-    shared_memory_bytes: int | None
-    memory_bytes: int | None
-    cpus: float | None
-    working_directory: str | None
-    hold: HowHeld
-    gpu_models: list[str]
-    degrees: list[int]
-    deadline_s: float | None
-    requirement: float | None
-    priority: int
-    after: list[str]
-    retries: int
-    checkpoint: str | None
-    checkpoint_every: int
-    graph: str | None
-    topology: str | None
-    placement: str | None
-    preemptible: bool
+if TYPE_CHECKING:
+    JobSpecShape = dict[str, Any]
+else:
+    about = "A file or folder of the server, and where a container sees it."
+    MountShape = answer_of(Mount, "MountShape", about)
+    about = "A job as it was asked for: see ``JobSpec``."
+    JobSpecShape = answer_of(JobSpec, "JobSpecShape", about, mounts=list[MountShape])
 
 
 @exactly

@@ -19,7 +19,8 @@ from patchlight.controller.metrics.exposition import (
     listen_for_metrics,
 )
 from patchlight.controller.metrics.lab_state import OpticalPower, counter, gauge, openflow_metrics
-from patchlight.controller.openflow.client import Speaker, SpeakerOptions
+from patchlight.controller.openflow.client import Speaker
+from patchlight.controller.openflow.flowtable import SpeakerOptions
 from patchlight.controller.openflow.packet_switches import PacketSwitches
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.reader import load_lab

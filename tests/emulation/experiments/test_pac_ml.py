@@ -25,7 +25,7 @@ from patchlight.emulation.experiments.pac_ml.episodes import (
     check_names,
 )
 from patchlight.emulation.experiments.pac_ml.load import LoadOptions, run_loads, write_loads
-from patchlight.emulation.experiments.pac_ml.report import (
+from patchlight.emulation.experiments.pac_ml.results import (
     blocking_figure,
     rows_beside_published,
     write_report,

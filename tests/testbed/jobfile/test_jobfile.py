@@ -346,7 +346,7 @@ def test_the_files_of_examples_and_of_the_page_are_good() -> None:
         r"^```yaml\n(.*?)^```$", (root / "docs" / "jobs.md").read_text(), re.M | re.S
     )
     of_labs = [text for text in shown if text.startswith(("policies:", "queue:"))]
-    assert len(shown) - len(of_labs) == 6
+    assert len(shown) - len(of_labs) == 5
     assert all(parse_jobs(text).specs for text in shown if text not in of_labs)
     lab = builtin_lab("ofc2022").read_text()
     assert all(parse_lab(lab + text) for text in of_labs)

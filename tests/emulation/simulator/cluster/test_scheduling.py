@@ -31,8 +31,8 @@ from patchlight.emulation.simulator.cluster import (
 )
 from patchlight.emulation.simulator.cluster.jobs import SyntheticJobs, load_of
 from patchlight.emulation.simulator.cluster.results import summary_of
-from patchlight.emulation.simulator.cluster.scheduling import QueueScheduler
 from patchlight.emulation.simulator.cluster.simulation import Simulation
+from patchlight.emulation.simulator.cluster.sweep import QueueScheduler
 from patchlight.emulation.simulator.traces import TraceJob
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.rules import Allowance
@@ -139,7 +139,7 @@ def test_a_policy_that_looks_at_the_clock_is_asked_again() -> None:
 def test_a_broken_server_costs_what_came_after_the_last_checkpoint() -> None:
     class Once(Outages):
         def events(self, shape: Any, seed: int) -> Any:
-            from patchlight.emulation.simulator.outages import Outage
+            from patchlight.emulation.simulator.cluster.state import Outage
 
             yield Outage(250.0, 0b0011, True)
             yield Outage(400.0, 0b0011, False)
