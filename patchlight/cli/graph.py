@@ -1,7 +1,5 @@
 """``patchlight graph``: computation graphs from files, built in, or measured with PyTorch."""
 
-import contextlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -235,7 +233,7 @@ def profile(
         raise BadInput(f"cannot write {output}: there is no folder {output.parent}")
     device = device or ("cuda" if there else "cpu")
     loaded = load_model(model, batch, device)
-    with _progress(loaded.name) as progress:
+    with out.progress_bar("operations", out.console(stderr=True)) as tell:
         result = measure(
             loaded.model,
             loaded.inputs,
@@ -243,7 +241,7 @@ def profile(
             device=device,
             repeats=repeat,
             batch=loaded.batch,
-            progress=progress,
+            progress=lambda done, total, _: tell(done, total),
         )
     if output is None:
         out.print_document(graph_to_json(result))
@@ -253,23 +251,3 @@ def profile(
         f"wrote {output}: {len(result.operations)} operations, forward {_ms(result.forward_ms)}, "
         f"backward {_ms(result.backward_ms)} on {result.device}, batch {result.batch}"
     )
-
-
-@contextlib.contextmanager
-def _progress(name: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A progress bar on a terminal's standard error."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    shown_on = out.console(stderr=True)
-    described = TextColumn("measuring {task.description}", markup=False)
-    columns = (described, BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, console=shown_on, transient=True, disable=not shown_on.is_terminal
-    ) as progress:
-        task = progress.add_task(name, total=None)
-
-        def tell(done: int, total: int, what: str) -> None:
-            shown = out.harmless(f"{name} {what}")
-            progress.update(task, completed=done, total=total, description=shown)
-
-        yield tell

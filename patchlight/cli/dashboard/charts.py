@@ -55,14 +55,13 @@ def averaged(points: Sequence[tuple[float, float]], every_s: float = 5.0) -> Poi
     return [((number + 0.5) * every_s, fmean(values)) for number, values in windows.items()]
 
 
-def summed(series: Iterable[Sequence[tuple[float, float]]], step_s: float = 1.0) -> Points:
-    """The sum of several series, each the mean of what it has in each step of time."""
-    sums: dict[int, float] = {}
+def summed(series: Iterable[Sequence[tuple[float, float]]], since: float = 0.0) -> Points:
+    """The sum of several series since a Unix time, each the mean of what it has in each second."""
+    sums: dict[float, float] = {}
     for points in series:
-        for at, mean in averaged(points, step_s):
-            number = math.floor(at / step_s)
-            sums[number] = sums.get(number, 0.0) + mean
-    return sorted(((number + 0.5) * step_s, value) for number, value in sums.items())
+        for at, mean in averaged([point for point in points if point[0] >= since], every_s=1.0):
+            sums[at] = sums.get(at, 0.0) + mean
+    return sorted(sums.items())
 
 
 def over_time(
@@ -193,9 +192,9 @@ def live(watch: LabWatch, since: float) -> Series:
     for job in view.at_work:
         hosts = [view.lab.host_names[h] for h in job["hosts"] if h in view.lab.host_names]
         rates = [list(watch.rates.get(h.name, ())) for h in hosts]
-        sent[job["id"]] = summed([_recent(points, since) for points in rates])
+        sent[job["id"]] = summed(rates, since)
         gpus = [list(watch.gpus.get(f"{h.server.name}.{h.gpu.name}", ())) for h in hosts if h.gpu]
-        shares = summed([_recent(points, since) for points in gpus])
+        shares = summed(gpus, since)
         busy[job["id"]] = [(at, share / max(1, len(gpus))) for at, share in shares]
         reports = list(watch.iterations.get(job["id"], ()))
         told[job["id"]] = [r for r in reports if r["finished_at"] >= since]
@@ -213,7 +212,3 @@ def of_past(past: Past, view: LabView) -> Series:
         "took": bands(past, "iteration_s", view, 1.0),
         "busy": bands(past, "busy", view, _PERCENT),
     }
-
-
-def _recent(points: list[tuple[float, float]], since: float) -> list[tuple[float, float]]:
-    return [point for point in points if point[0] >= since]

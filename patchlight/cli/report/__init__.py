@@ -95,17 +95,6 @@ def _moment(text: str, now: float, option: str) -> float:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """The times of one stage of changes, in seconds."""
-
-    name: str
-    count: int
-    mean_s: float
-    median_s: float
-    most_s: float
-
-
-@dataclass(frozen=True)
 class Period:
     """From ``since`` until ``until`` (Unix time): records as the API gives them.
 
@@ -120,14 +109,14 @@ class Period:
     events: list[dict[str, Any]]
     samples: Samples
 
-    def stages(self) -> list[Stage]:
-        """The times of the stages of committed changes, in their order."""
+    def stages(self) -> list[tuple[str, int, float, float, float]]:
+        """The stages of committed changes, in order: name, times, mean, median and longest in s."""
         took: dict[str, list[float]] = {}
         for change in self.changes:
             if change["state"] == "committed" and change["changes"]:
                 for name, seconds in change["stages_s"].items():
                     took.setdefault(name, []).append(seconds)
-        return [Stage(n, len(s), fmean(s), median(s), max(s)) for n, s in took.items()]
+        return [(n, len(s), fmean(s), median(s), max(s)) for n, s in took.items()]
 
 
 def look_back(client: ControllerClient, since: float, until: float) -> Period:
