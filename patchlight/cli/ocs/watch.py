@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -50,7 +49,9 @@ def alarms(
     """
     names = named_switches(target.lab, switches)
     if target.direct:
-        with _watching(target, names) as happened:
+        from patchlight.console.direct import watching
+
+        with watching(target.lab, names, target.state_dir) as happened:
             heard = happened(2.0 if listen_s is None else listen_s)
         rows: list[Answer] = [event for event in heard if event["kind"] == "alarm"]
         silent = [event for event in heard if event["kind"] == "unreachable"]
@@ -170,7 +171,9 @@ def _refuse_direct(target: ocs.Target) -> None:
 def _followed(target: ocs.Target, names: set[str] | None, since: int | None) -> Iterator[Answer]:
     """The events, without end."""
     if target.direct:
-        with _watching(target, names or ()) as happened:
+        from patchlight.console.direct import watching
+
+        with watching(target.lab, names or (), target.state_dir) as happened:
             while True:
                 yield from happened(_POLL_S)
     with target.client() as client:
@@ -182,14 +185,6 @@ def _followed(target: ocs.Target, names: set[str] | None, since: int | None) -> 
                 seen = event["number"]
                 yield event
             time.sleep(_POLL_S)
-
-
-def _watching(
-    target: ocs.Target, names: Collection[str]
-) -> contextlib.AbstractContextManager[Callable[[float], list[Answer]]]:
-    from patchlight.console.direct import watching
-
-    return watching(target.lab, names, target.state_dir)
 
 
 def _event_line(event: Answer) -> str:
