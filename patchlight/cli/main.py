@@ -62,8 +62,7 @@ def cli(settings: CrashReport | None, debug: bool) -> None:
         "patchlight.cli.lab",
         files="check schema generate init",
         show="show graph",
-        topology="topology",
-        discover="discover",
+        topology="topology discover",
     ),
 )
 def lab() -> None:
