@@ -7,13 +7,10 @@ from functools import partial
 from typing import Any
 
 from nicegui import run, ui
-from starlette.requests import Request
 
-from patchlight.cli.dashboard import matrix
+from patchlight.cli.dashboard import matrix, picture
 from patchlight.cli.dashboard.lab_view import LabView
-from patchlight.cli.dashboard.lab_watch import LabWatch
 from patchlight.cli.dashboard.page import Dragging, Layer, Page, columns, confirmed, table, titled
-from patchlight.cli.dashboard.picture import COLOURS as PICTURE_COLOURS
 from patchlight.cli.dashboard.texts import change_row, changes_words, circuit_row, stage_rows
 from patchlight.console.rendering import harmless
 from patchlight.testbed.errors import BadInput, PatchlightError
@@ -41,16 +38,13 @@ _COLUMNS = {
 class CircuitsPage(Page):
     """One switch at a time: its matrix, its circuits, and a change of it."""
 
-    def __init__(self, watch: LabWatch, request: Request) -> None:
-        super().__init__(watch, request)
+    def build(self) -> None:
+        """The matrix and the change beside each other, the table below."""
         self._drawn: Any = None
         self._laid_out: Any = None
         self._panel = ChangePanel(self)
         self._form = ChangeForm(self, self._panel.carry_out)
-
-    def build(self) -> None:
-        """The matrix and the change beside each other, the table below."""
-        ui.add_css(PICTURE_COLOURS + matrix.STYLE)
+        ui.add_css(picture.COLOURS + matrix.STYLE)
         with ui.row(wrap=False).classes("w-full gap-4 items-stretch"):
             with ui.card().classes("w-[32rem] p-2 gap-1 shrink-0"):
                 with ui.row(wrap=False).classes("items-center gap-4 w-full"):

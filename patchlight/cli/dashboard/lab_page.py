@@ -5,8 +5,7 @@ import time
 from nicegui import events, ui
 
 from patchlight.cli.dashboard import picture, texts
-from patchlight.cli.dashboard.lab_view import COLOURS as JOB_COLOURS
-from patchlight.cli.dashboard.lab_view import NO_JOB
+from patchlight.cli.dashboard.lab_view import JOB_COLOURS, NO_JOB
 from patchlight.cli.dashboard.lab_watch import LabWatch
 from patchlight.cli.dashboard.page import JOB_CELL, Layer, Page, columns, titled
 from patchlight.testbed.draw.drawing_layout import DrawingLayout
