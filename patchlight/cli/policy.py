@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from patchlight.client.client import ControllerClient
     from patchlight.controller.policies.registry import PolicyRecipe
 
-
 # Policies that come with Patchlight, though they are installed like those of others.
 _INSTALLED = "installed, patchlight."
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from patchlight.cli.lab import lab
+from patchlight.cli.main import lab
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.reader import builtin_labs, labs_dir, load_lab, parse_lab
 

@@ -249,9 +249,8 @@ def evaluate(
     as 'patchlight simulate' does, which has more options. Both print a table and write result.json;
     Ctrl-C keeps what is finished.
     """
-    from patchlight.emulation.simulator.results import results_folder, write_report
-
     from patchlight.emulation.simulator.commands.simulate import refuse_faults, run_simulation
+    from patchlight.emulation.simulator.results import results_folder, write_report
 
     kinds = {_kind_of(name) for name in names}
     if len(kinds) > 1:

@@ -89,11 +89,10 @@ def ofc2022(output: Path | None, cases: str | None, dashboard: bool, **chosen: A
     """
     require_root("building a lab out of network namespaces")
     # Not above: importing NumPy and Matplotlib takes longer than --help should.
-    from patchlight.emulation.simulator.results import results_folder
-
     from patchlight.console.commands import running_dashboard
     from patchlight.deploy.docker import engine_with_image
     from patchlight.emulation.experiments.ofc2022.run import Ofc2022Options, run_experiment
+    from patchlight.emulation.simulator.results import results_folder
 
     real = chosen["trainer"] == "torch"
     if cases is None:
@@ -239,12 +238,11 @@ def pac_ml(
     (see docs/results/pac-ml.md). Simulated; needs no root.
     """
     # Not above: importing NumPy takes longer than --help should.
-    from patchlight.emulation.simulator.results import results_folder
-
     from patchlight.emulation.experiments.commands.pac_ml import print_tables
     from patchlight.emulation.experiments.pac_ml import results, run
     from patchlight.emulation.experiments.pac_ml.variation import Variation
     from patchlight.emulation.simulator.executors import Engine
+    from patchlight.emulation.simulator.results import results_folder
 
     options = run.PacMlOptions(
         engine=Engine(engine, processes or 0, address),

@@ -14,8 +14,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from patchlight.emulation.simulator.results import cpu_ticks, provenance
-
 from patchlight.client.client import ControllerClient
 from patchlight.controller.hosts.fleet import SAMPLES_KEPT_S
 from patchlight.emulation.experiments.ofc2022.analysis import (
@@ -38,6 +36,7 @@ from patchlight.emulation.experiments.ofc2022.results import (
     result_of,
 )
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
+from patchlight.emulation.simulator.results import cpu_ticks, provenance
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.jobs import JobSpec, JobState, JobStatus, Trainer
 from patchlight.testbed.lab.model import Lab

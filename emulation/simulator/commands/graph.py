@@ -1,21 +1,17 @@
 """``patchlight graph``: computation graphs from files, built in, or measured with PyTorch."""
 
-from __future__ import annotations
-
-import contextlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from patchlight.console import rendering as out
+from patchlight.testbed import graphs
 from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.graphs.files import graph_to_json
+from patchlight.testbed.io.issues import nearest
 from patchlight.testbed.units import format_size
 
-if TYPE_CHECKING:
-    from patchlight.testbed.graphs import ComputationGraph
-
+_TOTALS = ("forward_ms", "backward_ms", "activation_bytes", "parameter_bytes")
 _NAME_HELP = "A graph file (PipeDream's graph.txt or Patchlight's JSON), or a name: see list."
 
 
@@ -34,10 +30,10 @@ def list_graphs(as_json: bool) -> None:
     batch, operations, edges, forward_ms, backward_ms, activation_bytes,
     parameter_bytes.
     """
-    graphs = {name: _load(name) for name in _names()}
+    found = {name: _load(name) for name in _names()}
     counted = out.numbers("operations", "forward", "backward", "weights", "batch")
     table = out.Table(out.Column("name", whole=True), "from", *counted)
-    for name, loaded in graphs.items():
+    for name, loaded in found.items():
         table.add_row(
             name,
             _origin(loaded),
@@ -50,17 +46,11 @@ def list_graphs(as_json: bool) -> None:
     answer = [
         {
             "name": name,
-            "origin": loaded.origin,
-            "device": loaded.device,
-            "batch": loaded.batch,
-            "operations": len(loaded.operations),
-            "edges": len(loaded.edges),
-            "forward_ms": loaded.forward_ms,
-            "backward_ms": loaded.backward_ms,
-            "activation_bytes": loaded.activation_bytes,
-            "parameter_bytes": loaded.parameter_bytes,
+            **{key: getattr(loaded, key) for key in ("origin", "device", "batch")},
+            **{key: len(getattr(loaded, key)) for key in ("operations", "edges")},
+            **{key: getattr(loaded, key) for key in _TOTALS},
         }
-        for name, loaded in graphs.items()
+        for name, loaded in found.items()
     ]
     out.print_answer(answer, table, as_json=as_json)
 
@@ -76,9 +66,6 @@ def list_graphs(as_json: bool) -> None:
 )
 def show(name: str, as_json: bool, backward: bool, draw: Path | None) -> None:
     """Print a graph's operations, who feeds whom, and the totals; or draw it."""
-    from patchlight.testbed.graphs import mirror
-    from patchlight.testbed.graphs.files import graph_to_json
-
     if draw is not None:
         if as_json or backward:
             raise click.UsageError("--draw draws instead: leave out --json and --backward")
@@ -102,7 +89,7 @@ def show(name: str, as_json: bool, backward: bool, draw: Path | None) -> None:
         f"{format_size(loaded.activation_bytes)}, weights {format_size(loaded.parameter_bytes)}"
     )
     if backward:
-        step = mirror(loaded)
+        step = graphs.mirror(loaded)
         out.say(
             f"A training step: {2 * step.half} operations, {len(step.edges)} edges, "
             f"{_ms(step.sequential_ms)} on one device"
@@ -138,26 +125,23 @@ def fetch(what: str, source: Path | None, url: str | None) -> None:
 
 def _names() -> list[str]:
     from patchlight.emulation.simulator.graphs.profiles import SOURCES, profile_cache, profile_in
-    from patchlight.testbed.graphs import BUILTIN_NAMES
 
     cache = profile_cache()
     kept = [f"pipedream/{name}" for name in SOURCES if profile_in(cache, name)]
-    return [*BUILTIN_NAMES, *kept]
+    return [*graphs.BUILTIN_NAMES, *kept]
 
 
-def _load(name: str) -> ComputationGraph:
+def _load(name: str) -> graphs.ComputationGraph:
     """The graph in a file of that name, or else of that name."""
     from patchlight.emulation.simulator.graphs.profiles import profile_cache
-    from patchlight.testbed.graphs import BUILTIN_NAMES, builtin_graph, read_graph
-    from patchlight.testbed.io.issues import nearest
 
     path = Path(name)
     if path.is_file():
-        return read_graph(path)
-    if name in BUILTIN_NAMES:
-        return builtin_graph(name)
+        return graphs.read_graph(path)
+    if name in graphs.BUILTIN_NAMES:
+        return graphs.builtin_graph(name)
     if name in _names():
-        return read_graph(profile_cache() / f"{name.removeprefix('pipedream/')}.txt")
+        return graphs.read_graph(profile_cache() / f"{name.removeprefix('pipedream/')}.txt")
     if path.is_dir():
         raise BadInput(f"cannot show {name!r}: it is a folder, expected a graph file in it")
     raise BadInput(
@@ -167,7 +151,7 @@ def _load(name: str) -> ComputationGraph:
     )
 
 
-def _operations(loaded: ComputationGraph) -> out.Table:
+def _operations(loaded: graphs.ComputationGraph) -> out.Table:
     counted = out.numbers("forward", "backward", "output", "weights")
     table = out.Table("operation", "kind", *counted, "fed by")
     for operation, parents in zip(loaded.operations, loaded.parents, strict=True):
@@ -183,7 +167,7 @@ def _operations(loaded: ComputationGraph) -> out.Table:
     return table
 
 
-def _origin(loaded: ComputationGraph) -> str:
+def _origin(loaded: graphs.ComputationGraph) -> str:
     return "measured" if loaded.origin == "profiled" else "computed"
 
 
@@ -237,8 +221,6 @@ def profile(
             hint="install it with: pip install 'patchlight[learn]'",
         ) from error
     from patchlight.emulation.simulator.graphs.profile import profile as measure
-    from patchlight.testbed.graphs import write_graph
-    from patchlight.testbed.graphs.files import graph_to_json
     from patchlight.testbed.graphs.torch_models import load_model
 
     there = torch.cuda.is_available()
@@ -251,7 +233,7 @@ def profile(
         raise BadInput(f"cannot write {output}: there is no folder {output.parent}")
     device = device or ("cuda" if there else "cpu")
     loaded = load_model(model, batch, device)
-    with _progress(loaded.name) as progress:
+    with out.progress_bar("operations", out.console(stderr=True)) as tell:
         result = measure(
             loaded.model,
             loaded.inputs,
@@ -259,33 +241,13 @@ def profile(
             device=device,
             repeats=repeat,
             batch=loaded.batch,
-            progress=progress,
+            progress=lambda done, total, _: tell(done, total),
         )
     if output is None:
         out.print_document(graph_to_json(result))
         return
-    write_graph(result, output)
+    graphs.write_graph(result, output)
     out.say(
         f"wrote {output}: {len(result.operations)} operations, forward {_ms(result.forward_ms)}, "
         f"backward {_ms(result.backward_ms)} on {result.device}, batch {result.batch}"
     )
-
-
-@contextlib.contextmanager
-def _progress(name: str) -> Iterator[Callable[[int, int, str], None]]:
-    """A progress bar on a terminal's standard error."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    shown_on = out.console(stderr=True)
-    described = TextColumn("measuring {task.description}", markup=False)
-    columns = (described, BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, console=shown_on, transient=True, disable=not shown_on.is_terminal
-    ) as progress:
-        task = progress.add_task(name, total=None)
-
-        def tell(done: int, total: int, what: str) -> None:
-            shown = out.harmless(f"{name} {what}")
-            progress.update(task, completed=done, total=total, description=shown)
-
-        yield tell

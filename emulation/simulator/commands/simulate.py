@@ -227,9 +227,8 @@ def run_simulation(
     ``PatchlightError`` at the end if a policy failed and ``strict``; ``KeyboardInterrupt`` if
     only some runs are finished.
     """
-    from patchlight.emulation.simulator.results import results_folder
-
     from patchlight.emulation.simulator.cluster.trace_simulation import simulate_trace
+    from patchlight.emulation.simulator.results import results_folder
 
     folder = results_folder(output, "simulate")
     terminal = out.console(stderr=as_json)

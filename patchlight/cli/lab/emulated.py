@@ -5,6 +5,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +71,8 @@ def fibre_line(state: FibreState) -> str:
 
 def fibre_row(state: FibreState) -> dict[str, Any]:
     """A fibre as it is now, for JSON; times in seconds, the loss as a share."""
-    fibre, impairment = state.fibre, state.impairment
-    return {
-        "a": str(fibre.a),
-        "b": str(fibre.b),
-        "up": state.up,
-        "delay_s": impairment.delay_s,
-        "jitter_s": impairment.jitter_s,
-        "packet_loss": impairment.packet_loss,
-    }
+    a, b = str(state.fibre.a), str(state.fibre.b)
+    return {"a": a, "b": b, "up": state.up, **asdict(state.impairment)}
 
 
 def run_attached(host: EmulatedHost, command: Sequence[str]) -> int:

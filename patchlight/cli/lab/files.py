@@ -132,7 +132,6 @@ _uplink_rate = click.option(
     help="Rate of the links between switches, like 40Gbps.",
 )
 
-
 _fabric = click.option(
     "--fabric",
     type=click.Choice(FABRICS),
