@@ -113,6 +113,10 @@ class Numbering:
             raise BadInput(f"{side}:{port} is outside a switch of {self}")
         return port + (self.in_base if side == "in" else self.out_base)
 
+    def to_numbers(self, ports: Iterable[DirectedPort]) -> list[int]:
+        """The same of many ports."""
+        return [self.to_number(*port) for port in ports]
+
     def to_port(self, number: int) -> DirectedPort | None:
         """``out_base`` + 3 → ``out:3``; ``None`` if the switch has no such port."""
         if 1 <= number - self.in_base <= self.ins:

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import starmap
-from typing import ClassVar, cast
+from typing import ClassVar, TypeVar, cast
 
 from patchlight.controller.circuits.contract import (
     SIDES,
@@ -32,10 +32,10 @@ from patchlight.controller.circuits.drivers.base import (
 from patchlight.controller.circuits.drivers.table import TABLES_KEPT, UP, Row
 from patchlight.controller.circuits.protocols.connection import (
     BUFFER_LIMIT,
-    DeviceConnection,
     FramingError,
     LineFramer,
     Session,
+    Take,
 )
 from patchlight.controller.circuits.protocols.session import (
     AnyPolatisDialect,
@@ -60,6 +60,7 @@ _WORD = re.compile(r"[A-Za-z0-9_.-]+")
 _UNQUOTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _CHANNELS_LIMIT = 1 << 16
 Errors = list[tuple[str, str]]  # code and words
+A = TypeVar("A")
 
 
 @dataclass(frozen=True)
@@ -191,18 +192,13 @@ class ScpiClient(DeviceSession[str, ScpiDialect]):
 
     async def look(self) -> None:
         """Ask for errors alone: what the device reported meanwhile becomes alarms."""
-
-        async def exchange(connection: DeviceConnection[str], timeout_s: float) -> None:
-            self._note((await self._exchange(connection, timeout_s, ""))[1])
-
-        await self._run(exchange, lambda: self._dialect.errors, changes=False)
+        await self._told("", self._reported, lambda: self._dialect.errors, changes=False)
 
     async def _command(self, command: str, answer: str, *, changes: bool) -> str:
         def shown() -> str:
             return self._mask(shortened(command))
 
-        async def exchange(connection: DeviceConnection[str], timeout_s: float) -> str:
-            answers, errors = await self._exchange(connection, timeout_s, command)
+        def understood(answers: list[str], errors: Errors) -> str:
             if errors and (changes or not answers):
                 raise self._refused(shown(), _words(errors), errors[0][0])
             self._note(errors)
@@ -210,22 +206,27 @@ class ScpiClient(DeviceSession[str, ScpiDialect]):
                 raise FramingError(f"it answered {self._mask(shortened('; '.join(answers)))!r}")
             return answers[0]
 
-        return await self._run(exchange, shown, changes=changes)
+        return await self._told(command, understood, shown, changes=changes)
 
     def _framer(self) -> LineFramer:
         return LineFramer(protocol=self.protocol)
 
     async def _log_in(self) -> None:
-        session, command = self._session, ""
+        session, command, understood = self._session, "", self._reported
         if self._dialect.login:
             command = filled(
                 self._dialect.login, quoted, user=session.user, password=session.password
             )
-        # A banner may stand before the first answer: only the errors are looked at.
-        _, errors = await self._exchange(self._connected(), session.timeouts.answer_s, command)
-        if command and errors:
-            raise session.login_refused(_words(errors))
-        self._note(errors)
+
+            # A banner may stand before the first answer: only the errors are looked at.
+            def understood(answers: list[str], errors: Errors) -> bool:
+                if errors:
+                    raise session.login_refused(_words(errors))
+                return True
+
+        self._sends(self._mask(command))
+        text, take = self._message(command), self._taking(command, understood)
+        await self._connected().exchange(text, take, session.timeouts.answer_s)
 
     async def _log_out(self) -> None:
         """SCPI knows no farewell."""
@@ -233,33 +234,47 @@ class ScpiClient(DeviceSession[str, ScpiDialect]):
     async def _say_something(self) -> None:
         await self.ask(self._dialect.keep_alive, r".*")
 
-    async def _exchange(
-        self, connection: DeviceConnection[str], timeout_s: float, command: str
-    ) -> tuple[list[str], Errors]:
-        """Send; the answers up to the error queue's, and what that holds."""
-        between = self._dialect.then if command else ""
-        async with self._in_step(connection, timeout_s):
-            self._sends(self._mask(command) if self._dialect.login else command)
-            connection.send(f"{command}{between}{self._dialect.errors}")
-            return await self._collect(connection, (command, self._dialect.errors))
+    async def _told(
+        self,
+        command: str,
+        understood: Callable[[list[str], Errors], A],
+        shown: Callable[[], str],
+        *,
+        changes: bool,
+    ) -> A:
+        taking = functools.partial(self._taking, command, understood)
+        return await self._in_step(self._message(command), taking, shown, changes=changes)
 
-    async def _collect(
-        self, connection: DeviceConnection[str], sent: Sequence[str]
-    ) -> tuple[list[str], Errors]:
+    def _message(self, command: str) -> str:
+        """A command, and the question for errors that ends its answer."""
+        return f"{command}{self._dialect.then if command else ''}{self._dialect.errors}"
+
+    def _taking(self, command: str, understood: Callable[[list[str], Errors], A]) -> Take[str, A]:
+        """Gathers the answers up to the error queue's, and what that holds."""
         answers: list[str] = []
-        size = 0
-        while True:
-            line = await connection.receive()
-            size += len(line)
-            if size > BUFFER_LIMIT:
-                raise FramingError(f"the answer is longer than {BUFFER_LIMIT} bytes")
-            if line in sent:
-                continue  # an echo
-            for unit in units(line):
-                errors = self._errors(unit)
-                if errors is not None:
-                    return answers, errors
-                answers.append(unit)
+        size, sent = 0, (command, self._dialect.errors)
+
+        def take(lines: Sequence[str]) -> A | None:
+            nonlocal size
+            for line in lines:
+                size += len(line)
+                if size > BUFFER_LIMIT:
+                    raise FramingError(f"the answer is longer than {BUFFER_LIMIT} bytes")
+                if line in sent:
+                    continue  # an echo
+                for unit in units(line):
+                    errors = self._errors(unit)
+                    if errors is not None:
+                        return understood(answers, errors)
+                    answers.append(unit)
+            return None
+
+        return take
+
+    def _reported(self, answers: list[str], errors: Errors) -> bool:
+        """Errors that no command of ours explains: the device tells of itself."""
+        self._note(errors)
+        return True
 
     def _errors(self, text: str) -> Errors | None:
         """The entries of the error queue's answer (without "no error"), if it is one."""
@@ -445,10 +460,10 @@ class PolatisScpi(PolatisDriver):
     ) -> dict[DirectedPort, str]:
         """One value for each port, asked for in lists as long as the device takes."""
         per_port: dict[DirectedPort, str] = {}
-        to_number, limit = (await self._numbering()).to_number, self._dialect.ask_limit
+        to_numbers, limit = (await self._numbering()).to_numbers, self._dialect.ask_limit
         for start in range(0, len(ports), limit):
             chunk = ports[start : start + limit]
-            numbers = ",".join(str(to_number(port.side, port.number)) for port in chunk)
+            numbers = ",".join(map(str, to_numbers(chunk)))
             match = await self._ask(filled(template, quoted, ports=Bare(numbers)), answer)
             values = [value.strip() for value in match[group].split(",")]
             if len(values) != len(chunk):

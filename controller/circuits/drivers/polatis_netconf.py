@@ -146,7 +146,7 @@ class PolatisNetconf(PolatisDriver):
     def _power_filter(self, numbering: Numbering, ports: Sequence[DirectedPort]) -> str:
         listed = ""
         if len(ports) <= _FEW:
-            numbers = (numbering.to_number(port.side, port.number) for port in ports)
+            numbers = numbering.to_numbers(ports)
             listed = "".join(filled(self._dialect.port, escape, port=number) for number in numbers)
         return filled(self._dialect.power, escape, ports=Bare(listed))
 

@@ -304,7 +304,7 @@ class PolatisTl1(Tl1ListDriver[PolatisDialect], PolatisDriver):
         if not ports:
             return {}
         numbering, asked = await self._numbering(), set(ports)
-        numbers = sorted(numbering.to_number(port.side, port.number) for port in ports)
+        numbers = sorted(numbering.to_numbers(ports))
         if len(numbers) <= _FEW:
             listed = self._joined(numbers)
         else:

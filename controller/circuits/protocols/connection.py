@@ -13,13 +13,12 @@ import json
 import re
 import socket
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 from urllib.parse import quote
 
-from patchlight.controller.circuits.contract import LoginRefused
+from patchlight.controller.circuits.contract import DeviceRefused, LoginRefused
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import OpticalSwitch
 
@@ -35,6 +34,9 @@ _UNASKED_PERIOD_S = 60.0
 # Telnet (RFC 854).
 _IAC, _DONT, _DO, _WONT, _WILL, _SB, _SE = 255, 254, 253, 252, 251, 250, 240
 M = TypeVar("M")
+R = TypeVar("R")
+Take = Callable[[Sequence[M]], R | None]
+"""What the messages that came say, with those before them; ``None`` while more is to come."""
 
 # Without tab and line feed, which a reply of several lines has.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -287,11 +289,11 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
     """
 
     def __init__(
-        self, framer: Framer[M], unasked: Callable[[M], bool], ending: bytes = b"\r\n"
+        self, framer: Framer[M], unasked: Callable[[M], bool] | None, ending: bytes = b"\r\n"
     ) -> None:
         self.trouble, self.flooded = "", False
         self._framer, self._unasked, self._ending = framer, unasked, ending
-        self._inbox = deque[M]()
+        self._inbox: list[M] = []
         self._hearing = Hearing()
         self._waiting: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport
@@ -299,7 +301,7 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
 
     @classmethod
     async def open(
-        cls, host: str, port: int, framer: Framer[M], unasked: Callable[[M], bool]
+        cls, host: str, port: int, framer: Framer[M], unasked: Callable[[M], bool] | None = None
     ) -> DeviceConnection[M]:
         """Connect; raises ``OSError``. ``unasked`` takes what answers nothing, and says so."""
         loop = asyncio.get_running_loop()
@@ -330,14 +332,35 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
         """Keep what comes before the first command, too."""
         self._hearing.begin()
 
-    async def receive(self) -> M:
-        """The next message that answers something; ``ConnectionLost`` at the end."""
+    async def receive(self) -> list[M]:
+        """The next messages that answer something; ``ConnectionLost`` at the end."""
         while not self._inbox:
             if self._lost.done():
                 raise ConnectionLost
             self._waiting = asyncio.get_running_loop().create_future()
             await self._waiting
-        return self._inbox.popleft()
+        messages, self._inbox = self._inbox, []
+        return messages
+
+    async def exchange(self, text: str, take: Take[M, R], timeout_s: float) -> R:
+        """Send a command without a tag; what its answer says.
+
+        Where that is neither an answer nor a refusal, the connection ends.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                self.send(text)
+                while (answer := take(await self.receive())) is None:
+                    pass
+                return answer
+        except DeviceRefused:
+            raise
+        except BaseException:
+            # What comes of it later must not be taken for the answer to the next command.
+            self.trouble = self.trouble or "an answer is outstanding"
+            raise
+        finally:
+            self.done()
 
     def done(self) -> None:
         """The exchange is over: what still comes in answer to it is dropped."""
@@ -366,9 +389,11 @@ class DeviceConnection(asyncio.Protocol, Generic[M]):
             return
         try:
             self._hearing.take(len(data))
-            for message in self._framer.feed(data):
-                if not self._unasked(message) and self._hearing.wanted:
-                    self._inbox.append(message)
+            messages = self._framer.feed(data)
+            if self._unasked is not None:
+                messages = [message for message in messages if not self._unasked(message)]
+            if self._hearing.wanted:
+                self._inbox += messages
         except FramingError as error:
             self.flooded = True
             self._end(str(error))

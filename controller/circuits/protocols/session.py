@@ -35,6 +35,7 @@ from patchlight.controller.circuits.protocols.connection import (
     Framer,
     FramingError,
     Session,
+    Take,
 )
 from patchlight.testbed.errors import BadInput, OutcomeUnknown, PatchlightError
 
@@ -398,7 +399,12 @@ class KeptSession(ABC, Generic[C, D]):
 
 
 class DeviceSession(KeptSession[DeviceConnection[M], D], Generic[M, D]):
-    """A session over a connection of messages: TCP, if ``_connect`` is not replaced."""
+    """A session over a connection of messages: TCP, if ``_connect`` is not replaced.
+
+    ``_unasked`` takes a message that answers nothing; it is ``False`` if that may be an answer.
+    """
+
+    _unasked: Callable[[M], bool] | None = None
 
     @abstractmethod
     def _framer(self) -> Framer[M]:
@@ -409,25 +415,26 @@ class DeviceSession(KeptSession[DeviceConnection[M], D], Generic[M, D]):
         """Bytes held of a message that is not yet complete."""
         return 0 if self._connection is None else self._connection.buffered
 
-    def _unasked(self, message: M) -> bool:
-        """Take a message that answers nothing; ``False`` if it may be an answer."""
-        return False
-
-    @contextlib.asynccontextmanager
     async def _in_step(
-        self, connection: DeviceConnection[M], timeout_s: float
-    ) -> AsyncIterator[None]:
-        """For an exchange without tags: where it does not end well, the connection does."""
-        ended = False
-        try:
-            async with asyncio.timeout(timeout_s):
-                yield
-            ended = True
-        finally:
-            if not ended:
-                # What comes of it later must not be taken for the answer to the next command.
-                connection.trouble = connection.trouble or "an answer is outstanding"
-            connection.done()
+        self,
+        text: str,
+        taking: Callable[[], Take[M, R]],
+        shown: Callable[[], str],
+        timeout_s: float | None = None,
+        *,
+        changes: bool,
+    ) -> R:
+        """Send a command without a tag; what its answer says. For the rest see ``_run``.
+
+        ``taking`` begins to understand an answer.
+        """
+
+        def exchange(connection: DeviceConnection[M], timeout_s: float) -> Awaitable[R]:
+            if self.log.isEnabledFor(logging.DEBUG):
+                self._sends(shown())
+            return connection.exchange(text, taking(), timeout_s)
+
+        return await self._run(exchange, shown, timeout_s, changes=changes)
 
     async def _connect(self) -> DeviceConnection[M]:
         host, port = self._session.host, self._session.port
