@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from patchlight.controller.circuits.contract import (
     Alarm,
@@ -268,11 +267,6 @@ class _Rehearsed(TableDriver[C, M, Row]):
         """Every port is ready."""
         return dict.fromkeys(self._all_ports(), PortState("ready", "dry run"))
 
-    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
-        """Nothing: there is no power monitor."""
-        self._checked_ports(ports)
-        return {}
-
     async def alarms(self) -> tuple[Alarm, ...]:
         """There are none."""
         return ()
@@ -305,47 +299,3 @@ class DryRunWavelengths(_Rehearsed[ChannelConnect, SpectrumMap], WavelengthTable
     def __init__(self, switch: WavelengthSwitch, password: str = "") -> None:
         super().__init__(switch)
         self._entries = dict.fromkeys(switch.initial, UP)
-
-
-def json_rows(body: object) -> list[Mapping[str, Any]]:
-    """A list of objects, or the one list in an object around it (RESTCONF names it)."""
-    if isinstance(body, dict) and len(body) == 1:
-        (body,) = body.values()
-    if not isinstance(body, list) or not all(isinstance(row, dict) for row in body):
-        raise ValueError(f"expected a list of objects, got {json_short(body)}")
-    return body
-
-
-def json_object(body: object) -> Mapping[str, Any]:
-    """An object, be it alone in a list or in an object around it; empty for none."""
-    while isinstance(body, (list, dict)) and len(body) == 1:
-        inner = body[0] if isinstance(body, list) else next(iter(body.values()))
-        if isinstance(body, dict) and not isinstance(inner, (list, dict)):
-            break
-        body = inner
-    if isinstance(body, list) and not body:
-        return {}
-    if not isinstance(body, dict):
-        raise ValueError(f"expected an object, got {json_short(body)}")
-    return body
-
-
-def json_text(row: Mapping[str, Any], key: str) -> str:
-    """A value as text; empty where there is none."""
-    value = row.get(key)
-    return "" if value is None else str(value).strip()
-
-
-def json_number(row: Mapping[str, Any], key: str) -> int:
-    """A whole number, be it written as one or as text."""
-    value = row.get(key)
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        return int(value[:9])
-    if type(value) is not int:
-        raise ValueError(f"expected a number at {key!r} of {json_short(row)}")
-    return value
-
-
-def json_short(body: object) -> str:
-    """JSON as errors may have it, and as alarms are told apart by."""
-    return json.dumps(body, ensure_ascii=False, sort_keys=True, default=str)[:300]

@@ -342,7 +342,7 @@ class CalientTl1(SessionDriver[CalientRow]):
         kind = "2WAY" if circuit.two_way else "1WAY"
         await self.client.command(template, {**self._values(circuit), "kind": kind}, changes=True)
         # Of two steps the first one stays done if the second is refused.
-        self._writes.told = True
+        self._told = True
 
     def _says_no_such(self, refusal: DeviceRefused) -> bool:
         return re.search(self._dialect.no_such_circuit, refusal.words, re.IGNORECASE) is not None

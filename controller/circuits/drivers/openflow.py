@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -299,11 +299,6 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
         ports = self._all_ports()
         return {port: _state(described.get(base[port.side] + port.number)) for port in ports}
 
-    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
-        """No power: OpenFlow 1.3 does not tell of it."""
-        self._checked_ports(ports)
-        return {}
-
     async def alarms(self) -> tuple[Alarm, ...]:
         """What happened to ports and the connection; flow entries of others and bad ports."""
         if time.monotonic() >= self._look_again_at:
@@ -354,14 +349,14 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
         if free:
             words += await self._apply(adds=[self._entry(c) for c in free])
         if words:
-            raise DeviceRefused(f"{self.name}: {words[0]}", words=words[0])
+            raise self._will_not(words[0])
 
     async def _break(
         self, pairs: Sequence[CrossConnect], table: Mapping[CrossConnect, FlowRow]
     ) -> None:
         words = await self._apply(removes=[table[c].entry for c in pairs])
         if words:
-            raise DeviceRefused(f"{self.name}: {words[0]}", words=words[0])
+            raise self._will_not(words[0])
 
     async def _apply(
         self, *, removes: Sequence[FlowEntry] = (), adds: Sequence[FlowEntry] = ()
@@ -375,9 +370,7 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
             )
         except SpeakerRefused as refused:
             if not refused.failed:
-                raise DeviceRefused(f"{self.name}: {refused.message}", words=refused.message) from (
-                    refused
-                )
+                raise self._will_not(refused.message) from refused
             return [str(failure["error"]) for failure in refused.failed]
         return []
 

@@ -44,44 +44,6 @@ T = TypeVar("T")
 C = TypeVar("C", bound=JoinsPorts)
 
 
-class SerialWrites:
-    """Serialises the changes of the device ``name``.
-
-    ``told``: whether the change under way has told the device anything yet. Whoever tells it
-    something sets that, or does so within ``telling``.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.told = False
-        self._name = name
-        self._lock = asyncio.Lock()
-
-    @contextlib.contextmanager
-    def telling(self) -> Iterator[None]:
-        """The device is told something in the block: some of it may be done where it refuses."""
-        try:
-            yield
-        except DeviceRefused:
-            self.told = True
-            raise
-        self.told = True
-
-    @contextlib.asynccontextmanager
-    async def change(self) -> AsyncIterator[None]:
-        """Once something was told, not reaching the device any more is an unknown outcome."""
-        async with self._lock:
-            self.told = False
-            try:
-                yield
-            except (DeviceUnreachable, DeviceRefused, LoginRefused) as error:
-                if not self.told:
-                    raise
-                raise OutcomeUnknown(
-                    f"{self._name} was told to change, then: {error.message}",
-                    hint="read the device's map before anything else",
-                ) from error
-
-
 class JustRead(Generic[T]):
     """A device's table, for as long as it is as good as one that is asked for now.
 
@@ -178,7 +140,8 @@ class TableDriver(ABC, Generic[C, M, R]):
 
     def __init__(self, switch: OpticalSwitch) -> None:
         self._switch = switch
-        self._writes = SerialWrites(switch.name)
+        self._told = False  # whether the change under way has told the device anything yet
+        self._one_change = asyncio.Lock()
         self._just_read = JustRead[Mapping[C, R]]()
         self._last_map: tuple[Mapping[C, R], M] | None = None
 
@@ -271,7 +234,7 @@ class TableDriver(ABC, Generic[C, M, R]):
         """In lists as long as the device takes; what a list did not bring about, singly."""
         loop = asyncio.get_running_loop()
         began, asked = loop.time(), self._checked(pairs)
-        async with self._writes.change():
+        async with self._change():
             table = await self._beside(asked)
             refused = self._busy(asked, table)
             new, ours, failed = [], [], []
@@ -297,7 +260,7 @@ class TableDriver(ABC, Generic[C, M, R]):
         """
         loop = asyncio.get_running_loop()
         began, asked = loop.time(), self._checked(pairs)
-        async with self._writes.change():
+        async with self._change():
             table = self._just_read.table
             if table is None:
                 table = await self._about(asked)
@@ -328,6 +291,11 @@ class TableDriver(ABC, Generic[C, M, R]):
                         refused[c.reverse] = refused[c]
         return outcome(asked, refused, loop.time() - began)
 
+    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
+        """Nothing, where a driver does not say otherwise: it has no power monitors."""
+        self._checked_ports(ports)
+        return {}
+
     def _checked_ports(self, ports: Iterable[DirectedPort]) -> list[DirectedPort]:
         """Each once, in order; ``BadInput`` for one outside the device."""
         unique, last_of = sorted(set(ports)), {side: self._count(side) for side in SIDES}
@@ -346,6 +314,44 @@ class TableDriver(ABC, Generic[C, M, R]):
             words=answer,
             hint=f"if its firmware says it differently, correct the dialect {self._switch.driver}",
         )
+
+    def _will_not(self, words: str) -> DeviceRefused:
+        return DeviceRefused(f"{self.name}: {words}", words=words)
+
+    @contextlib.asynccontextmanager
+    async def _change(self) -> AsyncIterator[None]:
+        """One change at a time. Once something was told, not reaching the device any more is an
+        unknown outcome."""
+        async with self._one_change:
+            self._told = False
+            try:
+                yield
+            except (DeviceUnreachable, DeviceRefused, LoginRefused) as error:
+                if not self._told:
+                    raise
+                raise OutcomeUnknown(
+                    f"{self.name} was told to change, then: {error.message}",
+                    hint="read the device's map before anything else",
+                ) from error
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        """The device is told something in the block: some of it may be done where it refuses."""
+        try:
+            yield
+        except DeviceRefused:
+            self._told = True
+            raise
+        self._told = True
+
+    @contextlib.contextmanager
+    def _noting(self, refused: list[str], done: str = "", begin: str = "") -> Iterator[None]:
+        """What is refused in the block goes into ``refused``, unless its code means ``done``."""
+        try:
+            yield
+        except DeviceRefused as refusal:
+            if not done or refusal.code != done:
+                refused.append(f"{begin}{refusal.words}")
 
     def _raise_if(self, refused: Sequence[str]) -> None:
         """``DeviceRefused`` with the words of all that were refused, if any were."""
@@ -370,7 +376,7 @@ class TableDriver(ABC, Generic[C, M, R]):
             finally:
                 self._just_read.forget()
             # Of a refused list some may have been done.
-            self._writes.told = True
+            self._told = True
         return words
 
     async def _settle(

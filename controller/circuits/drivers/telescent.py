@@ -6,7 +6,7 @@ commands. Run against the emulated device only so far; the commands are in the t
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -104,11 +104,6 @@ class TelescentSsh(SessionDriver[Row]):
             states[DirectedPort("in", number)] = PortState("ready", "not told by the device")
         return states
 
-    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
-        """Nothing: it has no power monitors."""
-        self._checked_ports(ports)
-        return {}
-
     async def _table(self) -> Mapping[CrossConnect, Row]:
         return {
             CrossConnect(cell.inp, out): Row("up", cell.status)
@@ -135,7 +130,7 @@ class TelescentSsh(SessionDriver[Row]):
             for command in filled(template, shlex.quote, **numbers).splitlines():
                 await self.client.command(command, changes=True, timeout_s=timeout_s)
                 # Of several commands the first ones stay done if a later one is refused.
-                self._writes.told = True
+                self._told = True
 
     async def _cells(self) -> dict[int, PortCell]:
         """Every output by its canonical number."""

@@ -250,11 +250,19 @@ class HttpClient:
         raw = await self._exchange("GET", path, None, {}, f"GET {path}", changes=False)
         return raw.text
 
-    async def read(self, path: str, reader: Callable[[Any], T]) -> T:
-        """What ``reader`` makes of an answer's JSON; its ``ValueError`` is a ``DeviceRefused``."""
-        reply = await self.get(path)
+    async def read(self, path: str, reader: Callable[[Any], T], *, missing: Any = None) -> T:
+        """What ``reader`` makes of an answer's JSON; its ``ValueError`` is a ``DeviceRefused``.
+
+        ``missing`` stands for the JSON of a path that the device does not have, if that is fine.
+        """
         try:
-            return reader(reply.body)
+            body = (await self.get(path)).body
+        except DeviceRefused as refusal:
+            if missing is None or refusal.code != "404":
+                raise
+            body = missing
+        try:
+            return reader(body)
         except ValueError as error:
             raise self.nonsense(path, str(error)) from error
 
@@ -420,6 +428,3 @@ class HttpClient:
         if isinstance(error, (TimeoutError, httpx.TimeoutException)):
             return f"nothing came back within {self._session.timeouts.answer_s:g} s"
         return self._mask(str(error)) or "the connection was lost"
-
-
-# No vendor promises the shape of its JSON: what is not as it should be is a ``ValueError``.
