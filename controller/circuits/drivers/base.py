@@ -20,9 +20,13 @@ from patchlight.controller.circuits.contract import (
     checked,
     checked_channels,
 )
+from patchlight.controller.circuits.dialect import (
+    DEFAULT_TIMEOUTS,
+    Dialect,
+    NumberedDialect,
+    Timeouts,
+)
 from patchlight.controller.circuits.drivers.table import UP, R, Row, SessionTable, TableDriver
-from patchlight.controller.circuits.protocols.connection import DEFAULT_TIMEOUTS, Timeouts
-from patchlight.controller.circuits.protocols.session import Dialect, NumberedDialect
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import CircuitSwitch
 from patchlight.testbed.lab.ocs_drivers import check_shape

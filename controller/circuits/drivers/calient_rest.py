@@ -20,6 +20,7 @@ from patchlight.controller.circuits.contract import (
     Severity,
     Standing,
 )
+from patchlight.controller.circuits.dialect import Pattern, Template, filled
 from patchlight.controller.circuits.drivers.base import power_dbm
 from patchlight.controller.circuits.drivers.calient import (
     CalientDialect,
@@ -36,7 +37,6 @@ from patchlight.controller.circuits.drivers.rest import (
     json_text,
 )
 from patchlight.controller.circuits.protocols.http import HttpDialect, in_json, in_url
-from patchlight.controller.circuits.protocols.session import Pattern, Template, filled
 from patchlight.testbed.lab.portmap import CrossConnect
 
 

@@ -22,6 +22,7 @@ from patchlight.controller.circuits.contract import (
     Identity,
     PortState,
 )
+from patchlight.controller.circuits.dialect import Bare, Pattern, Template, shortened
 from patchlight.controller.circuits.drivers.base import SessionDriver, power_dbm
 from patchlight.controller.circuits.drivers.calient import (
     CalientDialect,
@@ -32,7 +33,6 @@ from patchlight.controller.circuits.drivers.calient import (
     to_port,
 )
 from patchlight.controller.circuits.drivers.table import TABLES_KEPT
-from patchlight.controller.circuits.protocols.session import Bare, Pattern, Template, shortened
 from patchlight.controller.circuits.protocols.tl1 import SessionDialect, Tl1Client
 from patchlight.controller.circuits.protocols.tl1_messages import can_quote
 from patchlight.testbed.lab.portmap import CrossConnect

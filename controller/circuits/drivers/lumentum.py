@@ -25,16 +25,10 @@ from patchlight.controller.circuits.contract import (
     PortState,
     Side,
 )
+from patchlight.controller.circuits.dialect import Bare, Dialect, Pattern, Template, filled
 from patchlight.controller.circuits.drivers.base import WavelengthSessionDriver, power_dbm
 from patchlight.controller.circuits.drivers.table import Row
 from patchlight.controller.circuits.protocols.netconf import NetconfClient
-from patchlight.controller.circuits.protocols.session import (
-    Bare,
-    Dialect,
-    Pattern,
-    Template,
-    filled,
-)
 from patchlight.testbed.lab.ocs_drivers import NO_LINE
 from patchlight.testbed.lab.spectrum import Channel, ChannelConnect
 

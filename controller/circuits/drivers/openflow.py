@@ -31,9 +31,9 @@ from patchlight.controller.circuits.contract import (
     PortState,
     Standing,
 )
+from patchlight.controller.circuits.dialect import Dialect, corrected
 from patchlight.controller.circuits.drivers.base import CircuitTableDriver
 from patchlight.controller.circuits.drivers.table import Row
-from patchlight.controller.circuits.protocols.session import Dialect, corrected
 from patchlight.controller.openflow.client import (
     Speaker,
     SpeakerFailed,

@@ -23,6 +23,16 @@ from patchlight.controller.circuits.contract import (
     PortState,
     Side,
 )
+from patchlight.controller.circuits.dialect import (
+    AnyPolatisDialect,
+    Bare,
+    Dialect,
+    Pattern,
+    Session,
+    Template,
+    filled,
+    shortened,
+)
 from patchlight.controller.circuits.drivers.base import (
     NumberedDriver,
     Numbering,
@@ -34,19 +44,9 @@ from patchlight.controller.circuits.protocols.connection import (
     BUFFER_LIMIT,
     FramingError,
     LineFramer,
-    Session,
     Take,
 )
-from patchlight.controller.circuits.protocols.session import (
-    AnyPolatisDialect,
-    Bare,
-    DeviceSession,
-    Dialect,
-    Pattern,
-    Template,
-    filled,
-    shortened,
-)
+from patchlight.controller.circuits.protocols.session import DeviceSession
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.portmap import CrossConnect
 

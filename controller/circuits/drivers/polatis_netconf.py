@@ -19,17 +19,17 @@ from patchlight.controller.circuits.contract import (
     Identity,
     Side,
 )
-from patchlight.controller.circuits.drivers.base import Numbering, condition
-from patchlight.controller.circuits.drivers.polatis import PolatisDriver
-from patchlight.controller.circuits.drivers.table import UP, Row
-from patchlight.controller.circuits.protocols.netconf import NetconfClient
-from patchlight.controller.circuits.protocols.session import (
+from patchlight.controller.circuits.dialect import (
     AnyPolatisDialect,
     Bare,
     Pattern,
     Template,
     filled,
 )
+from patchlight.controller.circuits.drivers.base import Numbering, condition
+from patchlight.controller.circuits.drivers.polatis import PolatisDriver
+from patchlight.controller.circuits.drivers.table import UP, Row
+from patchlight.controller.circuits.protocols.netconf import NetconfClient
 from patchlight.testbed.lab.portmap import CrossConnect
 
 _FEW = 16  # up to so many ports are asked for one by one, more all together

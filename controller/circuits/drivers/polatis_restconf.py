@@ -18,6 +18,13 @@ from patchlight.controller.circuits.contract import (
     Side,
     Standing,
 )
+from patchlight.controller.circuits.dialect import (
+    AnyPolatisDialect,
+    Bare,
+    Pattern,
+    Template,
+    filled,
+)
 from patchlight.controller.circuits.drivers.base import Numbering, condition
 from patchlight.controller.circuits.drivers.polatis import PolatisDriver
 from patchlight.controller.circuits.drivers.rest import (
@@ -29,13 +36,6 @@ from patchlight.controller.circuits.drivers.rest import (
 )
 from patchlight.controller.circuits.drivers.table import UP, Row
 from patchlight.controller.circuits.protocols.http import HttpClient, HttpDialect, in_json, in_url
-from patchlight.controller.circuits.protocols.session import (
-    AnyPolatisDialect,
-    Bare,
-    Pattern,
-    Template,
-    filled,
-)
 from patchlight.testbed.lab.portmap import CrossConnect
 
 

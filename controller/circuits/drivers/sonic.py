@@ -23,11 +23,11 @@ from patchlight.controller.circuits.contract import (
     PortState,
     Standing,
 )
+from patchlight.controller.circuits.dialect import Bare, Pattern, Template, filled
 from patchlight.controller.circuits.drivers.base import Numbering
 from patchlight.controller.circuits.drivers.rest import RestDriver, json_rows, json_short, json_text
 from patchlight.controller.circuits.drivers.table import Row, RowState
 from patchlight.controller.circuits.protocols.http import HttpDialect, in_json, in_url
-from patchlight.controller.circuits.protocols.session import Bare, Pattern, Template, filled
 from patchlight.testbed.lab.portmap import CrossConnect
 
 log = logging.getLogger("patchlight.ocs.sonic")

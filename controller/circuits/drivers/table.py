@@ -33,8 +33,13 @@ from patchlight.controller.circuits.contract import (
     Refusal,
     Side,
 )
-from patchlight.controller.circuits.protocols.connection import DEFAULT_TIMEOUTS, Session, Timeouts
-from patchlight.controller.circuits.protocols.session import Dialect, corrected
+from patchlight.controller.circuits.dialect import (
+    DEFAULT_TIMEOUTS,
+    Dialect,
+    Session,
+    Timeouts,
+    corrected,
+)
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
 from patchlight.testbed.lab.model import OpticalSwitch
 from patchlight.testbed.lab.portmap import JoinsPorts

@@ -18,9 +18,9 @@ from patchlight.controller.circuits.contract import (
     Identity,
     PortState,
 )
+from patchlight.controller.circuits.dialect import Pattern, Template, filled
 from patchlight.controller.circuits.drivers.base import SessionDriver
 from patchlight.controller.circuits.drivers.table import Row
-from patchlight.controller.circuits.protocols.session import Pattern, Template, filled
 from patchlight.controller.circuits.protocols.ssh import ShellClient, ShellDialect
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.portmap import CrossConnect

@@ -20,6 +20,14 @@ from patchlight.controller.circuits.contract import (
     PortState,
     Side,
 )
+from patchlight.controller.circuits.dialect import (
+    AnyPolatisDialect,
+    Bare,
+    NumberedDialect,
+    Pattern,
+    Template,
+    shortened,
+)
 from patchlight.controller.circuits.drivers.base import (
     NumberedDriver,
     Numbering,
@@ -28,14 +36,6 @@ from patchlight.controller.circuits.drivers.base import (
 )
 from patchlight.controller.circuits.drivers.polatis import PolatisDriver
 from patchlight.controller.circuits.drivers.table import UP, Row
-from patchlight.controller.circuits.protocols.session import (
-    AnyPolatisDialect,
-    Bare,
-    NumberedDialect,
-    Pattern,
-    Template,
-    shortened,
-)
 from patchlight.controller.circuits.protocols.tl1 import SessionDialect, Tl1Client, Tl1Reply
 from patchlight.testbed.lab.portmap import CrossConnect
 

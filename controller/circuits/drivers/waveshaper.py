@@ -25,11 +25,11 @@ from patchlight.controller.circuits.contract import (
     Identity,
     PortState,
 )
+from patchlight.controller.circuits.dialect import Pattern
 from patchlight.controller.circuits.drivers.base import WavelengthSessionDriver
 from patchlight.controller.circuits.drivers.rest import json_number, json_object, json_text
 from patchlight.controller.circuits.drivers.table import TABLES_KEPT, UP, Row
 from patchlight.controller.circuits.protocols.http import HttpClient, HttpDialect
-from patchlight.controller.circuits.protocols.session import Pattern
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.spectrum import Channel, ChannelConnect, Grid
 

@@ -7,20 +7,13 @@ and every option politely refused.
 from __future__ import annotations
 
 import asyncio
-import base64
-import functools
-import json
-import re
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
-from urllib.parse import quote
 
-from patchlight.controller.circuits.contract import DeviceRefused, LoginRefused
-from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.lab.model import OpticalSwitch
+from patchlight.controller.circuits.contract import DeviceRefused
+from patchlight.testbed.errors import PatchlightError
 
 BUFFER_LIMIT = 3 << 18
 """Bytes of one unfinished message (or line of noise) that are kept before giving up.
@@ -37,80 +30,6 @@ M = TypeVar("M")
 R = TypeVar("R")
 Take = Callable[[Sequence[M]], R | None]
 """What the messages that came say, with those before them; ``None`` while more is to come."""
-
-# Without tab and line feed, which a reply of several lines has.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-@dataclass(frozen=True)
-class Timeouts:
-    """How long to wait for an answer and for a connection, and before a sign of life."""
-
-    answer_s: float = 10.0
-    connect_s: float = 5.0
-    keep_alive_s: float = 60.0
-
-
-DEFAULT_TIMEOUTS = Timeouts()
-
-
-@functools.lru_cache(maxsize=64)
-def _forms(user: str, password: str) -> tuple[str, ...]:
-    """How protocols write a password: as it is, quoted, in JSON, in a URL, as HTTP's login."""
-    if not password:
-        return ()
-    forms = {
-        password,
-        password.replace('"', '""'),
-        password.replace("\\", "\\\\").replace('"', '\\"'),
-        json.dumps(password)[1:-1],
-        quote(password, safe=""),
-        base64.b64encode(f"{user}:{password}".encode(errors="replace")).decode(),
-    }
-    return tuple(sorted(forms, key=len, reverse=True))
-
-
-@dataclass(frozen=True)
-class Session:
-    """Whom to log in where, and how long to wait."""
-
-    name: str
-    host: str
-    port: int
-    user: str
-    password: str = field(repr=False)
-    timeouts: Timeouts = DEFAULT_TIMEOUTS
-    legacy_ssh: bool = False
-
-    @classmethod
-    def of(
-        cls, switch: OpticalSwitch, password: str, timeouts: Timeouts = DEFAULT_TIMEOUTS
-    ) -> Session:
-        """The session with a switch of the lab; ``BadInput`` if its address is none."""
-        host, _, port = switch.address.rpartition(":")
-        if not host or not port.isdigit():
-            raise BadInput(f"{switch.name}: {switch.address!r} is no address: expected host:port")
-        legacy, host = switch.legacy_ssh, host.strip("[]")
-        return cls(switch.name, host, int(port), switch.user, password, timeouts, legacy)
-
-    def masked(self, text: str) -> str:
-        """The text as logs and errors may have it.
-
-        Without the password, in any form that a protocol gives it, and with control characters
-        spelled out: what a device says is not to steer a terminal or begin a line of a log.
-        """
-        for form in _forms(self.user, self.password):
-            text = text.replace(form, "****")
-        return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
-
-    def login_refused(self, words: str) -> LoginRefused:
-        """The device's refusal of the user or password, in its words."""
-        words = self.masked(words)
-        return LoginRefused(
-            f"logging in to {self.name} as {self.user!r} was refused: {words}",
-            words=words,
-            hint="check user and password_env of the switch in the lab file",
-        )
 
 
 class FramingError(PatchlightError):

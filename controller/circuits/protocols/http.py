@@ -29,8 +29,8 @@ from patchlight.controller.circuits.contract import (
     DeviceUnreachable,
     LoginRefused,
 )
-from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT, Session
-from patchlight.controller.circuits.protocols.session import Dialect, Pattern, shortened
+from patchlight.controller.circuits.dialect import Dialect, Pattern, Session, shortened
+from patchlight.controller.circuits.protocols.connection import BUFFER_LIMIT
 from patchlight.testbed.errors import BadInput, OutcomeUnknown
 from patchlight.testbed.linux.files import append_line, user_folder
 

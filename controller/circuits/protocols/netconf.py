@@ -18,13 +18,13 @@ from typing import Any, TypeVar
 import paramiko
 
 from patchlight.controller.circuits.contract import Alarm, Severity
+from patchlight.controller.circuits.dialect import Dialect, Session, shortened
 from patchlight.controller.circuits.protocols.connection import (
     ConnectionLost,
     FramingError,
     Hearing,
-    Session,
 )
-from patchlight.controller.circuits.protocols.session import Dialect, KeptSession, shortened
+from patchlight.controller.circuits.protocols.session import KeptSession
 from patchlight.controller.circuits.protocols.ssh import check_host_key, finished
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.legacy_ssh import allow_legacy, explained

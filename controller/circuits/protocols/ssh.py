@@ -32,19 +32,13 @@ import paramiko
 from paramiko.hostkeys import InvalidHostKey
 
 from patchlight.controller.circuits.contract import LoginRefused, Severity
+from patchlight.controller.circuits.dialect import Dialect, Pattern, Session, Template, shortened
 from patchlight.controller.circuits.protocols.connection import (
     BUFFER_LIMIT,
     DeviceConnection,
     FramingError,
-    Session,
 )
-from patchlight.controller.circuits.protocols.session import (
-    DeviceSession,
-    Dialect,
-    Pattern,
-    Template,
-    shortened,
-)
+from patchlight.controller.circuits.protocols.session import DeviceSession
 from patchlight.testbed.legacy_ssh import allow_legacy, explained
 from patchlight.testbed.linux.files import append_line, user_folder
 

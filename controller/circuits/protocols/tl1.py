@@ -13,21 +13,21 @@ from itertools import chain
 from typing import ClassVar
 
 from patchlight.controller.circuits.contract import Alarm, DeviceRefused, Standing
-from patchlight.controller.circuits.protocols.connection import (
-    BUFFER_LIMIT,
-    DeviceConnection,
-    FramingError,
-    Session,
-)
-from patchlight.controller.circuits.protocols.session import (
+from patchlight.controller.circuits.dialect import (
     Bare,
-    DeviceSession,
     Dialect,
     Pattern,
+    Session,
     Template,
     filled,
     shortened,
 )
+from patchlight.controller.circuits.protocols.connection import (
+    BUFFER_LIMIT,
+    DeviceConnection,
+    FramingError,
+)
+from patchlight.controller.circuits.protocols.session import DeviceSession
 from patchlight.controller.circuits.protocols.tl1_messages import (
     NOTIFICATIONS,
     SEVERITIES,
