@@ -184,32 +184,23 @@ def _mistake(key: str, value: object, built_in: Dialect) -> str | None:
         return f"{key}: expected more than {value!r}"
     if not isinstance(value, str):
         return None
-    kinds: tuple[Any, ...] = getattr(_hints(type(built_in))[key], "__metadata__", ())
+    hints = get_type_hints(type(built_in), include_extras=True)
+    kinds: tuple[Any, ...] = getattr(hints[key], "__metadata__", ())
     if _TEMPLATE in kinds:
-        return _template_mistake(key, value, built_in.FIELDS)
-    return _pattern_mistake(key, value, str(known[key])) if _PATTERN in kinds else None
-
-
-def _hints(table: type[Dialect]) -> dict[str, Any]:
-    return get_type_hints(table, include_extras=True)
-
-
-def _template_mistake(key: str, value: str, known: frozenset[str]) -> str | None:
-    try:
-        names = {name for _, name, _, _ in string.Formatter().parse(value) if name is not None}
-    except ValueError as error:
-        return f"{key}: {error}"
-    wrong = names - known
-    return f"{key}: no such field: {', '.join(sorted(wrong))}" if wrong else None
-
-
-def _pattern_mistake(key: str, value: str, built_in: str) -> str | None:
-    try:
-        groups = re.compile(value).groupindex
-    except re.error as error:
-        return f"{key}: not a pattern: {error}"
-    missing = set(re.compile(built_in).groupindex) - set(groups)
-    return f"{key}: lacks the groups {', '.join(sorted(missing))}" if missing else None
+        try:
+            names = {name for _, name, _, _ in string.Formatter().parse(value) if name is not None}
+        except ValueError as error:
+            return f"{key}: {error}"
+        wrong = names - built_in.FIELDS
+        return f"{key}: no such field: {', '.join(sorted(wrong))}" if wrong else None
+    if _PATTERN in kinds:
+        try:
+            groups = re.compile(value).groupindex
+        except re.error as error:
+            return f"{key}: not a pattern: {error}"
+        missing = set(re.compile(known[key]).groupindex) - set(groups)
+        return f"{key}: lacks the groups {', '.join(sorted(missing))}" if missing else None
+    return None
 
 
 def shortened(text: str) -> str:

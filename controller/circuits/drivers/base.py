@@ -86,6 +86,13 @@ def power_dbm(text: str, dark_dbm: float = -math.inf) -> float | None:
     return power if dark_dbm < power < 100 else None
 
 
+def powers_dbm(
+    texts: Iterable[tuple[DirectedPort, str]], dark_dbm: float
+) -> dict[DirectedPort, float | None]:
+    """The same of many ports."""
+    return {port: power_dbm(text, dark_dbm) for port, text in texts}
+
+
 def condition(answer: str, ready: str, locked: str) -> Condition:
     """What a port's state means, given the patterns for two of the meanings."""
     if re.fullmatch(ready, answer):

@@ -37,7 +37,7 @@ from patchlight.controller.circuits.drivers.base import (
     NumberedDriver,
     Numbering,
     condition,
-    power_dbm,
+    powers_dbm,
 )
 from patchlight.controller.circuits.drivers.table import TABLES_KEPT, UP, Row
 from patchlight.controller.circuits.protocols.connection import (
@@ -345,7 +345,7 @@ class PolatisDriver(NumberedDriver):
         if not asked:
             return {}
         powers, dark_dbm = await self._powers(asked), self._dialect.dark_dbm
-        return {port: power_dbm(powers[port], dark_dbm) for port in asked if port in powers}
+        return powers_dbm(((port, powers[port]) for port in asked if port in powers), dark_dbm)
 
     async def _with_monitors(self, ports: Iterable[DirectedPort]) -> list[DirectedPort]:
         await self._numbering()
@@ -388,7 +388,8 @@ class PolatisScpi(PolatisDriver):
         return self.client.alarms
 
     async def _table(self) -> Mapping[CrossConnect, Row]:
-        await self._numbering()
+        if self._known is None:
+            await self._numbering()
         dialect = self._dialect
         return self._understood(await self.client.ask(dialect.read_map, dialect.map_answer))
 
@@ -460,7 +461,10 @@ class PolatisScpi(PolatisDriver):
     ) -> dict[DirectedPort, str]:
         """One value for each port, asked for in lists as long as the device takes."""
         per_port: dict[DirectedPort, str] = {}
-        to_numbers, limit = (await self._numbering()).to_numbers, self._dialect.ask_limit
+        to_numbers, limit = (
+            (self._known or await self._numbering()).to_numbers,
+            self._dialect.ask_limit,
+        )
         for start in range(0, len(ports), limit):
             chunk = ports[start : start + limit]
             numbers = ",".join(map(str, to_numbers(chunk)))
