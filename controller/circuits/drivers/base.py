@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from patchlight.controller.circuits.contract import (
 )
 from patchlight.controller.circuits.dialect import (
     DEFAULT_TIMEOUTS,
+    AnyPolatisDialect,
     Dialect,
     NumberedDialect,
     Timeouts,
@@ -192,6 +193,69 @@ class NumberedDriver(SessionDriver[Row]):
         """The device's numbers for the input and the output of each."""
         to_number = (await self._numbering()).to_number
         return [(to_number("in", c.inp), to_number("out", c.out)) for c in pairs]
+
+
+class PolatisDriver(NumberedDriver):
+    """What drivers of Polatis switches share, whatever they speak. See ``CircuitDriver``."""
+
+    _dialect: AnyPolatisDialect
+
+    @abstractmethod
+    async def identify(self) -> Identity:
+        """Vendor, model, serial number and software of the device."""
+
+    @abstractmethod
+    async def _size(self, model: str) -> tuple[int, int]:
+        """How many inputs and outputs."""
+
+    @abstractmethod
+    async def _monitored_sides(self, numbering: Numbering) -> Collection[Side]:
+        """The sides that have power monitors."""
+
+    @abstractmethod
+    async def _states(self) -> Mapping[DirectedPort, str]:
+        """The state of every port, as the device tells it."""
+
+    @abstractmethod
+    async def _powers(self, ports: Sequence[DirectedPort]) -> Mapping[DirectedPort, str]:
+        """The power at these ports, or at more, as the device tells it."""
+
+    @abstractmethod
+    def _condition(self, state: str) -> Condition:
+        """What the device's word for a port's state means."""
+
+    async def port_states(self) -> Mapping[DirectedPort, PortState]:
+        """Of each port that the lab knows: enabled, disabled, failed."""
+        states, last = await self._states(), self.ports
+        known = {state: PortState(self._condition(state), state) for state in {*states.values()}}
+        return {port: known[state] for port, state in states.items() if port.number <= last}
+
+    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
+        """At the ports that have monitors."""
+        asked = self._checked_ports(ports)
+        if not asked:
+            return {}
+        powers, dark_dbm = await self._powers(asked), self._dialect.dark_dbm
+        return powers_dbm(((port, powers[port]) for port in asked if port in powers), dark_dbm)
+
+    async def _with_monitors(self, ports: Iterable[DirectedPort]) -> list[DirectedPort]:
+        await self._numbering()
+        power = self._capabilities
+        monitored = {"in": power.power_in, "out": power.power_out}
+        return [port for port in ports if monitored[port.side]]
+
+    async def _learn(self) -> Numbering:
+        model = (await self.identify()).model
+        if re.search(self._dialect.any_to_any, model):
+            raise PatchlightError(
+                f"{self.name} is a {model}: a switch of single fibres, any to any",
+                hint="this driver knows switches with inputs and outputs only",
+            )
+        numbering = Numbering.polatis(*await self._size(model))
+        numbering.check_holds(self.name, self.ports)
+        sides = await self._monitored_sides(numbering)
+        self._capabilities = Capabilities(power_in="in" in sides, power_out="out" in sides)
+        return numbering
 
 
 class WavelengthTableDriver(TableDriver[ChannelConnect, SpectrumMap, R]):

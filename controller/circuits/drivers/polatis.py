@@ -6,8 +6,7 @@ Run against the emulated device only so far.
 import functools
 import logging
 import re
-from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import starmap
 from typing import ClassVar, TypeVar, cast
@@ -15,30 +14,22 @@ from typing import ClassVar, TypeVar, cast
 from patchlight.controller.circuits.contract import (
     SIDES,
     Alarm,
-    Capabilities,
     Condition,
     DeviceRefused,
     DirectedPort,
     Identity,
-    PortState,
     Side,
 )
 from patchlight.controller.circuits.dialect import (
     AnyPolatisDialect,
     Bare,
-    Dialect,
     Pattern,
     Session,
     Template,
     filled,
     shortened,
 )
-from patchlight.controller.circuits.drivers.base import (
-    NumberedDriver,
-    Numbering,
-    condition,
-    powers_dbm,
-)
+from patchlight.controller.circuits.drivers.base import Numbering, PolatisDriver, condition
 from patchlight.controller.circuits.drivers.table import TABLES_KEPT, UP, Row
 from patchlight.controller.circuits.protocols.connection import (
     BUFFER_LIMIT,
@@ -47,7 +38,7 @@ from patchlight.controller.circuits.protocols.connection import (
     Take,
 )
 from patchlight.controller.circuits.protocols.session import DeviceSession
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import CrossConnect
 
 # No byte fits two branches, so it takes linear time whatever comes. (A doubled quote in quotes
@@ -64,16 +55,20 @@ A = TypeVar("A")
 
 
 @dataclass(frozen=True)
-class ScpiDialect(Dialect):
-    """What a session takes.
+class PolatisScpiDialect(AnyPolatisDialect):
+    """What a session with a Polatis switch takes.
 
     ``confirm`` is put behind a command that changes something, and the device answers it
     with ``confirmed`` when it is done. ``errors`` asks for all errors and is sent after
     every command, with ``then`` between (``;`` would put both in one message): a device
     answers a command in error with nothing at all. Set ``login`` where a unit wants one.
+
+    ``{ins}``, ``{outs}`` and ``{ports}`` are lists of the device's port numbers. Patterns
+    match a whole answer and name their groups as below. ``ask_limit`` is how many ports one
+    question takes.
     """
 
-    FIELDS: ClassVar[frozenset[str]] = frozenset({"user", "password"})
+    FIELDS: ClassVar[frozenset[str]] = frozenset({"user", "password", "ins", "outs", "ports"})
 
     login: Template = ""
     keep_alive: Template = "*OPC?"
@@ -84,19 +79,6 @@ class ScpiDialect(Dialect):
     error_entry: Pattern = (
         r'\s*(?P<code>[+-]?[0-9]{1,9})\s*,\s*"(?P<words>[^"]*(?:""[^"]*)*)"(?!")\s*'
     )
-
-
-@dataclass(frozen=True)
-class PolatisScpiDialect(ScpiDialect, AnyPolatisDialect):
-    """What a Polatis switch takes.
-
-    ``{ins}``, ``{outs}`` and ``{ports}`` are lists of the device's port numbers. Patterns
-    match a whole answer and name their groups as below. ``ask_limit`` is how many ports one
-    question takes.
-    """
-
-    FIELDS: ClassVar[frozenset[str]] = ScpiDialect.FIELDS | {"ins", "outs", "ports"}
-
     identity: Template = "*IDN?"
     size: Template = ":oxc:swit:size?"
     connect: Template = ":oxc:swit:conn:add (@{ins}),(@{outs})"
@@ -164,13 +146,13 @@ def channels(text: str) -> list[int]:
     return numbers
 
 
-class ScpiClient(DeviceSession[str, ScpiDialect]):
+class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
     """One connection to one device. All methods belong to one event loop."""
 
     protocol = "SCPI"
     log = logging.getLogger("patchlight.scpi")
 
-    def __init__(self, session: Session, dialect: ScpiDialect) -> None:
+    def __init__(self, session: Session, dialect: PolatisScpiDialect) -> None:
         super().__init__(session, dialect)
         self._entry = re.compile(dialect.error_entry)
 
@@ -302,69 +284,6 @@ def _words(errors: Errors) -> str:
 
 
 _PAIRS_KEPT = 1 << 14
-
-
-class PolatisDriver(NumberedDriver):
-    """What drivers of Polatis switches share, whatever they speak. See ``CircuitDriver``."""
-
-    _dialect: AnyPolatisDialect
-
-    @abstractmethod
-    async def identify(self) -> Identity:
-        """Vendor, model, serial number and software of the device."""
-
-    @abstractmethod
-    async def _size(self, model: str) -> tuple[int, int]:
-        """How many inputs and outputs."""
-
-    @abstractmethod
-    async def _monitored_sides(self, numbering: Numbering) -> Collection[Side]:
-        """The sides that have power monitors."""
-
-    @abstractmethod
-    async def _states(self) -> Mapping[DirectedPort, str]:
-        """The state of every port, as the device tells it."""
-
-    @abstractmethod
-    async def _powers(self, ports: Sequence[DirectedPort]) -> Mapping[DirectedPort, str]:
-        """The power at these ports, or at more, as the device tells it."""
-
-    @abstractmethod
-    def _condition(self, state: str) -> Condition:
-        """What the device's word for a port's state means."""
-
-    async def port_states(self) -> Mapping[DirectedPort, PortState]:
-        """Of each port that the lab knows: enabled, disabled, failed."""
-        states, last = await self._states(), self.ports
-        known = {state: PortState(self._condition(state), state) for state in {*states.values()}}
-        return {port: known[state] for port, state in states.items() if port.number <= last}
-
-    async def power(self, ports: Iterable[DirectedPort]) -> Mapping[DirectedPort, float | None]:
-        """At the ports that have monitors."""
-        asked = self._checked_ports(ports)
-        if not asked:
-            return {}
-        powers, dark_dbm = await self._powers(asked), self._dialect.dark_dbm
-        return powers_dbm(((port, powers[port]) for port in asked if port in powers), dark_dbm)
-
-    async def _with_monitors(self, ports: Iterable[DirectedPort]) -> list[DirectedPort]:
-        await self._numbering()
-        power = self._capabilities
-        monitored = {"in": power.power_in, "out": power.power_out}
-        return [port for port in ports if monitored[port.side]]
-
-    async def _learn(self) -> Numbering:
-        model = (await self.identify()).model
-        if re.search(self._dialect.any_to_any, model):
-            raise PatchlightError(
-                f"{self.name} is a {model}: a switch of single fibres, any to any",
-                hint="this driver knows switches with inputs and outputs only",
-            )
-        numbering = Numbering.polatis(*await self._size(model))
-        numbering.check_holds(self.name, self.ports)
-        sides = await self._monitored_sides(numbering)
-        self._capabilities = Capabilities(power_in="in" in sides, power_out="out" in sides)
-        return numbering
 
 
 class PolatisScpi(PolatisDriver):

@@ -26,8 +26,7 @@ from patchlight.controller.circuits.dialect import (
     Template,
     filled,
 )
-from patchlight.controller.circuits.drivers.base import Numbering, condition
-from patchlight.controller.circuits.drivers.polatis import PolatisDriver
+from patchlight.controller.circuits.drivers.base import Numbering, PolatisDriver, condition
 from patchlight.controller.circuits.drivers.table import UP, Row
 from patchlight.controller.circuits.protocols.netconf import NetconfClient
 from patchlight.testbed.lab.portmap import CrossConnect

@@ -25,8 +25,7 @@ from patchlight.controller.circuits.dialect import (
     Template,
     filled,
 )
-from patchlight.controller.circuits.drivers.base import Numbering, condition
-from patchlight.controller.circuits.drivers.polatis import PolatisDriver
+from patchlight.controller.circuits.drivers.base import Numbering, PolatisDriver, condition
 from patchlight.controller.circuits.drivers.rest import (
     json_number,
     json_object,

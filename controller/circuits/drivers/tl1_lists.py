@@ -31,10 +31,10 @@ from patchlight.controller.circuits.dialect import (
 from patchlight.controller.circuits.drivers.base import (
     NumberedDriver,
     Numbering,
+    PolatisDriver,
     condition,
     power_dbm,
 )
-from patchlight.controller.circuits.drivers.polatis import PolatisDriver
 from patchlight.controller.circuits.drivers.table import UP, Row
 from patchlight.controller.circuits.protocols.tl1 import SessionDialect, Tl1Client, Tl1Reply
 from patchlight.testbed.lab.portmap import CrossConnect
