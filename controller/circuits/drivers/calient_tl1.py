@@ -14,7 +14,6 @@ from typing import ClassVar
 
 from patchlight.controller.circuits.contract import (
     SIDES,
-    Alarm,
     Capabilities,
     Condition,
     DeviceRefused,
@@ -116,10 +115,6 @@ class CalientTl1(SessionDriver[CalientRow]):
             if found := re.match(dialect.identity_line, line):
                 return Identity(dialect.vendor, *found.group("model", "serial", "software", "name"))
         return Identity(dialect.vendor, "", "", "")
-
-    async def alarms(self) -> tuple[Alarm, ...]:
-        """Autonomous messages since ``open``, and what ``RTRV-ALM-ALL`` lists."""
-        return await self.client.hear()
 
     async def port_states(self) -> Mapping[DirectedPort, PortState]:
         """From ``RTRV-PORT``."""

@@ -18,7 +18,6 @@ from typing import ClassVar
 from xml.sax.saxutils import escape
 
 from patchlight.controller.circuits.contract import (
-    Alarm,
     Capabilities,
     DirectedPort,
     Identity,
@@ -159,10 +158,6 @@ class LumentumRoadm(WavelengthSessionDriver[ConnectionRow]):
                 if port in powers:
                     powers[port][way.channel] = power_dbm(text, self._dialect.dark_dbm)
         return powers
-
-    async def alarms(self) -> tuple[Alarm, ...]:
-        """Notifications since ``open``."""
-        return self.client.hear()
 
     async def _table(self) -> Mapping[ChannelConnect, ConnectionRow]:
         return {way: row for way, row in await self._connections() if way is not None}

@@ -281,6 +281,14 @@ class OpenFlowSwitch(CircuitTableDriver[FlowRow]):
         self._alarms = AlarmLog()
         self._look_again_at = 0.0
 
+    async def open(self) -> None:
+        """Listen for the switch, and wait for it."""
+        await self.client.open()
+
+    async def close(self) -> None:
+        """Stop listening; circuits stay."""
+        await self.client.close()
+
     async def identify(self) -> Identity:
         """From the switch's description."""
         description = await self.client.ask("describe")

@@ -172,9 +172,10 @@ class ScpiClient(DeviceSession[str, PolatisScpiDialect]):
         confirmed = f"{command}{self._dialect.confirm}"
         await self._command(confirmed, self._dialect.confirmed, changes=True)
 
-    async def look(self) -> None:
-        """Ask for errors alone: what the device reported meanwhile becomes alarms."""
+    async def hear(self) -> tuple[Alarm, ...]:
+        """What it reported; it is asked for its errors to hear the newest."""
         await self._told("", self._reported, lambda: self._dialect.errors, changes=False)
+        return self.alarms
 
     async def _command(self, command: str, answer: str, *, changes: bool) -> str:
         def shown() -> str:
@@ -300,11 +301,6 @@ class PolatisScpi(PolatisDriver):
         vendor = answer["vendor"].strip().strip('"') or self._dialect.vendor
         rest = (answer[part].strip().strip('"') for part in ("model", "serial", "software"))
         return Identity(vendor, *rest)
-
-    async def alarms(self) -> tuple[Alarm, ...]:
-        """What the error queue held that no command of ours explains."""
-        await self.client.look()
-        return self.client.alarms
 
     async def _table(self) -> Mapping[CrossConnect, Row]:
         if self._known is None:

@@ -11,14 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 from xml.sax.saxutils import escape
 
-from patchlight.controller.circuits.contract import (
-    SIDES,
-    Alarm,
-    Condition,
-    DirectedPort,
-    Identity,
-    Side,
-)
+from patchlight.controller.circuits.contract import SIDES, Condition, DirectedPort, Identity, Side
 from patchlight.controller.circuits.dialect import (
     AnyPolatisDialect,
     Bare,
@@ -88,10 +81,6 @@ class PolatisNetconf(PolatisDriver):
         leaves = ("manufacturer", "model-name", "serial-number", "software-version")
         vendor, *rest = (self._text(data, f".//{{*}}{leaf}") for leaf in leaves)
         return Identity(vendor or self._dialect.vendor, *rest)
-
-    async def alarms(self) -> tuple[Alarm, ...]:
-        """Notifications since ``open``."""
-        return self.client.hear()
 
     async def _table(self) -> Mapping[CrossConnect, Row]:
         numbering, table = await self._numbering(), {}

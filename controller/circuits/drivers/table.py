@@ -25,6 +25,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from patchlight.controller.circuits.contract import (
     SIDES,
+    Alarm,
     DeviceRefused,
     DeviceUnreachable,
     DirectedPort,
@@ -117,6 +118,9 @@ class Client(Protocol):
     async def close(self) -> None:
         """Log out and let go."""
 
+    async def hear(self) -> tuple[Alarm, ...]:
+        """What the device reported, oldest first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -139,9 +143,7 @@ R = TypeVar("R", bound=Row)
 
 
 class TableDriver(ABC, Generic[C, M, R]):
-    """See ``SwitchDriver`` for what the methods do. A driver sets ``client``."""
-
-    client: Client
+    """See ``SwitchDriver`` for what the methods do."""
 
     def __init__(self, switch: OpticalSwitch) -> None:
         self._switch = switch
@@ -215,14 +217,6 @@ class TableDriver(ABC, Generic[C, M, R]):
     def name(self) -> str:
         """The switch's name in the lab."""
         return self._switch.name
-
-    async def open(self) -> None:
-        """Reach the device and log in."""
-        await self.client.open()
-
-    async def close(self) -> None:
-        """Log out; circuits stay."""
-        await self.client.close()
 
     async def read_map(self) -> M:
         """What the device's table holds active, with what failed: that holds its ports."""
@@ -435,6 +429,7 @@ class TableDriver(ABC, Generic[C, M, R]):
 class SessionTable(TableDriver[C, M, R]):
     """A driver over a session: it says which ``client_class`` it talks with."""
 
+    client: Client
     built_in: ClassVar[Dialect]
     client_class: ClassVar[type[Client]]
     _dialect: Dialect
@@ -449,6 +444,18 @@ class SessionTable(TableDriver[C, M, R]):
         super().__init__(switch)
         self._dialect = dialect or corrected(switch.driver, self.built_in)
         self.client = self.client_class(Session.of(switch, password, timeouts), self._dialect)
+
+    async def open(self) -> None:
+        """Reach the device and log in."""
+        await self.client.open()
+
+    async def close(self) -> None:
+        """Log out; circuits stay."""
+        await self.client.close()
+
+    async def alarms(self) -> tuple[Alarm, ...]:
+        """What the device reported, and what it lists where it can be asked."""
+        return await self.client.hear()
 
 
 def _once(pairs: Iterable[C], table: Mapping[C, Row]) -> list[C]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from patchlight.controller.circuits.contract import (
-    Alarm,
     Capabilities,
     Condition,
     DirectedPort,
@@ -88,11 +87,6 @@ class TelescentSsh(SessionDriver[Row]):
         """Vendor and model from the dialect: no command is known that tells more."""
         await self._cells()
         return Identity(self._dialect.vendor, self._dialect.model, "", "")
-
-    async def alarms(self) -> tuple[Alarm, ...]:
-        """What it said unasked; it is asked for its state to hear that."""
-        await self.client.command(self._dialect.keep_alive)
-        return self.client.alarms
 
     async def port_states(self) -> Mapping[DirectedPort, PortState]:
         """From ``switchstate``, which tells of outputs; an input is ready where that is."""

@@ -11,7 +11,6 @@ from typing import ClassVar, Generic, TypeVar
 
 from patchlight.controller.circuits.contract import (
     SIDES,
-    Alarm,
     Capabilities,
     Condition,
     DeviceRefused,
@@ -139,10 +138,6 @@ class Tl1ListDriver(NumberedDriver, Generic[D]):
     def _row(self, line: re.Match[str]) -> Row:
         """How the cross-connect of that line stands."""
         return UP
-
-    async def alarms(self) -> tuple[Alarm, ...]:
-        """Autonomous messages since ``open``, and what ``RTRV-ALM-ALL`` lists."""
-        return await self.client.hear()
 
     async def _table(self) -> Mapping[CrossConnect, Row]:
         numbering, table = await self._numbering(), {}

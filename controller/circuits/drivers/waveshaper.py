@@ -18,7 +18,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from patchlight.controller.circuits.contract import (
-    Alarm,
     Capabilities,
     DeviceRefused,
     DirectedPort,
@@ -239,10 +238,6 @@ class WaveShaper(WavelengthSessionDriver[Row]):
     async def port_states(self) -> Mapping[DirectedPort, PortState]:
         """All ready, as far as the device tells: nothing."""
         return dict.fromkeys(self._all_ports(), PortState("ready", "no states are told"))
-
-    async def alarms(self) -> tuple[Alarm, ...]:
-        """None: it reports nothing."""
-        return ()
 
     async def _table(self) -> Mapping[ChannelConnect, Row]:
         channels = self._channels(await self._profile())

@@ -24,6 +24,7 @@ from urllib.parse import quote
 import httpx
 
 from patchlight.controller.circuits.contract import (
+    Alarm,
     AlarmLog,
     DeviceRefused,
     DeviceUnreachable,
@@ -197,6 +198,10 @@ class HttpClient:
             client, self._client = self._client, None
             if client is not None:
                 await client.aclose()
+
+    async def hear(self) -> tuple[Alarm, ...]:
+        """What the driver found reported."""
+        return self.alarms.all
 
     @contextlib.asynccontextmanager
     async def series(self, length: int) -> AsyncIterator[None]:

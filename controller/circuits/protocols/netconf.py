@@ -270,7 +270,7 @@ class NetconfClient(KeptSession[NetconfConnection, Dialect]):
 
         await self._ask(ask, operation, changes=True)
 
-    def hear(self) -> tuple[Alarm, ...]:
+    async def hear(self) -> tuple[Alarm, ...]:
         """All notifications so far."""
         if self._connection is not None:
             self._take_notifications(self._connection)

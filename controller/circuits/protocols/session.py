@@ -102,6 +102,10 @@ class KeptSession(ABC, Generic[C, D]):
         """What the device said unasked, oldest first (the last 1000)."""
         return self._alarms.all
 
+    async def hear(self) -> tuple[Alarm, ...]:
+        """The same, the newest included where the device has to be asked for it."""
+        return self.alarms
+
     def _alarm(self, severity: Severity, subject: str, words: str) -> None:
         words, subject = (self._mask(text)[:_ALARM_WORDS_KEPT] for text in (words, subject))
         self._alarms.note(severity, subject, words)

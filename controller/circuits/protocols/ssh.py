@@ -31,7 +31,7 @@ from typing import ClassVar, TypeVar, cast
 import paramiko
 from paramiko.hostkeys import InvalidHostKey
 
-from patchlight.controller.circuits.contract import LoginRefused, Severity
+from patchlight.controller.circuits.contract import Alarm, LoginRefused, Severity
 from patchlight.controller.circuits.dialect import Dialect, Pattern, Session, Template, shortened
 from patchlight.controller.circuits.protocols.connection import (
     BUFFER_LIMIT,
@@ -286,6 +286,11 @@ class ShellClient(DeviceSession[str, ShellDialect]):
         taking = partial(partial, self._take, command)
         shown = partial(shortened, command)
         return await self._in_step(command, taking, shown, timeout_s, changes=changes)
+
+    async def hear(self) -> tuple[Alarm, ...]:
+        """What it said unasked; it is asked for its state to hear that."""
+        await self.command(self._dialect.keep_alive)
+        return self.alarms
 
     def _framer(self) -> ShellFramer:
         return ShellFramer(self._dialect.prompt)
