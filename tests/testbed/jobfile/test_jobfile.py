@@ -10,7 +10,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from jsonschema import Draft202012Validator
+from tests.support.schemas import Draft202012Validator
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.forms import value_of
