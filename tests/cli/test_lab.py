@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from tests.support.schemas import Draft202012Validator
 
 from patchlight.cli.main import lab
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.labfile.reader import builtin_labs, labs_dir, load_lab, parse_lab
+from tests.support.schemas import Draft202012Validator
 
 OFC2022 = load_lab("ofc2022")
 

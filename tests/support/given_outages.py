@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from patchlight.controller.policies.contract import ClusterShape
-from patchlight.emulation.simulator.cluster.state import Outage, Outages
+from patchlight.emulation.simulator.outages import Outage, Outages
 
 LATEST_S = 60
 

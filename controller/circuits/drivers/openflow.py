@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from patchlight.controller.circuits.dialect import Dialect, corrected
-
 from patchlight.controller.circuits.contract import (
     Alarm,
     AlarmLog,
@@ -33,6 +31,7 @@ from patchlight.controller.circuits.contract import (
     PortState,
     Standing,
 )
+from patchlight.controller.circuits.dialect import Dialect, corrected
 from patchlight.controller.circuits.drivers.base import CircuitTableDriver
 from patchlight.controller.circuits.drivers.table import Row
 from patchlight.controller.openflow.client import Speaker, SpeakerFailed, SpeakerRefused

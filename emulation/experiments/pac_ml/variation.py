@@ -9,7 +9,7 @@ from typing import Any
 
 from patchlight.controller.policies.learned import Card
 from patchlight.controller.policies.observation import written
-from patchlight.emulation.simulator.cluster.state import Outages
+from patchlight.emulation.simulator.outages import Outages
 from patchlight.emulation.simulator.ramp.ramp import PAC_ML_SHAPE, RampShape
 from patchlight.emulation.simulator.ramp.scenario import (
     MAX_ERROR,

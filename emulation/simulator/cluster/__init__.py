@@ -13,8 +13,9 @@ from patchlight.emulation.simulator.cluster.networkcluster import NetworkCluster
 from patchlight.emulation.simulator.cluster.results import JobRecord, QueueResult
 from patchlight.emulation.simulator.cluster.simulation import Simulation
 from patchlight.emulation.simulator.cluster.site import Policies
-from patchlight.emulation.simulator.cluster.state import Outages, Settings
+from patchlight.emulation.simulator.cluster.state import Settings
 from patchlight.emulation.simulator.cluster.sweep import QueueScheduler, simulate
+from patchlight.emulation.simulator.outages import Outages
 
 __all__ = [
     "JobRecord",

@@ -12,7 +12,6 @@ from patchlight.controller.policies.contract import ClusterShape, GpuSite
 from patchlight.controller.prediction.network import Demand
 from patchlight.emulation.simulator.cluster.cluster import Cluster, Rewiring
 from patchlight.emulation.simulator.cluster.simulated_job import SimulatedJob
-from patchlight.emulation.simulator.cluster.state import Outage
 from patchlight.emulation.simulator.network.contract import (
     Network,
     Round,
@@ -30,6 +29,7 @@ from patchlight.emulation.simulator.network.jobs import (
 )
 from patchlight.emulation.simulator.network.sharing import Floats, Ints
 from patchlight.emulation.simulator.network.specs import CALM, Trouble
+from patchlight.emulation.simulator.outages import Outage
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import PortMap
 

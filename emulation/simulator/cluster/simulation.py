@@ -31,13 +31,8 @@ from patchlight.emulation.simulator.cluster.cluster import Cluster, Rewiring
 from patchlight.emulation.simulator.cluster.jobs import QueueJob, load_of
 from patchlight.emulation.simulator.cluster.networkcluster import PhasedJobs, failures_of
 from patchlight.emulation.simulator.cluster.simulated_job import Cause, SimulatedJob, State
-from patchlight.emulation.simulator.cluster.state import (
-    Accounts,
-    EventQueue,
-    Occupancy,
-    Outage,
-    Settings,
-)
+from patchlight.emulation.simulator.cluster.state import Accounts, EventQueue, Occupancy, Settings
+from patchlight.emulation.simulator.outages import Outage
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.portmap import PortMap
 

@@ -25,7 +25,7 @@ from patchlight.controller.policies.contract import (
     Running,
     no_choice,
 )
-from patchlight.emulation.simulator.cluster.state import Outage
+from patchlight.emulation.simulator.outages import Outage
 from patchlight.emulation.simulator.ramp.ramp import Block, PlacementRule, place, sub_blocks
 from patchlight.emulation.simulator.ramp.scenario import Accepted, EpisodeResult, Job, Scenario
 from patchlight.emulation.simulator.ramp.workloads import Workloads

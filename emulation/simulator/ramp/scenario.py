@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from patchlight.controller.policies.contract import JobView
-from patchlight.emulation.simulator.cluster.state import Outage, Outages
+from patchlight.emulation.simulator.outages import Outage, Outages
 from patchlight.emulation.simulator.ramp.ramp import PlacementRule
 from patchlight.emulation.simulator.ramp.workloads import RequirementLaw, Workloads, law
 from patchlight.testbed.errors import BadInput

@@ -12,7 +12,7 @@ import click
 from patchlight.cli.lab import emulated
 from patchlight.console import options as opts
 from patchlight.console import rendering as out
-from patchlight.console.commands import require_root
+from patchlight.console.commands import lab_option, require_root
 from patchlight.console.connection import complete_host, offline_lab, which_lab
 from patchlight.emulation.fabric.lab_state import recorded_labs
 from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab
@@ -221,7 +221,7 @@ def list_labs(as_json: bool) -> None:
 @emulate.command("exec", context_settings={"ignore_unknown_options": True})
 @click.argument("host", shell_complete=complete_host)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@opts.lab_option()
+@lab_option()
 def execute(host: str, command: tuple[str, ...], lab_name: str | None) -> None:
     """Run a command as HOST: patchlight emulate exec gpu1 -- ping -c 1 192.168.10.12."""
     require_root(f"running a command as {host} of an emulated lab")
@@ -245,7 +245,7 @@ def shell(lab: str | None) -> None:
 @click.option("--delay", type=opts.Quantity(parse_time), help="Hold each packet so long, each way.")
 @click.option("--jitter", type=opts.Quantity(parse_time), help="By how much that varies.")
 @click.option("--packet-loss", type=opts.Quantity(parse_share), help="Lose this share, like 0.1%.")
-@opts.lab_option()
+@lab_option()
 @out.json_option
 def link(
     a: str,
@@ -283,7 +283,7 @@ def link(
 
 @emulate.command()
 @click.argument("server")
-@opts.lab_option()
+@lab_option()
 def reboot(server: str, lab_name: str | None) -> None:
     """Cut the power of SERVER, one that has an sshd, and boot it again.
 
@@ -305,7 +305,7 @@ def reboot(server: str, lab_name: str | None) -> None:
 @click.option(
     "--size", type=opts.Quantity(parse_size), default="1GiB", help="At most so long a file."
 )
-@opts.lab_option()
+@lab_option()
 @out.json_option
 def capture(
     host: str,

@@ -6,7 +6,7 @@ import pytest
 from patchlight.controller.policies.observation import RampObserver
 from patchlight.emulation.learning.afterstates import ControlVariate
 from patchlight.emulation.learning.vector_episodes import Finished, VectorEpisodes
-from patchlight.emulation.simulator.cluster.state import Outages
+from patchlight.emulation.simulator.outages import Outages
 from patchlight.emulation.simulator.ramp import (
     Episode,
     JobOutcome,

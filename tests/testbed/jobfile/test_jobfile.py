@@ -10,7 +10,6 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.schemas import Draft202012Validator
 
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.forms import value_of
@@ -26,6 +25,7 @@ from patchlight.testbed.jobfile.schema import KEYS, SWEEP, json_schema
 from patchlight.testbed.jobs import JobSpec, Mount, checked_specs
 from patchlight.testbed.labfile.reader import builtin_lab, parse_lab
 from tests.support.lab_files import unmarked
+from tests.support.schemas import Draft202012Validator
 
 ONE = """\
 name: vgg

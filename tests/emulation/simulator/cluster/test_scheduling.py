@@ -139,7 +139,7 @@ def test_a_policy_that_looks_at_the_clock_is_asked_again() -> None:
 def test_a_broken_server_costs_what_came_after_the_last_checkpoint() -> None:
     class Once(Outages):
         def events(self, shape: Any, seed: int) -> Any:
-            from patchlight.emulation.simulator.cluster.state import Outage
+            from patchlight.emulation.simulator.outages import Outage
 
             yield Outage(250.0, 0b0011, True)
             yield Outage(400.0, 0b0011, False)

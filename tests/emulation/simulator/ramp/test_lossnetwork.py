@@ -7,7 +7,7 @@ import pytest
 
 from patchlight.controller.policies.contract import ClusterView, JobView, PartitionPolicy
 from patchlight.controller.policies.degrees import Constant, Maximum, Minimum, RandomDegree
-from patchlight.emulation.simulator.cluster.state import Outages
+from patchlight.emulation.simulator.outages import Outages
 from patchlight.emulation.simulator.ramp import (
     Episode,
     JobOutcome,
