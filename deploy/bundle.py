@@ -25,8 +25,7 @@ from typing import IO, Any, Literal, Protocol
 
 from packaging.requirements import Requirement
 
-from patchlight.deploy.bytecode import bytecode_of
-from patchlight.deploy.wheels import needed, wheel_of
+from patchlight.deploy.wheels import bytecode_of, needed, wheel_of
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.linux.files import private_folder, user_folder
 

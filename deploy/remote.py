@@ -19,8 +19,8 @@ import paramiko
 from paramiko.channel import ChannelFile, ChannelStderrFile, ChannelStdinFile
 
 from patchlight.deploy.bundle import BundleFile, Target
-from patchlight.deploy.bytecode import unchecked_bytecode
 from patchlight.deploy.ssh import Connections, Passwords
+from patchlight.deploy.wheels import unchecked_bytecode
 from patchlight.testbed.errors import PatchlightError
 from patchlight.testbed.lab.model import Lab, Server
 

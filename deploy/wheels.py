@@ -1,17 +1,29 @@
-"""Wheels of what is installed here, made again from the installed files; no network is needed.
+"""What is installed here as wheels, and the bytecode of what an agent imports; without a network.
 
-Who deploys runs a version that works together with the rest: the servers get just that one.
+For servers with the Python of this machine next to nothing is then compiled where an agent starts.
+What an agent imports is found by importing it, in a process of its own::
+
+    python -m patchlight.deploy.wheels OUTPUT WHEEL...
 """
 
 import base64
+import contextlib
 import hashlib
+import importlib
+import importlib.util
+import marshal
 import os
+import pkgutil
 import re
+import subprocess
+import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.abc import InspectLoader
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
+from types import CodeType
 from typing import IO
 
 from packaging.requirements import Requirement
@@ -158,3 +170,92 @@ def _below(folder: Path) -> Iterator[Path]:
                 yield from _below(path)
         else:
             yield path
+
+
+# An agent's program, and what is imported late. Named only: who deploys imports none of it. What a
+# list like this leaves out, the server compiles when it is first imported.
+_AGENT = "patchlight.agents"
+_PROGRAM = (
+    "patchlight.cli.main",
+    "patchlight.cli.agent",
+    "patchlight.testbed.labfile.reader",
+    "patchlight.testbed.linux.http_server",
+    "cryptography.x509",
+    "pydantic.v1",
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.asyncio",
+    "uvicorn.protocols.http.h11_impl",
+)
+_WORKERS = f"{_AGENT}.training"
+# Later formats have references, which depend on what else the process has imported.
+_FORMAT = 2
+_UNCHECKED = (1).to_bytes(4, "little")
+
+
+def bytecode_of(release: str, wheels: Sequence[Path], cache: Path) -> Path:
+    """A zip of ``.pyc`` files for the packages in ``wheels``, to be unpacked over them.
+
+    It is taken from ``cache`` where that of the same ``release`` was made before.
+    """
+    path = cache / f"bytecode-{release}-{sys.implementation.cache_tag}.zip"
+    if not path.exists():
+        part = path.with_name(f".{path.name}.part")
+        command = [sys.executable, "-m", __name__, str(part), *map(str, wheels)]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            raise PatchlightError(
+                f"compiling what an agent imports: {done.stderr.strip()[-600:]}",
+                hint="Does an agent start here? patchlight agent run --help",
+            )
+        part.replace(path)
+    return path
+
+
+def unchecked_bytecode(source: bytes, code: CodeType) -> bytes:
+    """What a ``.pyc`` file has; Python takes it whatever the source beside it is or is dated."""
+    start = importlib.util.MAGIC_NUMBER + _UNCHECKED + importlib.util.source_hash(source)
+    return start + marshal.dumps(code, _FORMAT)
+
+
+def _import_all() -> None:
+    for name in _PROGRAM:
+        with contextlib.suppress(ImportError):  # another version of theirs
+            importlib.import_module(name)
+    agent = importlib.import_module(_AGENT)
+    for found in pkgutil.walk_packages(agent.__path__, f"{_AGENT}."):
+        if not found.name.startswith(_WORKERS):
+            importlib.import_module(found.name)
+
+
+def _write(output: Path, sources: Iterable[tuple[str, bytes]]) -> None:
+    """Write the bytecode of those of these modules (their paths in a wheel) that are imported."""
+    with zipfile.ZipFile(output, "w") as file:
+        for path, source in sources:
+            name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            spec = getattr(sys.modules.get(name), "__spec__", None)
+            if spec is None or not isinstance(spec.loader, InspectLoader):
+                continue
+            code = spec.loader.get_code(name)
+            if code is None:
+                continue
+            cached = importlib.util.cache_from_source(path, optimization="")
+            _add(file, cached, unchecked_bytecode(source, _named(code, path)))
+
+
+def _named(code: CodeType, path: str) -> CodeType:
+    """The same code, wherever it lies here."""
+    constants = [_named(c, path) if isinstance(c, CodeType) else c for c in code.co_consts]
+    return code.replace(co_filename=path, co_consts=tuple(constants))
+
+
+def _sources(wheels: Iterable[str]) -> Iterable[tuple[str, bytes]]:
+    for wheel in wheels:
+        with zipfile.ZipFile(wheel) as file:
+            for path in file.namelist():
+                if path.endswith(".py"):
+                    yield path, file.read(path)
+
+
+if __name__ == "__main__":
+    _import_all()
+    _write(Path(sys.argv[1]), _sources(sys.argv[2:]))

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from patchlight.console import rendering as out
-from patchlight.deploy.commands.options import (
-    lab_and_servers,
-    on_servers,
-    prometheus,
-    report,
-    server_options,
-    servers_of,
-)
+from patchlight.deploy.commands import options
 from patchlight.deploy.commands.push import bundle, check, push
 from patchlight.deploy.commands.trust import certificates, trust
 
@@ -28,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@server_options
+@options.server_options
 @out.listing_options
 def status(lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_json: bool) -> None:
     """Say what is deployed to the servers of LAB, and whether it is healthy.
@@ -40,8 +33,8 @@ def status(lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_json
     pushed_at and since (Unix times), pushed_by, version, restarts, workers,
     controller (whether it runs; null where none is to) and problem.
     """
-    lab, servers = lab_and_servers(lab_name, chosen)
-    outcomes = on_servers(lab, servers, servers_of(lab).status, passwords)
+    lab, servers = options.lab_and_servers(lab_name, chosen)
+    outcomes = options.on_servers(lab, servers, options.servers_of(lab).status, passwords)
     rows = [{"server": o.server, **_told(o)} for o in outcomes]
     healthy = all(row["ok"] for row in rows)
     if as_json:
@@ -114,15 +107,19 @@ def _ago(since: float | None) -> str:
 
 def _acting(action: str, done: str, words: str) -> click.Command:
     @click.command(action, help=words)
-    @server_options
+    @options.server_options
     @out.json_option
     def command(
         lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_json: bool
     ) -> None:
-        lab, servers = lab_and_servers(lab_name, chosen)
-        on = servers_of(lab)
-        outcomes = on_servers(lab, servers, lambda s, remote: on.act(action, s, remote), passwords)
-        report(lab, outcomes, lambda r: {"done": r}, lambda r: f"{r} {done}", as_json=as_json)
+        lab, servers = options.lab_and_servers(lab_name, chosen)
+        on = options.servers_of(lab)
+        outcomes = options.on_servers(
+            lab, servers, lambda s, remote: on.act(action, s, remote), passwords
+        )
+        options.report(
+            lab, outcomes, lambda r: {"done": r}, lambda r: f"{r} {done}", as_json=as_json
+        )
 
     return command
 
@@ -144,7 +141,7 @@ stop = _acting(
 
 
 @click.command()
-@server_options
+@options.server_options
 @out.json_option
 def rollback(lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_json: bool) -> None:
     """Go back to the release before on the servers of LAB; workers go on.
@@ -156,9 +153,9 @@ def rollback(lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_js
     With --json: lab, ok, and servers, each with server, ok, and either
     release, or error and remedy.
     """
-    lab, servers = lab_and_servers(lab_name, chosen)
-    outcomes = on_servers(lab, servers, servers_of(lab).roll_back, passwords)
-    report(
+    lab, servers = options.lab_and_servers(lab_name, chosen)
+    outcomes = options.on_servers(lab, servers, options.servers_of(lab).roll_back, passwords)
+    options.report(
         lab,
         outcomes,
         lambda release: {"release": release},
@@ -168,7 +165,7 @@ def rollback(lab_name: str, chosen: tuple[str, ...], passwords: Passwords, as_js
 
 
 @click.command()
-@server_options
+@options.server_options
 @click.option("--end-workers", is_flag=True, help="End workers that run.")
 @out.json_option
 def remove(
@@ -183,12 +180,12 @@ def remove(
     With --json: lab, ok, and servers, each with server, ok, and either
     removed (false: nothing was there), or error and remedy.
     """
-    lab, servers = lab_and_servers(lab_name, chosen)
-    on = servers_of(lab)
-    outcomes = on_servers(
+    lab, servers = options.lab_and_servers(lab_name, chosen)
+    on = options.servers_of(lab)
+    outcomes = options.on_servers(
         lab, servers, lambda s, r: on.remove(s, r, end_workers=end_workers), passwords
     )
-    report(
+    options.report(
         lab,
         outcomes,
         lambda removed: {"removed": removed},
@@ -198,7 +195,7 @@ def remove(
 
 
 @click.command()
-@server_options
+@options.server_options
 @click.option("-f", "--follow", is_flag=True, help="Go on until Ctrl-C.")
 @click.option("--lines", type=click.IntRange(0), default=100, help="So many of the last lines.")
 @click.option("--controller", is_flag=True, help="The controller's log, and not the agents'.")
@@ -214,7 +211,7 @@ def logs(
 
     Exit code 1 if a server's log could not be read.
     """
-    lab, servers = lab_and_servers(lab_name, chosen)
+    lab, servers = options.lab_and_servers(lab_name, chosen)
     role = "controller" if controller else "agent"
 
     def read(server: Server, remote: Remote) -> bool:
@@ -228,7 +225,9 @@ def logs(
         return True
 
     failed = [
-        each.error for each in on_servers(lab, servers, read, passwords) if each.error is not None
+        each.error
+        for each in options.on_servers(lab, servers, read, passwords)
+        if each.error is not None
     ]
     for error in failed:
         out.say(f"patchlight: {error}", err=True)
@@ -246,7 +245,7 @@ for command in (
     check,
     bundle,
     certificates,
-    prometheus,
+    options.prometheus,
     push,
     status,
     logs,

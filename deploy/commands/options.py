@@ -21,7 +21,7 @@ from patchlight.console.connection import completer, running_lab, user_name
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.labfile.values import HOST_PORT
-from patchlight.testbed.linux.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE, agent_name
+from patchlight.testbed.linux import credentials
 from patchlight.testbed.units import parse_time
 
 if TYPE_CHECKING:
@@ -287,10 +287,10 @@ def scrape_config(lab: Lab, controller: str, certificates: Path, every_s: float)
                 "job_name": f"{AGENTS_JOB}-{server.name}",
                 "scheme": "https",
                 "tls_config": {
-                    "ca_file": str(certificates / CA_FILE),
-                    "cert_file": str(certificates / CERTIFICATE_FILE),
-                    "key_file": str(certificates / KEY_FILE),
-                    "server_name": agent_name(server.name, lab.name),
+                    "ca_file": str(certificates / credentials.CA_FILE),
+                    "cert_file": str(certificates / credentials.CERTIFICATE_FILE),
+                    "key_file": str(certificates / credentials.KEY_FILE),
+                    "server_name": credentials.agent_name(server.name, lab.name),
                 },
                 "static_configs": [
                     {

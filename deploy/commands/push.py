@@ -15,15 +15,7 @@ from patchlight.agents.workers.contract import DEFAULT_IMAGE
 from patchlight.console import rendering as out
 from patchlight.console.commands import complete_lab
 from patchlight.console.connection import running_lab
-from patchlight.deploy.commands.options import (
-    complete_server,
-    deployer,
-    lab_and_servers,
-    on_servers,
-    report,
-    server_options,
-    ssh_options,
-)
+from patchlight.deploy.commands import options
 from patchlight.testbed.errors import BadInput
 
 if TYPE_CHECKING:
@@ -35,11 +27,11 @@ _MEANINGS: dict[str, out.Meaning] = {"wrong": "bad", "unknown": "caution", "ok":
 
 
 @click.command()
-@server_options
+@options.server_options
 @click.option(
     "--controller",
     metavar="SERVER",
-    shell_complete=complete_server,
+    shell_complete=options.complete_server,
     help="The lab's controller runs on this server, too. [default: it stays where it is]",
 )
 @click.option(
@@ -89,11 +81,11 @@ def push(
     from patchlight.deploy.bundle import FromFile, FromHere, Supply, bundle_file
     from patchlight.deploy.push import Push, PushOptions
 
-    lab, servers = lab_and_servers(lab_name, chosen)
+    lab, servers = options.lab_and_servers(lab_name, chosen)
     if controller is not None and controller not in [server.name for server in servers]:
         raise BadInput(f"--controller {controller}: expected one of the servers to push to")
     file = None if image_file is None else bundle_file(image_file)
-    settings = PushOptions(deployer(), workers, image, file, controller)
+    settings = PushOptions(options.deployer(), workers, image, file, controller)
     with ExitStack() as stack:
         if bundle is None:
             supply: Supply = FromHere(lambda text: out.say(text, err=True))
@@ -102,9 +94,9 @@ def push(
             supply = FromFile(bundle, Path(folder))
         authority = Authority(lab.name, authority_folder(lab.name))
         pushing = Push(lab, supply, authority, settings)
-        outcomes = on_servers(lab, servers, pushing.server, passwords)
+        outcomes = options.on_servers(lab, servers, pushing.server, passwords)
     try:
-        report(lab, outcomes, asdict, _in_words, as_json=as_json)
+        options.report(lab, outcomes, asdict, _in_words, as_json=as_json)
     finally:
         for way in () if as_json else pushing.ways_to_controller(lab_name):
             out.say(way)
@@ -175,7 +167,7 @@ def bundle(
     default="auto",
     help="What workers are to be; auto: no Docker engine is no failure.",
 )
-@ssh_options
+@options.ssh_options
 @out.listing_options
 def check(lab: str, workers: Workers, passwords: Passwords, as_json: bool) -> None:
     """Look over SSH whether the servers of LAB are ready for Patchlight.

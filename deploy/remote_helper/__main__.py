@@ -15,14 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from patchlight.deploy.remote_helper.releases import (
-    Images,
-    Line,
-    Places,
-    Releases,
-    RequestRefused,
-    write,
-)
+from patchlight.deploy.remote_helper import releases
 from patchlight.deploy.remote_helper.services import Service, has_systemd
 
 # In the order that they are started in.
@@ -32,11 +25,11 @@ _ROLES = ("gpus", "agent", "controller")
 class RemoteHelper:
     """One lab on this server; the methods without an underscore are the requests."""
 
-    def __init__(self, lab: str, root: Path, line: Line) -> None:
-        self._places, self._line = Places(lab, root), line
-        self._releases = Releases(self._places, line)
+    def __init__(self, lab: str, root: Path, line: releases.Line) -> None:
+        self._places, self._line = releases.Places(lab, root), line
+        self._releases = releases.Releases(self._places, line)
         self._services = {role: Service(role, self._places, line) for role in _ROLES}
-        self._images = Images(self._places)
+        self._images = releases.Images(self._places)
         self._lock: TextIO | None = None
 
     def look(self) -> dict[str, Any]:
@@ -71,7 +64,7 @@ class RemoteHelper:
                 file.seek(0)
                 other = file.read().strip() or "somebody"
                 file.close()
-                raise RequestRefused(
+                raise releases.RequestRefused(
                     f"{other} is deploying to lab {self._places.lab} here",
                     "Wait until that has ended, and run the command again.",
                 ) from None
@@ -105,7 +98,7 @@ class RemoteHelper:
         for name, (text, mode) in files.items():
             target = folder / name
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            changed |= write(target, text, mode)
+            changed |= releases.write(target, text, mode)
         for path in [p for p in folder.rglob("*") if p.is_file()]:
             if str(path.relative_to(folder)) not in files:
                 path.unlink()
@@ -150,7 +143,7 @@ class RemoteHelper:
         """Go back to the release before; returns it. The one in use becomes ``previous``."""
         found = self._releases.look()
         if found["previous"] is None:
-            raise RequestRefused(
+            raise releases.RequestRefused(
                 "there is no release before this one",
                 "'patchlight deploy push' brings another one.",
             )
@@ -197,7 +190,7 @@ class RemoteHelper:
 
 def main(lab: str, root: str = "/") -> None:
     """Serve one connection."""
-    line = Line(sys.stdin.buffer, sys.stdout.buffer)
+    line = releases.Line(sys.stdin.buffer, sys.stdout.buffer)
     line.say(
         {
             "python": list(sys.version_info[:2]),
@@ -213,7 +206,7 @@ def main(lab: str, root: str = "/") -> None:
             method: Callable[..., Any] = getattr(remote_helper, request.pop("do"))
             try:
                 line.say({"answer": method(**request)})
-            except RequestRefused as refused:
+            except releases.RequestRefused as refused:
                 line.say({"error": str(refused), "hint": refused.hint})
             except OSError as error:
                 line.say({"error": str(error), "hint": _hint(error)})

@@ -22,8 +22,7 @@ from patchlight.deploy.bundle import (
     oldest_c_library,
     write_bundle,
 )
-from patchlight.deploy.bytecode import bytecode_of
-from patchlight.deploy.wheels import needed, wheel_of
+from patchlight.deploy.wheels import bytecode_of, needed, wheel_of
 from patchlight.testbed.errors import BadInput, PatchlightError
 from tests.support.remote_helpers import sha256_of
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from patchlight.deploy.labfile_keys import with_host_keys
+from patchlight.deploy.trust import with_host_keys
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.rules import SshAccess

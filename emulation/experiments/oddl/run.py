@@ -7,17 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from patchlight.emulation.experiments.oddl.conditions import (
-    MODELS,
-    Conditions,
-    JobArrivals,
-    LightTimes,
-    Scene,
-    Workload,
-    descriptions,
-    mean_iteration_s,
-    workload,
-)
+from patchlight.emulation.experiments.oddl import conditions
 from patchlight.emulation.experiments.paper import SPEEDUPS
 from patchlight.emulation.simulator.executors import Engine, run_all
 from patchlight.emulation.simulator.network import PlacedJob, Round, collective, network_of
@@ -49,14 +39,14 @@ class SpeedupStep(NamedTuple):
     oddl_s: float
 
 
-def decomposed(scene: Scene, compared: str) -> list[SpeedupStep]:
+def decomposed(scene: conditions.Scene, compared: str) -> list[SpeedupStep]:
     """The speedup step by step: the factors' product is the last one's.
 
     It begins with a job alone on the first nodes, whose communication is all that takes time, on
     paths that all packets are spread over. Other orders of the steps give other factors.
     """
     kind, taper = COMPARED[compared]
-    now = Conditions()
+    now = conditions.Conditions()
     steps = [("bandwidth", now)]
     if taper > 1:
         steps.append(("oversubscription", now := now._replace(taper=taper)))
@@ -68,8 +58,8 @@ def decomposed(scene: Scene, compared: str) -> list[SpeedupStep]:
     steps.append(("compute", now := now._replace(computes=True)))
     steps.append(("overlap", now._replace(overlapped=True)))
     found: list[SpeedupStep] = []
-    for step, conditions in steps:
-        other_s, oddl_s = (scene.iteration_s(each, conditions) for each in (kind, "oddl"))
+    for step, there in steps:
+        other_s, oddl_s = (scene.iteration_s(each, there) for each in (kind, "oddl"))
         before = found[-1].speedup if found else 1.0
         found.append(SpeedupStep(step, other_s / oddl_s, other_s / oddl_s / before, oddl_s))
     return found
@@ -82,7 +72,9 @@ _TUNING_S = (10e-9, 1e-6, 25e-6, 1e-3)
 _CHANNELS = (48, 96, 192)
 
 
-def sensitivity(models: Sequence[str], nodes: int, light: LightTimes) -> list[dict[str, Any]]:
+def sensitivity(
+    models: Sequence[str], nodes: int, light: conditions.LightTimes
+) -> list[dict[str, Any]]:
     """Rows: what is varied, and an iteration's time over that on an ideal switch, by model."""
     base = {"scheduler": light.scheduler, "control_s": 0.0, "tuning_s": light.tuning_s}
     variants: list[dict[str, Any]] = [
@@ -105,11 +97,11 @@ def sensitivity(models: Sequence[str], nodes: int, light: LightTimes) -> list[di
     return rows
 
 
-def _iteration_s(spec: str, name: str, nodes: int, light: LightTimes) -> float:
-    model = workload(name)
+def _iteration_s(spec: str, name: str, nodes: int, light: conditions.LightTimes) -> float:
+    model = conditions.workload(name)
     ranks = np.arange(nodes)
     job = PlacedJob(ranks, model.compute_s, model.rounds(nodes), ONCE, messages_s=light.message_s)
-    return mean_iteration_s(network_of(spec), job)
+    return conditions.mean_iteration_s(network_of(spec), job)
 
 
 _SHARES = (16, 4)
@@ -135,7 +127,7 @@ class CommunicationCase(NamedTuple):
 
 
 def scenarios(
-    radix: int, model: Workload, paper: Mapping[str, float], message_s: float, seed: int
+    radix: int, model: conditions.Workload, paper: Mapping[str, float], message_s: float, seed: int
 ) -> list[CommunicationCase]:
     """All of them, of a job on all nodes of a cluster of k³/4, and of jobs that fill it."""
     nodes = radix**3 // 4
@@ -155,7 +147,7 @@ def scenarios(
 Case = tuple[str, Network, str, Sequence[Ints], Sequence[Round]]
 
 
-def _cases(radix: int, nodes: int, model: Workload, seed: int) -> Iterator[Case]:
+def _cases(radix: int, nodes: int, model: conditions.Workload, seed: int) -> Iterator[Case]:
     rng = np.random.default_rng(seed)
     in_order, anyhow = np.arange(nodes), rng.permutation(nodes)
     ring = collective("ring", nodes, model.gradient_bytes)
@@ -207,14 +199,14 @@ class FlowOptions:
     ``seed``, and averaged.
     """
 
-    models: tuple[str, ...] = MODELS
+    models: tuple[str, ...] = conditions.MODELS
     nodes: tuple[int, ...] = NODES
     radix: int = RADIX
     trace: Path | None = None
     placement: str = "first-fit"
     draws: int = 3
     seed: int = 0
-    light: LightTimes = field(default_factory=LightTimes)
+    light: conditions.LightTimes = field(default_factory=conditions.LightTimes)
     engine: Engine = field(default_factory=Engine)
 
     def __post_init__(self) -> None:
@@ -249,15 +241,15 @@ class FlowWorker:
         around = arrivals_of(options, task.seed).around(task.nodes)
         found = {}
         for model in options.models:
-            scene = Scene(options.radix, model, around, options.light, task.seed)
+            scene = conditions.Scene(options.radix, model, around, options.light, task.seed)
             found[model] = {compared: decomposed(scene, compared) for compared in COMPARED}
         return found
 
 
-def arrivals_of(options: FlowOptions, seed: int) -> JobArrivals:
+def arrivals_of(options: FlowOptions, seed: int) -> conditions.JobArrivals:
     """The jobs that come with a seed."""
     network = f"fat-tree:k={options.radix}"
-    return JobArrivals(network, options.trace, options.placement, seed)
+    return conditions.JobArrivals(network, options.trace, options.placement, seed)
 
 
 def run_flows(options: FlowOptions, tell: Callable[[int, int], None]) -> dict[str, Any]:
@@ -265,7 +257,7 @@ def run_flows(options: FlowOptions, tell: Callable[[int, int], None]) -> dict[st
 
     ``BadInput`` for a model that there is not, a trace that cannot be read, and the like.
     """
-    models = descriptions(options.models)
+    models = conditions.descriptions(options.models)
     origin = provenance(
         range(options.seed, options.seed + options.draws),
         [] if options.trace is None else [options.trace],
@@ -310,7 +302,7 @@ def run_flows(options: FlowOptions, tell: Callable[[int, int], None]) -> dict[st
         "scenarios": [
             each._asdict()
             for each in scenarios(
-                options.radix, workload(shown), published, light.message_s, options.seed
+                options.radix, conditions.workload(shown), published, light.message_s, options.seed
             )
         ],
         "sensitivity": sensitivity(options.models, min(256, max(options.nodes)), light),

@@ -12,24 +12,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from patchlight.emulation.experiments.ofc2022.analysis import (
-    CaseRun,
-    JobRun,
-    Wiring,
-    busy_tenths,
-    iteration_ends,
-    mean_utilization,
-    the_change,
-    training_window,
-)
-from patchlight.emulation.experiments.paper import (
-    LOCKSTEP,
-    PAPER,
-    PHYSICS,
-    SOURCE,
-    STANDING,
-    UTILIZATION,
-)
+from patchlight.emulation.experiments import paper as papers
+from patchlight.emulation.experiments.ofc2022 import analysis
 from patchlight.emulation.simulator import results
 
 # One family of shades for each job, so that a plot shows who trains with whom; a printer without
@@ -44,7 +28,7 @@ _MARK_EVERY = 0.08  # of a plot's width
 _AFTER_S = 1.5
 
 
-def case_figure(static: CaseRun, optical: CaseRun) -> Figure:
+def case_figure(static: analysis.CaseRun, optical: analysis.CaseRun) -> Figure:
     """Static on the left, optical on the right, the same axes for both."""
     figure = Figure(figsize=(11, 6), layout="constrained")
     axes = figure.subplots(2, 2, sharex=True, sharey="row")
@@ -52,7 +36,7 @@ def case_figure(static: CaseRun, optical: CaseRun) -> Figure:
         rates, busy = axes[0][column], axes[1][column]
         _throughput(rates, run)
         _utilization(busy, run)
-        start, end = training_window(run.jobs[0])
+        start, end = analysis.training_window(run.jobs[0])
         rates.set_title(f"{title}: first job done after {end - start:.1f} s")
         busy.set_xlabel("time since training began (s)")
         for axis in (rates, busy):
@@ -65,17 +49,20 @@ def case_figure(static: CaseRun, optical: CaseRun) -> Figure:
     return figure
 
 
-def live_figure(run: CaseRun) -> Figure:
+def live_figure(run: analysis.CaseRun) -> Figure:
     """Throughput, utilisation and each iteration's time, with the reconfiguration marked."""
-    change = the_change(run)
-    zero = training_window(run.jobs[0])[0]
+    change = analysis.the_change(run)
+    zero = analysis.training_window(run.jobs[0])[0]
     figure = Figure(figsize=(9, 8), layout="constrained")
     rates, busy, pace = figure.subplots(3, 1, sharex=True)
     _throughput(rates, run)
     _utilization(busy, run)
     for number, job in enumerate(run.jobs):
-        ends = [end - zero for end in iteration_ends(job)]
-        times = [b - a for a, b in zip([training_window(job)[0] - zero, *ends], ends, strict=False)]
+        ends = [end - zero for end in analysis.iteration_ends(job)]
+        times = [
+            b - a
+            for a, b in zip([analysis.training_window(job)[0] - zero, *ends], ends, strict=False)
+        ]
         look = {**_look(number, 0), "markevery": 1, "markersize": 3, "linewidth": 1}
         pace.plot(ends, times, label=job.status.spec.name, **look)
     began, ended = change.started_at - zero, change.finished_at - zero
@@ -119,20 +106,20 @@ def reductions_figure(
     return figure
 
 
-def _throughput(axis: Axes, run: CaseRun) -> None:
+def _throughput(axis: Axes, run: analysis.CaseRun) -> None:
     _draw(axis, run, [(p.host, p.at, p.rx_bps / 1e9) for p in run.ports])
 
 
-def _utilization(axis: Axes, run: CaseRun) -> None:
+def _utilization(axis: Axes, run: analysis.CaseRun) -> None:
     """Each job's mean over its GPUs and a second, and under it each GPU in tenths of a second."""
-    zero = training_window(run.jobs[0])[0]
+    zero = analysis.training_window(run.jobs[0])[0]
     for number, job in enumerate(run.jobs):
         shades, hosts = _SHADES[number % 2], job.status.spec.hosts
         for rank in range(len(hosts)):
-            at, busy = busy_tenths(job, rank)
+            at, busy = analysis.busy_tenths(job, rank)
             thin: dict[str, Any] = {"linewidth": 0.5, "alpha": 0.35, "color": shades[2]}
             axis.plot(at - zero, 100 * busy, **thin)
-        mean = mean_utilization(run.gpus, hosts)
+        mean = analysis.mean_utilization(run.gpus, hosts)
         axis.plot(
             [at - zero for at in mean],
             [100 * share for share in mean.values()],
@@ -144,9 +131,9 @@ def _utilization(axis: Axes, run: CaseRun) -> None:
     axis.set_ylim(top=105)
 
 
-def _draw(axis: Axes, run: CaseRun, samples: Sequence[tuple[str, float, float]]) -> None:
-    zero = training_window(run.jobs[0])[0]
-    last = max(training_window(job)[1] for job in run.jobs) - zero + _AFTER_S
+def _draw(axis: Axes, run: analysis.CaseRun, samples: Sequence[tuple[str, float, float]]) -> None:
+    zero = analysis.training_window(run.jobs[0])[0]
+    last = max(analysis.training_window(job)[1] for job in run.jobs) - zero + _AFTER_S
     for number, job in enumerate(run.jobs):
         for rank, host in enumerate(job.status.spec.hosts):
             points = [
@@ -183,7 +170,7 @@ def _share_legend(figure: Figure, axis: Axes) -> None:
     figure.legend(lines, labels, loc="outside lower center", ncols=3, fontsize=8)
 
 
-def _jobs_in_words(jobs: Sequence[JobRun]) -> str:
+def _jobs_in_words(jobs: Sequence[analysis.JobRun]) -> str:
     sizes = [len(job.status.spec.hosts) for job in jobs]
     return "jobs of " + " and ".join(str(size) for size in sizes) + " GPUs"
 
@@ -192,7 +179,9 @@ Row = tuple[str, str, str, str, str]
 COLUMNS = ("case", "first job", "paper", "measured", "difference")
 
 
-def write_report(result: dict[str, Any], runs: Sequence[CaseRun], output: Path) -> list[Path]:
+def write_report(
+    result: dict[str, Any], runs: Sequence[analysis.CaseRun], output: Path
+) -> list[Path]:
     """Write everything into the folder ``output``; the files, the HTML page first."""
     lives = json.dumps([asdict(run) for run in runs], indent=2, ensure_ascii=False)
     tables = {"measurements.json": lambda file: file.write_text(lives + "\n", encoding="utf-8")}
@@ -202,9 +191,11 @@ def write_report(result: dict[str, Any], runs: Sequence[CaseRun], output: Path) 
     return [report, *files]
 
 
-def _plots(result: dict[str, Any], runs: Sequence[CaseRun]) -> dict[str, Callable[[], Figure]]:
+def _plots(
+    result: dict[str, Any], runs: Sequence[analysis.CaseRun]
+) -> dict[str, Callable[[], Figure]]:
     """What is drawn, by the name of its files."""
-    by_name: dict[tuple[str, Wiring], CaseRun] = {
+    by_name: dict[tuple[str, analysis.Wiring], analysis.CaseRun] = {
         (run.case, run.wiring): run for run in runs if run.trainer == "synthetic"
     }
     whole = {case: found for case, found in result["cases"].items() if "reduction" in found}
@@ -214,7 +205,9 @@ def _plots(result: dict[str, Any], runs: Sequence[CaseRun]) -> dict[str, Callabl
             case: (found["static"]["completion_s"], found["optical"]["completion_s"])
             for case, found in whole.items()
         }
-        paper = {c: (p.static_completion_s, p.optical_completion_s) for c, p in PAPER.items()}
+        paper = {
+            c: (p.static_completion_s, p.optical_completion_s) for c, p in papers.PAPER.items()
+        }
         plots["completion"] = partial(reductions_figure, measured, paper)
     for case in whole:
         static, optical = by_name[case, "static"], by_name[case, "optical"]
@@ -233,7 +226,7 @@ def rows_of(result: dict[str, Any]) -> list[Row]:
     compared = {each["name"]: each for each in result["comparisons"]}
     rows: list[Row] = []
     for case, found in result["cases"].items():
-        name, paper = f"({case})", PAPER[case]
+        name, paper = f"({case})", papers.PAPER[case]
         published_s = {"static": paper.static_completion_s, "optical": paper.optical_completion_s}
         for wiring, paper_s in published_s.items():
             if wiring in found:
@@ -345,7 +338,7 @@ def page(result: dict[str, Any], rows: Sequence[Sequence[str]], plots: Sequence[
         "<meta name='viewport' content='width=device-width, initial-scale=1'>",
         f"<title>Patchlight: OFC 2022</title><style>{_STYLE}</style></head><body>",
         "<h1>Training on a network rewired with light</h1>",
-        f"<p>The experiment of {escape(SOURCE)}, run with packets on "
+        f"<p>The experiment of {escape(papers.SOURCE)}, run with packets on "
         f"lab {escape(result['lab'])} on {escape(result['started_at'])}. "
         f"OpenFlow engine: {escape(result['engine'])}. Workers: {escape(result['workers'])}. "
         f"Rates, bytes and TCP windows are those of the lab divided by {result['scale']:g}, times "
@@ -355,7 +348,10 @@ def page(result: dict[str, Any], rows: Sequence[Sequence[str]], plots: Sequence[
         *([f"<p>{escape(words)}</p>"] if (words := _of_real(result)) else []),
         *([f"<p><strong>{escape(busy)}</strong></p>"] if (busy := too_busy(result)) else []),
         _table(COLUMNS, rows),
-        *(f"<p>{escape(text)}</p>" for text in (PHYSICS, STANDING, UTILIZATION, LOCKSTEP)),
+        *(
+            f"<p>{escape(text)}</p>"
+            for text in (papers.PHYSICS, papers.STANDING, papers.UTILIZATION, papers.LOCKSTEP)
+        ),
         *(_figure(plot) for plot in plots if plot.suffix == ".png"),
     ]
     if stages:

@@ -14,16 +14,7 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
-from patchlight.emulation.experiments.ofc2022.analysis import (
-    CaseFigures,
-    CaseRun,
-    Wiring,
-    case_figures,
-    live_figures,
-    reduction,
-    the_change,
-    utilization_ratio,
-)
+from patchlight.emulation.experiments.ofc2022 import analysis
 from patchlight.emulation.experiments.paper import PAPER
 from patchlight.emulation.simulator.results import CpuTicks
 from patchlight.testbed.errors import BadInput
@@ -184,7 +175,7 @@ class Disturbance:
 
     @classmethod
     def of(
-        cls, busy_before: float, before: CpuTicks, after: CpuTicks, runs: Sequence[CaseRun]
+        cls, busy_before: float, before: CpuTicks, after: CpuTicks, runs: Sequence[analysis.CaseRun]
     ) -> "Disturbance":
         """From the processors' ticks before and after, and the runs."""
         steal = (after.steal - before.steal) / max(1, after.total - before.total)
@@ -198,7 +189,7 @@ class Disturbance:
         return cls(busy_before, steal, stretch, words)
 
 
-def _stretch(run: CaseRun) -> float:
+def _stretch(run: analysis.CaseRun) -> float:
     """How much longer than given the compute phases of a run's jobs were, the most of them."""
     return max(
         fmean(each.compute_s for each in job.iterations)
@@ -251,14 +242,18 @@ class PaperComparison:
         return cls(name, paper, measured, measured - paper, measured / paper - 1)
 
 
-def result_of(setting: Setting, every: Sequence[CaseRun]) -> dict[str, Any]:
+def result_of(setting: Setting, every: Sequence[analysis.CaseRun]) -> dict[str, Any]:
     """Everything that ``result.json`` holds. Cases that were not run are not in it."""
     runs = [run for run in every if run.trainer == "synthetic"]
-    by_name: dict[tuple[str, Wiring], CaseRun] = {(run.case, run.wiring): run for run in runs}
+    by_name: dict[tuple[str, analysis.Wiring], analysis.CaseRun] = {
+        (run.case, run.wiring): run for run in runs
+    }
     names = sorted({case for case, wiring in by_name if wiring != "live"})
-    figures = {key: case_figures(run) for key, run in by_name.items() if run.wiring != "live"}
+    figures = {
+        key: analysis.case_figures(run) for key, run in by_name.items() if run.wiring != "live"
+    }
     live_run = next((run for run in runs if run.wiring == "live"), None)
-    live = live_figures(live_run) if live_run else None
+    live = analysis.live_figures(live_run) if live_run else None
     changes = [(run, change) for run in every for change in run.reconfigurations]
     result: dict[str, Any] = {
         "experiment": "ofc2022",
@@ -282,7 +277,7 @@ def result_of(setting: Setting, every: Sequence[CaseRun]) -> dict[str, Any]:
         result["real"] = _real(real)
     if changes:
         # The one under running jobs where there is one: it is the one with a drain to show.
-        shown = the_change(live_run) if live_run is not None else changes[-1][1]
+        shown = analysis.the_change(live_run) if live_run is not None else changes[-1][1]
         result["reconfiguration"] = {
             "stages_s": dict(shown.stages_s),
             "total_s": shown.finished_at - shown.started_at,
@@ -292,9 +287,9 @@ def result_of(setting: Setting, every: Sequence[CaseRun]) -> dict[str, Any]:
     return result
 
 
-def _real(runs: Mapping[Wiring, CaseRun]) -> dict[str, Any]:
+def _real(runs: Mapping[analysis.Wiring, analysis.CaseRun]) -> dict[str, Any]:
     """The case with a real model. Its own scale is 1: only links are scaled, not the gradient."""
-    static, optical = case_figures(runs["static"]), case_figures(runs["optical"])
+    static, optical = analysis.case_figures(runs["static"]), analysis.case_figures(runs["optical"])
     first = runs["static"].jobs[0].status.spec
     return {
         "case": runs["static"].case,
@@ -302,17 +297,17 @@ def _real(runs: Mapping[Wiring, CaseRun]) -> dict[str, Any]:
         "gradient_bytes": first.gradient_bytes,
         "static": asdict(static),
         "optical": asdict(optical),
-        "reduction": reduction(static, optical),
-        "gpu_utilization_ratio": utilization_ratio(static, optical),
+        "reduction": analysis.reduction(static, optical),
+        "gpu_utilization_ratio": analysis.utilization_ratio(static, optical),
     }
 
 
 def _case(
     case: str,
-    runs: Mapping[tuple[str, Wiring], CaseRun],
-    figures: Mapping[tuple[str, Wiring], CaseFigures],
+    runs: Mapping[tuple[str, analysis.Wiring], analysis.CaseRun],
+    figures: Mapping[tuple[str, analysis.Wiring], analysis.CaseFigures],
 ) -> dict[str, Any]:
-    wirings: tuple[Wiring, ...] = ("static", "optical")
+    wirings: tuple[analysis.Wiring, ...] = ("static", "optical")
     there = [wiring for wiring in wirings if (case, wiring) in figures]
     specs = [job.status.spec for job in runs[case, there[0]].jobs]
     found: dict[str, Any] = {
@@ -326,12 +321,14 @@ def _case(
     }
     if len(there) == 2:
         static, optical = figures[case, "static"], figures[case, "optical"]
-        found["reduction"] = reduction(static, optical)
-        found["gpu_utilization_ratio"] = utilization_ratio(static, optical)
+        found["reduction"] = analysis.reduction(static, optical)
+        found["gpu_utilization_ratio"] = analysis.utilization_ratio(static, optical)
     return found
 
 
-def comparisons_of(figures: Mapping[tuple[str, Wiring], CaseFigures]) -> list[PaperComparison]:
+def comparisons_of(
+    figures: Mapping[tuple[str, analysis.Wiring], analysis.CaseFigures],
+) -> list[PaperComparison]:
     """The measured figures that the paper has too; only of what was run."""
     comparisons: list[PaperComparison] = []
     for case, paper in PAPER.items():
@@ -339,8 +336,12 @@ def comparisons_of(figures: Mapping[tuple[str, Wiring], CaseFigures]) -> list[Pa
         if static is None or optical is None:
             continue
         for key, published, measured in (
-            ("reduction", paper.reduction, reduction(static, optical)),
-            ("gpu_utilization_ratio", paper.utilization_ratio, utilization_ratio(static, optical)),
+            ("reduction", paper.reduction, analysis.reduction(static, optical)),
+            (
+                "gpu_utilization_ratio",
+                paper.utilization_ratio,
+                analysis.utilization_ratio(static, optical),
+            ),
         ):
             comparisons.append(PaperComparison.of(f"cases.{case}.{key}", published, measured))
     return comparisons

@@ -16,25 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from patchlight.client.client import ControllerClient
 from patchlight.controller.hosts.fleet import SAMPLES_KEPT_S
-from patchlight.emulation.experiments.ofc2022.analysis import (
-    CaseRun,
-    GpuUse,
-    Iteration,
-    JobRun,
-    MeasuredChange,
-    PortRate,
-    Wiring,
-    training_window,
-)
+from patchlight.emulation.experiments.ofc2022 import analysis, results
 from patchlight.emulation.experiments.ofc2022.report import write_report
-from patchlight.emulation.experiments.ofc2022.results import (
-    CASES,
-    Disturbance,
-    Setting,
-    given_compute_s,
-    jobs_of,
-    result_of,
-)
 from patchlight.emulation.lab.emulated_lab import EmulatedLab
 from patchlight.emulation.simulator.results import cpu_ticks, provenance
 from patchlight.testbed.errors import BadInput, PatchlightError
@@ -73,18 +56,18 @@ class ExperimentClient:
                 )
             time.sleep(_STATUS_POLL_S)
 
-    def reconfigure(self, maps: Mapping[str, PortMap]) -> MeasuredChange:
+    def reconfigure(self, maps: Mapping[str, PortMap]) -> analysis.MeasuredChange:
         """Give each of these circuit switches just this map."""
         asked = {name: [str(c) for c in port_map] for name, port_map in maps.items()}
         return _committed(
             self._controller.reconfigure(asked, only=True, why="the wiring a case starts with")
         )
 
-    def regroup(self, job_ids: Sequence[str]) -> MeasuredChange:
+    def regroup(self, job_ids: Sequence[str]) -> analysis.MeasuredChange:
         """Bring each of these running jobs under a packet switch of its own."""
         return _committed(self._controller.regroup(job_ids))
 
-    def reconfigurations(self, since: float) -> tuple[MeasuredChange, ...]:
+    def reconfigurations(self, since: float) -> tuple[analysis.MeasuredChange, ...]:
         """Those that began after the Unix time ``since`` and changed something."""
         rows = self._controller.reconfigurations()
         return tuple(_committed(r) for r in rows if r["started_at"] > since and r["changes"])
@@ -98,7 +81,7 @@ class ExperimentClient:
         """What is known of one job now."""
         return JobStatus.from_dict(self._controller.job(job_id))
 
-    def iterations(self, job_id: str) -> tuple[Iteration, ...]:
+    def iterations(self, job_id: str) -> tuple[analysis.Iteration, ...]:
         """Every iteration that the job's workers reported; an unchecked sum is an error."""
         rows, _ = self._controller.iterations(job_id)
         for row in rows:
@@ -107,26 +90,26 @@ class ExperimentClient:
                     f"job {job_id}: rank {row['rank']} says of iteration {row['index']}: "
                     f"check {row['check']}"
                 )
-        names = Iteration.__dataclass_fields__
+        names = analysis.Iteration.__dataclass_fields__
         known = ({key: value for key, value in row.items() if key in names} for row in rows)
-        return tuple(Iteration(**each) for each in known)  # type: ignore[arg-type]
+        return tuple(analysis.Iteration(**each) for each in known)  # type: ignore[arg-type]
 
-    def ports(self, since: float) -> tuple[PortRate, ...]:
+    def ports(self, since: float) -> tuple[analysis.PortRate, ...]:
         """Port rates of every second that ended after the Unix time ``since``."""
         rows = self._controller.ports(since)
-        return tuple(PortRate(r["at"], r["host"], r["rx_bps"], r["tx_bps"]) for r in rows)
+        return tuple(analysis.PortRate(r["at"], r["host"], r["rx_bps"], r["tx_bps"]) for r in rows)
 
-    def gpus(self, since: float) -> tuple[GpuUse, ...]:
+    def gpus(self, since: float) -> tuple[analysis.GpuUse, ...]:
         """GPU samples of every second that ended after the Unix time ``since``."""
         rows = self._controller.gpus(since)
-        return tuple(GpuUse(r["at"], r["gpu"], r["utilization"]) for r in rows)
+        return tuple(analysis.GpuUse(r["at"], r["gpu"], r["utilization"]) for r in rows)
 
 
-def _committed(row: Mapping[str, Any]) -> MeasuredChange:
+def _committed(row: Mapping[str, Any]) -> analysis.MeasuredChange:
     if row["state"] != "committed":
         raise PatchlightError(f"reconfiguration {row['id']} is {row['state']}: {row['message']}")
     changes = row["changes"].values()
-    return MeasuredChange(
+    return analysis.MeasuredChange(
         id=str(row["id"]),
         stages_s=dict(row["stages_s"]),
         cross_connects_changed=sum(len(each["breaks"]) + len(each["makes"]) for each in changes),
@@ -135,7 +118,7 @@ def _committed(row: Mapping[str, Any]) -> MeasuredChange:
 
 
 # Told whenever there is news: which case, which wiring, and how its jobs stand.
-Tell = Callable[[str, Wiring, Sequence[JobStatus]], None]
+Tell = Callable[[str, analysis.Wiring, Sequence[JobStatus]], None]
 
 _POLL_S = 0.2
 _STALL_S = 120.0
@@ -146,23 +129,23 @@ def run_case(
     client: ExperimentClient,
     lab: Lab,
     case: str,
-    wiring: Wiring,
+    wiring: analysis.Wiring,
     iterations: int,
     tell: Tell,
     mismatch_percent: float = 0.0,
     trainer: Trainer = "synthetic",
-) -> CaseRun:
+) -> analysis.CaseRun:
     """One case under one wiring, from the lab's initial cross-connects to the last iteration.
 
     ``live`` starts static and has the controller regroup when the first job is half way.
     Raises ``PatchlightError`` if a job fails or does not get on.
     """
     client.reconfigure(lab.initial_maps)
-    specs = jobs_of(case, lab, iterations, mismatch_percent, trainer)
+    specs = results.jobs_of(case, lab, iterations, mismatch_percent, trainer)
     since = time.time()
     ids = [job.id for job in client.submit(specs, regroup=wiring == "optical")]
     at_half = specs[0].iterations // 2
-    changes: list[MeasuredChange] = []
+    changes: list[analysis.MeasuredChange] = []
 
     def live_change(jobs: Sequence[JobStatus]) -> None:
         first = jobs[0]
@@ -175,7 +158,9 @@ def run_case(
     if wiring == "optical":
         changes += client.reconfigurations(since)
     jobs = tuple(
-        JobRun(status, client.iterations(status.id), given_compute_s(status.spec, lab))
+        analysis.JobRun(
+            status, client.iterations(status.id), results.given_compute_s(status.spec, lab)
+        )
         for status in statuses
     )
     _wait_for_samples(client, max(i.finished_at for job in jobs for i in job.iterations), since)
@@ -186,14 +171,14 @@ def run_case(
             hint="train shorter: fewer --iterations",
         )
     seen = client.ports(since), client.gpus(since)
-    return CaseRun(case, wiring, jobs, *seen, tuple(changes), trainer)
+    return analysis.CaseRun(case, wiring, jobs, *seen, tuple(changes), trainer)
 
 
 def _follow(
     client: ExperimentClient,
     ids: Sequence[str],
     case: str,
-    wiring: Wiring,
+    wiring: analysis.Wiring,
     tell: Tell,
     on_news: Callable[[Sequence[JobStatus]], None] | None,
 ) -> list[JobStatus]:
@@ -238,7 +223,7 @@ def _wait_for_samples(client: ExperimentClient, end: float, since: float) -> Non
 
 
 # What can be run, in the order it is: each case static and optical, then one of them live.
-PARTS = (*CASES, "live")
+PARTS = (*results.CASES, "live")
 LIVE_CASE = REAL_CASE = "a"
 _UP_S = 30.0
 _LOOK_S = 1.0  # how long one looks at how busy the machine is before
@@ -279,7 +264,7 @@ class WiredCase(NamedTuple):
     """One run of the experiment."""
 
     case: str
-    wiring: Wiring
+    wiring: analysis.Wiring
     trainer: Trainer = "synthetic"
 
     def __str__(self) -> str:
@@ -295,7 +280,7 @@ def plan_of(parts: Sequence[str], trainer: Trainer = "synthetic") -> list[WiredC
         if part not in PARTS:
             raise BadInput(f"there is no case {part!r}: expected some of {','.join(PARTS)}")
     plan: list[WiredCase] = []
-    for case in (part for part in PARTS if part in parts and part in CASES):
+    for case in (part for part in PARTS if part in parts and part in results.CASES):
         plan += [WiredCase(case, "static"), WiredCase(case, "optical")]
     if "live" in parts:
         plan.append(WiredCase(LIVE_CASE, "live"))
@@ -320,7 +305,7 @@ def run_experiment(
     model = load_lab(wishes.lab)
     for run in plan:
         # Refuses what cannot work before it is built.
-        jobs_of(run.case, model, wishes.iterations, wishes.mismatch_percent, run.trainer)
+        results.jobs_of(run.case, model, wishes.iterations, wishes.mismatch_percent, run.trainer)
     began, started_at = time.monotonic(), datetime.datetime.now(datetime.UTC)
     earlier = cpu_ticks()
     time.sleep(_LOOK_S)
@@ -334,7 +319,7 @@ def run_experiment(
             "a real model needs PyTorch, which is not installed here",
             hint="pip install 'patchlight[torch]', or --workers docker",
         )
-    runs: list[CaseRun] = []
+    runs: list[analysis.CaseRun] = []
     with EmulatedLab.from_file(
         wishes.lab,
         scale=wishes.scale,
@@ -356,10 +341,10 @@ def run_experiment(
                 runs.append(
                     run_case(client, lab, run.case, run.wiring, wishes.iterations, tell, *how)
                 )
-                start, end = training_window(runs[-1].jobs[0])
+                start, end = analysis.training_window(runs[-1].jobs[0])
                 say(f"{run}: the first job took {end - start:.2f} s")
         say("taking the lab down")
-    setting = Setting(
+    setting = results.Setting(
         lab=model.name,
         scale=wishes.scale,
         iterations=wishes.iterations,
@@ -369,8 +354,8 @@ def run_experiment(
         duration_s=time.monotonic() - began,
         provenance=origin,
         machine=origin["machine"],
-        disturbance=Disturbance.of(ticks.busy_since(earlier), ticks, cpu_ticks(), runs),
+        disturbance=results.Disturbance.of(ticks.busy_since(earlier), ticks, cpu_ticks(), runs),
         mismatch_percent=wishes.mismatch_percent,
     )
-    result = result_of(setting, runs)
+    result = results.result_of(setting, runs)
     return ExperimentResult(result, write_report(result, runs, wishes.output))

@@ -16,13 +16,8 @@ from matplotlib.figure import Figure
 from patchlight.emulation.experiments import paper
 from patchlight.emulation.experiments.pac_ml.episodes import CONSTANTS, ROLL_OUT, EpisodeOutcome
 from patchlight.emulation.simulator import results
+from patchlight.emulation.simulator.ramp import scenario
 from patchlight.emulation.simulator.ramp.rollout import LookAhead
-from patchlight.emulation.simulator.ramp.scenario import (
-    Counting,
-    Interval,
-    mean_and_interval,
-    paired_difference,
-)
 from patchlight.testbed.errors import BadInput
 
 SCHEMA_VERSION = 2
@@ -75,8 +70,8 @@ class PolicyFigures:
             raise BadInput(
                 "no job came in any episode: let them come more often, or use more seeds"
             )
-        faithful = [result.blocking_rate(Counting.FAITHFUL) for result in results]
-        corrected = [result.blocking_rate(Counting.CORRECTED) for result in results]
+        faithful = [result.blocking_rate(scenario.Counting.FAITHFUL) for result in results]
+        corrected = [result.blocking_rate(scenario.Counting.CORRECTED) for result in results]
         causes = {
             cause: sum(r.blocked[cause] for r in results) / arrivals for cause in results[0].blocked
         }
@@ -85,8 +80,8 @@ class PolicyFigures:
         latencies_s = [each for outcome in outcomes for each in outcome.latencies_s]
         cpu_s = sum(outcome.cpu_s for outcome in outcomes)
         return cls(
-            *_interval(mean_and_interval(faithful)),
-            *_interval(mean_and_interval(corrected)),
+            *_interval(scenario.mean_and_interval(faithful)),
+            *_interval(scenario.mean_and_interval(corrected)),
             causes,
             **{name: _mean(getattr(result, name) for result in results) for name in _MEANS},
             decisions_per_s=sum(r.decisions for r in results) / cpu_s if cpu_s else None,
@@ -114,7 +109,7 @@ class BoundFigures:
     @classmethod
     def of(cls, rates: Sequence[float]) -> BoundFigures:
         """Over the bounds of all seeds; ``None`` where there is none yet."""
-        return cls(*_interval(mean_and_interval(rates))) if rates else cls(None, None)
+        return cls(*_interval(scenario.mean_and_interval(rates))) if rates else cls(None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +148,9 @@ class Difference:
         both = [seed for seed in mine if seed in theirs]
         if not both:
             return cls(None, None, 0, significant=False)
-        found = paired_difference([mine[seed] for seed in both], [theirs[seed] for seed in both])
+        found = scenario.paired_difference(
+            [mine[seed] for seed in both], [theirs[seed] for seed in both]
+        )
         worse = sum(mine[seed] > theirs[seed] for seed in both)
         return cls(*_interval(found), worse, abs(found.mean) > found.half_width)
 
@@ -253,7 +250,7 @@ class PacMlResult:
     interrupted: bool
     episodes_finished: int
     episodes_wanted: int
-    counting: str = Counting.FAITHFUL.value
+    counting: str = scenario.Counting.FAITHFUL.value
     comparable: bool
     rules: Mapping[str, Mapping[str, CellFigures]]
     published: Mapping[str, Any] = field(default_factory=_published)
@@ -268,7 +265,7 @@ def _percentile(values: Sequence[float], percent: float) -> float | None:
     return float(np.percentile(values, percent)) if values else None
 
 
-def _interval(interval: Interval) -> tuple[float | None, float | None]:
+def _interval(interval: scenario.Interval) -> tuple[float | None, float | None]:
     """JSON knows neither infinity nor not-a-number."""
     return _finite(interval.mean), _finite(interval.half_width)
 

@@ -9,29 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from patchlight.emulation.experiments import paper
-from patchlight.emulation.experiments.pac_ml.episodes import (
-    NAMES,
-    ROLL_OUT,
-    BoundTask,
-    EpisodeOutcome,
-    EpisodeTask,
-    TableCell,
-    Task,
-    TaskRunner,
-    TuningTask,
-    check_names,
-    made_for,
-    shipped,
-)
-from patchlight.emulation.experiments.pac_ml.results import (
-    BoundFigures,
-    CellFigures,
-    Lowest,
-    PacMlResult,
-    PolicyFigures,
-    RollOutFigures,
-    less_maximum,
-)
+from patchlight.emulation.experiments.pac_ml import episodes, results
 from patchlight.emulation.experiments.pac_ml.variation import Variation
 from patchlight.emulation.simulator.executors import Engine, Interrupted, run_all
 from patchlight.emulation.simulator.graphs.profiles import (
@@ -82,16 +60,16 @@ class PacMlOptions:
         for name in self.laws:
             law(name)
         _check("placement rule", self.rules, [rule.value for rule in PlacementRule])
-        named = check_names([*(self.policies or ()), *self.added], self.variation.ramp)
+        named = episodes.check_names([*(self.policies or ()), *self.added], self.variation.ramp)
         for what, asked in (
             ("laws", self.laws),
             ("rules", self.rules),
-            ("policies", (NAMES if self.policies is None else self.policies) + self.added),
+            ("policies", (episodes.NAMES if self.policies is None else self.policies) + self.added),
         ):
             if not asked:
                 raise BadInput(f"no {what} to run: name at least one")
         for name in named:
-            if not any(made_for(name, rule) for rule in self.rules):
+            if not any(episodes.made_for(name, rule) for rule in self.rules):
                 raise BadInput(
                     f"policy {name!r} was not trained for {' or '.join(self.rules)}",
                     hint="'patchlight policy show' says for which placement rule it was",
@@ -105,15 +83,15 @@ class PacMlOptions:
 
     def names(self, rule: str) -> list[str]:
         """The policies that run with this placement rule."""
-        chosen = (*NAMES, *shipped()) if self.policies is None else self.policies
+        chosen = (*episodes.NAMES, *episodes.shipped()) if self.policies is None else self.policies
         asked = dict.fromkeys((*chosen, *self.added))
-        return [name for name in asked if made_for(name, rule)]
+        return [name for name in asked if episodes.made_for(name, rule)]
 
     @property
-    def cells(self) -> list[TableCell]:
+    def cells(self) -> list[episodes.TableCell]:
         """All placement rules that a policy runs with, under all laws."""
         rules = [rule for rule in dict.fromkeys(self.rules) if self.names(rule)]
-        return [TableCell(rule, law) for rule in rules for law in dict.fromkeys(self.laws)]
+        return [episodes.TableCell(rule, law) for rule in rules for law in dict.fromkeys(self.laws)]
 
 
 @dataclass(frozen=True)
@@ -170,29 +148,29 @@ def run_experiment(
     options.variation.check_models(profiles.graphs)
     started, clock = datetime.datetime.now(datetime.UTC), time.monotonic()
     origin = provenance(options.all_seeds, _files(options, profiles))
-    runner = TaskRunner(profiles.graphs, options.horizon_s, options.variation)
+    runner = episodes.TaskRunner(profiles.graphs, options.horizon_s, options.variation)
     looks = _tune(runner, options, say)
     runs = _runs(options, looks)
     bounds = _bounds(options)
     say(f"{len(runs)} episodes of {int(options.horizon_s / 1000) + 1} arrivals")
     done = _run([*runs, *bounds], runner, options, tell)
-    figures: dict[str, dict[str, CellFigures]] = {}
+    figures: dict[str, dict[str, results.CellFigures]] = {}
     for cell in options.cells:
         if not (policies := _policies(runs, cell, done.outcomes)):
             continue
         look = looks.get(cell)
-        figures.setdefault(cell.rule, {})[cell.law] = CellFigures(
+        figures.setdefault(cell.rule, {})[cell.law] = results.CellFigures(
             policies,
             _bound([b for b in bounds if b.foresight and b.cell == cell], done.outcomes),
             # The same for all placement rules.
             _bound(
                 [b for b in bounds if not b.foresight and b.cell.law == cell.law], done.outcomes
             ),
-            None if look is None else RollOutFigures.of(look),
-            Lowest.of(policies),
-            less_maximum(policies),
+            None if look is None else results.RollOutFigures.of(look),
+            results.Lowest.of(policies),
+            results.less_maximum(policies),
         )
-    result = PacMlResult(
+    result = results.PacMlResult(
         started_at=started.isoformat(timespec="seconds"),
         duration_s=time.monotonic() - clock,
         machine=origin["machine"],
@@ -223,7 +201,7 @@ class PolicyRuns:
     A policy has a place in a cell once one of its episodes there is finished.
     """
 
-    cells: Mapping[TableCell, Mapping[str, PolicyFigures]]
+    cells: Mapping[episodes.TableCell, Mapping[str, results.PolicyFigures]]
     interrupted: bool
     episodes_finished: int
     episodes_wanted: int
@@ -236,7 +214,7 @@ def run_policies(options: PacMlOptions, tell: Callable[[int, int], None]) -> Pol
     profiles = find_profiles(options.profiles)
     options.variation.check_models(profiles.graphs)
     origin = provenance(options.all_seeds, _files(options, profiles))
-    runner = TaskRunner(profiles.graphs, options.horizon_s, options.variation)
+    runner = episodes.TaskRunner(profiles.graphs, options.horizon_s, options.variation)
     looks = _tune(runner, options, lambda words: None)
     runs = _runs(options, looks)
     done = _run(runs, runner, options, tell)
@@ -247,23 +225,25 @@ def run_policies(options: PacMlOptions, tell: Callable[[int, int], None]) -> Pol
 class _Done(NamedTuple):
     """The outcomes of the tasks that are finished."""
 
-    outcomes: Mapping[Task, Any]
+    outcomes: Mapping[episodes.Task, Any]
     interrupted: bool
 
     @property
     def episodes(self) -> int:
-        return sum(isinstance(task, EpisodeTask) for task in self.outcomes)
+        return sum(isinstance(task, episodes.EpisodeTask) for task in self.outcomes)
 
 
 def _run(
-    wanted: Sequence[EpisodeTask | BoundTask],
-    runner: TaskRunner,
+    wanted: Sequence[episodes.EpisodeTask | episodes.BoundTask],
+    runner: episodes.TaskRunner,
     options: PacMlOptions,
     tell: Callable[[int, int], None],
 ) -> _Done:
     """Do all tasks, or those until Ctrl-C: seed by seed, so that all policies get equally far."""
     # Of a seed the long ones first, so that no process is left with one at the end.
-    tasks = sorted(wanted, key=lambda task: (task.seed, getattr(task, "policy", "") != ROLL_OUT))
+    tasks = sorted(
+        wanted, key=lambda task: (task.seed, getattr(task, "policy", "") != episodes.ROLL_OUT)
+    )
     count = itertools.count(1)
     try:
         found = run_all(tasks, runner.run, options.engine, lambda: tell(next(count), len(tasks)))
@@ -278,56 +258,62 @@ def _run(
 def _files(options: PacMlOptions, profiles: Profiles) -> list[Path]:
     """All files that the results depend on."""
     names = {name: None for cell in options.cells for name in options.names(cell.rule)}
-    named = [name for name in names if name not in NAMES]
+    named = [name for name in names if name not in episodes.NAMES]
     return [*profiles.files, *policy_files(named, "partition")]
 
 
-def _runs(options: PacMlOptions, looks: Mapping[TableCell, LookAhead]) -> list[EpisodeTask]:
+def _runs(
+    options: PacMlOptions, looks: Mapping[episodes.TableCell, LookAhead]
+) -> list[episodes.EpisodeTask]:
     return [
-        EpisodeTask(cell, name, seed, looks[cell] if name == ROLL_OUT else None)
+        episodes.EpisodeTask(cell, name, seed, looks[cell] if name == episodes.ROLL_OUT else None)
         for cell in options.cells
         for name in options.names(cell.rule)
         for seed in options.all_seeds
     ]
 
 
-def _bounds(options: PacMlOptions) -> list[BoundTask]:
+def _bounds(options: PacMlOptions) -> list[episodes.BoundTask]:
     """In hindsight for each cell, and without foresight, which takes long, for each law."""
     once = {} if options.quick else {cell.law: cell for cell in reversed(options.cells)}
     return [
-        BoundTask(cell, seed, foresight)
+        episodes.BoundTask(cell, seed, foresight)
         for foresight, cells in ((True, options.cells), (False, once.values()))
         for cell in cells
         for seed in options.all_seeds
     ]
 
 
-def _bound(tasks: Sequence[BoundTask], outcomes: Mapping[Task, Any]) -> BoundFigures:
-    return BoundFigures.of([outcomes[task] for task in tasks if task in outcomes])
+def _bound(
+    tasks: Sequence[episodes.BoundTask], outcomes: Mapping[episodes.Task, Any]
+) -> results.BoundFigures:
+    return results.BoundFigures.of([outcomes[task] for task in tasks if task in outcomes])
 
 
 def _tune(
-    runner: TaskRunner, options: PacMlOptions, say: Callable[[str], None]
-) -> dict[TableCell, LookAhead]:
-    cells = [cell for cell in options.cells if ROLL_OUT in options.names(cell.rule)]
+    runner: episodes.TaskRunner, options: PacMlOptions, say: Callable[[str], None]
+) -> dict[episodes.TableCell, LookAhead]:
+    cells = [cell for cell in options.cells if episodes.ROLL_OUT in options.names(cell.rule)]
     if not cells:
         return {}
     say("choosing how the roll-out looks ahead, on separate drawn episodes")
     futures = QUICK_FUTURES if options.quick else FUTURES
-    tunings: list[Task] = [TuningTask(cell, futures, AHEAD) for cell in cells]
+    tunings: list[episodes.Task] = [episodes.TuningTask(cell, futures, AHEAD) for cell in cells]
     chosen = run_all(tunings, runner.run, options.engine)
     return dict(zip(cells, cast(list[LookAhead], chosen), strict=True))
 
 
 def _policies(
-    runs: Sequence[EpisodeTask], cell: TableCell, outcomes: Mapping[Task, Any]
-) -> dict[str, PolicyFigures]:
-    finished: dict[str, dict[int, EpisodeOutcome]] = {}
+    runs: Sequence[episodes.EpisodeTask],
+    cell: episodes.TableCell,
+    outcomes: Mapping[episodes.Task, Any],
+) -> dict[str, results.PolicyFigures]:
+    finished: dict[str, dict[int, episodes.EpisodeOutcome]] = {}
     for run in runs:
         if run.cell == cell and run in outcomes:
             finished.setdefault(run.policy, {})[run.seed] = outcomes[run]
     return {
-        name: PolicyFigures.of(by_seed, paper.BLOCKING.get(name, {}).get(cell.law))
+        name: results.PolicyFigures.of(by_seed, paper.BLOCKING.get(name, {}).get(cell.law))
         for name, by_seed in finished.items()
     }
 
