@@ -14,7 +14,7 @@ from patchlight.deploy.host_keys import USER_FILE, is_named, known_name
 from patchlight.deploy.ssh import Connections, SshHost
 from patchlight.testbed.errors import BadInput, PatchlightError
 from patchlight.testbed.lab.model import Lab, Server
-from patchlight.testbed.labfile.edit import with_host_keys
+from patchlight.testbed.labfile.writer import with_host_keys
 
 _AT_ONCE = 32
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")

@@ -27,7 +27,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from patchlight.agents.errors import AgentError, Conflict
 from patchlight.agents.gpus import PhysicalGpu
 from patchlight.agents.workers.contract import ExitInfo
-from patchlight.testbed.io.issues import mistakes_in_words
+from patchlight.testbed.errors import mistakes_in_words
 from patchlight.testbed.linux import files
 from patchlight.testbed.linux.files import open_plain
 from patchlight.testbed.units import format_size

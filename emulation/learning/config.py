@@ -16,8 +16,7 @@ from patchlight.emulation.simulator.ramp.workloads import LAW_NAMES, law
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.io.fields import FieldType, ListOf, Text, Whole, choice, matching
 from patchlight.testbed.io.forms import MapOf, Number, Record, setting
-from patchlight.testbed.io.issues import FileError, FileIssues
-from patchlight.testbed.io.reader import parse, read_text
+from patchlight.testbed.io.reader import FileError, FileIssues, read_text
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
 ALGORITHMS = {"afterstates": "afterstates", "policy-iteration": "policy_iteration"}
@@ -332,7 +331,7 @@ def read_config(path: Path) -> Config:
 def parse_config(text: str, name: str = "config") -> Config:
     """The configuration in this YAML text; ``name`` is what mistakes call the file."""
     issues = FileIssues(name, ConfigError)
-    config = parse(text, _CONFIG, issues)
+    config = _CONFIG.parse(text, issues)
     issues.raise_if_any()
     assert isinstance(config, Config)
     return config

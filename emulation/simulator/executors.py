@@ -19,8 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from patchlight.testbed.errors import BadInput, PatchlightError
-from patchlight.testbed.io.issues import nearest
+from patchlight.testbed.errors import BadInput, PatchlightError, nearest
 
 T = TypeVar("T")
 R = TypeVar("R")

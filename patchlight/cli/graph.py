@@ -147,9 +147,9 @@ def _names() -> list[str]:
 
 def _load(name: str) -> ComputationGraph:
     """The graph in a file of that name, or else of that name."""
+    from patchlight.testbed.errors import nearest
     from patchlight.testbed.graphs import BUILTIN_NAMES, builtin_graph, read_graph
     from patchlight.testbed.graphs.profiles import profile_cache
-    from patchlight.testbed.io.issues import nearest
 
     path = Path(name)
     if path.is_file():

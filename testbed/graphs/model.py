@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.issues import FileError
+from patchlight.testbed.io.reader import FileError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from patchlight.testbed import jobs
-from patchlight.testbed.io.issues import short
+from patchlight.testbed.errors import short
 
 LARGEST_TASK_GRADIENT_BYTES = 2_000_000_000
 """A worker holds some four times its gradient in memory."""

@@ -9,8 +9,7 @@ import numpy as np
 
 from patchlight.emulation.simulator.network.contract import NO_LINK, Network
 from patchlight.emulation.simulator.network.sharing import Floats, Ints
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.issues import nearest
+from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.units import parse_time
 
 DRAWS = 1024

@@ -9,8 +9,7 @@ from patchlight.emulation.simulator.traces import tables
 from patchlight.emulation.simulator.traces.laws import LAWS
 from patchlight.emulation.simulator.traces.model import Gathering, Trace, TraceJob
 from patchlight.emulation.simulator.traces.tables import read_log
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.issues import nearest
+from patchlight.testbed.errors import BadInput, nearest
 
 FORMATS = (*tables.LAYOUTS, "pai-tables", "philly-json")
 """The formats by name."""

@@ -24,8 +24,7 @@ from patchlight.console.options import (
 from patchlight.emulation.fabric.lab_state import recorded_labs
 from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab
 from patchlight.emulation.lab.teardown import lab_status, only_processes
-from patchlight.testbed.errors import BadInput
-from patchlight.testbed.io.issues import nearest
+from patchlight.testbed.errors import BadInput, nearest
 from patchlight.testbed.labfile.reader import find_lab, read_lab
 from patchlight.testbed.linux.processes import own_program
 from patchlight.testbed.linux.rate_limits import Impairment

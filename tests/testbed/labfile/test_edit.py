@@ -9,9 +9,8 @@ import pytest
 from patchlight.testbed.errors import BadInput
 from patchlight.testbed.lab.model import Lab
 from patchlight.testbed.lab.rules import SshAccess
-from patchlight.testbed.labfile.edit import with_host_keys
 from patchlight.testbed.labfile.reader import load_lab, parse_lab
-from patchlight.testbed.labfile.writer import write_commented_lab, write_lab
+from patchlight.testbed.labfile.writer import with_host_keys, write_commented_lab, write_lab
 
 KEY, OTHER = f"SHA256:{'a' * 43}", f"SHA256:{'B+/' * 14}B"
 BLOCK = """\
