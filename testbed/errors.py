@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,6 +37,27 @@ class OutcomeUnknown(PatchlightError):
     """A device did not report the result of a change: read it again first."""
 
     exit_code = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FileIssue:
+    """One thing wrong in a file: where, what, and what was expected."""
+
+    file: str
+    line: int
+    column: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:{self.column}: {self.message}"
+
+
+class FileError(BadInput):
+    """A file has mistakes. ``issues`` holds all of them, in the order of the file."""
+
+    def __init__(self, issues: Iterable[FileIssue]) -> None:
+        self.issues = tuple(sorted(issues, key=lambda issue: (issue.line, issue.column)))
+        super().__init__("\n".join(str(issue) for issue in self.issues))
 
 
 def in_words(error: Exception) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from patchlight.console import rendering as out
-from patchlight.testbed.errors import BadInput, PatchlightError
+from patchlight.testbed.errors import BadInput, PatchlightError, nearest
 from patchlight.testbed.units import format_size
 
 if TYPE_CHECKING:
@@ -147,7 +147,6 @@ def _names() -> list[str]:
 
 def _load(name: str) -> ComputationGraph:
     """The graph in a file of that name, or else of that name."""
-    from patchlight.testbed.errors import nearest
     from patchlight.testbed.graphs import BUILTIN_NAMES, builtin_graph, read_graph
     from patchlight.testbed.graphs.profiles import profile_cache
 

@@ -16,8 +16,7 @@ from typing import Any, NoReturn
 import click
 
 from patchlight.console.rendering import say
-from patchlight.testbed.errors import BadInput, PatchlightError, nearest
-from patchlight.testbed.io.reader import FileError
+from patchlight.testbed.errors import BadInput, FileError, PatchlightError, nearest
 from patchlight.testbed.linux.processes import own_program
 
 INTERRUPTED = 130

@@ -7,14 +7,13 @@ composed; what a plain scalar means is decided by the field types.
 import os
 import stat
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Generic, TypeVar
 
 import yaml
 
-from patchlight.testbed.errors import BadInput, short
+from patchlight.testbed.errors import FileError, FileIssue, short
 
 T = TypeVar("T", covariant=True)
 
@@ -33,27 +32,6 @@ class Located(Generic[T]):
     line: int
     column: int
     whole: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class FileIssue:
-    """One thing wrong in a file: where, what, and what was expected."""
-
-    file: str
-    line: int
-    column: int
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}: {self.message}"
-
-
-class FileError(BadInput):
-    """A file has mistakes. ``issues`` holds all of them, in the order of the file."""
-
-    def __init__(self, issues: Iterable[FileIssue]) -> None:
-        self.issues = tuple(sorted(issues, key=lambda issue: (issue.line, issue.column)))
-        super().__init__("\n".join(str(issue) for issue in self.issues))
 
 
 class FileIssues:

@@ -10,15 +10,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, FileError
 from patchlight.testbed.io.fields import Fields, plain
-from patchlight.testbed.io.reader import (
-    FileError,
-    FileIssues,
-    Located,
-    read_standard_input,
-    read_text,
-)
+from patchlight.testbed.io.reader import FileIssues, Located, read_standard_input, read_text
 from patchlight.testbed.jobfile.schema import FILE, JOB, LONGEST_NAME, OF_FILES
 from patchlight.testbed.jobs import MOST_JOBS, JobSpec, Mount, checked_specs, contradictions
 

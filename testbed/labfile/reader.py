@@ -4,16 +4,9 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from patchlight.testbed.errors import BadInput, nearest
+from patchlight.testbed.errors import BadInput, FileError, FileIssue, nearest
 from patchlight.testbed.io.fields import Fields, plain
-from patchlight.testbed.io.reader import (
-    FileError,
-    FileIssue,
-    FileIssues,
-    Located,
-    compose,
-    read_text,
-)
+from patchlight.testbed.io.reader import FileIssues, Located, compose, read_text
 from patchlight.testbed.lab.model import Endpoint, Lab
 from patchlight.testbed.lab.ocs_drivers import OCS_DRIVERS
 from patchlight.testbed.lab.optical_links import Light, Meeting

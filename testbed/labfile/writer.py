@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, FileError
 from patchlight.testbed.io.fields import (
     Group,
     Hexadecimal,
@@ -21,7 +21,7 @@ from patchlight.testbed.io.fields import (
     is_bare_text,
 )
 from patchlight.testbed.io.forms import sections
-from patchlight.testbed.io.reader import FileError, FileIssues
+from patchlight.testbed.io.reader import FileIssues
 from patchlight.testbed.lab.model import Endpoint, Fibre, Lab, Server
 from patchlight.testbed.labfile.ranges import ITEMS, RANGE_PATTERN, RANGED
 from patchlight.testbed.labfile.reader import LabFileError, load_lab, parse_lab

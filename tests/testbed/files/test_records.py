@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from patchlight.testbed.errors import BadInput
+from patchlight.testbed.errors import BadInput, FileError
 from patchlight.testbed.graphs.files import positions
 from patchlight.testbed.io.fields import ListOf, Text, Whole, choice, matching
 from patchlight.testbed.io.forms import MapOf, Number, Record, setting
-from patchlight.testbed.io.reader import FileError, FileIssues
+from patchlight.testbed.io.reader import FileIssues
 
 
 class MenuError(FileError):
