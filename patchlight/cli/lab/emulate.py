@@ -12,7 +12,7 @@ import click
 from patchlight.cli.lab import emulated
 from patchlight.console import options as opts
 from patchlight.console import rendering as out
-from patchlight.console.commands import lab_option, require_root
+from patchlight.console.commands import complete_lab, lab_option, require_root
 from patchlight.console.connection import complete_host, offline_lab, which_lab
 from patchlight.emulation.fabric.lab_state import recorded_labs
 from patchlight.emulation.lab.emulated_lab import EmulatedLab, down_lab
@@ -32,7 +32,7 @@ def emulate() -> None:
 
 
 @emulate.command()
-@click.argument("lab", shell_complete=opts.complete_lab)
+@click.argument("lab", shell_complete=complete_lab)
 @click.option(
     "--scale",
     type=opts.ANY,
